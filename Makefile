@@ -1,0 +1,37 @@
+# `make demo` and `make test` work on a fresh machine: each sets up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint docs bench-step clean
+
+setup: $(READY)
+
+# The constraints pin torch before anything else can ask for a newer one.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/your_own_loop.py
+
+test: setup lint
+	$(BIN)/python -m pytest -n auto --cov
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+bench-step: setup
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,459 @@
+"""The adapter: predict, select, step."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from driftproof.adapter import snapshot
+from driftproof.adapter.copies import refuse_unsuitable, two_copies
+from driftproof.adapter.undo import Undo, all_finite
+from driftproof.errors import CallOrderError, ConfigurationError, InputError, ModelError, NotPreparedError
+from driftproof.losses import Loss
+from driftproof.network import LogitsAccessor, Network
+from driftproof.parts import Part, Preparation, Progress, SourceBatches, Step
+from driftproof.predictions import mean_prediction_entropy
+from driftproof.record import Record
+from driftproof.regularisers import Regulariser
+from driftproof.scopes import Scope
+from driftproof.selection import Selection
+from driftproof.statistics import Statistics
+
+__all__ = ["Adapter", "Settings"]
+
+Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Novelty = Callable[[Step], Tensor]
+
+
+class Settings(TypedDict, total=False):
+    """What every method hands on to its `Adapter`, which documents them."""
+
+    accumulate: int
+    source_statistics: Statistics | None
+    average_over: Literal["selected", "batch"]
+    mean_entropy_over: Literal["selected", "batch"]
+    output: Literal["before", "after"]
+    novelty: Novelty | None
+    logits: LogitsAccessor | None
+    classifier: str | None
+    seed: int
+
+
+class Adapter(nn.Module):
+    """A model that keeps learning from the unlabelled stream it predicts on.
+
+    Every call predicts, then takes one step. The model that is passed in is copied and never touched; a second copy
+    stays frozen for ever as the reference θ_o (the two share what cannot move). Bad input raises a named error or is
+    skipped with the reason in `last.skipped`; in both cases the state is what it was.
+
+    A method is a choice on each axis; `driftproof.methods` has the published ones, and a new one is a call of this.
+
+    Args:
+        model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
+        scope: Which parameters move.
+        statistics: What batch-norm layers normalise with.
+        loss: A loss per sample.
+        select: Which samples to learn from; None is all of them.
+        mean_entropy: λ_max, the weight of −H(ȳ); None takes the value that goes with the selection (0.5 for
+            `ConfidenceDifference`, else 0). When nothing is selected, the step is taken only if this term remains.
+        regulariser: A pull on the parameters.
+        optimiser: Makes the optimiser from the parameters, e.g. `functools.partial(torch.optim.Adam, lr=1e-3)`.
+        accumulate: Average the gradients of so many batches before each optimiser step.
+        source_statistics: What θ_o normalises with; None is the same as the adapting network.
+        average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
+        mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
+        output: Return the prediction from before the update, or predict again after it.
+        novelty: What `last.novelty` holds, as a function of the step; None is the confidence difference where the
+            method compares with θ_o, and one less the largest probability elsewhere.
+        logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
+        classifier: Name of the layer whose input is the feature vector, for parts that read features; None is the last
+            linear layer.
+        seed: Seed of every random choice.
+
+    Example:
+        >>> from functools import partial
+        >>> from driftproof import losses, scopes, statistics
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(5))
+        >>> _ = model(torch.rand(2, 3, 6, 6))
+        >>> adapter = Adapter(
+        ...     model, scope=scopes.norm_affine(), statistics=statistics.Blend(0.5), loss=losses.GCE(),
+        ...     optimiser=partial(torch.optim.SGD, lr=1e-2),
+        ... )
+        >>> adapter(torch.rand(4, 3, 6, 6)).shape, adapter.last.kept
+        (torch.Size([4, 5]), 1.0)
+    """
+
+    optimiser: torch.optim.Optimizer
+    _index: int
+    _last: Record | None
+    _waiting: tuple[Tensor, ...]
+    _batches_waiting: int
+    _undo: Undo
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        scope: Scope,
+        statistics: Statistics,
+        loss: Loss | None = None,
+        select: Selection | None = None,
+        mean_entropy: float | None = None,
+        regulariser: Regulariser | None = None,
+        optimiser: Optimiser | None = None,
+        accumulate: int = 1,
+        source_statistics: Statistics | None = None,
+        average_over: Literal["selected", "batch"] = "selected",
+        mean_entropy_over: Literal["selected", "batch"] = "batch",
+        output: Literal["before", "after"] = "before",
+        novelty: Novelty | None = None,
+        logits: LogitsAccessor | None = None,
+        classifier: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        refuse_unsuitable(model)
+        _expect_choice("average_over", average_over, ("selected", "batch"))
+        _expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
+        _expect_choice("output", output, ("before", "after"))
+        if accumulate < 1:
+            raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
+        if mean_entropy is None:
+            mean_entropy = 0.0 if select is None else select.mean_entropy
+        self.scope = scope
+        self.mean_entropy = mean_entropy
+        self.accumulate = accumulate
+        self.average_over = average_over
+        self.mean_entropy_over = mean_entropy_over
+        self.output = output
+        self.seed = seed
+        self._novelty = novelty or default_novelty
+        self._make_optimiser = optimiser
+        with torch.inference_mode(False):
+            self.statistics = copy.deepcopy(statistics)
+            self.source_statistics = copy.deepcopy(source_statistics)
+            self.loss = copy.deepcopy(loss)
+            self.select = copy.deepcopy(select)
+            self.regulariser = copy.deepcopy(regulariser)
+            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier}
+            adapting, frozen, self._names = two_copies(model, scope)
+            self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+            self.network = Network(adapting, self.statistics, **accessors)
+            self.source = Network(frozen, self.source_statistics or self.statistics, **accessors)
+            if self._names and (loss is None or optimiser is None):
+                raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
+            self._find_parameters()
+            self._begin()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Predict a batch and learn from it; returns the logits, without a graph."""
+        self._expect_ready(images)
+        # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
+        with torch.inference_mode(False), torch.set_grad_enabled(bool(self._names)):
+            images = images.clone() if images.is_inference() else images.detach()
+            try:
+                step = Step(
+                    images,
+                    network=self.network,
+                    source=self.source,
+                    parameters=self._movable,
+                    source_parameters=self._starting,
+                    index=self._index,
+                    seed=self.seed,
+                    needs_features=any(part.needs_features for part in self._parts),
+                )
+                return self._learn(step) if self._names else self._predict(step)
+            finally:
+                # What was worth keeping has been committed by now.
+                self.network.discard()
+                self.source.discard()
+
+    def _predict(self, step: Step) -> Tensor:
+        sound = bool(step.logits.isfinite().all())
+        if sound:
+            self._commit(step)
+        self._last = Record(
+            selected=torch.zeros_like(step.weights, dtype=torch.bool),
+            novelty=self._novelty(step),
+            skipped=None if sound else self._diagnosis(step),
+        )
+        return step.answer
+
+    def _learn(self, step: Step) -> Tensor:
+        assert self.loss is not None  # the constructor saw to it
+        step.answer = self.loss.predict(step)
+        losses = self.loss.per_sample(step)
+        if self.select is not None:
+            step.weights = self.select.weigh(step)
+        selected = step.weights > 0
+        objective = self._objective(step, losses, selected)
+        sound, wanted, stepped = self._attempt(objective, selected)
+        if sound:
+            self._commit(step)
+        if sound and wanted:
+            for part in self._parts:
+                part.on_batch(step)
+                if stepped:
+                    part.on_step(step)
+        with torch.no_grad():
+            self._last = Record(
+                selected=selected if sound else torch.zeros_like(selected),
+                novelty=self._novelty(step),
+                objective=objective.detach(),
+                stepped=stepped,
+                skipped=None if sound and wanted else self._diagnosis(step, objective, sound=sound),
+            )
+            if sound and self.output == "after":
+                return self.network(step.images)
+        return step.answer.detach()
+
+    def _objective(self, step: Step, losses: Tensor, selected: Tensor) -> Tensor:
+        count = selected.sum().clamp(min=1) if self.average_over == "selected" else selected.numel()
+        objective = (step.weights * losses).sum() / count
+        if self.mean_entropy != 0:
+            over = step.weights if self.mean_entropy_over == "selected" else None
+            objective = objective - self.mean_entropy * mean_prediction_entropy(step.log_probabilities, over)
+        penalty = None if self.regulariser is None else self.regulariser.penalty(step)
+        return objective if penalty is None else objective + penalty
+
+    def _attempt(self, objective: Tensor, selected: Tensor) -> tuple[bool, bool, bool]:
+        """Take the step, look at the result once, and take it back if it is no good.
+
+        Returns whether all numbers are finite, whether there was anything to learn, and whether the optimiser moved.
+        """
+        if not objective.requires_grad:
+            raise ModelError(f"No parameter that {self.scope} lets move has any influence on the model's output.")
+        gradients = torch.autograd.grad(objective, self._movable, materialize_grads=True)
+        if self._waiting:
+            gradients = tuple(a + b for a, b in zip(self._waiting, gradients, strict=True))
+        due = self._batches_waiting + 1 == self.accumulate
+        if due:
+            self._undo.remember()
+            self._step(gradients)
+        checked = [objective, *gradients, *(self._undo.live() if due else ())]
+        something = selected.any() if self.mean_entropy == 0 else torch.ones_like(selected.any())
+        # The one place where the host waits for the device: whether to keep the step is decided here.
+        sound, wanted = torch.stack([all_finite(checked), something]).tolist()
+        if not (sound and wanted):
+            if due:
+                self._undo.restore()
+            return sound, wanted, False
+        self._waiting = () if due else gradients
+        self._batches_waiting = 0 if due else self._batches_waiting + 1
+        return True, True, due
+
+    def _step(self, gradients: tuple[Tensor, ...]) -> None:
+        if self.accumulate > 1:
+            gradients = tuple(torch._foreach_div(gradients, float(self.accumulate)))
+        for parameter, gradient in zip(self._movable, gradients, strict=True):
+            parameter.grad = gradient
+        try:
+            self.optimiser.step()
+        except BaseException:
+            self._undo.restore()
+            raise
+        finally:
+            for parameter in self._movable:
+                parameter.grad = None
+
+    def _commit(self, step: Step) -> None:
+        self._index += 1
+        self.network.commit()
+        if step.compared_with_source:
+            self.source.commit()
+
+    def _diagnosis(self, step: Step, objective: Tensor | None = None, *, sound: bool = False) -> str:
+        """Why a batch was skipped; only then is there a reason to look closer."""
+        if sound:
+            return "nothing was selected"
+        for name, tensor in (("images", step.images), ("model's logits", step.logits), ("loss", objective)):
+            if tensor is not None and not tensor.isfinite().all():
+                return f"NaN or Inf in the {name}"
+        return "NaN or Inf in the gradient or the updated parameters"
+
+    def _expect_ready(self, images: object) -> None:
+        if not isinstance(images, Tensor) or not torch.is_floating_point(images):
+            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise InputError(
+                f"Expected `images` to be a floating-point tensor, but got {kind}. "
+                "Convert integer images with `images.float() / 255`."
+            )
+        if images.ndim < 2 or images.shape[0] == 0:
+            raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
+        if images.device != self.device:
+            raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
+        missing = [part for part in self._parts if not part.prepared]
+        if missing:
+            raise NotPreparedError(
+                f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "
+                f"since {' and '.join(map(repr, missing))} needs source data."
+            )
+
+    # --- its life ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, source: SourceBatches, *, progress: Progress | None = None) -> Self:
+        """Let the parts learn from labelled source data, before the first batch; returns the adapter.
+
+        Args:
+            source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
+            progress: Called with the name of the stage and the number of images done in it.
+        """
+        if self._index > 0 or self._batches_waiting > 0:
+            raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
+        before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
+        with torch.inference_mode(False), torch.enable_grad():
+            preparation = Preparation(
+                source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
+            )
+            try:
+                for part in self._parts:
+                    part.prepare(preparation)
+            except BaseException:
+                for module, buffers in before.items():
+                    module._buffers.update(buffers)
+                raise
+            finally:
+                self.network.discard()
+        return self
+
+    def reset(self) -> Self:
+        """Go back to exactly the starting point: weights, optimiser, every part's memory. `prepare` stays done."""
+        with torch.inference_mode(False), torch.no_grad():
+            for now, start in zip(self._movable, self._starting, strict=True):
+                now.copy_(start)
+            for buffer, initial in zip(self.network.model.buffers(), self.source.model.buffers(), strict=True):
+                buffer.copy_(initial)
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._index = 0
+        self._last = None
+        self._waiting = ()
+        self._batches_waiting = 0
+        self.network.begin()
+        self.source.begin()
+        for part in self._parts:
+            part.begin(self.network, self._movable)
+        self._rebuild_optimiser()
+
+    def _rebuild_optimiser(self, state: dict[str, Any] | None = None) -> None:
+        if self._names:
+            assert self._make_optimiser is not None  # the constructor saw to it
+            self.optimiser = self._make_optimiser(self._movable)
+            if state is not None:
+                self.optimiser.load_state_dict(state)
+            self._undo = Undo(self.optimiser)
+
+    def unwrap(self) -> nn.Module:
+        """The adapted model as an ordinary module, independent of the adapter.
+
+        It carries the running statistics of its training: a rule such as `statistics.Batch()` belongs to the adapter,
+        so the module's predictions in evaluation mode are not the adapter's.
+        """
+        plain = self.network.plain()
+        for name, parameter in plain.named_parameters():
+            parameter.requires_grad_(self._wanted_gradients[name])
+        return plain
+
+    # --- its state --------------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> Record:
+        """What happened to the last batch."""
+        if self._last is None:
+            raise CallOrderError("Expected a batch before asking what happened to it.")
+        return self._last
+
+    @property
+    def moving(self) -> dict[str, nn.Parameter]:
+        """The parameters that move, by their names in the model."""
+        return dict(zip(self._names, self._movable, strict=True))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.network.model.parameters()).device
+
+    def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
+        """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
+        return snapshot.taken(self)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
+        """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
+        snapshot.applied(self, state)
+
+    def save(self, path: str | Path) -> None:
+        """Write the state as a safetensors file, all or nothing: a file that was there survives a failure."""
+        snapshot.write(self.state_dict(), Path(path))
+
+    def load(self, path: str | Path) -> Self:
+        """Continue from a file that `save` wrote; returns the adapter."""
+        self.load_state_dict(snapshot.read(Path(path), self.device))
+        return self
+
+    def describe(self) -> dict[str, str]:
+        """The choice on each axis, in words."""
+        optimiser = type(self.optimiser).__name__ if self._names else "None"
+        return {
+            "scope": repr(self.scope),
+            "statistics": repr(self.statistics),
+            "source_statistics": repr(self.source_statistics),
+            "loss": repr(self.loss),
+            "select": repr(self.select),
+            "mean_entropy": repr(self.mean_entropy),
+            "regulariser": repr(self.regulariser),
+            "optimiser": optimiser if self.accumulate == 1 else f"{optimiser}, every {self.accumulate} batches",
+            "average_over": self.average_over,
+            "mean_entropy_over": self.mean_entropy_over,
+        }
+
+    def __repr__(self) -> str:
+        every = sum(parameter.numel() for parameter in self.network.model.parameters())
+        some = sum(parameter.numel() for parameter in self._movable)
+        title = f"Adapter of {type(self.network.model).__name__}: {some:,} of {every:,} parameters move"
+        chosen = {axis: choice for axis, choice in self.describe().items() if choice != "None"}
+        return "\n".join([title, *(f"  {axis:<18} {choice}" for axis, choice in chosen.items())])
+
+    def train(self, mode: bool = True) -> Self:
+        """Change nothing: whether an adapter learns, and how its layers normalise, is not a matter of mode."""
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Change nothing: the scope decides what moves."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        optimiser_state = self.optimiser.state_dict() if self._names else None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._waiting = tuple(fn(gradient) for gradient in self._waiting)
+        self._find_parameters()
+        self._rebuild_optimiser(optimiser_state)
+        return self
+
+    def _find_parameters(self) -> None:
+        self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)
+        self._starting = tuple(self.source.model.get_parameter(name) for name in self._names)
+
+    @property
+    def _parts(self) -> list[Part]:
+        parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regulariser)
+        return [part for part in parts if part is not None]
+
+
+def default_novelty(step: Step) -> Tensor:
+    """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
+    if step.compared_with_source:
+        return -step.confidence_gain
+    return 1 - step.log_probabilities.detach().amax(dim=1).exp()
+
+
+def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"Expected `{name}` to be one of {', '.join(choices)}, but got {value!r}.")

@@ -1,0 +1,43 @@
+"""The adapter's own copies of the user's model."""
+
+import copy
+
+from torch import nn
+
+from driftproof.check import check
+from driftproof.errors import ModelError
+from driftproof.scopes import Scope
+
+__all__ = ["refuse_unsuitable", "two_copies"]
+
+
+def refuse_unsuitable(model: nn.Module) -> None:
+    """Refuse a model that cannot be adapted at all, naming every reason."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
+    errors = [problem for problem in check(model) if problem.severity == "error"]
+    if errors:
+        raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
+
+
+def two_copies(model: nn.Module, scope: Scope) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
+    """A copy that adapts, a copy that stays, and the names of the parameters in which they may come to differ.
+
+    Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
+    frozen copy of a network that adapts its normalisation layers costs next to nothing.
+    """
+    adapting = _detached(copy.deepcopy(model))
+    moving = scope.parameters(adapting)
+    identities = {id(parameter) for parameter in moving.values()}
+    shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}
+    frozen = copy.deepcopy(adapting, shared)  # the memo of a deep copy: what is in it is not copied again
+    for parameter in moving.values():
+        parameter.requires_grad_(True)
+    return adapting, frozen, tuple(moving)
+
+
+def _detached(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    return model

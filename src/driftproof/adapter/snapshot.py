@@ -1,0 +1,236 @@
+"""An adapter's state: what has changed since the start, named, complete and checked before it is believed.
+
+A state is a flat dictionary of tensors. One of them, `meta`, holds JSON: the method in words, the fingerprint of the
+source model, and what the optimiser keeps besides tensors.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from driftproof.errors import StateError
+from driftproof.norms import BatchNorm
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["applied", "read", "taken", "write"]
+
+_FORMAT = 1
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Slot(NamedTuple):
+    """A place in a module where a tensor is kept."""
+
+    module: nn.Module
+    name: str
+    is_parameter: bool
+
+    @property
+    def tensor(self) -> Tensor | None:
+        table = self.module._parameters if self.is_parameter else self.module._buffers
+        return table[self.name]
+
+    def put(self, tensor: Tensor | None) -> None:
+        if self.is_parameter:
+            assert tensor is not None
+            with torch.no_grad():
+                self.module._parameters[self.name].copy_(tensor)  # type: ignore[union-attr]
+        else:
+            self.module._buffers[self.name] = tensor
+
+
+def taken(adapter: "Adapter") -> dict[str, Tensor]:
+    """The state as it is now, in copies."""
+    tensors = {key: tensor for key, slot in _slots(adapter).items() if (tensor := slot.tensor) is not None}
+    tensors |= {f"accumulated.{index}": gradient for index, gradient in enumerate(adapter._waiting)}
+    loose: dict[str, Tensor] = {}
+    optimiser = _encoded(adapter.optimiser.state_dict(), "optimiser", loose) if adapter._names else None
+    meta = {
+        "format": _FORMAT,
+        "method": adapter.describe(),
+        "source": fingerprint(adapter.source.model),
+        "seed": adapter.seed,
+        "index": adapter._index,
+        "batches_waiting": adapter._batches_waiting,
+        "optimiser": optimiser,
+    }
+    state = {key: tensor.detach().clone().contiguous() for key, tensor in (tensors | loose).items()}
+    return state | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
+
+
+def applied(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
+    """Check that `state` belongs to `adapter`, then put it in place; a refused state changes nothing."""
+    meta = _meta(state)
+    _refuse_other_method(meta["method"], adapter.describe())
+    _refuse_other_model(meta["source"], fingerprint(adapter.source.model))
+    slots = _slots(adapter)
+    names = [key for key in state if key.split(".")[0] not in ("meta", "optimiser", "accumulated")]
+    unknown = [key for key in names if key not in slots]
+    missing = [key for key, slot in slots.items() if slot.is_parameter and key not in state]
+    if unknown or missing:
+        raise StateError(f"Expected the tensors of this method, but {_differing(unknown, missing)}.")
+    device = adapter.device
+    waiting = tuple(state[f"accumulated.{i}"].to(device).clone() for i in range(_count(state, "accumulated")))
+    optimiser_state = _decoded(meta["optimiser"], state)
+    for key, slot in slots.items():
+        slot.put(state[key].to(device).clone() if key in state else None)
+    adapter.seed = meta["seed"]
+    adapter._index = meta["index"]
+    adapter._batches_waiting = meta["batches_waiting"]
+    adapter._waiting = waiting
+    adapter._last = None
+    adapter._rebuild_optimiser(optimiser_state)
+
+
+def write(state: dict[str, Tensor], path: Path) -> None:
+    """Write a state next to its destination, then move it there in one act."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(descriptor)
+    unfinished = Path(name)
+    try:
+        save_file(state, unfinished, metadata={"format": f"driftproof state {_FORMAT}"})
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """Read a state; a damaged file is refused."""
+    try:
+        return load_file(path, device=str(device))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise StateError(
+            f"Expected {path} to be a saved state, but it is damaged or something else: {error}."
+        ) from error
+
+
+def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
+    """Shape, type and the sum of all bit patterns of every tensor of a model.
+
+    Sums of integers are exact in any order, so the same weights give the same fingerprint on every device.
+    """
+    return {
+        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), _bit_sum(tensor)]
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def _bit_sum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return int(flat.view(_INTEGER_OF_SIZE[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def _slots(adapter: "Adapter") -> dict[str, _Slot]:
+    model = adapter.network.model
+    slots = {}
+    for name in adapter._names:
+        path, _, leaf = name.rpartition(".")
+        slots[f"model.{name}"] = _Slot(model.get_submodule(path), leaf, is_parameter=True)
+    for path, module in model.named_modules():
+        # The statistics of a batch norm are constants of the source model; other buffers are the user's to change.
+        if not isinstance(module, BatchNorm):
+            slots |= {f"model.{path}.{name}": _Slot(module, name, is_parameter=False) for name in module._buffers}
+    parts = {
+        "statistics": adapter.statistics,
+        "source_statistics": adapter.source_statistics,
+        "loss": adapter.loss,
+        "select": adapter.select,
+        "regulariser": adapter.regulariser,
+        "network": adapter.network.rules,
+        "source": adapter.source.rules,
+    }
+    for axis, part in parts.items():
+        slots |= dict(_inside(axis, part)) if part is not None else {}
+    return slots
+
+
+def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
+    for path, module in root.named_modules():
+        for name in module._parameters:
+            yield f"{axis}.{path}.{name}", _Slot(module, name, is_parameter=True)
+        for name in module._buffers:
+            yield f"{axis}.{path}.{name}", _Slot(module, name, is_parameter=False)
+
+
+def _meta(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    if "meta" not in state:
+        raise StateError("Expected a state saved by driftproof, but its description is missing.")
+    meta: dict[str, Any] = json.loads(bytes(state["meta"].tolist()))
+    if meta["format"] != _FORMAT:
+        raise StateError(f"Expected a state of format {_FORMAT}, but got format {meta['format']}.")
+    return meta
+
+
+def _refuse_other_method(saved: dict[str, str], own: dict[str, str]) -> None:
+    different = [
+        f"{axis} was {saved.get(axis)} and is {own[axis]} here" for axis in own if saved.get(axis) != own[axis]
+    ]
+    if different:
+        raise StateError(f"The state was saved by another method: {'; '.join(different)}.")
+
+
+def _refuse_other_model(saved: dict[str, list[Any]], own: dict[str, list[Any]]) -> None:
+    if saved.keys() != own.keys():
+        unknown, missing = [name for name in saved if name not in own], [name for name in own if name not in saved]
+        raise StateError(f"The state was saved for another architecture: {_differing(unknown, missing)}.")
+    for name, (shape, kind, bits) in saved.items():
+        own_shape, own_kind, own_bits = own[name]
+        if (shape, kind) != (own_shape, own_kind):
+            raise StateError(
+                f"The state was saved for another architecture: `{name}` was {tuple(shape)} of {kind} and is "
+                f"{tuple(own_shape)} of {own_kind} here."
+            )
+        if bits != own_bits:
+            raise StateError(f"The state was saved for other source weights: the values of `{name}` differ.")
+
+
+def _differing(unknown: list[str], missing: list[str]) -> str:
+    parts = []
+    if unknown:
+        parts.append(f"it has {', '.join(unknown[:3])}{' and more' if len(unknown) > 3 else ''}, unknown here")
+    if missing:
+        parts.append(f"it lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+    return "; ".join(parts)
+
+
+def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+    return sum(1 for key in state if key.startswith(f"{prefix}."))
+
+
+def _encoded(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401  # JSON has no static type
+    """`value` as JSON, with its tensors put aside under names."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {"tensor": key}
+    if isinstance(value, dict):
+        return {"dict": [[name, _encoded(item, f"{key}.{name}", tensors)] for name, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = type(value).__name__
+        return {kind: [_encoded(item, f"{key}.{index}", tensors) for index, item in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise StateError(f"The optimiser keeps a {type(value).__name__} at {key}, which cannot be saved.")
+
+
+def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401  # JSON has no static type
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content].clone()
+    if kind == "dict":
+        return {name: _decoded(item, tensors) for name, item in content}
+    items = [_decoded(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items

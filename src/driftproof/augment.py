@@ -1,0 +1,149 @@
+"""Random views of images, as batched tensor operations.
+
+Images are (N, C, H, W) with values in [0, 1]: keep the input normalisation inside the model. An `Augment` is any
+function of images and a random generator; pass your own where these do not fit.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from driftproof.errors import InputError
+
+__all__ = ["Augment", "cotta_view", "photometric"]
+
+Augment = Callable[[Tensor, Generator], Tensor]
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def photometric(images: Tensor, generator: Generator) -> Tensor:
+    """Another look at the same scene: colour jitter and blur, drawn per image, geometry untouched.
+
+    Brightness, contrast and saturation are scaled by U[0.2, 1.8], the hue is turned by U[−0.3, 0.3] of the circle and a
+    Gaussian blur of σ ~ U[0.15, 1.3] follows. Open choice: always applied, in this order.
+    """
+    _expect_images(images)
+    count = images.shape[0]
+
+    def draw(low: float, high: float) -> Tensor:
+        return _uniform(generator, count, low, high).to(images.dtype)
+
+    view = _brightness(images, draw(0.2, 1.8))
+    view = _contrast(view, draw(0.2, 1.8))
+    view = _saturation(view, draw(0.2, 1.8))
+    view = _hue(view, draw(-0.3, 0.3))
+    return _blur(view, draw(0.15, 1.3), radius=4)
+
+
+def cotta_view(images: Tensor, generator: Generator) -> Tensor:
+    """CoTTA's augmentation: colour jitter in random order, a small affine motion, blur, flip and noise.
+
+    Everything but the noise is drawn once for the whole batch. Open choice: the translation, up to 1/16, is of the
+    padded image and in whole pixels.
+    """
+    _expect_images(images)
+    height, width = images.shape[-2:]
+
+    def draw(low: float, high: float) -> Tensor:
+        return _uniform(generator, 1, low, high).to(images.dtype)
+
+    jitters = [
+        lambda x: _brightness(x, draw(0.6, 1.4)),
+        lambda x: _contrast(x, draw(0.7, 1.3)),
+        lambda x: _saturation(x, draw(0.5, 1.5)),
+        lambda x: _hue(x, draw(-0.06, 0.06)),
+        lambda x: x.clamp(1e-8, 1.0) ** draw(0.7, 1.3),
+    ]
+    view = images.clamp(0.0, 1.0)
+    for choice in torch.randperm(len(jitters), generator=generator, device=generator.device).tolist():
+        view = jitters[choice](view)
+    top, left = height // 2, width // 2
+    view = F.pad(view, (left, left, top, top), mode="replicate")
+    view = _affine(view, angle=draw(-15, 15), shift_x=draw(-1, 1) / 16, shift_y=draw(-1, 1) / 16, scale=draw(0.9, 1.1))
+    view = _blur(view, draw(0.001, 0.5), radius=2)
+    view = view[..., top : top + height, left : left + width]
+    view = torch.where(draw(0, 1) < 0.5, view.flip(-1), view)
+    noise = torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
+    return (view + 0.005 * noise).clamp(0.0, 1.0)
+
+
+def _expect_images(images: Tensor) -> None:
+    if images.ndim != 4:
+        raise InputError(
+            f"Expected images of shape (N, C, H, W) to augment, but got {tuple(images.shape)}. "
+            "Pass `augment=` with a function that fits your inputs."
+        )
+
+
+def _uniform(generator: Generator, count: int, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(count, 1, 1, 1, generator=generator, device=generator.device)
+
+
+def _blend(images: Tensor, other: Tensor, amount: Tensor) -> Tensor:
+    return (other + (images - other) * amount).clamp(0.0, 1.0)
+
+
+def _grey(images: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images.mean(dim=1, keepdim=True)
+    return (images * images.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+
+
+def _brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return (images * factor).clamp(0.0, 1.0)
+
+
+def _contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+
+
+def _saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, _grey(images), factor) if images.shape[1] == 3 else images
+
+
+def _hue(images: Tensor, turn: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images
+    value, brightest = images.max(dim=1, keepdim=True)
+    chroma = value - images.amin(dim=1, keepdim=True)
+    # The hue in sixths of the circle: which channel is the brightest, and how the other two compare.
+    following = images.gather(1, (brightest + 1) % 3)
+    preceding = images.gather(1, (brightest + 2) % 3)
+    sixth = 2.0 * brightest + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * turn
+    offsets = images.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)
+    k = (offsets + sixth) % 6.0
+    return value - chroma * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
+
+
+def _blur(images: Tensor, sigma: Tensor, radius: int) -> Tensor:
+    count, channels, height, width = images.shape
+    taps = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+    kernel = torch.exp(-0.5 * (taps / sigma.view(-1, 1)) ** 2)
+    kernel = (kernel / kernel.sum(dim=1, keepdim=True)).expand(count, -1).repeat_interleave(channels, dim=0)
+    groups = count * channels
+    planes = images.reshape(1, groups, height, width)
+    padded = F.pad(planes, (radius, radius, radius, radius), mode="replicate")
+    rows = F.conv2d(padded, kernel.view(groups, 1, 1, -1), groups=groups)
+    return F.conv2d(rows, kernel.view(groups, 1, -1, 1), groups=groups).view(images.shape)
+
+
+def _affine(images: Tensor, *, angle: Tensor, shift_x: Tensor, shift_y: Tensor, scale: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    radians = angle.flatten() * (math.pi / 180.0)
+    cos, sin = torch.cos(radians) / scale.flatten(), torch.sin(radians) / scale.flatten()
+    # Shifts are whole pixels; grid coordinates run from -1 to 1, so one pixel is 2 / side.
+    move_x = torch.round(shift_x.flatten() * width) * (2.0 / width)
+    move_y = torch.round(shift_y.flatten() * height) * (2.0 / height)
+    aspect = height / width
+    matrix = torch.stack(
+        [
+            torch.cat([cos, sin * aspect, -(cos * move_x + sin * aspect * move_y)]),
+            torch.cat([-sin / aspect, cos, sin / aspect * move_x - cos * move_y]),
+        ]
+    )
+    grid = F.affine_grid(matrix.expand(images.shape[0], 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

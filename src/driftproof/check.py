@@ -1,0 +1,180 @@
+"""What will not work with a model, why, and what to do."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from driftproof.norms import batch_norms, has_source_statistics, normalisation_layers
+
+__all__ = ["Problem", "check"]
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to know about a model before adapting it.
+
+    Attributes:
+        severity: "error": it cannot be adapted; "warning": some methods will not do what they promise; "note": good
+        to know. what: The observation.
+        remedy: What to do about it.
+        layers: The layers concerned.
+    """
+
+    severity: Severity
+    what: str
+    remedy: str
+    layers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" ({_listed(self.layers)})" if self.layers else ""
+        return f"{self.severity}: {self.what}{where}. {self.remedy}"
+
+
+def check(model: nn.Module) -> list[Problem]:
+    """List what will not work with `model`, errors first; an empty list means every method applies as in the paper.
+
+    The model is only looked at, not run. Its outputs are checked at the first batch, see `logits=` of the adapter.
+
+    Example:
+        >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
+        ...     print(problem.severity, "-", problem.what)
+        warning - The model has no batch norm, so batch, blended and TTN statistics change nothing
+    """
+    order: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+    return sorted(_problems(model), key=lambda problem: order[problem.severity])
+
+
+def _problems(model: nn.Module) -> Iterator[Problem]:
+    fundamental = list(_fundamental(model))
+    yield from fundamental
+    if fundamental:
+        return
+    yield from _normalisation(model)
+    yield from _weights(model)
+    yield from _randomness(model)
+
+
+def _fundamental(model: nn.Module) -> Iterator[Problem]:
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        yield Problem(
+            "error", f"The model is wrapped in {type(model).__name__}", "Pass the model inside, `model.module`."
+        )
+        return
+    if isinstance(model, torch.jit.ScriptModule):
+        yield Problem(
+            "error", "The model is TorchScript, which cannot be hooked", "Pass the Python model it came from."
+        )
+        return
+    if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
+        yield Problem("error", "The model was compiled with torch.compile", "Pass the original, `model._orig_mod`.")
+        return
+    parameters = dict(model.named_parameters())
+    if any(is_lazy(parameter) for parameter in parameters.values()):
+        yield Problem("error", "The model has lazy layers that never saw an input", "Run one batch through it first.")
+        return
+    if not any(torch.is_floating_point(parameter) for parameter in parameters.values()):
+        yield Problem("error", "The model has no floating-point parameters", "Pass a trained, unquantised network.")
+    elif any(parameter.is_meta for parameter in parameters.values()):
+        yield Problem("error", "The model's weights are on the meta device", "Load its weights first.")
+    elif len({parameter.device for parameter in parameters.values()}) > 1:
+        yield Problem("error", "The model is spread over several devices", "Move it to one with `model.to(device)`.")
+    try:
+        copy.deepcopy(model)
+    except Exception as error:  # anything a user's own __deepcopy__ may raise
+        yield Problem(
+            "error",
+            f"The model cannot be copied: {error}",
+            "Replace what cannot be copied; for weight or spectral norm use torch.nn.utils.parametrizations.",
+        )
+
+
+def _normalisation(model: nn.Module) -> Iterator[Problem]:
+    layers = list(normalisation_layers(model))
+    frozen = tuple(name for name, layer in model.named_modules() if type(layer).__name__ == "FrozenBatchNorm2d")
+    if frozen:
+        yield Problem(
+            "warning",
+            "Frozen batch norms keep weight and bias as buffers and ignore the batch",
+            "They stay as they are; rebuild the model with torch.nn.BatchNorm2d to adapt them.",
+            frozen,
+        )
+    if not layers:
+        yield Problem(
+            "warning",
+            "The model has no normalisation layers, so tent, eata, gce and conjugate have nothing to move and bn_adapt "
+            "and ttn change nothing",
+            "ent, swr and cotta move every parameter and still work, as does any method with "
+            "`scope=driftproof.scopes.named(...)`.",
+        )
+        return
+    without_affine = tuple(name for name, layer in layers if not any(True for _ in layer.parameters(recurse=False)))
+    if len(without_affine) == len(layers):
+        yield Problem(
+            "warning",
+            "No normalisation layer has a weight or bias, so tent, eata, gce and conjugate have nothing to move",
+            "ent, swr and cotta move every parameter and still work.",
+            without_affine,
+        )
+    elif without_affine:
+        yield Problem("note", "Some normalisation layers have no weight or bias", "They do not move.", without_affine)
+    batch = list(batch_norms(model))
+    if not batch:
+        yield Problem(
+            "warning",
+            "The model has no batch norm, so batch, blended and TTN statistics change nothing",
+            "bn_adapt and ttn equal source; the methods that take steps work.",
+        )
+    elif len(batch) < len(layers):
+        yield Problem(
+            "note",
+            "Some normalisation layers compute their statistics per image",
+            "Batch, blended and TTN statistics apply to the batch norms alone.",
+            tuple(name for name, layer in layers if layer not in {other for _, other in batch}),
+        )
+    memoryless = tuple(name for name, layer in batch if not has_source_statistics(layer))
+    if memoryless:
+        yield Problem(
+            "warning",
+            "Some batch norms keep no running statistics and always use the batch's",
+            "source depends on the batch; Blend, TTN and a batch of one are not possible.",
+            memoryless,
+        )
+
+
+def _weights(model: nn.Module) -> Iterator[Problem]:
+    held = tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+    if held and len(held) < sum(1 for _ in model.parameters()):
+        yield Problem(
+            "note",
+            "Some parameters have requires_grad switched off",
+            "The scope alone decides what moves; leave them out with `scope.without(...)`.",
+            held,
+        )
+    if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+        yield Problem(
+            "warning",
+            "Some weights are float16, in which small steps are lost and large ones overflow",
+            "Use float32 or bfloat16.",
+        )
+
+
+def _randomness(model: nn.Module) -> Iterator[Problem]:
+    random = tuple(
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.modules.dropout._DropoutNd) or type(layer).__name__ in ("DropPath", "StochasticDepth")
+    )
+    if random:
+        yield Problem("note", "Dropout and stochastic depth stay off during adaptation", "Nothing to do.", random)
+
+
+def _listed(names: tuple[str, ...], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,56 @@
+"""Every error driftproof raises on purpose.
+
+    DriftproofError
+    ├── ConfigurationError   a hyper-parameter is out of range            (also a ValueError)
+    ├── InputError           a batch cannot be used                       (also a ValueError)
+    ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
+    ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
+    ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
+    └── CallOrderError       something was asked for too early            (also a RuntimeError)
+        └── NotPreparedError `prepare(source)` has to come first
+
+Whichever of them an adapter raises, its state is what it was before the call.
+"""
+
+__all__ = [
+    "CallOrderError",
+    "ConfigurationError",
+    "DriftproofError",
+    "ForwardError",
+    "InputError",
+    "ModelError",
+    "NotPreparedError",
+    "StateError",
+]
+
+
+class DriftproofError(Exception):
+    """The common ancestor: catch this to catch every error that driftproof raises on purpose."""
+
+
+class ConfigurationError(DriftproofError, ValueError):
+    """A hyper-parameter is out of range."""
+
+
+class InputError(DriftproofError, ValueError):
+    """A batch cannot be used: it is empty, of integers, on another device, or not a tensor."""
+
+
+class ModelError(DriftproofError, ValueError):
+    """The model cannot be adapted as asked."""
+
+
+class ForwardError(DriftproofError, RuntimeError):
+    """The model itself failed on a batch; the original error is the cause."""
+
+
+class StateError(DriftproofError, ValueError):
+    """A saved state is damaged, or was saved by another method or for another model."""
+
+
+class CallOrderError(DriftproofError, RuntimeError):
+    """Something was asked for too early."""
+
+
+class NotPreparedError(CallOrderError):
+    """The method needs source data: call `adapter.prepare(source)` first."""

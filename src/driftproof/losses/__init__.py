@@ -1,0 +1,20 @@
+"""Losses: one number per sample (pixel), never reduced, (N,) or (N, H, W)."""
+
+from driftproof.losses.base import Loss
+from driftproof.losses.conjugate import Conjugate, conjugate, conjugate_labels
+from driftproof.losses.consistency import Consistency, MultiScale, RandomViews
+from driftproof.losses.entropy import Entropy
+from driftproof.losses.gce import GCE, gce
+
+__all__ = [
+    "GCE",
+    "Conjugate",
+    "Consistency",
+    "Entropy",
+    "Loss",
+    "MultiScale",
+    "RandomViews",
+    "conjugate",
+    "conjugate_labels",
+    "gce",
+]

@@ -1,0 +1,17 @@
+"""Entropy of the prediction."""
+
+from torch import Tensor
+
+from driftproof.losses.base import Loss
+from driftproof.parts import Step
+from driftproof.predictions import entropy
+
+__all__ = ["Entropy"]
+
+
+class Entropy(Loss):
+    """H(ŷ) = −Σ_k ŷ^k ln ŷ^k: be sure of what you say."""
+
+    def per_sample(self, step: Step) -> Tensor:
+        """The entropy of each prediction."""
+        return entropy(step.log_probabilities)

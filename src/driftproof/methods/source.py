@@ -1,0 +1,23 @@
+"""Source: the model as it was trained."""
+
+from torch import nn
+from typing_extensions import Unpack
+
+from driftproof.adapter import Adapter, Settings
+from driftproof.scopes import nothing
+from driftproof.statistics import Source
+
+__all__ = ["source"]
+
+
+def source(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
+    """The unadapted model: statistics of its training, no step.
+
+    Example:
+        >>> import driftproof as dp
+        >>> from torch import nn, rand
+        >>> adapter = dp.source(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)))
+        >>> adapter(rand(2, 3, 2, 2)).shape
+        torch.Size([2, 5])
+    """
+    return Adapter(model, scope=nothing(), statistics=Source(), **settings)

@@ -1,0 +1,123 @@
+"""Source data, before deployment."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from driftproof.errors import InputError
+from driftproof.network import Network
+
+__all__ = ["Preparation", "Progress", "SourceBatches", "supervised_loss"]
+
+SourceBatches = Iterable[tuple[Tensor, Tensor]]
+Progress = Callable[[str, int], None]
+
+_UNLABELLED_PIXEL = 255
+
+
+class Preparation:
+    """What a part may use while it prepares.
+
+    Args:
+        source: Labelled source batches (images, labels); a DataLoader or a list, since some parts pass over it often.
+        network: The network configured as for adaptation.
+        moving: What may move in it, by name.
+        seed: Seed of every random choice.
+        progress: Called with the stage and the number of images done in it.
+    """
+
+    def __init__(
+        self,
+        source: SourceBatches,
+        *,
+        network: Network,
+        moving: Mapping[str, nn.Parameter],
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        if iter(source) is source:
+            raise InputError(
+                "Expected source data that can be passed over more than once, but got an iterator. "
+                "Pass a DataLoader or a list of (images, labels)."
+            )
+        self._source = source
+        self._progress = progress
+        self.network = network
+        self._moving = moving
+        self.device = next(network.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    @cached_property
+    def source_network(self) -> Network:
+        """A copy of the network that normalises with the statistics of its training, as on the day it was trained."""
+        return self.network.with_source_statistics().requires_grad_(False)
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """What may move in the network."""
+        return tuple(self._moving.values())
+
+    def counterparts(self, network: Network) -> tuple[nn.Parameter, ...]:
+        """The same parameters in a copy of the network."""
+        return tuple(network.model.get_parameter(name) for name in self._moving)
+
+    def batches(self, stage: str, *, size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The source data in batches of exactly `size` (the last may be smaller), whatever the loader's batches are.
+
+        Args:
+            stage: What this pass is for, in words; reported as progress.
+            size: Images per batch.
+            limit: Stop after so many images.
+        """
+        done = 0
+        for images, labels in _regrouped(self._source, size):
+            room = images.shape[0] if limit is None else min(images.shape[0], limit - done)
+            if room <= 0:
+                return
+            yield images[:room].to(self.device), labels[:room].to(self.device)
+            done += room
+            if self._progress is not None:
+                self._progress(stage, done)
+        if done == 0:
+            raise InputError("Expected at least one source batch, but the source data is empty.")
+
+
+def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
+    ignored = _UNLABELLED_PIXEL if logits.ndim > 2 else -100
+    return F.cross_entropy(logits, labels, ignore_index=ignored)
+
+
+def _regrouped(source: SourceBatches, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    waiting: list[tuple[Tensor, Tensor]] = []
+    count = 0
+    for item in source:
+        waiting.append(_checked(item))
+        count += waiting[-1][0].shape[0]
+        if count < size:
+            continue
+        images, labels = _joined(waiting)
+        whole = count - count % size
+        yield from zip(torch.split(images[:whole], size), torch.split(labels[:whole], size), strict=True)
+        waiting, count = [(images[whole:], labels[whole:])], count - whole
+    if count:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def _checked(item: object) -> tuple[Tensor, Tensor]:
+    if not (isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(side, Tensor) for side in item)):
+        raise InputError(f"Expected source data to yield (images, labels) tensors, but got {type(item).__name__}.")
+    images, labels = item
+    if images.shape[:1] != labels.shape[:1] or torch.is_floating_point(labels):
+        raise InputError(
+            "Expected one integer label (map) per source image, but got "
+            f"images {tuple(images.shape)} and labels {tuple(labels.shape)} of {labels.dtype}."
+        )
+    return images, labels.long()

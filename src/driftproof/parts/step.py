@@ -1,0 +1,107 @@
+"""What a part may read while one batch is processed."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.errors import ModelError
+from driftproof.network import Network
+from driftproof.predictions import confidence_gain, log_probabilities, widened
+
+__all__ = ["Step", "flat"]
+
+
+class Step:
+    """One batch on its way through an adapter.
+
+    Everything expensive is computed when a part first asks for it and shared by all parts; the frozen network, for
+    one, runs only if somebody compares with it.
+
+    Attributes:
+        images: The batch.
+        network: The adapting network θ_a.
+        source: The frozen network θ_o.
+        parameters: What may move in `network`.
+        source_parameters: The same parameters where they started, in `source`.
+        index: How many batches were processed before this one.
+        answer: What the adapter will return; the logits, unless the loss answers for a teacher.
+        weights: What the selection gave each sample; one each until it has run.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        *,
+        network: Network,
+        source: Network,
+        parameters: tuple[nn.Parameter, ...],
+        source_parameters: tuple[nn.Parameter, ...],
+        index: int = 0,
+        seed: int = 0,
+        needs_features: bool = False,
+    ) -> None:
+        self.images = images
+        self.network = network
+        self.source = source
+        self.parameters = parameters
+        self.source_parameters = source_parameters
+        self.index = index
+        self._seed = seed
+        self._features: Tensor | None = None
+        if needs_features:
+            self.logits, self._features = network.with_features(images)
+        else:
+            self.logits = network(images)
+        self.answer = self.logits
+        self.weights = torch.ones_like(widened(self.logits[:, 0].detach()))
+
+    @property
+    def classes(self) -> int:
+        """The number of classes C."""
+        return self.logits.shape[1]
+
+    @property
+    def features(self) -> Tensor:
+        """What entered the classifier, (N, D); only for parts that declare `needs_features`."""
+        if self._features is None:
+            raise ModelError("A part that reads features must declare `needs_features = True`.")
+        return self._features
+
+    @cached_property
+    def log_probabilities(self) -> Tensor:
+        """Ln ŷ of the adapting network, with its graph."""
+        return log_probabilities(self.logits)
+
+    @cached_property
+    def source_logits(self) -> Tensor:
+        """z̃ of the frozen network on the same batch; never part of a graph."""
+        with torch.no_grad():
+            return self.source(self.images)
+
+    @cached_property
+    def confidence_gain(self) -> Tensor:
+        """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class."""
+        return confidence_gain(self.logits.detach(), self.source_logits)
+
+    @property
+    def compared_with_source(self) -> bool:
+        """Whether anybody asked for the frozen network's logits."""
+        return "source_logits" in self.__dict__
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """The random numbers of this batch: a function of the seed and the batch's index alone.
+
+        So a replay, a resumed run and a run that skipped a bad batch all draw the same numbers, and the only state
+        there is to save is the index.
+        """
+        generator = torch.Generator(self.images.device)
+        generator.manual_seed((self._seed * 0x9E3779B97F4A7C15 + self.index) % 2**63)
+        return generator
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All tensors as one vector: one operation where a loop would launch one per tensor."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,0 +1,69 @@
+"""What can be read off logits: log-probabilities, entropy, confidence.
+
+Classes lie along dimension 1, (N, C) or (N, C, H, W); one number comes back per sample (pixel), (N,) or (N, H, W).
+Nothing takes the logarithm of a probability, and half-precision logits are widened first.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "confidence_gain",
+    "entropy",
+    "log_probabilities",
+    "logit_gain",
+    "mean_prediction_entropy",
+    "probability_of",
+    "widened",
+]
+
+_SMALLEST_PROBABILITY = 1e-8
+
+
+def widened(logits: Tensor) -> Tensor:
+    """`logits` in at least single precision: selection compares nearly equal numbers."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Ln softmax over the classes."""
+    return widened(logits).log_softmax(dim=1)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """H(p) = −Σ_k p^k ln p^k in nats, from log-probabilities."""
+    return -(log_p.exp() * log_p).sum(dim=1)
+
+
+def probability_of(log_p: Tensor, classes: Tensor) -> Tensor:
+    """The probability each sample gives to its entry of `classes`."""
+    return log_p.gather(1, classes.unsqueeze(1)).squeeze(1).exp()
+
+
+def confidence_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
+    """How far adaptation raised the confidence in the class that the original model predicts.
+
+    ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ: the *original* model's class, not the adapted one's. Exactly zero for equal
+    logits, whatever their precision.
+    """
+    classes = source_logits.argmax(dim=1)
+    adapted = probability_of(log_probabilities(logits), classes)
+    return adapted - probability_of(log_probabilities(source_logits), classes)
+
+
+def logit_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
+    """As `confidence_gain`, with the logits z^{c_o} − z̃^{c_o} in place of the probabilities."""
+    classes = source_logits.argmax(dim=1, keepdim=True)
+    return (widened(logits).gather(1, classes) - widened(source_logits).gather(1, classes)).squeeze(1)
+
+
+def mean_prediction_entropy(log_p: Tensor, weights: Tensor | None = None) -> Tensor:
+    """H(ȳ) of the mean prediction ȳ over all samples, or over those with a positive weight."""
+    p = log_p.exp().transpose(0, 1).flatten(start_dim=1)
+    if weights is None:
+        mean = p.mean(dim=1)
+    else:
+        chosen = (weights > 0).to(p.dtype).flatten()
+        mean = (p * chosen).sum(dim=1) / chosen.sum().clamp(min=1)
+    mean = mean.clamp(min=_SMALLEST_PROBABILITY)
+    return -(mean * mean.log()).sum()
