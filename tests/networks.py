@@ -75,7 +75,9 @@ class SegmentationNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-        self.pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.pooled = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
+        )
         self.fuse = nn.Sequential(nn.Conv2d(12, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
         self.head = nn.Conv2d(8, CLASSES, 1)
 
@@ -91,11 +93,15 @@ def _vector_net(norm):
 
 
 def _volume_net(norm):
-    return nn.Sequential(nn.Conv3d(2, 8, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Conv3d(2, 8, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
 
 
 def _image_net(norm):
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
 
 
 class Tied(nn.Module):
@@ -160,7 +166,10 @@ NORM_NETWORKS = {
     "activated_norm": (lambda: _image_net(ActivatedNorm(8)), (3, 6, 6)),
     "group_norm": (lambda: _image_net(nn.GroupNorm(2, 8)), (3, 6, 6)),
     "instance_norm": (lambda: _image_net(nn.InstanceNorm2d(8, affine=True)), (3, 6, 6)),
-    "instance_norm_tracking": (lambda: _image_net(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)), (3, 6, 6)),
+    "instance_norm_tracking": (
+        lambda: _image_net(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
+        (3, 6, 6),
+    ),
     "layer_norm": (lambda: _vector_net(nn.LayerNorm(8)), (6,)),
     "rms_norm": (lambda: _vector_net(nn.RMSNorm(8)), (6,)),
     "tied": (Tied, (3, 6, 6)),

@@ -26,7 +26,7 @@ class LayerRule(nn.Module):
     def __init__(self, layer: BatchNorm) -> None:
         super().__init__()
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
-        self._source: tuple[Tensor | None, Tensor | None] | None = None
+        self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
         self._handle: RemovableHandle | None = None
 
     @property
@@ -37,14 +37,15 @@ class LayerRule(nn.Module):
     @property
     def source_statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """The mean and variance that came with the model."""
-        if self._source is not None:
-            return self._source
-        return self.layer.running_mean, self.layer.running_var
+        mean, variance = self._source or (self.layer.running_mean, self.layer.running_var)
+        return mean, variance
 
     def use(self, mean: Tensor | None, variance: Tensor | None) -> None:
         """Make the layer normalise with these until the pass is over; None means with the batch's own."""
-        self._source = self.source_statistics
-        self.layer.running_mean, self.layer.running_var = mean, variance
+        buffers = self.layer._buffers  # a module's attribute access is slow, and this runs for every layer
+        if not self._source:
+            self._source.extend((buffers["running_mean"], buffers["running_var"]))
+        buffers["running_mean"], buffers["running_var"] = mean, variance
 
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Called before the layer runs; may return other inputs."""
@@ -61,9 +62,10 @@ class LayerRule(nn.Module):
 
     def leave(self) -> None:
         """Give the layer its own statistics back."""
-        if self._source is not None:
-            self.layer.running_mean, self.layer.running_var = self._source
-            self._source = None
+        if self._source:
+            buffers = self.layer._buffers
+            buffers["running_mean"], buffers["running_var"] = self._source
+            self._source.clear()
 
     def begin(self) -> None:
         """Forget everything seen."""

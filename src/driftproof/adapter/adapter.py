@@ -157,6 +157,10 @@ class Adapter(nn.Module):
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
         with torch.inference_mode(False), torch.set_grad_enabled(bool(self._names)):
             images = images.clone() if images.is_inference() else images.detach()
+            if not all(parameter.requires_grad for parameter in self._movable):
+                self.network.model.requires_grad_(False)
+                for parameter in self._movable:
+                    parameter.requires_grad_(True)
             try:
                 step = Step(
                     images,

@@ -158,8 +158,9 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
 
 def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
     for path, module in root.named_modules():
-        for name in module._parameters:
-            yield f"{axis}.{path}.{name}", _Slot(module, name, is_parameter=True)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield f"{axis}.{path}.{name}", _Slot(module, name, is_parameter=True)
         for name in module._buffers:
             yield f"{axis}.{path}.{name}", _Slot(module, name, is_parameter=False)
 

@@ -71,8 +71,9 @@ class Step:
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """Ln ŷ of the adapting network, with its graph."""
-        return log_probabilities(self.logits)
+        """ln ŷ of the adapting network, with its graph even where the first to ask needs none."""
+        with torch.set_grad_enabled(self.logits.requires_grad):
+            return log_probabilities(self.logits)
 
     @cached_property
     def source_logits(self) -> Tensor:

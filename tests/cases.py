@@ -1,0 +1,71 @@
+"""Every method, with and without the paper's selection, at settings small enough to run hundreds of times."""
+
+import torch
+from networks import CLASSES
+
+import driftproof as dp
+
+GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
+CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
+
+_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
+
+
+def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
+    """An adapter for a case such as `tent` or `eata+crowd`."""
+    name, _, crowd = case.partition("+")
+    options = dict(settings)
+    if name in GRADIENT_METHODS:
+        options.setdefault("lr", _LR[name])
+    if crowd:
+        options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
+    if name == "ttn":
+        options.setdefault(
+            "statistics", dp.statistics.TTN(momentum=0.3, prior_batches=2, epochs=1, batch_size=8, augment=shifted)
+        )
+    if name == "eata":
+        options.setdefault("redundancy", 0.95)
+        options.setdefault("entropy_threshold", 1.5)
+    if name == "swr":
+        task = dp.regularisers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)
+        options.setdefault("prototypes", False if segmentation else task)
+        options.setdefault("augment", shifted)
+    if name == "cotta":
+        options.setdefault("threshold", 0.7)
+        options.setdefault("views", dp.losses.RandomViews(2, augment=shifted))
+        options.setdefault("scales", dp.losses.MultiScale((0.75, 1.0)))
+        options.setdefault("restore", 0.2)
+        options.setdefault("momentum", 0.9)
+    adapter = getattr(dp, name)(model, **options)
+    return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
+
+
+def shifted(images, generator):
+    """A random view of inputs of any shape."""
+    shape = (len(images), *([1] * (images.ndim - 1)))
+    factor = torch.rand(shape, generator=generator, device=images.device, dtype=images.dtype)
+    return images * (0.5 + factor)
+
+
+def batches(count=4, size=6, seed=0, shape=(3, 8, 8)):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(size, *shape, generator=generator) for _ in range(count)]
+
+
+def source_data(*, segmentation=False, shape=(3, 8, 8), seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    label_shape = (8, *shape[1:]) if segmentation else (8,)
+    return [
+        (torch.rand(8, *shape, generator=generator), torch.randint(0, CLASSES, label_shape, generator=generator))
+        for _ in range(2)
+    ]
+
+
+def state_of(adapter):
+    """Everything an adapter remembers, for comparison."""
+    return {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
+
+
+def same_state(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
