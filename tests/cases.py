@@ -49,8 +49,12 @@ def shifted(images, generator):
 
 
 def batches(count=4, size=6, seed=0, shape=(3, 8, 8)):
+    """Images that differ from each other in colour, so that a network can tell them apart."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.rand(size, *shape, generator=generator) for _ in range(count)]
+    colour = (size, shape[0], *([1] * (len(shape) - 1)))
+    return [
+        torch.rand(colour, generator=generator) * torch.rand(size, *shape, generator=generator) for _ in range(count)
+    ]
 
 
 def source_data(*, segmentation=False, shape=(3, 8, 8), seed=7):

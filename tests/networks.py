@@ -176,15 +176,19 @@ NORM_NETWORKS = {
 }
 
 
-def lively(model):
-    """Give a fresh network statistics unlike the standard ones and predictions that are neither sure nor flat."""
+def lively(model, shape=(3, 8, 8)):
+    """Give a fresh network predictions that vary and are moderately sure, and statistics unlike the standard ones."""
+    colours = torch.rand(64, shape[0], *([1] * (len(shape) - 1)))
     with torch.no_grad():
+        logits = model(colours * torch.rand(64, *shape)).transpose(0, 1).flatten(1)
+        scale = 2.0 / logits.std(dim=1).mean()
+        head = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
+        head.weight.mul_(scale)
+        head.bias.sub_(logits.mean(dim=1)).mul_(scale)
         for module in model.modules():
             if getattr(module, "running_mean", None) is not None:
-                module.running_mean.normal_(0, 0.3)
-                module.running_var.uniform_(0.5, 2.0)
-        for parameter in list(model.parameters())[-2:]:
-            parameter.mul_(12)
+                module.running_mean.add_(0.1 * torch.randn_like(module.running_mean))
+                module.running_var.mul_(0.5 + torch.rand_like(module.running_var))
     return model
 
 

@@ -226,7 +226,7 @@ def test_10_works_under_inference_mode(make):
 @pytest.mark.parametrize("norm", NORM_NETWORKS)
 def test_11_every_kind_of_normalisation(case, norm):
     construct, shape = NORM_NETWORKS[norm]
-    model = lively(construct())
+    model = lively(construct(), shape)
     adapter = adapter_for(case, model, prepared=False).prepare(source_data(shape=shape))
     stream = batches(3, shape=shape)
     outputs = run(adapter, stream)
@@ -261,7 +261,7 @@ def test_12_memory_does_not_grow(make, steps):
 
 def test_12_memory_does_not_grow_over_a_thousand_steps(case):
     construct, shape = NORM_NETWORKS["batch_norm_1d"]
-    adapter = adapter_for(case, lively(construct()), prepared=False).prepare(source_data(shape=shape))
+    adapter = adapter_for(case, lively(construct(), shape), prepared=False).prepare(source_data(shape=shape))
     assert_no_growth(adapter, batches(1, shape=shape)[0], steps=1000)
 
 

@@ -1,7 +1,8 @@
 """A private copy of the user's model whose normalisation follows a rule of ours."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,8 @@ from driftproof.errors import ForwardError, ModelError
 from driftproof.norms import BatchNorm, batch_norms
 
 __all__ = ["LayerRule", "LogitsAccessor", "Network", "NormalisationRule"]
+
+_FAST_PATHED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 LogitsAccessor = str | int | Callable[[Any], Tensor]
 
@@ -114,6 +117,7 @@ class Network(nn.Module):
         self.layer_rules = tuple(rule for rule in rules if rule is not None)
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
+        self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
         for rule in self.layer_rules:
             rule.attach()
 
@@ -122,7 +126,8 @@ class Network(nn.Module):
         if any(module.training for module in self._every_module):
             self.model.eval()
         try:
-            output = self.model(images)
+            with _one_kind_of_attention(self._attends):
+                output = self.model(images)
         except Exception as error:
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
             raise ForwardError(message) from error
@@ -194,6 +199,23 @@ class Network(nn.Module):
         if not linear:
             raise ModelError("Expected a linear layer whose input is the feature vector. Name one with `classifier`.")
         return linear[-1]
+
+
+@contextmanager
+def _one_kind_of_attention(needed: bool) -> Iterator[None]:
+    """Keep attention on the kernels that can be differentiated.
+
+    Without a gradient to compute, torch takes a fused path whose rounding differs. The frozen and the adapting network
+    have to agree to the last bit while their weights do, or selection would start from noise.
+    """
+    fast = needed and torch.backends.mha.get_fastpath_enabled()
+    if fast:
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        if fast:
+            torch.backends.mha.set_fastpath_enabled(True)
 
 
 def read_logits(output: Any, accessor: LogitsAccessor | None) -> Tensor:  # noqa: ANN401  # a model may return anything

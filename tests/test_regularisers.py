@@ -1,0 +1,241 @@
+"""Regularisers against references written with loops over parameters."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import batches, shifted, source_data
+from networks import CLASSES, SegmentationNet, WideResNet, lively
+from torch import nn
+
+import driftproof as dp
+from driftproof.parts import Step
+from driftproof.regularisers import Fisher, NearestPrototypes, Regulariser, StochasticRestore, WeightedDrift
+
+
+@pytest.fixture
+def model():
+    return lively(WideResNet())
+
+
+def affine_of(model):
+    return [p for module in model.modules() if isinstance(module, nn.BatchNorm2d) for p in (module.weight, module.bias)]
+
+
+def test_fisher_is_the_mean_square_of_batch_gradients(model):
+    source = source_data()
+    adapter = dp.eata(model, fisher_batch_size=5, fisher_samples=14).prepare(source)
+    images = torch.cat([images for images, _ in source])[:14]
+    reference = copy.deepcopy(model).train()  # training mode: batch statistics
+    squares = [torch.zeros_like(parameter) for parameter in affine_of(reference)]
+    for part in images.split(5):
+        logits = reference(part)
+        loss = F.cross_entropy(logits, logits.argmax(1))
+        gradients = torch.autograd.grad(loss, affine_of(reference))
+        squares = [total + gradient**2 / 3 for total, gradient in zip(squares, gradients, strict=True)]
+    torch.testing.assert_close(adapter.regulariser.importance, torch.cat([s.flatten() for s in squares]))
+
+
+class Recorder:
+    """Stands in for a step: only parameters matter to a penalty on parameters."""
+
+    def __init__(self, parameters, starts=()):
+        self.parameters, self.source_parameters = tuple(parameters), tuple(starts)
+
+
+def test_fisher_penalty(model):
+    adapter = dp.eata(model, fisher=3.0).prepare(source_data())
+    start = [parameter.detach().clone() for parameter in adapter.moving.values()]
+    with torch.no_grad():
+        for parameter in adapter.moving.values():
+            parameter.add_(torch.randn_like(parameter))
+    fisher = adapter.regulariser
+    weights = fisher.importance.split([p.numel() for p in start])
+    expected = 0.0
+    for weight, now, before in zip(weights, adapter.moving.values(), start, strict=True):
+        for f, a, b in zip(weight.tolist(), now.flatten().tolist(), before.flatten().tolist(), strict=True):
+            expected += 3.0 * f * (a - b) ** 2
+    assert fisher.penalty(Recorder(adapter.moving.values())).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_drift_weights_are_squared_normalised_cosines(model):
+    source = source_data()
+    part = WeightedDrift(samples=12, batch_size=4, augment=shifted)
+    adapter = dp.Adapter(
+        model,
+        scope=dp.scopes.everything(),
+        statistics=dp.statistics.Batch(),
+        loss=dp.losses.Entropy(),
+        regulariser=part,
+        optimiser=torch.optim.SGD,
+    ).prepare(source)
+    reference = copy.deepcopy(model).eval()
+    parameters = list(reference.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images, labels = (torch.cat(side)[:12] for side in zip(*source, strict=True))
+    cosines = []
+    for x, y in zip(images.split(4), labels.split(4), strict=True):
+        one = torch.autograd.grad(F.cross_entropy(reference(x), y), parameters)
+        other = torch.autograd.grad(F.cross_entropy(reference(shifted(x, generator)), y), parameters)
+        cosines.append([float((a * b).sum() / (a.norm() * b.norm())) for a, b in zip(one, other, strict=True)])
+    mean = torch.tensor(cosines).mean(0)
+    expected = ((mean - mean.min()) / (mean.max() - mean.min())) ** 2
+    torch.testing.assert_close(adapter.regulariser.tensor_weights, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("anchor", ["previous", "source"])
+def test_drift_penalty_and_its_anchor(anchor):
+    part = WeightedDrift(2.0, anchor)
+    part.tensor_weights = torch.tensor([0.25, 1.0])
+    parameters = [torch.randn(2, 3), torch.randn(4)]
+    part.begin(None, tuple(parameters))
+    history = [[parameter.clone() for parameter in parameters]]
+    for _ in range(3):
+        start = history[0] if anchor == "source" else history[max(0, len(history) - 2)]
+        step = Recorder(parameters)
+        expected = sum(
+            2.0 * weight * ((now - before) ** 2).sum()
+            for weight, now, before in zip((0.25, 1.0), parameters, start, strict=True)
+        )
+        torch.testing.assert_close(part.penalty(step), expected)
+        part.on_step(step)
+        parameters = [parameter + torch.randn_like(parameter) for parameter in parameters]
+        history.append([parameter.clone() for parameter in parameters])
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_restore_returns_a_share_of_the_scalars(probability):
+    start, now = torch.zeros(100, 100), torch.ones(100, 100)
+    step = Recorder([now], [start])
+    step.generator = torch.Generator().manual_seed(0)
+    StochasticRestore(probability).on_step(step)
+    assert float((now == 0).float().mean()) == pytest.approx(probability, abs=0.02)
+    assert ((now == 0) | (now == 1)).all()
+
+
+class Separable(nn.Module):
+    """Features are the input's channel means; classes are its largest channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, affine=False)
+        self.fc = nn.Linear(3, 3)
+        with torch.no_grad():
+            self.fc.weight.copy_(4 * torch.eye(3))
+            self.fc.bias.zero_()
+
+    def forward(self, x):
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+def separable_source(count=240):
+    labels = torch.arange(count) % 3
+    images = torch.rand(count, 3, 4, 4) * 0.3
+    images[torch.arange(count), labels] += 0.6
+    return [(images[i : i + 60], labels[i : i + 60]) for i in range(0, count, 60)]
+
+
+def prototypes_on_separable(**options):
+    task = NearestPrototypes(epochs=20, lr=1e-2, batch_size=40, dimensions=4, augment=shifted, **options)
+    return dp.swr(Separable(), prototypes=task, augment=shifted).prepare(separable_source())
+
+
+def test_prototypes_classify_what_the_classifier_does():
+    adapter = prototypes_on_separable()
+    _, task = adapter.regulariser.members
+    ours, theirs = task.source_accuracy.tolist()
+    assert theirs == 1.0
+    assert ours >= theirs - 0.01
+    torch.testing.assert_close(task.prototypes.norm(dim=1), torch.ones(3))
+
+
+def test_untrained_prototypes_are_reported(caplog):
+    # A line has two directions, so one of three classes must share its prototype.
+    task = NearestPrototypes(epochs=0, dimensions=1, augment=shifted)
+    with caplog.at_level(logging.WARNING):
+        dp.swr(Separable(), prototypes=task, augment=shifted).prepare(separable_source())
+    assert "Nearest source prototypes are right on" in caplog.text
+
+
+def featured_step(adapter, images):
+    networks = {"network": adapter.network, "source": adapter.source}
+    return Step(images, **networks, parameters=(), source_parameters=(), needs_features=True)
+
+
+def test_prototype_penalty_written_out():
+    adapter = prototypes_on_separable()
+    _, task = adapter.regulariser.members
+    images = torch.rand(5, 3, 4, 4)
+
+    def log_pi(x):
+        features = x.mean(dim=(2, 3))
+        hidden = torch.relu(features @ task.hidden_weight.T + task.hidden_bias)
+        projected = hidden @ task.output_weight.T + task.output_bias
+        rows = []
+        for row in projected:
+            rows.append(torch.stack([row @ q / (row.norm() * q.norm()) / 0.1 for q in task.prototypes]))
+        return torch.stack(rows).log_softmax(1)
+
+    view = shifted(images, featured_step(adapter, images).generator)
+    pi, pi_view = log_pi(images), log_pi(view)
+    entropy = -(pi.exp() * pi).sum(1).mean()
+    mean = pi.exp().mean(0)
+    expected = 0.8 * entropy + 0.25 * (mean * mean.log()).sum() - 0.1 * (pi.exp() * pi_view).sum(1).mean()
+    torch.testing.assert_close(task.penalty(featured_step(adapter, images)), expected)
+
+
+def test_prototype_task_trains_the_encoder_only(model):
+    task = NearestPrototypes(epochs=1, batch_size=8, augment=shifted)
+    adapter = dp.swr(model, prototypes=task, augment=shifted).prepare(source_data())
+    step = featured_step(adapter, batches(1)[0])
+    _, task = adapter.regulariser.members
+    gradients = torch.autograd.grad(task.penalty(step), list(adapter.moving.values()), allow_unused=True)
+    reached = {name for name, gradient in zip(adapter.moving, gradients, strict=True) if gradient is not None}
+    assert reached == {name for name in adapter.moving if not name.startswith("fc.")}
+
+
+def test_prototypes_need_one_prediction_per_image():
+    with pytest.raises(dp.errors.ModelError, match="linear layer"):
+        dp.swr(SegmentationNet(), augment=shifted).prepare(source_data(segmentation=True))
+
+
+def test_penalties_add_up():
+    class Constant(Regulariser):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def penalty(self, step):
+            return None if self.value is None else torch.tensor(self.value)
+
+    total = Constant(1.0) + (Constant(2.0) + Constant(None))
+    assert len(total.parts) == 3
+    assert total.penalty(None) == 3.0
+    assert (Constant(None) + Constant(None)).penalty(None) is None
+    assert repr(StochasticRestore(0.1) + Fisher()) == (
+        "StochasticRestore(probability=0.1) + Fisher(strength=1.0, samples=2000, batch_size=200)"
+    )
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda: Fisher(-1.0),
+        lambda: WeightedDrift(-1.0),
+        lambda: WeightedDrift(anchor="next"),
+        lambda: StochasticRestore(2.0),
+        lambda: NearestPrototypes(temperature=0.0),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(construct):
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
+        construct()
+
+
+def test_the_number_of_classes_is_the_networks(model):
+    adapter = dp.swr(model, prototypes=NearestPrototypes(epochs=0, augment=shifted), augment=shifted)
+    adapter.prepare(source_data())
+    _, task = adapter.regulariser.members
+    assert len(task.prototypes) == CLASSES

@@ -1,0 +1,263 @@
+"""Normalisation statistics against a plain, differentiable reference."""
+
+import copy
+
+import pytest
+import torch
+from cases import batches, shifted, source_data
+from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, lively
+from torch import nn
+
+import driftproof as dp
+from driftproof.network import Network
+from driftproof.norms import BatchNorm
+from driftproof.statistics import TTN, Batch, Blend, Source
+
+
+class SlowBlendNorm(nn.Module):
+    """Blended batch norm written out, with autograd doing all the work."""
+
+    def __init__(self, norm, alpha, momentum=None):
+        super().__init__()
+        self.norm, self.alpha, self.momentum, self.history = norm, alpha, momentum, None
+
+    def forward(self, x):
+        norm, alpha = self.norm, self.alpha
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        view = (1, -1, *[1] * (x.ndim - 2))
+        mean, variance = x.mean(axes), x.var(axes, correction=0)
+        if self.momentum is not None:
+            if self.history is not None:
+                mean = (1 - self.momentum) * self.history[0] + self.momentum * mean
+                variance = (1 - self.momentum) * self.history[1] + self.momentum * variance
+            self.history = mean.detach(), variance.detach()
+        used_mean = alpha * mean + (1 - alpha) * norm.running_mean
+        used_variance = (
+            alpha * variance + (1 - alpha) * norm.running_var + alpha * (1 - alpha) * (mean - norm.running_mean) ** 2
+        )
+        y = (x - used_mean.view(view)) / torch.sqrt(used_variance.view(view) + norm.eps)
+        y = y * norm.weight.view(view) + norm.bias.view(view)
+        return torch.relu(y) if isinstance(norm, ActivatedNorm) else y
+
+
+def slow_copy(model, alpha, momentum=None):
+    copied = copy.deepcopy(model).double()
+    for name, module in list(copied.named_modules()):
+        if isinstance(module, BatchNorm):
+            parent, _, leaf = name.rpartition(".")
+            setattr(copied.get_submodule(parent), leaf, SlowBlendNorm(module, alpha, momentum))
+    return copied.eval()
+
+
+BATCH_NORMED = ("batch_norm_1d", "batch_norm_2d", "batch_norm_3d", "sync_batch_norm", "activated_norm")
+
+
+@pytest.mark.parametrize("momentum", [None, 0.3])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("norm", BATCH_NORMED)
+def test_blend_values_and_gradients(norm, alpha, momentum):
+    construct, shape = NORM_NETWORKS[norm]
+    model = lively(construct(), shape)
+    slow = slow_copy(model, alpha, momentum)
+    network = Network(model.double(), Blend(alpha, momentum))
+    for images in batches(3, shape=shape):
+        ours_in, theirs_in = images.double().requires_grad_(), images.double().requires_grad_()
+        ours, theirs = network(ours_in), slow(theirs_in)
+        torch.testing.assert_close(ours, theirs)
+        ours_weights, theirs_weights = list(network.parameters()), list(slow.parameters())
+        objective = torch.randn_like(ours)
+        ours_gradient = torch.autograd.grad((ours * objective).sum(), [ours_in, *ours_weights])
+        theirs_gradient = torch.autograd.grad((theirs * objective).sum(), [theirs_in, *theirs_weights])
+        for one, other in zip(ours_gradient, theirs_gradient, strict=True):
+            torch.testing.assert_close(one, other)
+        network.commit()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_blend_through_a_deep_network(alpha):
+    model = lively(WideResNet())
+    slow = slow_copy(model, alpha)
+    network = Network(model.double(), Blend(alpha))
+    images = batches(1)[0].double()
+    ours, theirs = network(images), slow(images)
+    torch.testing.assert_close(ours, theirs)
+    ours_gradient = torch.autograd.grad(ours.softmax(1)[:, 0].sum(), list(network.parameters()))
+    theirs_gradient = torch.autograd.grad(theirs.softmax(1)[:, 0].sum(), list(slow.parameters()))
+    for one, other in zip(ours_gradient, theirs_gradient, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("construct", [WideResNet, SegmentationNet])
+def test_the_ends_of_a_blend_are_source_and_batch(construct):
+    model = lively(construct())
+    for alpha, rule in ((0.0, Source()), (1.0, Batch())):
+        blended = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=Blend(alpha))
+        exact = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
+        for images in batches(2):
+            torch.testing.assert_close(blended(images), exact(images), rtol=1e-5, atol=1e-5)
+
+
+def test_batch_statistics_equal_training_mode():
+    model = lively(WideResNet())
+    images = batches(1)[0]
+    ours = dp.bn_adapt(model)(images)
+    with torch.no_grad():
+        assert torch.equal(ours, model.train()(images))
+
+
+def test_source_ignores_who_else_is_in_the_batch():
+    adapter = dp.source(lively(WideResNet()))
+    first, second = batches(2)
+    torch.testing.assert_close(adapter(torch.cat([first, second]))[: len(first)], adapter(first))
+
+
+@pytest.mark.parametrize("rule", [Batch(), Blend(0.5), Blend(1.0, momentum=0.5)])
+def test_one_value_per_channel_falls_back_to_source_statistics(rule):
+    construct, shape = NORM_NETWORKS["batch_norm_1d"]
+    model = lively(construct(), shape).eval()
+    adapter = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
+    image = batches(1, size=1, shape=shape)[0]
+    with torch.no_grad():
+        assert torch.equal(adapter(image), model(image))
+
+
+def test_statistics_are_back_in_place_after_a_pass_that_failed():
+    model = lively(WideResNet())
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    adapter = dp.bn_adapt(model)
+    handle = adapter.network.model.fc.register_forward_pre_hook(fail)
+    with pytest.raises(dp.errors.ForwardError, match="in the middle"):
+        adapter(batches(1)[0])
+    handle.remove()
+    for name, buffer in adapter.network.model.named_buffers():
+        assert torch.equal(buffer, model.get_buffer(name))
+
+
+def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
+    model = lively(WideResNet())
+    adapter = dp.tent(model, lr=0.0, select=dp.ConfidenceDifference(), statistics=Blend(0.8, momentum=0.2))
+    first, second, third = batches(3)
+    adapter(first), adapter(second)
+    kept = [rule.mean.clone() for rule in adapter.network.layer_rules]
+    adapter(second * float("nan"))
+    assert adapter.last.skipped
+    for rule, other, mean in zip(adapter.network.layer_rules, adapter.source.layer_rules, kept, strict=True):
+        assert torch.equal(rule.mean, mean)
+        torch.testing.assert_close(rule.mean, other.mean)
+        assert rule.mean is not other.mean
+    adapter(third)
+    assert adapter.last.kept == 1.0
+
+
+def test_a_second_pass_over_the_same_batch_does_not_count():
+    model = lively(WideResNet())
+    statistics = Blend(0.8, momentum=0.2)
+    plain = dp.swr(model, lr=0.0, prototypes=False, statistics=statistics, augment=shifted).prepare(source_data())
+    task = dp.regularisers.NearestPrototypes(epochs=0, augment=shifted)
+    twice = dp.swr(model, lr=0.0, prototypes=task, statistics=statistics, augment=shifted).prepare(source_data())
+    after = dp.tent(model, lr=0.0, output="after", statistics=statistics)
+    for images in batches(3):
+        plain(images), twice(images), after(images)
+    for one, other, third in zip(plain.network.layer_rules, twice.network.layer_rules, after.network.layer_rules, strict=True):
+        assert torch.equal(one.mean, other.mean)
+        assert torch.equal(one.mean, third.mean)
+
+
+def test_source_statistics_can_differ_for_the_frozen_network():
+    model = lively(WideResNet())
+    images = batches(1)[0]
+    answers = []
+    adapter = dp.tent(model, select=dp.ConfidenceDifference(), source_statistics=Source())
+    adapter.source.register_forward_hook(lambda _, __, output: answers.append(output))
+    adapter(images)
+    with torch.no_grad():
+        assert torch.equal(answers[0], model.eval()(images))
+
+
+def test_blend_needs_source_statistics():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.LazyLinear(3))
+    model(torch.rand(2, 3, 4, 4))
+    with pytest.raises(dp.errors.ModelError, match="`1`.*running statistics"):
+        dp.tent(model, statistics=Blend(0.5))
+    assert dp.tent(model)(torch.rand(2, 3, 4, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize("construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0)])
+def test_bad_hyper_parameters_are_refused(construct):
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
+        construct()
+
+
+def test_ttn_prior_is_the_squared_disagreement_of_gradient_signs():
+    model = lively(WideResNet())
+    source = source_data()
+    adapter = dp.ttn(model, statistics=TTN(prior_batches=3, epochs=0, batch_size=8, augment=shifted)).prepare(source)
+
+    reference = model.eval()
+    layers = [module for module in reference.modules() if isinstance(module, nn.BatchNorm2d)]
+    parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    generator = torch.Generator().manual_seed(0)
+    agreement = [torch.zeros_like(parameter) for parameter in parameters]
+    for images, labels in [*source, source[0]]:
+        signs = []
+        for view in (images, shifted(images, generator)):
+            loss = nn.functional.cross_entropy(reference(view), labels)
+            signs.append([gradient.sign() for gradient in torch.autograd.grad(loss, parameters)])
+        agreement = [total + one * other for total, one, other in zip(agreement, *signs, strict=True)]
+    everything = torch.cat(agreement)
+    scaled = [(total - everything.min()) / (everything.max() - everything.min()) for total in agreement]
+    for index, alpha in enumerate(adapter.statistics.alphas):
+        expected = (1 - 0.5 * (scaled[2 * index] + scaled[2 * index + 1])) ** 2
+        torch.testing.assert_close(alpha, expected)
+
+
+def test_ttn_training_lowers_the_loss_and_keeps_alpha_in_range():
+    model = lively(WideResNet())
+    source = source_data()
+
+    def loss_with(epochs):
+        rule = TTN(prior_batches=2, epochs=epochs, lr=0.05, pull=0.0, batch_size=16, augment=lambda x, _: x)
+        adapter = dp.ttn(model, statistics=rule).prepare(source)
+        assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in adapter.statistics.alphas)
+        images, labels = (torch.cat(side) for side in zip(*source, strict=True))
+        return float(nn.functional.cross_entropy(adapter(images), labels))
+
+    assert loss_with(20) < loss_with(0)
+
+
+def test_ttn_pull_holds_alpha_at_its_prior():
+    model = lively(WideResNet())
+
+    def alphas(epochs, pull):
+        rule = TTN(prior_batches=2, epochs=epochs, pull=pull, batch_size=8, augment=shifted)
+        return torch.cat(dp.ttn(model, statistics=rule).prepare(source_data()).statistics.alphas)
+
+    prior = alphas(0, 0.0)
+    assert (alphas(10, 1e4) - prior).abs().mean() < (alphas(10, 0.0) - prior).abs().mean()
+
+
+def test_ttn_is_a_statistics_rule_for_any_method():
+    rule = TTN(momentum=0.1, prior_batches=1, epochs=0, batch_size=8, augment=shifted)
+    adapter = dp.tent(lively(WideResNet()), select=dp.ConfidenceDifference(), statistics=rule)
+    with pytest.raises(dp.errors.NotPreparedError, match="TTN"):
+        adapter(batches(1)[0])
+    adapter.prepare(source_data())
+    adapter(batches(1)[0])
+    assert adapter.last.kept == 1.0
+
+
+def test_ttn_without_affine_parameters_is_refused():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(256, 5))
+    with pytest.raises(dp.errors.ModelError, match="`1`"):
+        dp.ttn(model).prepare(source_data())
+
+
+def test_ttn_without_batch_norm_has_nothing_to_learn():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    images = batches(1)[0]
+    adapter = dp.ttn(model).prepare(source_data())
+    with torch.no_grad():
+        assert torch.equal(adapter(images), model(images))
