@@ -1,9 +1,9 @@
 """Every method, with and without the paper's selection, at settings small enough to run hundreds of times."""
 
 import torch
-from networks import CLASSES
 
 import driftproof as dp
+from networks import CLASSES
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
@@ -44,8 +44,7 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
 def shifted(images, generator):
     """A random view of inputs of any shape."""
     shape = (len(images), *([1] * (images.ndim - 1)))
-    factor = torch.rand(shape, generator=generator, device=images.device, dtype=images.dtype)
-    return images * (0.5 + factor)
+    return images * (0.5 + torch.rand(shape, generator=generator)).to(images.dtype)
 
 
 def batches(count=4, size=6, seed=0, shape=(3, 8, 8)):

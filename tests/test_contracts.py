@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from cases import CASES, GRADIENT_METHODS, adapter_for, batches, same_state, source_data, state_of
-from networks import CONTRACT_NETWORKS, NORM_NETWORKS, build, lively
 
 import driftproof as dp
+from cases import CASES, GRADIENT_METHODS, adapter_for, batches, same_state, source_data, state_of
+from networks import CONTRACT_NETWORKS, NORM_NETWORKS, build, lively
 
 
 @pytest.fixture(params=CONTRACT_NETWORKS)

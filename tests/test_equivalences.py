@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import adapter_for, batches, shifted, source_data
-from networks import CONTRACT_NETWORKS, WideResNet, build, lively
 from torch import nn
 
 import driftproof as dp
+from cases import adapter_for, batches, shifted, source_data
+from networks import CONTRACT_NETWORKS, WideResNet, build, lively
 
 CROWDED = ("ent", "tent", "eata", "swr", "gce", "conjugate")
 
@@ -72,7 +72,9 @@ def test_crowd_selection_by_hand(model, every_parameter, on):
         with torch.no_grad():
             reference = original(images)
         logits = student(images)
-        before, after = (reference, logits.detach()) if on == "logits" else (reference.softmax(1), logits.detach().softmax(1))
+        before, after = (
+            (reference, logits.detach()) if on == "logits" else (reference.softmax(1), logits.detach().softmax(1))
+        )
         selected = []
         for i in range(len(images)):
             label = int(reference[i].argmax())
@@ -181,7 +183,7 @@ def test_cotta_by_hand(model, symmetric):
     threshold = sorted(sureness)[3]  # some batches will be above it, some below
     views = dp.losses.RandomViews(3, augment=lambda images, _: images.flip(-1) * 0.9)
     settings = {"threshold": threshold, "restore": 0.0, "momentum": 0.8, "views": views, "symmetric": symmetric}
-    # Without Adam: as long as teacher and student agree the gradient is rounding noise, which Adam blows up to full size.
+    # Without Adam: while teacher and student agree, the gradient is rounding noise that Adam would blow up.
     adapter = dp.cotta(model, lr=0.1, optimiser=torch.optim.SGD, **settings)
     optimiser = torch.optim.SGD(parameters, lr=0.1)
 

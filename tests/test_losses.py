@@ -18,8 +18,8 @@ RANK_4 = st.tuples(st.integers(1, 3), st.integers(2, 5), st.integers(1, 4), st.i
 
 
 @st.composite
-def logits(draw, shapes=st.one_of(RANK_2, RANK_4)):
-    shape = draw(shapes)
+def logits(draw):
+    shape = draw(st.one_of(RANK_2, RANK_4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     return torch.randn(*shape, generator=generator, dtype=torch.float64) * draw(st.sampled_from([0.1, 1.0, 8.0]))
 

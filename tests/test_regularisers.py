@@ -6,13 +6,13 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import batches, shifted, source_data
-from networks import CLASSES, SegmentationNet, WideResNet, lively
 from torch import nn
 
 import driftproof as dp
+from cases import batches, shifted, source_data
 from driftproof.parts import Step
 from driftproof.regularisers import Fisher, NearestPrototypes, Regulariser, StochasticRestore, WeightedDrift
+from networks import CLASSES, SegmentationNet, WideResNet, lively
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stubs import step_with
-from test_losses import RANK_2, RANK_4, logits
 
 import driftproof as dp
 from driftproof.selection import Selection
+from stubs import step_with
+from test_losses import RANK_2, RANK_4, logits
 
 
 def loop(step, keep):

@@ -4,14 +4,14 @@ import copy
 
 import pytest
 import torch
-from cases import batches, shifted, source_data
-from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, lively
 from torch import nn
 
 import driftproof as dp
+from cases import batches, shifted, source_data
 from driftproof.network import Network
 from driftproof.norms import BatchNorm
 from driftproof.statistics import TTN, Batch, Blend, Source
+from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, lively
 
 
 class SlowBlendNorm(nn.Module):
@@ -161,7 +161,9 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
     after = dp.tent(model, lr=0.0, output="after", statistics=statistics)
     for images in batches(3):
         plain(images), twice(images), after(images)
-    for one, other, third in zip(plain.network.layer_rules, twice.network.layer_rules, after.network.layer_rules, strict=True):
+    for one, other, third in zip(
+        plain.network.layer_rules, twice.network.layer_rules, after.network.layer_rules, strict=True
+    ):
         assert torch.equal(one.mean, other.mean)
         assert torch.equal(one.mean, third.mean)
 
@@ -178,14 +180,18 @@ def test_source_statistics_can_differ_for_the_frozen_network():
 
 
 def test_blend_needs_source_statistics():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.LazyLinear(3))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.LazyLinear(3)
+    )
     model(torch.rand(2, 3, 4, 4))
-    with pytest.raises(dp.errors.ModelError, match="`1`.*running statistics"):
+    with pytest.raises(dp.errors.ModelError, match=r"`1`.*running statistics"):
         dp.tent(model, statistics=Blend(0.5))
     assert dp.tent(model)(torch.rand(2, 3, 4, 4)).isfinite().all()
 
 
-@pytest.mark.parametrize("construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0)])
+@pytest.mark.parametrize(
+    "construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0)]
+)
 def test_bad_hyper_parameters_are_refused(construct):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
         construct()

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from driftproof.norms import batch_norms, has_source_statistics, normalisation_layers
 
-__all__ = ["Problem", "check"]
+__all__ = ["Problem", "check", "obstacles", "uncopyable"]
 
 Severity = Literal["error", "warning", "note"]
 
@@ -52,16 +52,35 @@ def check(model: nn.Module) -> list[Problem]:
 
 
 def _problems(model: nn.Module) -> Iterator[Problem]:
-    fundamental = list(_fundamental(model))
-    yield from fundamental
-    if fundamental:
+    errors = obstacles(model)
+    if not errors:
+        try:
+            copy.deepcopy(model)
+        except Exception as error:  # anything a user's own __deepcopy__ may raise
+            errors = [uncopyable(error)]
+    yield from errors
+    if errors:
         return
     yield from _normalisation(model)
     yield from _weights(model)
     yield from _randomness(model)
 
 
-def _fundamental(model: nn.Module) -> Iterator[Problem]:
+def obstacles(model: nn.Module) -> list[Problem]:
+    """The errors that can be seen without copying the model."""
+    return list(_obstacles(model))
+
+
+def uncopyable(error: Exception) -> Problem:
+    """The problem of a model whose copying raised `error`."""
+    return Problem(
+        "error",
+        f"The model cannot be copied: {error}",
+        "Replace what cannot be copied; for weight or spectral norm use torch.nn.utils.parametrizations.",
+    )
+
+
+def _obstacles(model: nn.Module) -> Iterator[Problem]:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
             "error", f"The model is wrapped in {type(model).__name__}", "Pass the model inside, `model.module`."
@@ -85,14 +104,6 @@ def _fundamental(model: nn.Module) -> Iterator[Problem]:
         yield Problem("error", "The model's weights are on the meta device", "Load its weights first.")
     elif len({parameter.device for parameter in parameters.values()}) > 1:
         yield Problem("error", "The model is spread over several devices", "Move it to one with `model.to(device)`.")
-    try:
-        copy.deepcopy(model)
-    except Exception as error:  # anything a user's own __deepcopy__ may raise
-        yield Problem(
-            "error",
-            f"The model cannot be copied: {error}",
-            "Replace what cannot be copied; for weight or spectral norm use torch.nn.utils.parametrizations.",
-        )
 
 
 def _normalisation(model: nn.Module) -> Iterator[Problem]:

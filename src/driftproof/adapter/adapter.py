@@ -1,7 +1,7 @@
 """The adapter: predict, select, step."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter import snapshot
+from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, two_copies
-from driftproof.adapter.undo import Undo, all_finite
+from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, ModelError, NotPreparedError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Network
@@ -25,7 +25,6 @@ from driftproof.statistics import Statistics
 
 __all__ = ["Adapter", "Settings"]
 
-Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Novelty = Callable[[Step], Tensor]
 
 
@@ -87,12 +86,9 @@ class Adapter(nn.Module):
         (torch.Size([4, 5]), 1.0)
     """
 
-    optimiser: torch.optim.Optimizer
     _index: int
     _last: Record | None
-    _waiting: tuple[Tensor, ...]
-    _batches_waiting: int
-    _undo: Undo
+    _stepper: Stepper
 
     def __init__(
         self,
@@ -104,7 +100,7 @@ class Adapter(nn.Module):
         select: Selection | None = None,
         mean_entropy: float | None = None,
         regulariser: Regulariser | None = None,
-        optimiser: Optimiser | None = None,
+        optimiser: MakeOptimiser | None = None,
         accumulate: int = 1,
         source_statistics: Statistics | None = None,
         average_over: Literal["selected", "batch"] = "selected",
@@ -179,12 +175,13 @@ class Adapter(nn.Module):
                 self.source.discard()
 
     def _predict(self, step: Step) -> Tensor:
+        novelty = self._novelty(step)
         sound = bool(step.logits.isfinite().all())
         if sound:
             self._commit(step)
         self._last = Record(
             selected=torch.zeros_like(step.weights, dtype=torch.bool),
-            novelty=self._novelty(step),
+            novelty=novelty,
             skipped=None if sound else self._diagnosis(step),
         )
         return step.answer
@@ -197,7 +194,13 @@ class Adapter(nn.Module):
             step.weights = self.select.weigh(step)
         selected = step.weights > 0
         objective = self._objective(step, losses, selected)
-        sound, wanted, stepped = self._attempt(objective, selected)
+        if not objective.requires_grad:
+            raise ModelError(f"No parameter that {self.scope} lets move has any influence on the model's output.")
+        # Without a mean-entropy term, a batch in which nothing is selected has nothing to teach.
+        useful = selected.any() | (self.mean_entropy != 0)
+        with torch.no_grad():
+            novelty = self._novelty(step)
+        sound, wanted, stepped = self._stepper.attempt(objective, useful)
         if sound:
             self._commit(step)
         if sound and wanted:
@@ -205,15 +208,15 @@ class Adapter(nn.Module):
                 part.on_batch(step)
                 if stepped:
                     part.on_step(step)
-        with torch.no_grad():
-            self._last = Record(
-                selected=selected if sound else torch.zeros_like(selected),
-                novelty=self._novelty(step),
-                objective=objective.detach(),
-                stepped=stepped,
-                skipped=None if sound and wanted else self._diagnosis(step, objective, sound=sound),
-            )
-            if sound and self.output == "after":
+        self._last = Record(
+            selected=selected if sound else torch.zeros_like(selected),
+            novelty=novelty,
+            objective=objective.detach(),
+            stepped=stepped,
+            skipped=None if sound and wanted else self._diagnosis(step, objective, sound=sound),
+        )
+        if sound and self.output == "after":
+            with torch.no_grad():
                 return self.network(step.images)
         return step.answer.detach()
 
@@ -225,46 +228,6 @@ class Adapter(nn.Module):
             objective = objective - self.mean_entropy * mean_prediction_entropy(step.log_probabilities, over)
         penalty = None if self.regulariser is None else self.regulariser.penalty(step)
         return objective if penalty is None else objective + penalty
-
-    def _attempt(self, objective: Tensor, selected: Tensor) -> tuple[bool, bool, bool]:
-        """Take the step, look at the result once, and take it back if it is no good.
-
-        Returns whether all numbers are finite, whether there was anything to learn, and whether the optimiser moved.
-        """
-        if not objective.requires_grad:
-            raise ModelError(f"No parameter that {self.scope} lets move has any influence on the model's output.")
-        gradients = torch.autograd.grad(objective, self._movable, materialize_grads=True)
-        if self._waiting:
-            gradients = tuple(a + b for a, b in zip(self._waiting, gradients, strict=True))
-        due = self._batches_waiting + 1 == self.accumulate
-        if due:
-            self._undo.remember()
-            self._step(gradients)
-        checked = [objective, *gradients, *(self._undo.live() if due else ())]
-        something = selected.any() if self.mean_entropy == 0 else torch.ones_like(selected.any())
-        # The one place where the host waits for the device: whether to keep the step is decided here.
-        sound, wanted = torch.stack([all_finite(checked), something]).tolist()
-        if not (sound and wanted):
-            if due:
-                self._undo.restore()
-            return sound, wanted, False
-        self._waiting = () if due else gradients
-        self._batches_waiting = 0 if due else self._batches_waiting + 1
-        return True, True, due
-
-    def _step(self, gradients: tuple[Tensor, ...]) -> None:
-        if self.accumulate > 1:
-            gradients = tuple(torch._foreach_div(gradients, float(self.accumulate)))
-        for parameter, gradient in zip(self._movable, gradients, strict=True):
-            parameter.grad = gradient
-        try:
-            self.optimiser.step()
-        except BaseException:
-            self._undo.restore()
-            raise
-        finally:
-            for parameter in self._movable:
-                parameter.grad = None
 
     def _commit(self, step: Step) -> None:
         self._index += 1
@@ -308,7 +271,7 @@ class Adapter(nn.Module):
             source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
             progress: Called with the name of the stage and the number of images done in it.
         """
-        if self._index > 0 or self._batches_waiting > 0:
+        if self._index > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
         before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
         with torch.inference_mode(False), torch.enable_grad():
@@ -339,21 +302,19 @@ class Adapter(nn.Module):
     def _begin(self) -> None:
         self._index = 0
         self._last = None
-        self._waiting = ()
-        self._batches_waiting = 0
         self.network.begin()
         self.source.begin()
         for part in self._parts:
             part.begin(self.network, self._movable)
-        self._rebuild_optimiser()
+        self._begin_steps()
 
-    def _rebuild_optimiser(self, state: dict[str, Any] | None = None) -> None:
+    def _begin_steps(self, state: dict[str, Any] | None = None) -> None:
+        """Make the optimiser anew, where a state is given with that state."""
         if self._names:
             assert self._make_optimiser is not None  # the constructor saw to it
-            self.optimiser = self._make_optimiser(self._movable)
+            self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate)
             if state is not None:
-                self.optimiser.load_state_dict(state)
-            self._undo = Undo(self.optimiser)
+                self._stepper.load_state_dict(state)
 
     def unwrap(self) -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.
@@ -381,17 +342,24 @@ class Adapter(nn.Module):
         return dict(zip(self._names, self._movable, strict=True))
 
     @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The optimiser at work, for those who schedule its learning rate."""
+        if not self._names:
+            raise CallOrderError("Nothing moves, so there is no optimiser.")
+        return self._stepper.optimiser
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.network.model.parameters()).device
 
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
-        return snapshot.taken(self)
+        return snapshot.capture(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
         """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
-        snapshot.applied(self, state)
+        snapshot.restore(self, state)
 
     def save(self, path: str | Path) -> None:
         """Write the state as a safetensors file, all or nothing: a file that was there survives a failure."""
@@ -402,28 +370,8 @@ class Adapter(nn.Module):
         self.load_state_dict(snapshot.read(Path(path), self.device))
         return self
 
-    def describe(self) -> dict[str, str]:
-        """The choice on each axis, in words."""
-        optimiser = type(self.optimiser).__name__ if self._names else "None"
-        return {
-            "scope": repr(self.scope),
-            "statistics": repr(self.statistics),
-            "source_statistics": repr(self.source_statistics),
-            "loss": repr(self.loss),
-            "select": repr(self.select),
-            "mean_entropy": repr(self.mean_entropy),
-            "regulariser": repr(self.regulariser),
-            "optimiser": optimiser if self.accumulate == 1 else f"{optimiser}, every {self.accumulate} batches",
-            "average_over": self.average_over,
-            "mean_entropy_over": self.mean_entropy_over,
-        }
-
     def __repr__(self) -> str:
-        every = sum(parameter.numel() for parameter in self.network.model.parameters())
-        some = sum(parameter.numel() for parameter in self._movable)
-        title = f"Adapter of {type(self.network.model).__name__}: {some:,} of {every:,} parameters move"
-        chosen = {axis: choice for axis, choice in self.describe().items() if choice != "None"}
-        return "\n".join([title, *(f"  {axis:<18} {choice}" for axis, choice in chosen.items())])
+        return sentence.shown(self)
 
     def train(self, mode: bool = True) -> Self:
         """Change nothing: whether an adapter learns, and how its layers normalise, is not a matter of mode."""
@@ -434,11 +382,10 @@ class Adapter(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        optimiser_state = self.optimiser.state_dict() if self._names else None
+        steps = self._stepper.state_dict() if self._names else None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._waiting = tuple(fn(gradient) for gradient in self._waiting)
         self._find_parameters()
-        self._rebuild_optimiser(optimiser_state)
+        self._begin_steps(steps)
         return self
 
     def _find_parameters(self) -> None:

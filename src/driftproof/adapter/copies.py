@@ -4,7 +4,7 @@ import copy
 
 from torch import nn
 
-from driftproof.check import check
+from driftproof.check import obstacles, uncopyable
 from driftproof.errors import ModelError
 from driftproof.scopes import Scope
 
@@ -15,7 +15,7 @@ def refuse_unsuitable(model: nn.Module) -> None:
     """Refuse a model that cannot be adapted at all, naming every reason."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
-    errors = [problem for problem in check(model) if problem.severity == "error"]
+    errors = obstacles(model)
     if errors:
         raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
 
@@ -26,7 +26,11 @@ def two_copies(model: nn.Module, scope: Scope) -> tuple[nn.Module, nn.Module, tu
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
     frozen copy of a network that adapts its normalisation layers costs next to nothing.
     """
-    adapting = _detached(copy.deepcopy(model))
+    try:
+        adapting = _detached(copy.deepcopy(model))
+    except Exception as error:  # anything a user's own __deepcopy__ may raise
+        problem = uncopyable(error)
+        raise ModelError(f"{problem.what}. {problem.remedy}") from error
     moving = scope.parameters(adapting)
     identities = {id(parameter) for parameter in moving.values()}
     shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}

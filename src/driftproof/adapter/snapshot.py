@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
 from driftproof.norms import BatchNorm
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["applied", "read", "taken", "write"]
+__all__ = ["capture", "read", "restore", "write"]
 
 _FORMAT = 1
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -49,47 +50,46 @@ class _Slot(NamedTuple):
             self.module._buffers[self.name] = tensor
 
 
-def taken(adapter: "Adapter") -> dict[str, Tensor]:
+def capture(adapter: "Adapter") -> dict[str, Tensor]:
     """The state as it is now, in copies."""
     tensors = {key: tensor for key, slot in _slots(adapter).items() if (tensor := slot.tensor) is not None}
-    tensors |= {f"accumulated.{index}": gradient for index, gradient in enumerate(adapter._waiting)}
     loose: dict[str, Tensor] = {}
-    optimiser = _encoded(adapter.optimiser.state_dict(), "optimiser", loose) if adapter._names else None
+    steps = _encoded(adapter._stepper.state_dict(), "steps", loose) if adapter._names else None
     meta = {
         "format": _FORMAT,
-        "method": adapter.describe(),
+        "method": described(adapter),
         "source": fingerprint(adapter.source.model),
         "seed": adapter.seed,
         "index": adapter._index,
-        "batches_waiting": adapter._batches_waiting,
-        "optimiser": optimiser,
+        "steps": steps,
     }
     state = {key: tensor.detach().clone().contiguous() for key, tensor in (tensors | loose).items()}
     return state | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
 
-def applied(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
+def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     """Check that `state` belongs to `adapter`, then put it in place; a refused state changes nothing."""
     meta = _meta(state)
-    _refuse_other_method(meta["method"], adapter.describe())
+    _refuse_other_method(meta["method"], described(adapter))
     _refuse_other_model(meta["source"], fingerprint(adapter.source.model))
     slots = _slots(adapter)
-    names = [key for key in state if key.split(".")[0] not in ("meta", "optimiser", "accumulated")]
+    names = [key for key in state if key.split(".")[0] not in ("meta", "steps")]
     unknown = [key for key in names if key not in slots]
     missing = [key for key, slot in slots.items() if slot.is_parameter and key not in state]
     if unknown or missing:
         raise StateError(f"Expected the tensors of this method, but {_differing(unknown, missing)}.")
+    for key in names:
+        own = slots[key].tensor
+        if own is not None and own.shape != state[key].shape:
+            raise StateError(f"Expected {key} to be of shape {tuple(own.shape)}, but got {tuple(state[key].shape)}.")
     device = adapter.device
-    waiting = tuple(state[f"accumulated.{i}"].to(device).clone() for i in range(_count(state, "accumulated")))
-    optimiser_state = _decoded(meta["optimiser"], state)
+    steps = _decoded(meta["steps"], state)
     for key, slot in slots.items():
         slot.put(state[key].to(device).clone() if key in state else None)
     adapter.seed = meta["seed"]
     adapter._index = meta["index"]
-    adapter._batches_waiting = meta["batches_waiting"]
-    adapter._waiting = waiting
     adapter._last = None
-    adapter._rebuild_optimiser(optimiser_state)
+    adapter._begin_steps(steps)
 
 
 def write(state: dict[str, Tensor], path: Path) -> None:
@@ -204,10 +204,6 @@ def _differing(unknown: list[str], missing: list[str]) -> str:
     if missing:
         parts.append(f"it lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
     return "; ".join(parts)
-
-
-def _count(state: Mapping[str, Tensor], prefix: str) -> int:
-    return sum(1 for key in state if key.startswith(f"{prefix}."))
 
 
 def _encoded(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401  # JSON has no static type

@@ -71,7 +71,7 @@ class Step:
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """ln ŷ of the adapting network, with its graph even where the first to ask needs none."""
+        """Ln ŷ of the adapting network, with its graph even where the first to ask needs none."""
         with torch.set_grad_enabled(self.logits.requires_grad):
             return log_probabilities(self.logits)
 

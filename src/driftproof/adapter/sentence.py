@@ -1,0 +1,40 @@
+"""An adapter in words."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["described", "shown"]
+
+
+def described(adapter: "Adapter") -> dict[str, str]:
+    """The choice on each axis; two adapters that agree here are the same method."""
+    optimiser = type(adapter.optimiser).__name__ if adapter.moving else "None"
+    return {
+        "scope": repr(adapter.scope),
+        "statistics": repr(adapter.statistics),
+        "source_statistics": repr(adapter.source_statistics),
+        "loss": repr(adapter.loss),
+        "select": repr(adapter.select),
+        "mean_entropy": repr(adapter.mean_entropy),
+        "regulariser": repr(adapter.regulariser),
+        "optimiser": optimiser if adapter.accumulate == 1 else f"{optimiser}, every {adapter.accumulate} batches",
+        "average_over": adapter.average_over,
+        "mean_entropy_over": adapter.mean_entropy_over,
+    }
+
+
+def shown(adapter: "Adapter") -> str:
+    """The printed form: what moves, and the choices that matter."""
+    every = sum(parameter.numel() for parameter in adapter.network.model.parameters())
+    some = sum(parameter.numel() for parameter in adapter.moving.values())
+    title = f"Adapter of {type(adapter.network.model).__name__}: {some:,} of {every:,} parameters move"
+    chosen = described(adapter)
+    if not adapter.moving:
+        chosen = {axis: chosen[axis] for axis in ("scope", "statistics")}
+    else:
+        kind, rate = type(adapter.optimiser).__name__, adapter.optimiser.param_groups[0].get("lr")
+        chosen["optimiser"] = chosen["optimiser"].replace(kind, f"{kind}(lr={rate})")
+    lines = (f"  {axis:<18} {choice}" for axis, choice in chosen.items() if choice != "None")
+    return "\n".join([title, *lines])

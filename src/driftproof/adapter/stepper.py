@@ -1,0 +1,92 @@
+"""From a loss to moved parameters, or to none."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.adapter.undo import Undo, all_finite
+
+__all__ = ["MakeOptimiser", "Outcome", "Stepper"]
+
+MakeOptimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Outcome(NamedTuple):
+    """What came of a batch.
+
+    Attributes:
+        sound: Whether every number was finite.
+        wanted: Whether there was anything to learn.
+        stepped: Whether the optimiser moved the parameters.
+    """
+
+    sound: bool
+    wanted: bool
+    stepped: bool
+
+
+class Stepper:
+    """Accumulates gradients, takes the optimiser's step, looks at the result once, and takes it back if it is no good.
+
+    Args:
+        parameters: What moves.
+        make: Makes the optimiser.
+        accumulate: Batches whose gradients are averaged for one step.
+    """
+
+    def __init__(self, parameters: tuple[nn.Parameter, ...], make: MakeOptimiser, accumulate: int) -> None:
+        self.parameters = parameters
+        self.accumulate = accumulate
+        self.optimiser = make(parameters)
+        self.total: tuple[Tensor, ...] = ()
+        self.waiting = 0
+        self._undo = Undo(self.optimiser)
+
+    def attempt(self, objective: Tensor, wanted: Tensor) -> Outcome:
+        """Learn from one batch.
+
+        Args:
+            objective: The loss, with its graph.
+            wanted: Whether the batch holds anything to learn from, as a boolean tensor.
+        """
+        gradients = torch.autograd.grad(objective, self.parameters, materialize_grads=True)
+        if self.waiting:
+            gradients = tuple(before + now for before, now in zip(self.total, gradients, strict=True))
+        due = self.waiting + 1 == self.accumulate
+        if due:
+            self._undo.remember()
+            self._step(gradients)
+        finite = all_finite([objective, *gradients, *(self._undo.live() if due else ())])
+        # The one place where the host waits for the device: whether to keep the step is decided here.
+        sound, useful = torch.stack([finite, wanted]).tolist()
+        if sound and useful:
+            self.total, self.waiting = ((), 0) if due else (gradients, self.waiting + 1)
+        elif due:
+            self._undo.restore()
+        return Outcome(sound, useful, stepped=due and sound and useful)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the parameters themselves."""
+        return {"optimiser": self.optimiser.state_dict(), "total": self.total, "waiting": self.waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; tensors go where the parameters are."""
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.total = tuple(value.to(like) for value, like in zip(state["total"], self.parameters, strict=False))
+        self.waiting = state["waiting"]
+
+    def _step(self, gradients: tuple[Tensor, ...]) -> None:
+        if self.accumulate > 1:
+            gradients = tuple(torch._foreach_div(gradients, float(self.accumulate)))
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        try:
+            self.optimiser.step()
+        except BaseException:
+            self._undo.restore()
+            raise
+        finally:
+            for parameter in self.parameters:
+                parameter.grad = None

@@ -1,0 +1,549 @@
+"""The loop itself: accumulation, options, bad models, and what a user may bring."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import driftproof as dp
+from cases import adapter_for, batches, same_state, shifted, source_data, state_of
+from networks import CLASSES, DataclassNet, DictNet, GroupNormNet, TupleNet, WideResNet, build, lively
+
+
+@pytest.fixture
+def model():
+    return build("wide_resnet")
+
+
+def compose(model, **choices):
+    defaults = {
+        "scope": dp.scopes.norm_affine(),
+        "statistics": dp.statistics.Batch(),
+        "loss": dp.losses.Entropy(),
+        "optimiser": partial(torch.optim.SGD, lr=0.1),
+    }
+    return dp.Adapter(model, **(defaults | choices))
+
+
+# --- accumulation ----------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_takes_one_step_with_the_mean_gradient(model):
+    adapter = compose(model, accumulate=3)
+    student = copy.deepcopy(model).train()
+    affine = [p for m in student.modules() if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+    gradients = []
+    for index, images in enumerate(batches(6)):
+        logits = student(images)
+        loss = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        gradients.append(torch.autograd.grad(loss, affine))
+        adapter(images)
+        assert adapter.last.stepped == (index % 3 == 2)
+        if len(gradients) == 3:
+            with torch.no_grad():
+                for parameter, *parts in zip(affine, *gradients, strict=True):
+                    parameter.sub_(0.1 * sum(parts) / 3)
+            gradients = []
+            for parameter, now in zip(affine, adapter.moving.values(), strict=True):
+                torch.testing.assert_close(now, parameter, rtol=1e-4, atol=1e-6)
+
+
+def test_accumulation_survives_saving_and_bad_batches(model, tmp_path):
+    stream = batches(6)
+    expected = [state_of(run_through(compose(model, accumulate=3), stream))]
+    adapter = compose(model, accumulate=3)
+    adapter(stream[0])
+    adapter(stream[1] * float("nan"))
+    assert adapter.last.skipped
+    adapter(stream[1]), adapter.save(tmp_path / "half")
+    other = compose(model, accumulate=3).load(tmp_path / "half")
+    run_through(other, stream[2:])
+    assert same_state(expected[0], state_of(other))
+
+
+def run_through(adapter, stream):
+    for images in stream:
+        adapter(images)
+    return adapter
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+class Half(dp.selection.Selection):
+    def weigh(self, step):
+        weights = torch.zeros_like(step.weights)
+        weights[::2] = 1
+        return weights
+
+
+def test_average_over_batch_divides_by_its_size(model):
+    images = batches(1)[0]
+    over_selected = compose(model, select=Half(), mean_entropy=0.0)
+    over_batch = compose(model, select=Half(), mean_entropy=0.0, average_over="batch")
+    over_selected(images), over_batch(images)
+    assert over_batch.last.loss == pytest.approx(over_selected.last.loss / 2)
+
+
+def test_mean_entropy_over_selected(model):
+    images = batches(1)[0]
+    with torch.no_grad():
+        p = copy.deepcopy(model).train()(images).softmax(1)
+    sample = float(-(p * p.log()).sum(1)[::2].mean())
+    for over, mean in (("batch", p.mean(0)), ("selected", p[::2].mean(0))):
+        adapter = compose(model, select=Half(), mean_entropy=0.7, mean_entropy_over=over)
+        adapter(images)
+        assert adapter.last.loss == pytest.approx(sample + 0.7 * float((mean * mean.log()).sum()), rel=1e-4)
+
+
+def test_the_papers_mean_entropy_goes_with_the_papers_selection(model):
+    crowd = dp.ConfidenceDifference()
+    assert dp.tent(model).mean_entropy == 0.0
+    assert dp.tent(model, select=crowd).mean_entropy == 0.5
+    assert dp.tent(model, select=crowd, mean_entropy=0.2).mean_entropy == 0.2
+    assert dp.tent(model, select=dp.EntropyBelow()).mean_entropy == 0.0
+    assert dp.swr(model).mean_entropy == 0.5
+    assert dp.eata(model, select=crowd).mean_entropy == 0.5
+
+
+def test_output_after_the_update(model):
+    before, after = compose(model), compose(model, output="after")
+    first, second = batches(2)
+    before(first)
+    answer = after(first)
+    with torch.no_grad():
+        torch.testing.assert_close(answer, before.network(first))
+    assert not answer.requires_grad
+    assert torch.equal(state_of(before)["model.norm.weight"], state_of(after)["model.norm.weight"])
+    after(second * float("nan"))
+    assert after.last.skipped
+
+
+def test_novelty_can_be_any_function_of_the_step(model):
+    adapter = dp.tent(model, novelty=lambda step: -step.confidence_gain)
+    for images in batches(3):
+        adapter(images)
+    assert adapter.last.novelty.abs().max() > 0, "plain TENT, scored against the frozen model"
+    default = dp.tent(model)
+    images = batches(1)[0]
+    logits = default(images)
+    torch.testing.assert_close(default.last.novelty, dp.scores.msp(logits))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"accumulate": 0},
+        {"average_over": "everything"},
+        {"mean_entropy_over": "nothing"},
+        {"output": "during"},
+        {"loss": None},
+        {"optimiser": None},
+    ],
+)
+def test_bad_options_are_refused(model, choices):
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
+        compose(model, **choices)
+
+
+def test_parts_are_copied_so_one_instance_serves_two_adapters(model):
+    select = dp.EntropyBelow(2.0) & dp.NonRedundant(0.99)
+    first, second = compose(model, select=select), compose(model, select=select)
+    first(batches(1)[0])
+    assert first.select.parts[1].average is not None
+    assert second.select.parts[1].average is None
+    assert select.parts[1].average is None
+
+
+def test_frozen_and_adapting_network_share_what_cannot_move(model):
+    adapter = dp.tent(model)
+    ours = {parameter.data_ptr() for parameter in adapter.network.parameters()}
+    theirs = {parameter.data_ptr() for parameter in adapter.source.parameters()}
+    assert len(theirs - ours) == len(adapter.moving)
+    assert not {p.data_ptr() for p in adapter.moving.values()} & theirs
+
+
+# --- bad models and bad steps ----------------------------------------------------------------------------------------
+
+
+class Moody(WideResNet):
+    """Returns NaN when its input is bright."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return logits * torch.where(x.mean() > 5, torch.nan, 1.0)
+
+
+@pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata", "swr+crowd", "cotta"])
+def test_a_model_that_returns_nan_is_skipped(case):
+    adapter = adapter_for(case, lively(Moody()))
+    first, second = batches(2)
+    adapter(first)
+    before = state_of(adapter)
+    adapter(first + 10)
+    assert adapter.last.skipped == "NaN or Inf in the model's logits"
+    assert adapter.last.kept == 0
+    assert same_state(before, state_of(adapter))
+    assert adapter(second).isfinite().all()
+    assert adapter.last.skipped is None
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam, torch.optim.RMSprop])
+def test_a_step_that_explodes_is_taken_back(model, make):
+    adapter = dp.tent(model, lr=1e-3, optimiser=make)
+    first, second = batches(2)
+    for explode_first in (True, False):
+        adapter.reset()
+        if not explode_first:
+            adapter(first)
+        before = state_of(adapter)
+        adapter.optimiser.param_groups[0]["lr"] = float("inf")
+        adapter(first)
+        assert adapter.last.skipped == "NaN or Inf in the gradient or the updated parameters"
+        assert not adapter.last.stepped
+        adapter.optimiser.param_groups[0]["lr"] = 1e-3
+        assert same_state(before, state_of(adapter))
+        adapter(second)
+        assert adapter.last.stepped
+
+
+class Cliff(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.inf
+
+
+class Treacherous(WideResNet):
+    """Finite predictions, infinite gradients."""
+
+    def forward(self, x):
+        return Cliff.apply(super().forward(x))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_infinite_gradient_is_skipped(accumulate):
+    adapter = dp.tent(lively(Treacherous()), accumulate=accumulate)
+    before = state_of(adapter)
+    for images in batches(3):
+        assert adapter(images).isfinite().all()
+        assert adapter.last.skipped == "NaN or Inf in the gradient or the updated parameters"
+    assert same_state(before, state_of(adapter))
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        raise RuntimeError("no luck")
+
+
+def test_an_optimiser_that_raises_leaves_the_state_intact(model):
+    adapter = dp.tent(model, optimiser=Failing)
+    before = state_of(adapter)
+    with pytest.raises(RuntimeError, match="no luck"):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+    assert all(parameter.grad is None for parameter in adapter.parameters())
+
+
+def test_a_scope_without_influence_is_named(model):
+    model.unused = nn.BatchNorm2d(4)
+    adapter = compose(model, scope=dp.scopes.named("unused.*"))
+    with pytest.raises(dp.errors.ModelError, match=r"named\('unused.\*'\).*influence"):
+        adapter(batches(1)[0])
+    assert compose(model)(batches(1)[0]).isfinite().all(), "one idle layer among others does no harm"
+
+
+@pytest.mark.parametrize(
+    ("construct", "logits"),
+    [(DictNet, "out"), (TupleNet, 1), (DataclassNet, "logits"), (DataclassNet, lambda output: output.logits)],
+)
+def test_logits_are_found_in_any_output(construct, logits):
+    adapter = dp.tent(lively_inside(construct), logits=logits, select=dp.ConfidenceDifference())
+    assert adapter(batches(1)[0]).shape == (6, CLASSES)
+    assert adapter.last.kept == 1.0
+
+
+def lively_inside(construct):
+    plain = lively(WideResNet())
+    model = construct()
+    model.load_state_dict(plain.state_dict())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("construct", "logits", "complaint"),
+    [
+        (DictNet, None, r"returned a dict with the keys \['aux', 'out'\].*logits="),
+        (DictNet, "output", r"`logits='output'` finds nothing.*aux"),
+        (TupleNet, None, "returned a tuple of 2"),
+        (TupleNet, 5, "finds nothing"),
+        (DataclassNet, None, "returned a Output"),
+        (DataclassNet, "scores", "finds nothing"),
+        (WideResNet, lambda output: output.argmax(1), r"shape \(N, C\)"),
+    ],
+)
+def test_wrong_outputs_are_explained(construct, logits, complaint):
+    adapter = dp.tent(construct(), logits=logits)
+    with pytest.raises(dp.errors.ModelError, match=complaint):
+        adapter(batches(1)[0])
+
+
+def test_features_need_a_classifier_that_is_called(model):
+    model.unused = nn.Linear(2, 2)
+    with pytest.raises(dp.errors.ModelError, match=r"`unused`.*classifier"):
+        dp.swr(model, augment=shifted).prepare(source_data())
+    with pytest.raises(dp.errors.ModelError, match="`classifier` to name a layer"):
+        dp.swr(model, augment=shifted, classifier="head").prepare(source_data())
+    task = dp.regularisers.NearestPrototypes(epochs=0, augment=shifted)
+    adapter = dp.swr(model, augment=shifted, classifier="fc", prototypes=task).prepare(source_data())
+    assert adapter(batches(1)[0]).isfinite().all()
+
+
+# --- what a user may bring -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["source", "bn_adapt", "ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(case, dtype):
+    model = build("wide_resnet").to(dtype)
+    adapter = adapter_for(case, model, prepared=False)
+    adapter.prepare([(images.to(dtype), labels) for images, labels in source_data()])
+    for images in batches(3):
+        output = adapter(images.to(dtype))
+        assert output.dtype == dtype
+        assert output.isfinite().all()
+        assert adapter.last.skipped in (None, "nothing was selected")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_first_batch_selects_everything_in_any_precision(dtype):
+    adapter = dp.tent(build("wide_resnet").to(dtype), select=dp.ConfidenceDifference())
+    adapter(batches(1)[0].to(dtype))
+    assert adapter.last.kept == 1.0
+
+
+def test_autocast_of_the_caller_reaches_both_networks(model):
+    adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for index, images in enumerate(batches(3)):
+            logits = adapter(images)
+            assert logits.isfinite().all()
+            assert adapter.last.stepped
+            assert (adapter.last.kept == 1.0) or index > 0
+    assert all(parameter.dtype == torch.float32 for parameter in adapter.parameters())
+
+
+def test_a_novelty_that_fails_leaves_the_state_intact(model):
+    adapter = dp.tent(model, novelty=lambda step: step.nothing_of_the_kind)
+    before = state_of(adapter)
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+
+
+def test_the_scope_decides_whatever_was_frozen(model):
+    stream = batches(3)
+    expected = [dp.tent(model, lr=1e-2)(images) for images in stream[:1]]
+    model.requires_grad_(False)
+    adapter = dp.tent(model, lr=1e-2)
+    assert torch.equal(adapter(stream[0]), expected[0])
+    assert adapter.last.stepped
+    plain = adapter.unwrap()
+    assert not any(parameter.requires_grad for parameter in plain.parameters()), "as the user had it"
+    held = compose(model, scope=dp.scopes.norm_affine().without("blocks.0.*"))
+    run_through(held, stream)
+    assert not any(name.startswith("blocks.0.") for name in held.moving)
+    assert torch.equal(held.unwrap().blocks[0].bn1.weight, model.blocks[0].bn1.weight)
+    assert not torch.equal(held.unwrap().norm.weight, model.norm.weight)
+
+
+def test_dropout_stays_off():
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.Dropout(0.9), nn.Linear(16, 5)
+    ).train()
+    images = batches(1)[0]
+    adapter = dp.bn_adapt(model)
+    assert torch.equal(adapter(images), adapter(images))
+
+
+def test_a_model_without_normalisation_still_has_ent():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    with pytest.raises(dp.errors.ModelError, match=r"norm_affine\(\) finds no parameter in Sequential.*check"):
+        dp.tent(model)
+    adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    run_through(adapter, batches(3))
+    assert adapter.last.stepped
+    tent = dp.tent(model, scope=dp.scopes.named("1.weight"))
+    run_through(tent, batches(2))
+    assert list(tent.moving) == ["1.weight"]
+
+
+def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(tmp_path):
+    class Counting(GroupNormNet):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return super().forward(x)
+
+    adapter = dp.tent(Counting())
+    run_through(adapter, batches(3))
+    adapter.save(tmp_path / "state")
+    assert adapter.network.model.seen == 3
+    assert dp.tent(Counting()).network.model.seen == 0
+    adapter.reset()
+    assert adapter.network.model.seen == 0
+
+
+def test_channels_last_and_lone_images_of_other_sizes(model):
+    adapter = dp.tent(model, select=dp.ConfidenceDifference())
+    adapter(batches(1)[0].contiguous(memory_format=torch.channels_last))
+    adapter(batches(1, shape=(3, 12, 10))[0])
+    assert adapter.last.stepped
+
+
+def test_a_whole_adapter_can_be_copied(model):
+    adapter = adapter_for("cotta+crowd", model)
+    first, second, third = batches(3)
+    adapter(first)
+    twin = copy.deepcopy(adapter)
+    assert torch.equal(adapter(second), twin(second))
+    before = state_of(adapter)
+    twin(third)
+    assert same_state(before, state_of(adapter))
+
+
+# --- preparation -----------------------------------------------------------------------------------------------------
+
+
+def test_forgetting_to_prepare_is_a_named_error(model):
+    for forgetful in (dp.eata(model), dp.swr(model), dp.ttn(model)):
+        with pytest.raises(dp.errors.NotPreparedError, match=r"prepare\(source\)"):
+            forgetful(batches(1)[0])
+    assert dp.eata(model, fisher=0.0)(batches(1)[0]).isfinite().all(), "nothing to prepare"
+
+
+def test_preparation_does_not_depend_on_the_loaders_batches(model):
+    source = source_data()
+    images, labels = (torch.cat(side) for side in zip(*source, strict=True))
+    one_by_one = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
+    importance = [
+        dp.eata(model, fisher_batch_size=6).prepare(data).regulariser.importance
+        for data in (source, [(images, labels)], one_by_one)
+    ]
+    for other in importance[1:]:
+        assert torch.equal(importance[0], other)
+
+
+def test_progress_is_reported(model):
+    seen = []
+    dp.eata(model, fisher_batch_size=6, fisher_samples=10).prepare(
+        source_data(), progress=lambda stage, done: seen.append((stage, done))
+    )
+    assert seen == [("Fisher", 6), ("Fisher", 10)]
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ([], "empty"),
+        (iter([]), "iterator"),
+        ([torch.rand(4, 3, 8, 8)], r"yield \(images, labels\)"),
+        ([(torch.rand(4, 3, 8, 8), torch.zeros(3, dtype=torch.long))], "one integer label"),
+        ([(torch.rand(4, 3, 8, 8), torch.zeros(4))], "one integer label"),
+    ],
+)
+def test_bad_source_data_is_refused(model, source, complaint):
+    adapter = dp.eata(model)
+    with pytest.raises(dp.errors.InputError, match=complaint):
+        adapter.prepare(source)
+    with pytest.raises(dp.errors.NotPreparedError):
+        adapter(batches(1)[0])
+
+
+def test_a_preparation_that_fails_changes_nothing(model):
+    adapter = dp.swr(model, augment=shifted)
+
+    class Breaking(list):
+        def __iter__(self):
+            yield from source_data()
+            if self:
+                raise OSError("disk gone")
+            self.append(1)
+
+    with pytest.raises(OSError, match="disk gone"):
+        adapter.prepare(Breaking())
+    assert all(
+        buffer is None for part in adapter.regulariser.members for buffer in [part._buffers.get("tensor_weights")]
+    )
+
+
+def test_prepare_comes_before_the_first_batch(model):
+    adapter = dp.tent(model)
+    adapter(batches(1)[0])
+    with pytest.raises(dp.errors.CallOrderError, match=r"reset\(\)"):
+        adapter.prepare(source_data())
+    adapter.reset().prepare(source_data())
+
+
+def test_segmentation_labels_may_leave_pixels_out():
+    model = build("segmentation")
+    source = source_data(segmentation=True)
+    ignored = [(images, labels.clone()) for images, labels in source]
+    for _, labels in ignored:
+        labels[:, :4] = 255
+    adapter = dp.swr(model, prototypes=False, augment=shifted)
+    weights = adapter.prepare(source).regulariser.tensor_weights
+    assert not torch.equal(weights, adapter.prepare(ignored).regulariser.tensor_weights)
+
+
+# --- what it says of itself ------------------------------------------------------------------------------------------
+
+
+def test_asking_before_the_first_batch(model):
+    adapter = dp.tent(model)
+    with pytest.raises(dp.errors.CallOrderError, match="batch"):
+        _ = adapter.last
+    adapter(batches(1)[0])
+    adapter.reset()
+    with pytest.raises(dp.errors.CallOrderError):
+        _ = adapter.last
+
+
+def test_repr_reads_as_a_sentence(model):
+    shown = repr(dp.tent(model, select=dp.ConfidenceDifference(), accumulate=2))
+    for part in (
+        "WideResNet: 56 of ",
+        "norm_affine()",
+        "Batch()",
+        "Entropy()",
+        "ConfidenceDifference(margin=0.0",
+        "Adam(lr=0.001), every 2 batches",
+    ):
+        assert part in shown
+    with pytest.raises(dp.errors.CallOrderError, match="no optimiser"):
+        _ = dp.source(model).optimiser
+    shown = repr(dp.source(model))
+    assert "nothing()" in shown
+    assert "optimiser" not in shown
+
+
+def test_records_read_well(model):
+    adapter = dp.tent(model)
+    adapter(batches(1)[0])
+    assert repr(adapter.last).startswith("Record(seen=6, kept=1.000, loss=")
+    assert repr(adapter.last).endswith("stepped)")
+    adapter(batches(1)[0] * torch.nan)
+    assert "NaN or Inf in the images" in repr(adapter.last)
+    source = dp.source(model)
+    source(batches(1)[0])
+    assert source.last.loss is None
+    assert "loss=none, no step" in repr(source.last)

@@ -1,0 +1,91 @@
+"""Alarms against scipy's connected components."""
+
+import pytest
+import scipy.ndimage
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import driftproof as dp
+from cases import batches
+from networks import build
+
+
+@st.composite
+def novelty_maps(draw):
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    return torch.rand(shape, generator=generator)
+
+
+def by_scipy(novelty, threshold, diagonal, least_area):
+    structure = torch.ones(3, 3).numpy() if diagonal else None
+    events = set()
+    for sample, image in enumerate(novelty.numpy()):
+        labels, count = scipy.ndimage.label(image > threshold, structure)
+        for region, box in enumerate(scipy.ndimage.find_objects(labels), start=1):
+            inside = labels == region
+            if inside.sum() >= least_area:
+                rows, columns = box
+                corners = (rows.start, columns.start, rows.stop, columns.stop)
+                events.add((sample, float(image[inside].max()), int(inside.sum()), corners))
+        assert count == len(scipy.ndimage.find_objects(labels))
+    return events
+
+
+@given(novelty_maps(), st.sampled_from([0.2, 0.4, 0.6, 2.0]), st.booleans(), st.integers(1, 3))
+def test_regions_equal_scipys(novelty, threshold, diagonal, least_area):
+    found = dp.Alarm(threshold, least_area=least_area, diagonal=diagonal)(novelty)
+    ours = {(event.sample, event.novelty, event.area, event.box) for event in found}
+    assert len(ours) == len(found)
+    assert ours == by_scipy(novelty, threshold, diagonal, least_area)
+
+
+def test_long_winding_regions_are_one():
+    spiral = torch.zeros(1, 41, 41)
+    top, left, bottom, right = 0, 0, 40, 40
+    row, column = 0, 0
+    while top <= bottom and left <= right:
+        spiral[0, top, left : right + 1] = 1
+        spiral[0, top : bottom + 1, right] = 1
+        spiral[0, bottom, left : right + 1] = 1
+        spiral[0, top + 2 : bottom + 1, left] = 1
+        spiral[0, top + 2, left : left + 2] = 1
+        top, left, bottom, right = top + 2, left + 2, bottom - 2, right - 2
+    assert row == column == 0
+    events = dp.Alarm(0.5)(spiral)
+    assert len(events) == len(by_scipy(spiral, 0.5, diagonal=False, least_area=1))
+
+
+def test_samples():
+    assert dp.Alarm(0.5)(torch.tensor([0.25, 0.75, 0.5])) == [dp.Event(1, 0.75)]
+    assert dp.Alarm(0.5)(torch.empty(0)) == []
+    assert dp.Alarm(0.5)(torch.zeros(2, 4, 4)) == []
+
+
+@given(st.integers(1, 200), st.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0]), st.integers(0, 2**31))
+def test_at_rate_stays_below_the_rate_and_close_to_it(count, rate, seed):
+    ordinary = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    alarms = len(dp.Alarm.at_rate(ordinary, rate)(ordinary))
+    assert alarms <= rate * count
+    assert alarms >= rate * count - 1
+
+
+def test_the_alarm_rings_for_what_selection_rejects():
+    adapter = dp.tent(build("wide_resnet"), lr=1e-2, select=dp.ConfidenceDifference())
+    for images in batches(3, size=16):
+        adapter(images)
+        rejected = (~adapter.last.selected).nonzero().flatten().tolist()
+        assert [event.sample for event in dp.Alarm()(adapter.last.novelty)] == rejected
+    assert rejected
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(dp.errors.InputError, match=r"\(2, 3\)"):
+        dp.Alarm()(torch.zeros(2, 3))
+    with pytest.raises(dp.errors.InputError, match="at least one"):
+        dp.Alarm.at_rate(torch.empty(0), 0.1)
+    with pytest.raises(dp.errors.ConfigurationError, match="rate"):
+        dp.Alarm.at_rate(torch.rand(3), 1.1)
+    with pytest.raises(dp.errors.ConfigurationError, match="least_area"):
+        dp.Alarm(least_area=0)

@@ -1,0 +1,111 @@
+"""Random views against per-image references from the standard library and scipy."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import driftproof as dp
+from driftproof import augment
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def factor(values):
+    return torch.tensor(values, dtype=torch.float64).view(-1, 1, 1, 1)
+
+
+@given(st.integers(0, 2**31))
+def test_hue_equals_colorsys(seed):
+    images = torch.rand(3, 3, 4, 5, generator=generator(seed), dtype=torch.float64)
+    turns = [0.0, 0.21, -0.3]
+    turned = augment._hue(images, factor(turns))
+    for n, turn in enumerate(turns):
+        for y in range(4):
+            for x in range(5):
+                h, s, v = colorsys.rgb_to_hsv(*images[n, :, y, x].tolist())
+                expected = torch.tensor(colorsys.hsv_to_rgb((h + turn) % 1.0, s, v), dtype=torch.float64)
+                torch.testing.assert_close(turned[n, :, y, x], expected)
+
+
+def test_hue_of_grey_is_grey():
+    grey = torch.rand(2, 1, 3, 3).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(augment._hue(grey, torch.tensor(0.2)), grey)
+
+
+@pytest.mark.parametrize("sigma", [0.15, 0.8, 1.3])
+def test_blur_equals_scipy(sigma):
+    images = torch.rand(2, 3, 9, 11, dtype=torch.float64)
+    blurred = augment._blur(images, factor([sigma, sigma]), radius=4)
+    expected = scipy.ndimage.gaussian_filter(images.numpy(), (0, 0, sigma, sigma), mode="nearest", radius=(0, 0, 4, 4))
+    torch.testing.assert_close(blurred, torch.from_numpy(expected))
+
+
+def test_colour_jitter_written_out():
+    images = torch.rand(2, 3, 4, 4, dtype=torch.float64)
+    grey = (images * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    for n, amount in enumerate((0.4, 1.7)):
+        amounts = factor([amount, amount])
+        clip = {"min": 0, "max": 1}
+        torch.testing.assert_close(augment._brightness(images, amounts)[n], (images[n] * amount).clamp(**clip))
+        mixed = (images[n] * amount + (1 - amount) * grey[n]).clamp(**clip)
+        torch.testing.assert_close(augment._saturation(images, amounts)[n], mixed)
+        mixed = (images[n] * amount + (1 - amount) * grey[n].mean()).clamp(**clip)
+        torch.testing.assert_close(augment._contrast(images, amounts)[n], mixed)
+
+
+def affine(images, angle=0.0, x=0.0, y=0.0, scale=1.0):
+    values = {"angle": angle, "shift_x": x, "shift_y": y, "scale": scale}
+    return augment._affine(images, **{name: factor([value]) for name, value in values.items()})
+
+
+def test_affine_moves_turns_and_scales():
+    images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    torch.testing.assert_close(affine(images), images)
+    torch.testing.assert_close(affine(images, x=2 / 16)[..., 2:], images[..., :-2])
+    torch.testing.assert_close(affine(images, y=-3 / 16)[..., :-3, :], images[..., 3:, :])
+    torch.testing.assert_close(affine(images, angle=90.0), images.rot90(1, (-1, -2)))
+    spot = torch.zeros(1, 1, 33, 33, dtype=torch.float64)
+    spot[..., 16, 26] = 1
+    larger = scipy.ndimage.center_of_mass(affine(spot, scale=1.5)[0, 0].numpy())
+    np.testing.assert_allclose(larger, (16, 31), atol=0.2)
+
+
+def test_affine_keeps_angles_on_oblong_images():
+    spot = torch.zeros(1, 1, 21, 41, dtype=torch.float64)
+    spot[..., 10, 28] = 1
+    turned = scipy.ndimage.center_of_mass(affine(spot, angle=60.0)[0, 0].numpy())
+    distance = np.hypot(turned[0] - 10, turned[1] - 20)
+    assert distance == pytest.approx(8, abs=0.3)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("view", [augment.photometric, augment.cotta_view])
+def test_views_are_images_of_the_same_kind(view, channels):
+    images = torch.rand(5, channels, 8, 10)
+    first = view(images, generator(3))
+    assert first.shape == images.shape
+    assert first.min() >= 0
+    assert first.max() <= 1
+    assert torch.equal(first, view(images, generator(3)))
+    assert not torch.equal(first, view(images, generator(4)))
+
+
+def test_photometric_draws_per_image_and_cotta_per_batch():
+    images = torch.rand(1, 3, 8, 8).expand(4, -1, -1, -1)
+    drawn = augment.photometric(images, generator())
+    assert (drawn[0] - drawn[1]).abs().max() > 0.05
+    shared = augment.cotta_view(images, generator())
+    assert (shared[0] - shared[1]).abs().max() < 0.06, "only the noise differs"
+
+
+@pytest.mark.parametrize("view", [augment.photometric, augment.cotta_view])
+def test_other_inputs_are_refused(view):
+    with pytest.raises(dp.errors.InputError, match="augment="):
+        view(torch.rand(4, 6), generator())

@@ -1,0 +1,93 @@
+"""What the package shows to the world."""
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import tomllib
+
+import driftproof as dp
+from cases import batches, source_data
+from driftproof.cli import main
+from networks import build
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_public_names_are_exactly_these():
+    selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
+    classes = f"Adapter Alarm Event Problem Record {selections}"
+    functions = "bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
+    modules = "augment errors losses methods regularisers scopes scores selection statistics"
+    expected = f"{classes} {functions} {modules}".split()
+    assert sorted(dp.__all__) == sorted(expected)
+    assert all(hasattr(dp, name) for name in dp.__all__)
+
+
+def test_the_version_is_said_once_everywhere(capsys):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert dp.__version__ == declared
+    assert f"## {declared}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {declared}" in (ROOT / "CITATION.cff").read_text()
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"driftproof {declared}\n"
+
+
+def test_the_command_without_arguments_helps(capsys):
+    assert main([]) == 0
+    assert "Open-set test-time adaptation" in capsys.readouterr().out
+
+
+def test_the_core_imports_nothing_but_torch_and_safetensors():
+    script = """
+import sys
+import torch, safetensors.torch
+before = {name.partition(".")[0] for name in sys.modules}
+import driftproof
+after = {name.partition(".")[0] for name in sys.modules}
+extra = {name for name in after - before if name not in sys.stdlib_module_names}
+print(sorted(extra))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "['driftproof']"
+
+
+def code_blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def my_project(monkeypatch):
+    """What the documentation calls the reader's own."""
+    project = types.ModuleType("my_project")
+    project.model = build("wide_resnet")
+    project.stream = batches(3)
+    project.source_loader = source_data()
+    monkeypatch.setitem(sys.modules, "my_project", project)
+
+
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_code_block_in_the_documentation_runs(page, tmp_path, monkeypatch, my_project):
+    monkeypatch.chdir(tmp_path)
+    for block in code_blocks(ROOT / page):
+        exec(compile(block, page, "exec"), {})
+
+
+def test_the_documentation_builds(tmp_path):
+    """Strictly: a broken link or a missing name is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "ConfidenceDifference" in (tmp_path / "site" / "reference" / "index.html").read_text()
+
+
+def test_errors_share_one_ancestor():
+    for name in dp.errors.__all__:
+        assert issubclass(getattr(dp.errors, name), dp.errors.DriftproofError)

@@ -1,0 +1,157 @@
+"""Saved states: refused when they belong elsewhere, whole or not there at all."""
+
+import pytest
+import torch
+
+import driftproof as dp
+from cases import adapter_for, batches, same_state, state_of
+from driftproof.adapter import snapshot
+from networks import GroupNormNet, WideResNet, build, lively
+
+
+@pytest.fixture
+def model():
+    return build("wide_resnet")
+
+
+def adapted(model, **options):
+    adapter = dp.tent(model, **({"lr": 1e-2} | options))
+    adapter(batches(1)[0])
+    return adapter
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (lambda model: dp.tent(model, select=dp.ConfidenceDifference()), "select was None and is ConfidenceDifference"),
+        (lambda model: dp.gce(model), r"loss was Entropy\(\) and is GCE\(q=0.8\)"),
+        (lambda model: dp.ent(model), r"scope was norm_affine\(\) and is everything\(\)"),
+        (lambda model: dp.tent(model, optimiser=torch.optim.SGD), "optimiser was Adam and is SGD"),
+        (lambda model: dp.tent(model, accumulate=4), "optimiser was Adam and is Adam, every 4 batches"),
+        (
+            lambda model: dp.tent(model, statistics=dp.statistics.Source()),
+            r"statistics was Batch\(\) and is Source\(\)",
+        ),
+        (
+            lambda model: dp.tent(GroupNormNet()),
+            r"another architecture: it has stem.weight.*unknown here.*it lacks conv1",
+        ),
+        (
+            lambda model: dp.tent(WideResNet(width=6)),
+            r"`stem.weight` was \(4, 3, 3, 3\) of float32 and is \(6, 3, 3, 3\)",
+        ),
+        (lambda model: dp.tent(model.double()), "of float32 and is .* of float64"),
+        (lambda model: dp.tent(lively(WideResNet())), "other source weights: the values of `stem.weight` differ"),
+    ],
+)
+def test_a_state_from_elsewhere_is_refused_with_the_difference(model, tmp_path, other, complaint):
+    adapted(model).save(tmp_path / "state")
+    adapter = other(model)
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=complaint):
+        adapter.load(tmp_path / "state")
+    assert same_state(before, state_of(adapter))
+
+
+def test_a_damaged_file_is_refused_and_the_adapter_goes_on(model, tmp_path):
+    adapter = adapted(model)
+    path = tmp_path / "state"
+    adapter.save(path)
+    whole = path.read_bytes()
+    before = state_of(adapter)
+    for damage in (b"", whole[:7], whole[: len(whole) // 2], whole[:-1], b"<html>" + whole):
+        path.write_bytes(damage)
+        with pytest.raises(dp.errors.StateError, match=r"damaged|description"):
+            adapter.load(path)
+        assert same_state(before, state_of(adapter))
+    with pytest.raises(FileNotFoundError):
+        adapter.load(tmp_path / "nowhere")
+    path.write_bytes(whole)
+    adapter.load(path)
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_litter(model, tmp_path, monkeypatch):
+    adapter = adapted(model)
+    path = tmp_path / "state"
+    adapter.save(path)
+    old = path.read_bytes()
+
+    def run_out_of_space(tensors, target, metadata):
+        target.write_bytes(b"half a fi")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot, "save_file", run_out_of_space)
+    adapter(batches(1)[0])
+    with pytest.raises(OSError, match="No space"):
+        adapter.save(path)
+    assert path.read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_state_of_another_format_or_kind_is_refused(model):
+    adapter = adapted(model)
+    state = adapter.state_dict()
+    with pytest.raises(dp.errors.StateError, match="description is missing"):
+        adapter.load_state_dict({name: tensor for name, tensor in state.items() if name != "meta"})
+    text = bytes(state["meta"].tolist()).replace(b'"format": 1', b'"format": 9')
+    with pytest.raises(dp.errors.StateError, match="format 9"):
+        adapter.load_state_dict(state | {"meta": torch.tensor(list(text), dtype=torch.uint8)})
+    before = state_of(adapter)
+    extra = state | {"model.stranger": torch.zeros(1)}
+    with pytest.raises(dp.errors.StateError, match=r"it has model\.stranger, unknown here"):
+        adapter.load_state_dict(extra)
+    del state["model.norm.weight"]
+    with pytest.raises(dp.errors.StateError, match=r"it lacks model.norm.weight"):
+        adapter.load_state_dict(state)
+    assert same_state(before, state_of(adapter))
+
+
+def test_a_state_with_a_tensor_of_the_wrong_shape_is_refused(model):
+    adapter = adapted(model)
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=r"model.norm.weight to be of shape \(8,\), but got \(3,\)"):
+        adapter.load_state_dict(adapter.state_dict() | {"model.norm.weight": torch.zeros(3)})
+    assert same_state(before, state_of(adapter))
+
+
+def test_a_state_is_small(model, tmp_path):
+    adapter = dp.tent(model)
+    adapter(batches(1)[0])
+    names = [name for name in adapter.state_dict() if name.startswith("model.")]
+    assert set(names) == {f"model.{name}" for name in adapter.moving}
+
+
+def test_a_state_is_a_copy(model):
+    adapter = adapted(model)
+    state = adapter.state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    adapter(batches(1)[0])
+    assert same_state(before, state)
+
+
+def test_the_learning_rate_travels_with_the_state(model, tmp_path):
+    adapter = adapted(model)
+    adapter.optimiser.param_groups[0]["lr"] = 0.123
+    adapter.save(tmp_path / "state")
+    other = dp.tent(model).load(tmp_path / "state")
+    assert other.optimiser.param_groups[0]["lr"] == 0.123
+    assert other.optimiser.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def test_optimisers_with_tensors_and_odd_values_in_their_groups(model, tmp_path):
+    adapter = adapted(model)
+    adapter.optimiser.param_groups[0]["note"] = torch.tensor(3.0)
+    adapter.save(tmp_path / "state")
+    assert dp.tent(model).load(tmp_path / "state").optimiser.param_groups[0]["note"] == 3.0
+    adapter.optimiser.param_groups[0]["note"] = object()
+    with pytest.raises(dp.errors.StateError, match="optimiser keeps a object"):
+        adapter.save(tmp_path / "state")
+
+
+def test_the_prepared_state_travels(model, tmp_path):
+    adapter = adapter_for("eata", model)
+    adapter.save(tmp_path / "fresh")
+    other = adapter_for("eata", model, prepared=False).load(tmp_path / "fresh")
+    assert torch.equal(other.regulariser.importance, adapter.regulariser.importance)
+    images = batches(1)[0]
+    assert torch.equal(adapter(images), other(images))
