@@ -127,7 +127,7 @@ class Adapter(nn.Module):
         self.mean_entropy_over = mean_entropy_over
         self.output = output
         self.seed = seed
-        self._novelty = novelty or default_novelty
+        self._novelty = novelty or Step.novelty
         self._make_optimiser = optimiser
         with torch.inference_mode(False):
             self.statistics = copy.deepcopy(statistics)
@@ -396,13 +396,6 @@ class Adapter(nn.Module):
     def _parts(self) -> list[Part]:
         parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regulariser)
         return [part for part in parts if part is not None]
-
-
-def default_novelty(step: Step) -> Tensor:
-    """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
-    if step.compared_with_source:
-        return -step.confidence_gain
-    return 1 - step.log_probabilities.detach().amax(dim=1).exp()
 
 
 def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -86,6 +86,12 @@ class Step:
         """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class."""
         return confidence_gain(self.logits.detach(), self.source_logits)
 
+    def novelty(self) -> Tensor:
+        """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
+        if self.compared_with_source:
+            return -self.confidence_gain
+        return 1 - self.log_probabilities.detach().amax(dim=1).exp()
+
     @property
     def compared_with_source(self) -> bool:
         """Whether anybody asked for the frozen network's logits."""
