@@ -1,5 +1,6 @@
 """The one loop that every method runs in."""
 
-from driftproof.adapter.adapter import Adapter, Settings
+from driftproof.adapter.adapter import Adapter
+from driftproof.adapter.settings import Settings
 
 __all__ = ["Adapter", "Settings"]

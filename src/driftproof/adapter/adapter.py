@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, two_copies
+from driftproof.adapter.settings import Novelty
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, ModelError, NotPreparedError
 from driftproof.losses import Loss
@@ -23,23 +24,7 @@ from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 
-__all__ = ["Adapter", "Settings"]
-
-Novelty = Callable[[Step], Tensor]
-
-
-class Settings(TypedDict, total=False):
-    """What every method hands on to its `Adapter`, which documents them."""
-
-    accumulate: int
-    source_statistics: Statistics | None
-    average_over: Literal["selected", "batch"]
-    mean_entropy_over: Literal["selected", "batch"]
-    output: Literal["before", "after"]
-    novelty: Novelty | None
-    logits: LogitsAccessor | None
-    classifier: str | None
-    seed: int
+__all__ = ["Adapter"]
 
 
 class Adapter(nn.Module):

@@ -1,13 +1,15 @@
 """The published methods, each a function that fills in the sentence.
 
 All are called as `method(model, *, …) -> Adapter`; the defaults are the settings of the paper this library implements
-(batch 200, CIFAR-size images). What they have in common:
+(batch 200, CIFAR-size images). Those that take steps share these keywords:
 
-- `lr` is the learning rate, `optimiser` is called as `optimiser(parameters, lr=lr)`;
-- `select` picks the samples to learn from, `ConfidenceDifference()` being the paper's addition to every method;
-- `statistics` is what batch norm uses (None: the method's own), `scope` what moves (None: the method's own);
-- `mean_entropy` is λ_max (None: 0.5 with `ConfidenceDifference`, the method's own otherwise);
-- further keywords are those of `Adapter`.
+- `lr`, the learning rate;
+- `select`, the samples to learn from: `ConfidenceDifference()` is the paper's addition to every method;
+- `statistics`, what batch norm uses (None: the batch's own statistics);
+- `mean_entropy`, λ_max (None: 0.5 with `ConfidenceDifference`, the method's own otherwise);
+- `scope`, what moves (None: the method's own);
+- `optimiser`, called as `optimiser(parameters, lr=lr)` (Adam unless told otherwise);
+- and the keywords of `Adapter` from `accumulate` on.
 """
 
 from driftproof.methods.bn_adapt import bn_adapt

@@ -1,17 +1,13 @@
 """Conjugate pseudo-labels."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.losses import Conjugate
-from driftproof.scopes import Scope, norm_affine
+from driftproof.methods.stepping import Options, stepping
+from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["conjugate"]
 
@@ -23,11 +19,7 @@ def conjugate(
     epsilon: float = 0.0,
     temperature: float = 1.0,
     select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    **options: Unpack[Options],
 ) -> Adapter:
     """Minimise the conjugate of the training loss, on normalisation's affine parameters.
 
@@ -42,14 +34,11 @@ def conjugate(
         lr: Learning rate.
         epsilon: ε of the PolyLoss the model was trained with.
         temperature: T, divides the logits inside the loss.
-        select: See `driftproof.methods`, as for all that follows.
-        statistics: What batch norm uses.
-        mean_entropy: λ_max.
-        scope: What moves.
-        optimiser: Makes the optimiser.
-        **settings: Keywords of `Adapter`.
+        select: Which samples to learn from; None is all of them.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> adapter = dp.conjugate(model, epsilon=6.0)
@@ -59,13 +48,4 @@ def conjugate(
     Reference:
         Goyal et al., "Test-Time Adaptation via Conjugate Pseudo-labels", NeurIPS 2022.
     """
-    return Adapter(
-        model,
-        scope=scope or norm_affine(),
-        statistics=statistics or Batch(),
-        loss=Conjugate(epsilon, temperature),
-        select=select,
-        mean_entropy=mean_entropy,
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
-    )
+    return stepping(model, loss=Conjugate(epsilon, temperature), moves=norm_affine(), lr=lr, select=select, **options)

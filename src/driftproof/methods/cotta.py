@@ -1,18 +1,14 @@
 """CoTTA: follow a slowly moving teacher, forget a little at every step."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.losses import Consistency, MultiScale, RandomViews
+from driftproof.methods.stepping import Options, stepping
 from driftproof.regularisers import StochasticRestore
-from driftproof.scopes import Scope, everything
+from driftproof.scopes import everything
 from driftproof.selection import Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["cotta"]
 
@@ -28,11 +24,7 @@ def cotta(
     scales: MultiScale | None = None,
     symmetric: bool = False,
     select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    **options: Unpack[Options],
 ) -> Adapter:
     """Consistency with an averaged, augmented teacher on every parameter, with stochastic restoration.
 
@@ -49,14 +41,11 @@ def cotta(
         views: The ensemble for classification; None is 32 random views.
         scales: The ensemble for segmentation; None is five scales with mirroring.
         symmetric: The symmetrised loss CoTTA uses on ImageNet.
-        select: See `driftproof.methods`, as for all that follows.
-        statistics: What batch norm uses.
-        mean_entropy: λ_max.
-        scope: What moves.
-        optimiser: Makes the optimiser.
-        **settings: Keywords of `Adapter`.
+        select: Which samples to learn from; None is all of them.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> adapter = dp.cotta(model, threshold=0.1)
@@ -66,14 +55,12 @@ def cotta(
     Reference:
         Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
     """
-    return Adapter(
+    return stepping(
         model,
-        scope=scope or everything(),
-        statistics=statistics or Batch(),
         loss=Consistency(threshold, momentum, views=views, scales=scales, symmetric=symmetric),
+        moves=everything(),
+        lr=lr,
         select=select,
-        mean_entropy=mean_entropy,
         regulariser=StochasticRestore(restore),
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
+        **options,
     )

@@ -1,18 +1,14 @@
 """EATA: learn from reliable, non-redundant samples and hold what mattered on source data."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
+from driftproof.methods.stepping import Options, stepping
 from driftproof.regularisers import Fisher
-from driftproof.scopes import Scope, norm_affine
+from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["eata"]
 
@@ -28,11 +24,7 @@ def eata(
     fisher_samples: int = 2000,
     fisher_batch_size: int = 200,
     select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    **options: Unpack[Options],
 ) -> Adapter:
     """Entropy minimisation on selected, weighted samples with a Fisher penalty; needs `prepare`.
 
@@ -52,14 +44,11 @@ def eata(
             data.
         fisher_samples: Source images for the Fisher information.
         fisher_batch_size: Source images per mini-batch.
-        select: Replaces the filter; see `driftproof.methods`, as for all that follows.
-        statistics: What batch norm uses.
-        mean_entropy: λ_max.
-        scope: What moves.
-        optimiser: Makes the optimiser.
-        **settings: Keywords of `Adapter`.
+        select: Replaces the filter.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> source = [(torch.rand(8, 3, 4, 4), torch.arange(8) % 5)]
@@ -73,14 +62,12 @@ def eata(
     if select is None:
         select = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
         select = select & EntropyWeight(entropy_threshold) if reweight else select
-    return Adapter(
+    return stepping(
         model,
-        scope=scope or norm_affine(),
-        statistics=statistics or Batch(),
         loss=Entropy(),
+        moves=norm_affine(),
+        lr=lr,
         select=select,
-        mean_entropy=mean_entropy,
         regulariser=Fisher(fisher, fisher_samples, fisher_batch_size),
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
+        **options,
     )

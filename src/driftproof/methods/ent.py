@@ -1,50 +1,28 @@
 """ENT: minimise entropy by every parameter."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.scopes import Scope, everything
+from driftproof.methods.stepping import Options, stepping
+from driftproof.scopes import everything
 from driftproof.selection import Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["ent"]
 
 
-def ent(
-    model: nn.Module,
-    *,
-    lr: float = 1e-4,
-    select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
-) -> Adapter:
+def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[Options]) -> Adapter:
     """Entropy minimisation on every parameter with batch statistics.
 
     As `tent`, but all parameters move, at a tenth of its learning rate.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> adapter = dp.ent(model, select=dp.ConfidenceDifference())
         >>> adapter(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
     """
-    return Adapter(
-        model,
-        scope=scope or everything(),
-        statistics=statistics or Batch(),
-        loss=Entropy(),
-        select=select,
-        mean_entropy=mean_entropy,
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
-    )
+    return stepping(model, loss=Entropy(), moves=everything(), lr=lr, select=select, **options)

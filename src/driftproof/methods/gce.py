@@ -1,32 +1,19 @@
 """GCE: robust pseudo-labelling (RPL)."""
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.losses import GCE
-from driftproof.scopes import Scope, norm_affine
+from driftproof.methods.stepping import Options, stepping
+from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["gce"]
 
 
 def gce(
-    model: nn.Module,
-    *,
-    lr: float = 1e-3,
-    q: float = 0.8,
-    select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    model: nn.Module, *, lr: float = 1e-3, q: float = 0.8, select: Selection | None = None, **options: Unpack[Options]
 ) -> Adapter:
     """Generalised cross-entropy with the model's own labels, on normalisation's affine parameters.
 
@@ -37,14 +24,11 @@ def gce(
         model: The trained model.
         lr: Learning rate.
         q: q of the loss.
-        select: See `driftproof.methods`, as for all that follows.
-        statistics: What batch norm uses.
-        mean_entropy: λ_max.
-        scope: What moves.
-        optimiser: Makes the optimiser.
-        **settings: Keywords of `Adapter`.
+        select: Which samples to learn from; None is all of them.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> adapter = dp.gce(model, q=0.8)
@@ -54,13 +38,4 @@ def gce(
     Reference:
         Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
     """
-    return Adapter(
-        model,
-        scope=scope or norm_affine(),
-        statistics=statistics or Batch(),
-        loss=GCE(q),
-        select=select,
-        mean_entropy=mean_entropy,
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
-    )
+    return stepping(model, loss=GCE(q), moves=norm_affine(), lr=lr, select=select, **options)

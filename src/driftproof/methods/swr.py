@@ -1,20 +1,17 @@
 """SWR + NSP: hold shift-agnostic weights, align features with source prototypes."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
-import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter
 from driftproof.augment import Augment, photometric
 from driftproof.losses import Entropy
+from driftproof.methods.stepping import Options, stepping
 from driftproof.regularisers import NearestPrototypes, Regulariser, WeightedDrift
-from driftproof.scopes import Scope, everything
+from driftproof.scopes import everything
 from driftproof.selection import Selection
-from driftproof.statistics import Batch, Statistics
 
 __all__ = ["swr"]
 
@@ -28,11 +25,7 @@ def swr(
     prototypes: bool | NearestPrototypes = True,
     augment: Augment = photometric,
     select: Selection | None = None,
-    statistics: Statistics | None = None,
-    mean_entropy: float | None = None,
-    scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    **options: Unpack[Options],
 ) -> Adapter:
     """Entropy minimisation on every parameter, with weighted regularisation and a prototype task; needs `prepare`.
 
@@ -41,7 +34,8 @@ def swr(
 
     Open choices taken: weight 1 on the sample entropy and 0.5 on the mean entropy; λ_r = 250, the value remembered for
     CIFAR-10 and not yet tuned on held-out corruptions; the anchor is the previous iteration (the paper's default). In
-    segmentation the paper's timing leaves no room for the prototype task: pass `prototypes=False`.
+    segmentation the paper's timing leaves no room for the prototype task: pass `prototypes=False`, and with selection
+    `mean_entropy=0.2`.
 
     Args:
         model: The trained model.
@@ -50,14 +44,11 @@ def swr(
         anchor: What the parameters are held to: "previous" iteration or "source".
         prototypes: Whether to add the nearest-source-prototypes task; a `NearestPrototypes` to set it up yourself.
         augment: The change of appearance used to prepare, and for the transformed copy at test time.
-        select: See `driftproof.methods`, as for all that follows.
-        statistics: What batch norm uses.
-        mean_entropy: λ_m2; None is 0.5 with and without selection (the paper uses 0.2 with it in segmentation).
-        scope: What moves.
-        optimiser: Makes the optimiser.
-        **settings: Keywords of `Adapter`.
+        select: Which samples to learn from; None is all of them.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Example:
+        >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> source = [(torch.rand(8, 3, 4, 4), torch.arange(8) % 5)]
@@ -73,14 +64,13 @@ def swr(
     if prototypes:
         task = prototypes if isinstance(prototypes, NearestPrototypes) else NearestPrototypes(augment=augment)
         regulariser = regulariser + task
-    return Adapter(
+    return stepping(
         model,
-        scope=scope or everything(),
-        statistics=statistics or Batch(),
         loss=Entropy(),
+        moves=everything(),
+        lr=lr,
         select=select,
-        mean_entropy=0.5 if mean_entropy is None else mean_entropy,
         regulariser=regulariser,
-        optimiser=partial(optimiser, lr=lr),
-        **settings,
+        own_mean_entropy=0.5,
+        **options,
     )

@@ -1,0 +1,28 @@
+"""The keywords that every method hands on to its adapter."""
+
+from collections.abc import Callable
+from typing import Literal, TypedDict
+
+from torch import Tensor
+
+from driftproof.network import LogitsAccessor
+from driftproof.parts import Step
+from driftproof.statistics import Statistics
+
+__all__ = ["Novelty", "Settings"]
+
+Novelty = Callable[[Step], Tensor]
+
+
+class Settings(TypedDict, total=False):
+    """What every method hands on to its `Adapter`, which documents them."""
+
+    accumulate: int
+    source_statistics: Statistics | None
+    average_over: Literal["selected", "batch"]
+    mean_entropy_over: Literal["selected", "batch"]
+    output: Literal["before", "after"]
+    novelty: Novelty | None
+    logits: LogitsAccessor | None
+    classifier: str | None
+    seed: int
