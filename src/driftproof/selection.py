@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.parts import Part, Several, Step
-from driftproof.predictions import entropy, logit_gain
+from driftproof.predictions import entropy
 
 __all__ = [
     "Both",
@@ -102,8 +102,7 @@ class ConfidenceDifference(Selection):
 
     def weigh(self, step: Step) -> Tensor:
         """One where the confidence did not fall by more than the margin allows."""
-        softmax = self.on == "softmax"
-        gain = step.confidence_gain if softmax else logit_gain(step.logits.detach(), step.source_logits)
+        gain = step.confidence_gain if self.on == "softmax" else step.logit_gain
         return (gain >= self.margin).to(step.weights.dtype)
 
 

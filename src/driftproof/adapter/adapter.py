@@ -151,6 +151,7 @@ class Adapter(nn.Module):
                     source_parameters=self._starting,
                     index=self._index,
                     seed=self.seed,
+                    alike=self._alike,
                     needs_features=any(part.needs_features for part in self._parts),
                 )
                 return self._learn(step) if self._names else self._predict(step)
@@ -376,6 +377,11 @@ class Adapter(nn.Module):
     def _find_parameters(self) -> None:
         self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)
         self._starting = tuple(self.source.model.get_parameter(name) for name in self._names)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether the adapting network is still the frozen one."""
+        return self.source_statistics is None and not (self._names and self._stepper.taken)
 
     @property
     def _parts(self) -> list[Part]:

@@ -34,6 +34,12 @@ class Stepper:
         parameters: What moves.
         make: Makes the optimiser.
         accumulate: Batches whose gradients are averaged for one step.
+
+    Attributes:
+        optimiser: The optimiser at work.
+        total: The sum of the gradients that wait for their step.
+        waiting: How many batches they come from.
+        taken: How many steps the optimiser has taken.
     """
 
     def __init__(self, parameters: tuple[nn.Parameter, ...], make: MakeOptimiser, accumulate: int) -> None:
@@ -42,6 +48,7 @@ class Stepper:
         self.optimiser = make(parameters)
         self.total: tuple[Tensor, ...] = ()
         self.waiting = 0
+        self.taken = 0
         self._undo = Undo(self.optimiser)
 
     def attempt(self, objective: Tensor, wanted: Tensor) -> Outcome:
@@ -58,24 +65,28 @@ class Stepper:
         if due:
             self._undo.remember()
             self._step(gradients)
-        finite = all_finite([objective, *gradients, *(self._undo.live() if due else ())])
+        # A gradient that is not finite shows in what the optimiser made of it.
+        finite = all_finite([objective, *(self._undo.live() if due else gradients)], objective.device)
         # The one place where the host waits for the device: whether to keep the step is decided here.
         sound, useful = torch.stack([finite, wanted]).tolist()
         if sound and useful:
             self.total, self.waiting = ((), 0) if due else (gradients, self.waiting + 1)
+            self.taken += due
         elif due:
             self._undo.restore()
         return Outcome(sound, useful, stepped=due and sound and useful)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""
-        return {"optimiser": self.optimiser.state_dict(), "total": self.total, "waiting": self.waiting}
+        counts = {"waiting": self.waiting, "taken": self.taken}
+        return {"optimiser": self.optimiser.state_dict(), "total": self.total, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; tensors go where the parameters are."""
         self.optimiser.load_state_dict(state["optimiser"])
         self.total = tuple(value.to(like) for value, like in zip(state["total"], self.parameters, strict=False))
         self.waiting = state["waiting"]
+        self.taken = state["taken"]
 
     def _step(self, gradients: tuple[Tensor, ...]) -> None:
         if self.accumulate > 1:

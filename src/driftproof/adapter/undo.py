@@ -1,6 +1,7 @@
 """Taking one optimiser step back."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,16 +28,14 @@ class Undo:
         live = self.live()
         if len(live) != len(self._copies):
             self._copies = [torch.empty_like(tensor) for tensor in live]
-        with torch.no_grad():
-            torch._foreach_copy_(self._copies, live)
+        _copy(self._copies, live)
 
     def restore(self) -> None:
         """Put everything back where it was."""
         self._optimiser.state.clear()
         for parameter, state in self._entries:
             self._optimiser.state[parameter] = state
-        with torch.no_grad():
-            torch._foreach_copy_(self.live(), self._copies)
+        _copy(self.live(), self._copies)
 
     def live(self) -> list[Tensor]:
         """The tensors a step changes: parameters first, then the optimiser's own."""
@@ -44,8 +43,23 @@ class Undo:
         return self._parameters + [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether no entry of any tensor is NaN or infinite, as a tensor: nothing is fetched from the device."""
-    floating = [tensor.detach() for tensor in tensors if torch.is_floating_point(tensor) and tensor.numel()]
-    largest = torch._foreach_norm(floating, float("inf"))
-    return torch.stack([value.to(largest[0].device) for value in largest]).isfinite().all()
+def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Whether no entry of the tensors on `device` is NaN or infinite, as a tensor: nothing is fetched or sent.
+
+    Optimisers keep step counters on the host; those cannot go wrong in a way that the parameters do not show.
+    """
+    floating = [tensor for tensor in tensors if tensor.device == device and tensor.is_floating_point()]
+    with torch.no_grad():
+        return torch.stack(torch._foreach_norm(floating, float("inf"))).isfinite().all()
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    # One call per device and type, so that each is a single fused launch.
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        group = groups[target.device, target.dtype]
+        group[0].append(target)
+        group[1].append(source)
+    with torch.no_grad():
+        for ours, theirs in groups.values():
+            torch._foreach_copy_(ours, theirs)

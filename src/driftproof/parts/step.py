@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from driftproof.errors import ModelError
 from driftproof.network import Network
-from driftproof.predictions import confidence_gain, log_probabilities, widened
+from driftproof.predictions import confidence_gain, log_probabilities, logit_gain, widened
 
 __all__ = ["Step", "flat"]
 
@@ -26,6 +26,7 @@ class Step:
         parameters: What may move in `network`.
         source_parameters: The same parameters where they started, in `source`.
         index: How many batches were processed before this one.
+        alike: Whether the two networks still hold the same weights and follow the same rule.
         answer: What the adapter will return; the logits, unless the loss answers for a teacher.
         weights: What the selection gave each sample; one each until it has run.
     """
@@ -40,6 +41,7 @@ class Step:
         source_parameters: tuple[nn.Parameter, ...],
         index: int = 0,
         seed: int = 0,
+        alike: bool = False,
         needs_features: bool = False,
     ) -> None:
         self.images = images
@@ -48,6 +50,7 @@ class Step:
         self.parameters = parameters
         self.source_parameters = source_parameters
         self.index = index
+        self.alike = alike
         self._seed = seed
         self._features: Tensor | None = None
         if needs_features:
@@ -83,8 +86,18 @@ class Step:
 
     @cached_property
     def confidence_gain(self) -> Tensor:
-        """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class."""
-        return confidence_gain(self.logits.detach(), self.source_logits)
+        """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class.
+
+        Zero while the networks are alike: what they differ by then is the rounding of different kernels.
+        """
+        gain = confidence_gain(self.logits.detach(), self.source_logits)
+        return torch.zeros_like(gain) if self.alike else gain
+
+    @cached_property
+    def logit_gain(self) -> Tensor:
+        """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
+        gain = logit_gain(self.logits.detach(), self.source_logits)
+        return torch.zeros_like(gain) if self.alike else gain
 
     def novelty(self) -> Tensor:
         """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
