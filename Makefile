@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench-step clean
+.PHONY: setup demo test lint docs bench-step bench-corruptions clean
 
 setup: $(READY)
 
@@ -32,6 +32,9 @@ docs: setup
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
+
+bench-corruptions: setup
+	$(BIN)/python benchmarks/corruptions.py
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

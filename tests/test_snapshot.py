@@ -1,11 +1,12 @@
 """Saved states: refused when they belong elsewhere, whole or not there at all."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, state_of
-from driftproof.adapter import snapshot
 from networks import GroupNormNet, WideResNet, build, lively
 
 
@@ -76,11 +77,12 @@ def test_a_failed_save_leaves_the_old_file_and_no_litter(model, tmp_path, monkey
     adapter.save(path)
     old = path.read_bytes()
 
-    def run_out_of_space(tensors, target, metadata):
-        target.write_bytes(b"half a fi")
+    def run_out_of_space(unfinished, content):
+        with unfinished.open("wb") as file:
+            file.write(content[:9])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(snapshot, "save_file", run_out_of_space)
+    monkeypatch.setattr(Path, "write_bytes", run_out_of_space)
     adapter(batches(1)[0])
     with pytest.raises(OSError, match="No space"):
         adapter.save(path)

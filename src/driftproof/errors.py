@@ -2,10 +2,13 @@
 
     DriftproofError
     ├── ConfigurationError   a hyper-parameter is out of range            (also a ValueError)
-    ├── InputError           a batch cannot be used                       (also a ValueError)
+    ├── InputError           a batch, a file or a data set cannot be used (also a ValueError)
     ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
     ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
     ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
+    ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
+    ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
+    ├── MissingPackageError  an optional package is not installed         (also an ImportError)
     └── CallOrderError       something was asked for too early            (also a RuntimeError)
         └── NotPreparedError `prepare(source)` has to come first
 
@@ -15,9 +18,12 @@ Whichever of them an adapter raises, its state is what it was before the call.
 __all__ = [
     "CallOrderError",
     "ConfigurationError",
+    "DivergenceError",
+    "DownloadError",
     "DriftproofError",
     "ForwardError",
     "InputError",
+    "MissingPackageError",
     "ModelError",
     "NotPreparedError",
     "StateError",
@@ -33,7 +39,7 @@ class ConfigurationError(DriftproofError, ValueError):
 
 
 class InputError(DriftproofError, ValueError):
-    """A batch cannot be used: it is empty, of integers, on another device, or not a tensor."""
+    """A batch, a file or a data set cannot be used; the message says why."""
 
 
 class ModelError(DriftproofError, ValueError):
@@ -46,6 +52,18 @@ class ForwardError(DriftproofError, RuntimeError):
 
 class StateError(DriftproofError, ValueError):
     """A saved state is damaged, or was saved by another method or for another model."""
+
+
+class DownloadError(DriftproofError, OSError):
+    """A file could not be downloaded or unpacked, or what came is not the file."""
+
+
+class DivergenceError(DriftproofError, RuntimeError):
+    """Training has left the finite numbers."""
+
+
+class MissingPackageError(DriftproofError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 class CallOrderError(DriftproofError, RuntimeError):

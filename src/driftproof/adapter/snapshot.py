@@ -5,19 +5,18 @@ source model, and what the optimiser keeps besides tensors.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
+from driftproof.files import written_whole
 from driftproof.norms import BatchNorm
 
 if TYPE_CHECKING:
@@ -94,16 +93,9 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
 
 def write(state: dict[str, Tensor], path: Path) -> None:
     """Write a state next to its destination, then move it there in one act."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(descriptor)
-    unfinished = Path(name)
-    try:
-        save_file(state, unfinished, metadata={"format": f"driftproof state {_FORMAT}"})
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with written_whole(path) as unfinished:
+        # The library's own writer keeps other users out of the file; bytes written here follow the folder's habits.
+        unfinished.write_bytes(save(state, metadata={"format": f"driftproof state {_FORMAT}"}))
 
 
 def read(path: Path, device: torch.device) -> dict[str, Tensor]:

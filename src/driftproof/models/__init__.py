@@ -1,5 +1,21 @@
-"""Networks of the paper, with the parameter names of the public checkpoints."""
+"""Networks of the paper, with the parameter names of the public checkpoints, and how to load and save their weights."""
 
+from driftproof.models.catalogue import MODELS, Entry, build
+from driftproof.models.checkpoints import Checkpoint, load_checkpoint, read_checkpoint, restore, save_checkpoint
+from driftproof.models.resnet import ResNet50
+from driftproof.models.resnext import ResNeXt29
 from driftproof.models.wide_resnet import WideResNet
 
-__all__ = ["WideResNet"]
+__all__ = [
+    "MODELS",
+    "Checkpoint",
+    "Entry",
+    "ResNeXt29",
+    "ResNet50",
+    "WideResNet",
+    "build",
+    "load_checkpoint",
+    "read_checkpoint",
+    "restore",
+    "save_checkpoint",
+]

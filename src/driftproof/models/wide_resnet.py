@@ -1,25 +1,25 @@
 """Wide residual networks for small images."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
+from driftproof.models.normalised import Channels, Normalised
 
 __all__ = ["WideResNet"]
 
 
-class WideResNet(nn.Module):
+class WideResNet(Normalised):
     """A pre-activation wide residual network, WRN-depth-width.
 
     The parameters are named as in the public AugMix and RobustBench checkpoints. Images come in with values in [0, 1];
-    the network normalises them itself, so that every method and augmentation sees the same images.
+    the network normalises them itself.
 
     Args:
         depth: Number of convolutions along the main path, 6n + 4; 40 for WRN-40-2.
         width: Factor on the channels 16, 32, 64; 2 for WRN-40-2.
         classes: Number of classes.
-        mean: Subtracted from the images.
+        mean: Subtracted from the images; one number, or one for each channel.
         std: Divides the images then.
 
     Example:
@@ -31,13 +31,10 @@ class WideResNet(nn.Module):
         Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
-        self, depth: int = 40, width: int = 2, classes: int = 10, *, mean: float = 0.5, std: float = 0.5
+        self, depth: int = 40, width: int = 2, classes: int = 10, *, mean: Channels = 0.5, std: Channels = 0.5
     ) -> None:
-        super().__init__()
+        super().__init__(classes, mean=mean, std=std)
         if depth < 10 or (depth - 4) % 6:
             raise ConfigurationError(f"Expected `depth` to be 6n + 4 with n of at least 1, but got {depth}.")
         blocks = (depth - 4) // 6
@@ -48,15 +45,11 @@ class WideResNet(nn.Module):
         self.block3 = _Group(widths[1], widths[2], blocks, stride=2)
         self.bn1 = nn.BatchNorm2d(widths[2])
         self.fc = nn.Linear(widths[2], classes)
-        self.register_buffer("mean", torch.tensor(mean), persistent=False)
-        self.register_buffer("std", torch.tensor(std), persistent=False)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self._initialise_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits for images of shape (N, 3, H, W)."""
-        x = self.conv1((images - self.mean) / self.std)
+        x = self.conv1(self.normalised(images))
         x = self.block3(self.block2(self.block1(x)))
         return self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 

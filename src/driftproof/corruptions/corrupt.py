@@ -1,0 +1,135 @@
+"""One call for every corruption."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
+from driftproof.corruptions.constants import CONSTANTS, constants_for
+from driftproof.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate, saturate
+from driftproof.corruptions.draws import Draws, image_keys
+from driftproof.corruptions.frost_photos import FrostPhotos, find_frost_photos
+from driftproof.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from driftproof.corruptions.spatter import spatter
+from driftproof.corruptions.weather import brightness, fog, frost, snow
+from driftproof.errors import ConfigurationError, InputError
+
+__all__ = ["CORRUPTIONS", "HELD_OUT", "check_corruption", "corrupt"]
+
+_SIMPLE: dict[str, Callable[[Tensor, Draws, Any], Tensor]] = {
+    "gaussian_noise": gaussian_noise,
+    "shot_noise": shot_noise,
+    "impulse_noise": impulse_noise,
+    "defocus_blur": defocus_blur,
+    "glass_blur": glass_blur,
+    "motion_blur": motion_blur,
+    "zoom_blur": zoom_blur,
+    "snow": snow,
+    "fog": fog,
+    "brightness": brightness,
+    "contrast": contrast,
+    "pixelate": pixelate,
+    "jpeg_compression": jpeg_compression,
+    "speckle_noise": speckle_noise,
+    "gaussian_blur": gaussian_blur,
+    "spatter": spatter,
+    "saturate": saturate,
+}
+
+HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+CORRUPTIONS = tuple(name for name in CONSTANTS[32] if name not in HELD_OUT)
+
+_ELASTIC_REFERENCE = {32: 32, 64: 64, 224: 244}  # the reference's own constant for ImageNet
+_PIXELS_AT_ONCE = {"cpu": 2**17, "cuda": 2**23}
+
+
+def corrupt(
+    images: Tensor,
+    name: str,
+    severity: int = 5,
+    *,
+    dataset: str = "",
+    indices: Tensor | None = None,
+    constants: int | None = None,
+    frost_photos: FrostPhotos | None = None,
+) -> Tensor:
+    """Corrupt a batch of images as the benchmark sets do.
+
+    What is random is a function of the data set's name, the corruption, the severity and the image's index in the set:
+    an image comes out the same alone and in any batch.
+
+    Args:
+        images: 8-bit RGB images, (N, 3, H, W).
+        name: One of `CORRUPTIONS` (the benchmark's fifteen, in order) or `HELD_OUT`.
+        severity: From 1 to 5.
+        dataset: Name of the set the images come from.
+        indices: Their places in that set, (N,); None is 0 to N − 1.
+        constants: Strength as for images of 32, 64 or 224 pixels; None goes by the images' size.
+        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
+
+    Returns:
+        8-bit images of the same shape; values are truncated, not rounded, as in the published sets.
+
+    Example:
+        >>> images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+        >>> whole = corrupt(images, "fog", severity=3)
+        >>> torch.equal(whole[2:3], corrupt(images[2:3], "fog", severity=3, indices=torch.tensor([2])))
+        True
+    """
+    _expect(images, name, severity, constants)
+    constants = constants or constants_for(min(images.shape[2:]))
+    indices = torch.arange(len(images)) if indices is None else indices
+    if len(indices) != len(images):
+        raise InputError(f"Expected one index per image, but got {len(indices)} for {len(images)} images.")
+    keys = image_keys(dataset, name, severity, indices.to(images.device, torch.int64))
+    strength = CONSTANTS[constants][name][severity - 1]
+    apply = _bound(name, strength, constants, frost_photos, images.device)
+    at_once = max(1, _PIXELS_AT_ONCE.get(images.device.type, 2**17) // (images.shape[2] * images.shape[3]))
+    parts = [
+        _truncated(apply(some.to(torch.float32) / 255, Draws(some_keys)))
+        for some, some_keys in zip(torch.split(images, at_once), torch.split(keys, at_once), strict=True)
+    ]
+    return torch.cat(parts) if parts else images
+
+
+def _bound(
+    name: str,
+    strength: Any,  # noqa: ANN401  # a number or a tuple of them
+    constants: int,
+    photos: FrostPhotos | None,
+    device: torch.device,
+) -> Callable[[Tensor, Draws], Tensor]:
+    if name == "frost":
+        scaled = (photos or find_frost_photos()).scaled(constants, device)
+        return lambda x, draws: frost(x, draws, strength, scaled)
+    if name == "elastic_transform":
+        return lambda x, draws: elastic_transform(x, draws, strength, _ELASTIC_REFERENCE[constants])
+    return lambda x, draws: _SIMPLE[name](x, draws, strength)
+
+
+def _truncated(x: Tensor) -> Tensor:
+    # A value that is whole but for rounding stays whole: only the corruption itself is truncated.
+    return torch.floor(x.clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
+
+
+def check_corruption(name: str, severity: int) -> None:
+    """Refuse a corruption or severity that does not exist, naming the nearest ones."""
+    known = (*CORRUPTIONS, *HELD_OUT)
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=3) or known
+        raise ConfigurationError(f"Expected a known corruption, but got {name!r}. Did you mean {', '.join(near)}?")
+    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
+        raise ConfigurationError(f"Expected `severity` to be an integer in 1..5, but got {severity!r}.")
+
+
+def _expect(images: Tensor, name: str, severity: int, constants: int | None) -> None:
+    check_corruption(name, severity)
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise InputError(
+            f"Expected 8-bit RGB images of shape (N, 3, H, W), but got {tuple(images.shape)} of {images.dtype}."
+        )
+    if constants not in (None, *CONSTANTS):
+        raise ConfigurationError(f"Expected `constants` to be 32, 64 or 224, but got {constants!r}.")

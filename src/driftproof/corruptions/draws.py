@@ -1,0 +1,73 @@
+"""Random numbers that belong to an image, not to the batch it happens to be in."""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["Draws", "image_keys"]
+
+# The finaliser of SplitMix64; torch has no unsigned type for this, so the constants are written as signed ones.
+_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+_SECOND = 0x94D049BB133111EB - 2**64
+
+
+class Draws:
+    """A source of random numbers, one independent stream per image.
+
+    Every number is a hash of the image's key and a running count, so an image draws the same numbers alone, in any
+    batch and on any device.
+
+    Args:
+        keys: One 64-bit key per image, (N,).
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        self._keys = keys
+        self._used = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are made."""
+        return self._keys.device
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers in (low, high), (N, *shape), each a multiple of 2⁻²⁴ away from the ends."""
+        count = math.prod(shape)
+        counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device)
+        self._used += count
+        bits = _shifted(_mixed(self._keys.unsqueeze(1) + counter * _INCREMENT), 40)
+        unit = (bits.to(torch.float32) + 0.5) * 2.0**-24
+        return (low + (high - low) * unit).view(len(self._keys), *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers, (N, *shape)."""
+        radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
+        return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
+
+    def integers(self, *shape: int, low: int, high: int) -> Tensor:
+        """Integers from `low` to `high` − 1, (N, *shape)."""
+        return low + (self.uniform(*shape) * (high - low)).to(torch.int64).clamp(max=high - low - 1)
+
+
+def image_keys(dataset: str, corruption: str, severity: int, indices: Tensor) -> Tensor:
+    """The key of each image: a hash of the data set, the corruption, the severity and the image's index in the set."""
+    name = f"{dataset}/{corruption}/{severity}".encode()
+    start = int.from_bytes(hashlib.sha256(name).digest()[:8], "little", signed=True)
+    return _mixed(torch.full_like(indices, start) + (indices + 1) * _INCREMENT)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * _FIRST
+    z = (z ^ _shifted(z, 27)) * _SECOND
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, places: int) -> Tensor:
+    """A logical shift to the right; the operator's own keeps the sign."""
+    return (z >> places) & ((1 << (64 - places)) - 1)

@@ -1,0 +1,146 @@
+"""Blurring and resampling written as sums of shifted images.
+
+Convolution libraries pick another order of summation for another batch size; a sum in a fixed order gives an image the
+same bits alone and in a batch.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["box_resize", "centre_zooms", "correlate", "gaussian", "gaussian_weights", "gray", "motion", "reflected"]
+
+
+def gaussian_weights(sigma: float, radius: int) -> list[float]:
+    """The taps of a Gaussian from −radius to radius, summing to one."""
+    taps = [math.exp(-0.5 * (offset / sigma) ** 2) for offset in range(-radius, radius + 1)]
+    return [tap / sum(taps) for tap in taps]
+
+
+def gaussian(x: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur over the last two dimensions, truncated at 4σ, the border pixels repeated."""
+    radius = int(4.0 * sigma + 0.5)
+    if radius == 0:
+        return x
+    weights = gaussian_weights(sigma, radius)
+    padded = F.pad(x, (0, 0, radius, radius), mode="replicate")
+    rows = _weighted(weights, [padded[..., k : k + x.shape[-2], :] for k in range(2 * radius + 1)])
+    padded = F.pad(rows, (radius, radius, 0, 0), mode="replicate")
+    return _weighted(weights, [padded[..., k : k + x.shape[-1]] for k in range(2 * radius + 1)])
+
+
+def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
+    """Correlation with a square kernel of odd side, the border mirrored without repeating the edge."""
+    height, width = x.shape[-2:]
+    radius = len(kernel) // 2
+    padded = F.pad(x, (radius, radius, radius, radius), mode="reflect")
+    taps = [(row, column) for row in range(len(kernel)) for column in range(len(kernel)) if kernel[row][column] != 0.0]
+    views = [padded[..., row : row + height, column : column + width] for row, column in taps]
+    return _weighted([kernel[row][column] for row, column in taps], views)
+
+
+def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
+    """One-sided blur along a direction per image, the border pixels repeated.
+
+    Tap i of 0..2·radius reads at (⌈i cos φ − ½⌉, ⌈i sin φ − ½⌉) in x and y with weight ∝ exp(−i²/2σ²).
+    """
+    count, channels, height, width = x.shape
+    taps = [math.exp(-(i**2) / (2.0 * sigma**2)) for i in range(2 * radius + 1)]
+    angle = degrees.to(torch.float64).view(-1, 1, 1) * (math.pi / 180.0)
+    rows = torch.arange(height, device=x.device).view(1, -1, 1)
+    columns = torch.arange(width, device=x.device).view(1, 1, -1)
+    planes = x.reshape(count, channels, height * width)
+    total = torch.zeros_like(planes)
+    for i, tap in enumerate(taps):
+        across = torch.ceil(i * torch.cos(angle) - 0.5).to(torch.int64)
+        down = torch.ceil(i * torch.sin(angle) - 0.5).to(torch.int64)
+        place = (rows + down).clamp(0, height - 1) * width + (columns + across).clamp(0, width - 1)
+        total += planes.gather(2, place.view(count, 1, -1).expand(-1, channels, -1)) * (tap / sum(taps))
+    return total.view_as(x)
+
+
+def centre_zooms(x: Tensor, factors: Sequence[float]) -> Tensor:
+    """The sum of the enlarged centres, one per factor: linear interpolation, trimmed to the old size.
+
+    Whole pixels in and out leave few distinct zooms among close factors, so each is computed once and counted.
+    """
+    height, width = x.shape[-2:]
+    zooms = Counter((_zoom(height, factor), _zoom(width, factor)) for factor in factors)
+    # Images last: choosing rows or columns then copies long runs.
+    pixels = x.reshape(-1, height, width).permute(1, 2, 0).contiguous()
+    total = torch.zeros_like(pixels)
+    for (down, across), times in zooms.items():
+        total = torch.add(total, _interpolated(_interpolated(pixels, 0, down), 1, across), alpha=times)
+    return total.permute(2, 0, 1).reshape(x.shape)
+
+
+def _zoom(side: int, factor: float) -> tuple[int, int]:
+    part = math.ceil(side / factor)
+    return part, round(part * factor)
+
+
+def _interpolated(pixels: Tensor, axis: int, zoom: tuple[int, int]) -> Tensor:
+    side = pixels.shape[axis]
+    part, enlarged = zoom
+    if part == enlarged == side:
+        return pixels
+    start, trim = (side - part) // 2, (enlarged - side) // 2
+    place = torch.arange(trim, trim + side, device=pixels.device, dtype=torch.float64)
+    place = place * ((part - 1) / max(enlarged - 1, 1))
+    low = place.floor().clamp(max=max(part - 2, 0)).to(torch.int64)
+    share = (place - low).to(pixels.dtype).view(*([-1, 1, 1] if axis == 0 else [1, -1, 1]))
+    before = pixels.index_select(axis, start + low)
+    return torch.lerp(before, pixels.index_select(axis, start + (low + 1).clamp(max=part - 1)), share)
+
+
+def box_resize(x: Tensor, height: int, width: int) -> Tensor:
+    """Box resampling of 8-bit values, first across then down, rounded after each as image libraries do."""
+    for axis, size in ((-1, width), (-2, height)):
+        scale = x.shape[axis] / size
+        support = 0.5 * max(scale, 1.0)
+        spans = [_box_span((i + 0.5) * scale, support, x.shape[axis]) for i in range(size)]
+        longest = max(end - start for start, end in spans)
+        total: Tensor | None = None
+        for k in range(longest):
+            place = [min(start + k, x.shape[axis] - 1) for start, _ in spans]
+            weight = [1.0 / (end - start) if start + k < end else 0.0 for start, end in spans]
+            share = torch.tensor(weight, device=x.device, dtype=x.dtype)
+            share = share.unsqueeze(-1) if axis == -2 else share
+            term = x.index_select(axis, torch.tensor(place, device=x.device)) * share
+            total = term if total is None else total + term
+        assert total is not None  # a span is never empty
+        x = torch.floor(total + 0.5)
+    return x
+
+
+def reflected(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
+    """Coordinates mirrored into 0..side − 1, with or without repeating the edge pixel."""
+    if repeat_edge:
+        place = torch.remainder(place + 0.5, 2.0 * side)
+        return torch.where(place > side, 2.0 * side - place, place) - 0.5
+    period = 2.0 * max(side - 1, 1)
+    place = torch.remainder(place, period)
+    return torch.where(place > side - 1, period - place, place)
+
+
+def gray(x: Tensor) -> Tensor:
+    """Luma of RGB images, one channel."""
+    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+
+
+def _weighted(weights: list[float], views: list[Tensor]) -> Tensor:
+    total = views[0] * weights[0]
+    for weight, view in zip(weights[1:], views[1:], strict=True):
+        total = torch.add(total, view, alpha=weight)
+    return total
+
+
+def _box_span(centre: float, support: float, side: int) -> tuple[int, int]:
+    start, end = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), side)
+    # The window is closed on the right: a pixel centre on its left edge does not belong to it.
+    inside = [k for k in range(start, end) if -support < k + 0.5 - centre <= support] or [min(int(centre), side - 1)]
+    return inside[0], inside[-1] + 1

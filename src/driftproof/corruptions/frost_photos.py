@@ -1,0 +1,82 @@
+"""Where the photos of frost come from: they are not ours to ship."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from driftproof.corruptions.draws import Draws, image_keys
+from driftproof.corruptions.weather import plasma
+from driftproof.errors import InputError
+from driftproof.optional import require
+
+__all__ = ["FrostPhotos", "find_frost_photos", "procedural_frost"]
+
+_NAMES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the reference never draws the sixth
+_SCALES = {32: 0.2, 64: 0.3, 224: 1.0}
+
+
+@dataclass(frozen=True)
+class FrostPhotos:
+    """Photos of frost and where they came from, which belongs beside every result made with them.
+
+    Attributes:
+        photos: At full size, each (3, H, W) with values 0..255.
+        origin: "folder", "imagecorruptions" or "procedural".
+    """
+
+    photos: tuple[Tensor, ...]
+    origin: str
+
+    def scaled(self, constants: int, device: torch.device) -> list[Tensor]:
+        """The photos at the scale that goes with images of 32, 64 or 224 pixels."""
+        scale = _SCALES[constants]
+        sizes = [(round(photo.shape[1] * scale), round(photo.shape[2] * scale)) for photo in self.photos]
+        return [
+            F.interpolate(photo.unsqueeze(0).to(device), size=size, mode="bilinear", align_corners=False)[0]
+            for photo, size in zip(self.photos, sizes, strict=True)
+        ]
+
+
+def find_frost_photos(folder: Path | None = None) -> FrostPhotos:
+    """The photos of the reference, from a folder or from the installed `imagecorruptions-imaug` package.
+
+    Args:
+        folder: Holds frost1.png to frost5.jpg; None looks for the package.
+    """
+    if folder is not None:
+        return FrostPhotos(_read(folder), "folder")
+    package = importlib.util.find_spec("imagecorruptions")
+    if package is not None and package.origin is not None:
+        return FrostPhotos(_read(Path(package.origin).parent / "frost"), "imagecorruptions")
+    raise InputError(
+        "Frost needs photos that are not part of driftproof. Name a folder that holds frost1.png to frost5.jpg, "
+        "install them with `pip install imagecorruptions-imaug`, or ask for the procedural substitute, which is "
+        "another corruption and is marked as such in results."
+    )
+
+
+def procedural_frost() -> FrostPhotos:
+    """A substitute made of fractal clouds with crystalline ridges: not the benchmark's frost, and said to be so."""
+    draws = Draws(image_keys("procedural", "frost", 0, torch.arange(5)))
+    ridges = 1 - 2 * (plasma(draws, 512, 1.6) - 0.5).abs()
+    veil = plasma(draws, 512, 2.5)
+    grey = 255 * (0.35 + 0.45 * ridges**4 + 0.2 * veil)
+    tint = torch.tensor([0.92, 0.97, 1.0]).view(1, 3, 1, 1)
+    return FrostPhotos(tuple((grey.unsqueeze(1) * tint).clamp(0, 255)), "procedural")
+
+
+def _read(folder: Path) -> tuple[Tensor, ...]:
+    pillow = require("PIL.Image", "Reading frost photos")
+    missing = [name for name in _NAMES if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"Expected frost1.png to frost5.jpg in {folder}, but {', '.join(missing)} is not there.")
+    photos = []
+    for name in _NAMES:
+        image = pillow.open(folder / name).convert("RGB")
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        photos.append(pixels.view(image.height, image.width, 3).permute(2, 0, 1).float())
+    return tuple(photos)

@@ -1,0 +1,86 @@
+"""Weather: snow, frost, fog and brightness."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from driftproof.corruptions.draws import Draws
+from driftproof.corruptions.filters import centre_zooms, gray, motion
+
+__all__ = ["brightness", "fog", "frost", "plasma", "snow"]
+
+
+def snow(x: Tensor, draws: Draws, constants: tuple[float, float, float, float, int, float, float]) -> Tensor:
+    """A white-out with streaks of flakes falling both ways."""
+    mean, sigma, zoom, threshold, radius, blur, mix = constants
+    flakes = centre_zooms(mean + sigma * draws.normal(1, *x.shape[2:]), [zoom])
+    flakes = torch.where(flakes < threshold, torch.zeros_like(flakes), flakes)
+    flakes = torch.floor(flakes.clamp(0, 1) * 255)
+    flakes = torch.round(motion(flakes, radius, blur, draws.uniform(low=-135.0, high=-45.0))) / 255
+    whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * gray(x) + 0.5)
+    return whitened + flakes + flakes.flip(-1, -2)
+
+
+def frost(x: Tensor, draws: Draws, constants: tuple[float, float], photos: list[Tensor]) -> Tensor:
+    """Ice on the window: a random piece of a random photo of frost, laid over the image.
+
+    Args:
+        x: Images.
+        draws: Their random numbers.
+        constants: The shares of the image and of the ice.
+        photos: Photos of frost, (3, H, W) with values 0..255, each at least as large as the images.
+    """
+    own, ice = constants
+    height, width = x.shape[2:]
+    which = draws.integers(low=0, high=len(photos))
+    top, left = draws.uniform(), draws.uniform()
+    layer = torch.empty_like(x)
+    for index, photo in enumerate(photos):
+        chosen = (which == index).nonzero().flatten()
+        rows = (top[chosen] * (photo.shape[1] - height)).to(torch.int64).view(-1, 1, 1)
+        columns = (left[chosen] * (photo.shape[2] - width)).to(torch.int64).view(-1, 1, 1)
+        rows = rows + torch.arange(height, device=x.device).view(1, -1, 1)
+        columns = columns + torch.arange(width, device=x.device).view(1, 1, -1)
+        layer[chosen] = photo[:, rows, columns].transpose(0, 1)
+    return own * x + ice * layer / 255
+
+
+def fog(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
+    """A bright veil of uneven thickness."""
+    thickness, decay = constants
+    height, width = x.shape[2:]
+    veil = plasma(draws, 2 ** math.ceil(math.log2(max(height, width))), decay)[:, None, :height, :width]
+    brightest = x.amax(dim=(1, 2, 3), keepdim=True)
+    return (x + thickness * veil) * brightest / (brightest + thickness)
+
+
+def brightness(x: Tensor, draws: Draws, amount: float) -> Tensor:
+    """More light: the value of every colour is raised."""
+    value = x.amax(dim=1, keepdim=True)
+    raised = (value + amount).clamp(0, 1)
+    return torch.where(value > 0, x * (raised / value.clamp(min=1e-12)), raised)
+
+
+def plasma(draws: Draws, side: int, decay: float) -> Tensor:
+    """Fractal clouds on a torus by the diamond–square algorithm, (N, side, side), scaled to [0, 1].
+
+    As in the reference, the noise of each round is w·U[−w, w], so its amplitude is the square of the wobble w.
+    """
+    cloud = torch.zeros(len(draws), side, side, device=draws.device)
+    step, wobble = side, 100.0
+
+    def noisy(neighbours: Tensor) -> Tensor:
+        return neighbours / 4 + wobble * draws.uniform(*neighbours.shape[1:], low=-wobble, high=wobble)
+
+    while step >= 2:
+        half = step // 2
+        corners = cloud[:, ::step, ::step]
+        pairs = corners + corners.roll(-1, 1)
+        cloud[:, half::step, half::step] = noisy(pairs + pairs.roll(-1, 2))
+        centres = cloud[:, half::step, half::step]
+        cloud[:, ::step, half::step] = noisy(corners + corners.roll(-1, 2) + centres + centres.roll(1, 1))
+        cloud[:, half::step, ::step] = noisy(corners + corners.roll(-1, 1) + centres + centres.roll(1, 2))
+        step, wobble = half, wobble / decay
+    cloud = cloud - cloud.amin(dim=(1, 2), keepdim=True)
+    return cloud / cloud.amax(dim=(1, 2), keepdim=True)

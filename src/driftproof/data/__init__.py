@@ -1,0 +1,49 @@
+"""Data sets in their official formats, and where to get them.
+
+Every reader is called as `reader(root, …) -> ImageSet`, where `root` is the folder the archives were unpacked in.
+Images keep the order they are stored in, files being sorted by name; shuffling is a stream's affair.
+"""
+
+from driftproof.data.catalogue import SOURCES, RemoteFile, Source, source
+from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
+from driftproof.data.corrupted import Corrupted, kept
+from driftproof.data.corrupted_files import write_files
+from driftproof.data.download import Finding, fetch, unpack, verify
+from driftproof.data.folder import array_folder, folder
+from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
+from driftproof.data.images import ArraySet, FileSet, ImageSet, ShorterSide, Subset
+from driftproof.data.opened import opened
+from driftproof.data.svhn import svhn
+from driftproof.data.tiny_imagenet import tiny_imagenet, tiny_imagenet_c
+
+__all__ = [
+    "SOURCES",
+    "ArraySet",
+    "Corrupted",
+    "FileSet",
+    "Finding",
+    "ImageSet",
+    "RemoteFile",
+    "ShorterSide",
+    "Source",
+    "Subset",
+    "array_folder",
+    "cifar10",
+    "cifar10_c",
+    "cifar100",
+    "cifar100_c",
+    "fetch",
+    "folder",
+    "imagenet",
+    "imagenet_c",
+    "imagenet_o",
+    "kept",
+    "opened",
+    "source",
+    "svhn",
+    "tiny_imagenet",
+    "tiny_imagenet_c",
+    "unpack",
+    "verify",
+    "write_files",
+]

@@ -1,0 +1,275 @@
+"""Where the data sets come from, under which terms, and how to tell that they arrived whole."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from driftproof.errors import ConfigurationError
+
+__all__ = ["SOURCES", "RemoteFile", "Source", "source"]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file somewhere else.
+
+    Attributes:
+        url: Where it is.
+        size: Its length in bytes; None when not published.
+        sha256: Its SHA-256; None when not published.
+        md5: Its MD5; None when not published.
+        unpacks_to: What unpacking it makes, all in one folder, relative to the data folder; empty if it is no archive.
+        manual: Whether it is handed out only to people who have accepted its terms.
+
+    Example:
+        >>> noise = RemoteFile("https://example.org/noise.tar", unpacks_to=("ImageNet-C/shot_noise",))
+        >>> noise.name, noise.unpacks_in
+        ('noise.tar', 'ImageNet-C')
+    """
+
+    url: str
+    size: int | None = None
+    sha256: str | None = None
+    md5: str | None = None
+    unpacks_to: tuple[str, ...] = ()
+    manual: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return PurePosixPath(urlsplit(self.url).path).name
+
+    @property
+    def unpacks_in(self) -> str | None:
+        """The folder to unpack it in, relative to the data folder; None if it is no archive."""
+        return PurePosixPath(self.unpacks_to[0]).parent.as_posix() if self.unpacks_to else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as its authors publish it.
+
+    Attributes:
+        name: What the data set is called here.
+        files: What has to be downloaded.
+        licence: The terms.
+        homepage: The page that describes it.
+        note: What else one has to know.
+    """
+
+    name: str
+    files: tuple[RemoteFile, ...]
+    licence: str
+    homepage: str
+    note: str = ""
+
+
+def source(name: str) -> Source:
+    """The data set of this name.
+
+    Example:
+        >>> source("cifar10").files[0].name
+        'cifar-10-python.tar.gz'
+    """
+    if name not in SOURCES:
+        near = get_close_matches(name, SOURCES) or SOURCES
+        raise ConfigurationError(f"Expected a data set such as {', '.join(near)}, but got {name!r}.")
+    return SOURCES[name]
+
+
+def _imagenet_c(part: str, size: int, md5: str, *corruptions: str) -> RemoteFile:
+    url = f"https://zenodo.org/records/2235448/files/{part}.tar"
+    return RemoteFile(url, size, md5=md5, unpacks_to=tuple(f"ImageNet-C/{corruption}" for corruption in corruptions))
+
+
+_IMAGENET_TERMS = "ImageNet's terms of access: non-commercial research and education"
+
+_ALL = (
+    Source(
+        "cifar10",
+        (
+            RemoteFile(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                170_498_071,
+                sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+                md5="c58f30108f718f92721af3b95e74349a",
+                unpacks_to=("cifar-10-batches-py",),
+            ),
+        ),
+        licence="none stated; cite Krizhevsky, 2009",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    Source(
+        "cifar100",
+        (
+            RemoteFile(
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                169_001_437,
+                sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+                md5="eb9058c3a382ffc7106e4002c42a8d85",
+                unpacks_to=("cifar-100-python",),
+            ),
+        ),
+        licence="none stated; cite Krizhevsky, 2009",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    Source(
+        "cifar10-c",
+        (
+            RemoteFile(
+                "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
+                2_918_471_680,
+                sha256="c72763e101c723b7c507b96205f7e938912a5d587376173b825850cf3cb876a7",
+                md5="56bf5dcef84df0e2308c6dcbcbbd8499",
+                unpacks_to=("CIFAR-10-C",),
+            ),
+        ),
+        licence="CC BY 4.0",
+        homepage="https://zenodo.org/records/2535967",
+    ),
+    Source(
+        "cifar100-c",
+        (
+            RemoteFile(
+                "https://zenodo.org/records/3555552/files/CIFAR-100-C.tar",
+                2_918_473_216,
+                sha256="30ee6543a1bfd049fa33834b7c1ada301e7064b7fbe8fc38340eb8b62ced4b33",
+                md5="11f0ed0f1191edbf9fa23466ae6021d3",
+                unpacks_to=("CIFAR-100-C",),
+            ),
+        ),
+        licence="CC BY 4.0",
+        homepage="https://zenodo.org/records/3555552",
+    ),
+    Source(
+        "svhn",
+        (
+            RemoteFile(
+                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+                64_275_384,
+                sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                md5="eb5a983be6a315427106f1b164d9cef3",
+            ),
+        ),
+        licence="non-commercial use only",
+        homepage="http://ufldl.stanford.edu/housenumbers/",
+        note="The test images only. SVHN-C is not published: it is made from these.",
+    ),
+    Source(
+        "tiny-imagenet",
+        (
+            RemoteFile(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                248_100_043,
+                sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+                md5="90528d7ca1a48142e341f4ef8d21d0de",
+                unpacks_to=("tiny-imagenet-200",),
+            ),
+        ),
+        licence=_IMAGENET_TERMS,
+        homepage="http://cs231n.stanford.edu/",
+    ),
+    Source(
+        "tiny-imagenet-c",
+        (
+            RemoteFile(
+                "https://zenodo.org/records/8206060/files/Tiny-ImageNet-C.tar",
+                1_794_775_040,
+                md5="f9c9a9dbdc11469f0b850190f7ad8be1",
+                unpacks_to=("Tiny-ImageNet-C",),
+            ),
+        ),
+        licence="CC BY 4.0; the photographs under ImageNet's terms",
+        homepage="https://zenodo.org/records/2536630",
+        note="Only length and MD5 are published. Made from other photographs than Tiny-ImageNet's validation images.",
+    ),
+    Source(
+        "imagenet-c",
+        (
+            _imagenet_c(
+                "noise",
+                22_565_673_785,
+                "e80562d7f6c3f8834afb1ecf27252745",
+                "gaussian_noise",
+                "shot_noise",
+                "impulse_noise",
+            ),
+            _imagenet_c(
+                "blur",
+                7_112_704_951,
+                "2d8e81fdd8e07fef67b9334fa635e45c",
+                "defocus_blur",
+                "glass_blur",
+                "motion_blur",
+                "zoom_blur",
+            ),
+            _imagenet_c(
+                "weather",
+                12_797_438_995,
+                "33ffea4db4d93fe4a428c40a6ce0c25d",
+                "snow",
+                "frost",
+                "fog",
+                "brightness",
+            ),
+            _imagenet_c(
+                "digital",
+                7_757_510_705,
+                "89157860d7b10d5797849337ca2e5c03",
+                "contrast",
+                "elastic_transform",
+                "pixelate",
+                "jpeg_compression",
+            ),
+            _imagenet_c(
+                "extra",
+                15_789_490_144,
+                "d492dfba5fc162d8ec2c3cd8ee672984",
+                "speckle_noise",
+                "gaussian_blur",
+                "spatter",
+                "saturate",
+            ),
+        ),
+        licence="CC BY 4.0; the photographs under ImageNet's terms",
+        homepage="https://zenodo.org/records/2235448",
+        note="Only lengths and MD5s are published. The last part holds the four held-out corruptions.",
+    ),
+    Source(
+        "imagenet-o",
+        (
+            RemoteFile(
+                "https://people.eecs.berkeley.edu/~hendrycks/imagenet-o.tar",
+                md5="86bd7a50c1c4074fb18fc5f219d6d50b",
+                unpacks_to=("imagenet-o",),
+            ),
+        ),
+        licence="MIT for the collection; the photographs under ImageNet's terms",
+        homepage="https://github.com/hendrycks/natural-adv-examples",
+        note="Only the MD5 is known.",
+    ),
+    Source(
+        "imagenet",
+        (
+            RemoteFile(
+                "https://image-net.org/data/ILSVRC/2012/ILSVRC2012_img_val.tar",
+                6_744_924_160,
+                sha256="c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
+                md5="29b22e2961454d5413ddabcf34fc5622",
+                unpacks_to=("val",),
+                manual=True,
+            ),
+        ),
+        licence=_IMAGENET_TERMS,
+        homepage="https://image-net.org/download.php",
+        note=(
+            "Register at image-net.org, accept the terms, download ILSVRC2012_img_val.tar and the development kit, and "
+            "move every image of the archive into val/<its class>, the class being the WordNet identifier that the "
+            "kit's validation ground truth gives for it."
+        ),
+    ),
+)
+
+SOURCES = {entry.name: entry for entry in _ALL}
+"""Every data set that is known here, by name."""

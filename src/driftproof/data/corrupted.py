@@ -1,0 +1,168 @@
+"""Corrupted versions of any image set: made on demand, or once and kept."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from driftproof.corruptions import FrostPhotos, corrupt, jpeg
+from driftproof.data.folder import load_array
+from driftproof.data.images import ArraySet, ImageSet
+from driftproof.errors import InputError
+from driftproof.files import written_whole
+
+__all__ = ["Corrupted", "kept"]
+
+Progress = Callable[[str, int], None]
+
+_AT_ONCE = 1000
+
+
+class Corrupted(ImageSet):
+    """An image set seen through one corruption.
+
+    What is random belongs to each image, so any of them can be asked for at any time and comes out the same.
+
+    Args:
+        images: The clean set.
+        corruption: Its name.
+        severity: From 1 to 5.
+        constants: Strength as for images of 32, 64 or 224 pixels; None goes by the images' size.
+        resave: JPEG quality to save with afterwards, as the published Tiny-ImageNet-C and ImageNet-C were (85); None
+            keeps the pixels, as in the CIFAR sets.
+        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
+        device: Where to compute.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        corruption: str,
+        severity: int = 5,
+        *,
+        constants: int | None = None,
+        resave: int | None = None,
+        frost_photos: FrostPhotos | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        name = f"{images.name}-c/{corruption}/{severity}"
+        super().__init__(len(images), images.labels, classes=images.classes, name=name)
+        self.clean = images
+        self.corruption = corruption
+        self.severity = severity
+        self.constants = constants
+        self.resave = resave
+        self.frost_photos = frost_photos
+        self.device = torch.device(device)
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What decides every pixel, besides the clean images themselves."""
+        origin = None if self.corruption != "frost" or self.frost_photos is None else self.frost_photos.origin
+        return {
+            "set": self.clean.name,
+            "images": len(self),
+            "corruption": self.corruption,
+            "severity": self.severity,
+            "constants": self.constants,
+            "resave": self.resave,
+            "frost": origin or ("imagecorruptions" if self.corruption == "frost" else None),
+        }
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """The corrupted images at these indices, on the CPU."""
+        places = torch.as_tensor(indices, dtype=torch.int64)
+        result = corrupt(
+            self.clean.batch(places).to(self.device),
+            self.corruption,
+            self.severity,
+            dataset=self.clean.name,
+            indices=places % len(self),
+            constants=self.constants,
+            frost_photos=self.frost_photos,
+        )
+        return (result if self.resave is None else jpeg(result, self.resave)).cpu()
+
+
+def kept(images: Corrupted, folder: Path, *, progress: Progress | None = None) -> ArraySet:
+    """The corrupted set as an array on disk, made if it is not there yet.
+
+    Interrupted work is taken up where it stopped; an unfinished file bears another name and is never read as finished.
+    A file made under another protocol is refused.
+
+    Args:
+        images: What to keep.
+        folder: Gets `{corruption}/{severity}.npy` with its protocol beside it.
+        progress: Called with the set's name and the number of images done.
+    """
+    path = folder / images.corruption / f"{images.severity}.npy"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(images, path, progress)
+    _refuse_other_protocol(_protocol_of(path), images)
+    return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
+
+
+def _make(images: Corrupted, path: Path, progress: Progress | None) -> None:
+    unfinished, journal = path.with_suffix(".part.npy"), path.with_suffix(".part.json")
+    done = _done_before(images, unfinished, journal)
+    shape = (len(images), *_stored_shape(images))
+    mode = "r+" if done else "w+"
+    array = np.lib.format.open_memmap(unfinished, mode=mode, dtype=np.uint8, shape=None if done else shape)
+    for start in range(done, len(images), _AT_ONCE):
+        places = torch.arange(start, min(start + _AT_ONCE, len(images)))
+        array[start : start + len(places)] = images.batch(places).permute(0, 2, 3, 1).numpy()
+        array.flush()
+        done = start + len(places)
+        _written(journal, {"done": done, "protocol": images.protocol})
+        if progress is not None:
+            progress(images.name, done)
+    del array
+    _written(path.with_suffix(".json"), images.protocol)
+    unfinished.replace(path)
+    journal.unlink(missing_ok=True)
+
+
+def _done_before(images: Corrupted, unfinished: Path, journal: Path) -> int:
+    try:
+        noted = json.loads(journal.read_text())
+        shape = load_array(unfinished).shape
+    except (OSError, ValueError, InputError):
+        return 0
+    fits = noted.get("protocol") == images.protocol and shape == (len(images), *_stored_shape(images))
+    return int(noted["done"]) if fits else 0
+
+
+def _stored_shape(images: Corrupted) -> tuple[int, int, int]:
+    _, channels, height, width = images.clean.batch([0]).shape
+    return height, width, channels
+
+
+def _protocol_of(path: Path) -> dict[str, Any]:
+    try:
+        protocol: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Expected the protocol of {path} beside it, but it cannot be read. Remove the file."
+        ) from error
+    return protocol
+
+
+def _refuse_other_protocol(found: dict[str, Any], images: Corrupted) -> None:
+    wanted = images.protocol
+    different = [
+        f"{key} was {found.get(key)} and is {wanted[key]} here" for key in wanted if found.get(key) != wanted[key]
+    ]
+    if different:
+        raise InputError(
+            f"The kept set was made differently: {'; '.join(different)}. Remove it or choose another folder."
+        )
+
+
+def _written(path: Path, content: dict[str, Any]) -> None:
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(content))

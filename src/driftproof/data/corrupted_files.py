@@ -1,0 +1,66 @@
+"""A corrupted version of a folder of images, file by file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from driftproof.data.corrupted import Corrupted, Progress
+from driftproof.data.images import FileSet
+from driftproof.errors import InputError
+from driftproof.files import written_whole
+from driftproof.optional import require
+
+__all__ = ["write_files"]
+
+_AT_ONCE = 64
+_QUALITY = 85  # of the published sets that consist of files
+
+
+def write_files(images: Corrupted, destination: Path, *, progress: Progress | None = None) -> int:
+    """Write every image of a corrupted folder as a JPEG of quality 85, and return how many had to be made.
+
+    Files that are there already are left alone, so interrupted work goes on where it stopped; each is written whole or
+    not at all.
+
+    Args:
+        images: The corrupted set, over a `FileSet`.
+        destination: Gets `{corruption}/{severity}/` with the clean set's own sub-folders.
+        progress: Called with the set's name and the number of images done.
+    """
+    pillow = require("PIL.Image", "Writing image files")
+    targets = _targets(images, destination)
+    missing = [index for index, target in enumerate(targets) if not target.exists()]
+    done = len(targets) - len(missing)
+    for indices, batch in _batches(images, missing):
+        for index, pixels in zip(indices, batch.permute(0, 2, 3, 1).numpy(), strict=True):
+            targets[index].parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(targets[index]) as unfinished:
+                pillow.fromarray(pixels).save(unfinished, "JPEG", quality=_QUALITY)
+        done += len(indices)
+        if progress is not None:
+            progress(images.name, done)
+    return len(missing)
+
+
+def _targets(images: Corrupted, destination: Path) -> list[Path]:
+    if not isinstance(images.clean, FileSet):
+        raise InputError(f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `kept`.")
+    paths = images.clean.paths
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    folder = destination / images.corruption / str(images.severity)
+    targets = [(folder / path.relative_to(root)).with_suffix(".JPEG") for path in paths]
+    if len(set(targets)) < len(targets):
+        twice = next(target for target in targets if targets.count(target) > 1)
+        raise InputError(f"Expected images with different names, but two of them would become {twice}.")
+    return targets
+
+
+def _batches(images: Corrupted, indices: list[int]) -> Iterator[tuple[list[int], Tensor]]:
+    assert isinstance(images.clean, FileSet)
+    # Unscaled, images may differ in size and are taken one by one.
+    at_once = 1 if images.clean.size is None else _AT_ONCE
+    for start in range(0, len(indices), at_once):
+        some = indices[start : start + at_once]
+        yield some, images.batch(some)

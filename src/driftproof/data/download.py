@@ -1,0 +1,376 @@
+"""Fetch, unpack and verify the files of the catalogue."""
+
+import gzip
+import hashlib
+import lzma
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from itertools import chain
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Literal
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from driftproof.data.catalogue import RemoteFile, Source
+from driftproof.errors import ConfigurationError, DownloadError
+from driftproof.files import written_whole
+
+__all__ = ["DownloadProgress", "Finding", "fetch", "unpack", "verify"]
+
+DownloadProgress = Callable[[int, int | None], None]
+State = Literal["present", "missing", "wrong length", "wrong checksum", "unchecked"]
+
+_CHUNK = 1 << 20
+_TIMEOUT_SECONDS = 30
+_LONGEST_PAUSE_SECONDS = 30.0
+_TEMPORARY_ANSWERS = {408, 425, 429}
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    RuntimeError,
+    ValueError,
+)
+
+
+class _BrokenOffError(Exception):
+    """The transfer broke off; another attempt may succeed."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What `verify` found out about one file.
+
+    Attributes:
+        file: Its name.
+        state: "present" if it is whole; "unchecked" if it is there but nothing tells whether it is whole.
+        detail: Why.
+    """
+
+    file: str
+    state: State
+    detail: str
+
+
+def fetch(
+    file: RemoteFile,
+    folder: Path,
+    *,
+    progress: DownloadProgress | None = None,
+    attempts: int = 5,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Download a file, going on where an earlier attempt stopped, and check it.
+
+    Length and checksums are compared with the published ones. Where no SHA-256 is published, the one seen is written
+    beside the file, and later downloads have to match it. A file that is there already is checked, not downloaded.
+
+    Args:
+        file: What to download.
+        folder: Where to put it.
+        progress: Called with the bytes received so far and the total, None if unknown.
+        attempts: Failures in a row after which to give up; one that brought more than any before starts a new row.
+        sleep: Called with the seconds to wait before the next attempt.
+
+    Returns:
+        The path of the file.
+    """
+    if attempts < 1:
+        raise ConfigurationError(f"Expected `attempts` to be at least 1, but got {attempts}.")
+    target = Path(folder) / file.name
+    if target.exists():
+        _require_whole(file, target, target, remedy=f"Delete {target} to download it again.")
+        return target
+    if file.manual or not file.url.startswith(("http://", "https://")):
+        raise DownloadError(f"Expected {file.url} to be free to download, but it is not: put it at {target} by hand.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = _Part(target)
+    _receive_all(file, part, progress, attempts, sleep)
+    try:
+        _require_whole(file, part.path, target, remedy="What came was deleted; try again.")
+    except DownloadError:
+        part.discard()
+        raise
+    if file.sha256 is None:
+        with written_whole(_record(target)) as unfinished:
+            unfinished.write_text(f"{_digests(part.path, ['sha256'])['sha256']}  {file.name}\n", "utf-8")
+    part.finish(target)
+    return target
+
+
+def unpack(archive: Path, folder: Path) -> list[Path]:
+    """Unpack a tar or zip archive, each of its top-level entries appearing whole or not at all.
+
+    Names that lead out of the folder, links that do, and entries that are there already are refused; then nothing is
+    unpacked.
+
+    Args:
+        archive: The archive.
+        folder: Where its contents go.
+
+    Returns:
+        The top-level entries made.
+    """
+    archive, folder = Path(archive), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
+    try:
+        _extract(archive, scratch, folder)
+        made = []
+        for entry in sorted(scratch.iterdir()):
+            made.append(entry.rename(folder / entry.name))
+        return made
+    except _DAMAGED as error:
+        raise DownloadError(f"Expected {archive} to be a whole and harmless archive, but {error}.") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def verify(source: Source, root: Path) -> list[Finding]:
+    """Compare what is on disk with the catalogue.
+
+    An archive that was deleted after unpacking can no longer be checked: its contents are reported as unchecked.
+
+    Args:
+        source: The data set.
+        root: The folder it was downloaded to.
+    """
+    return [_found(file, Path(root)) for file in source.files]
+
+
+def _found(file: RemoteFile, root: Path) -> Finding:
+    path = root / file.name
+    if path.exists():
+        return _compared(file, path, path)
+    if file.unpacks_to and all((root / made).exists() for made in file.unpacks_to):
+        return Finding(file.name, "unchecked", "unpacked; the archive itself is gone")
+    return Finding(file.name, "missing", f"get it from {file.url}")
+
+
+def _compared(file: RemoteFile, path: Path, target: Path) -> Finding:
+    length = path.stat().st_size
+    if file.size is not None and length != file.size:
+        return Finding(file.name, "wrong length", f"expected {file.size:,} bytes, but got {length:,}")
+    expected = {"sha256": file.sha256 or _recorded(target), "md5": file.md5 if file.sha256 is None else None}
+    known = {algorithm: value for algorithm, value in expected.items() if value is not None}
+    if not known:
+        return Finding(file.name, "unchecked", "no checksum is known")
+    for algorithm, seen in _digests(path, list(known)).items():
+        if seen != known[algorithm]:
+            told = f"by {_record(target)} " if file.sha256 is None and algorithm == "sha256" else ""
+            detail = f"expected {told}{algorithm} {known[algorithm]}, but got {seen}"
+            return Finding(file.name, "wrong checksum", detail)
+    return Finding(file.name, "present", f"{' and '.join(known)} as expected")
+
+
+def _require_whole(file: RemoteFile, path: Path, target: Path, *, remedy: str) -> None:
+    finding = _compared(file, path, target)
+    if finding.state in ("wrong length", "wrong checksum"):
+        raise DownloadError(
+            f"Expected {file.name} as published, but it has the {finding.state}: {finding.detail}. {remedy}"
+        )
+
+
+def _digests(path: Path, algorithms: list[str]) -> dict[str, str]:
+    hashes = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms}
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            for digest in hashes.values():
+                digest.update(chunk)
+    return {algorithm: digest.hexdigest() for algorithm, digest in hashes.items()}
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(f"{target.name}.sha256")
+
+
+def _recorded(target: Path) -> str | None:
+    record = _record(target)
+    words = record.read_text("utf-8").split() if record.exists() else []
+    return words[0] if words else None
+
+
+class _Part:
+    """What has come so far, and the server's mark of the version it came from."""
+
+    def __init__(self, target: Path) -> None:
+        self.path = target.with_name(f"{target.name}.part")
+        self._mark = target.with_name(f"{target.name}.part.version")
+
+    @property
+    def length(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    @property
+    def version(self) -> str | None:
+        return self._mark.read_text("utf-8") if self._mark.exists() else None
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
+
+    def begin(self, version: str | None) -> None:
+        self.discard()
+        if version is not None:
+            with written_whole(self._mark) as unfinished:
+                unfinished.write_text(version, "utf-8")
+
+    def finish(self, target: Path) -> None:
+        with self.path.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        self.path.replace(target)
+        self._mark.unlink(missing_ok=True)
+
+
+def _receive_all(
+    file: RemoteFile, part: _Part, progress: DownloadProgress | None, attempts: int, sleep: Callable[[float], None]
+) -> None:
+    longest, failures = part.length, 0
+    while file.size is None or part.length != file.size:
+        try:
+            return _receive(file, part, progress)
+        except _BrokenOffError as reason:
+            failures = 1 if part.length > longest else failures + 1
+            longest = max(longest, part.length)
+            if failures >= attempts:
+                raise DownloadError(
+                    f"Expected {file.url} to arrive, but gave up because {reason}. "
+                    f"{part.length:,} bytes are kept: the next attempt goes on from there."
+                ) from reason
+            sleep(min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS))
+    return None
+
+
+def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -> None:
+    # Without a version to compare or a checksum to fail, another file's end could be joined to this one's beginning.
+    if part.version is None and file.sha256 is None and file.md5 is None:
+        part.discard()
+    with _opened(file, part) as response:
+        if response.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
+            raise _page(file)
+        resumed = response.status == 206
+        if resumed and not _continues(response, part):
+            part.discard()
+            raise _BrokenOffError("the file has changed on the server")
+        total = _total(response)
+        if file.size is not None and total is not None and total != file.size:
+            part.discard()
+            raise DownloadError(f"Expected {file.url} to have {file.size:,} bytes, but the server has {total:,}.")
+        chunks = _chunks(response)
+        if not resumed:
+            first = next(chunks, None)
+            if first is None:
+                raise _BrokenOffError("the server sent nothing")
+            if re.match(rb"\s*<(!doctype\s+html|html)", first, re.IGNORECASE):
+                raise _page(file)
+            part.begin(_version(response))
+            chunks = chain([first], chunks)
+        _append(part, chunks, total, progress)
+    if total is not None and part.length < total:
+        raise _BrokenOffError(f"the connection ended after {part.length:,} of {total:,} bytes")
+
+
+def _append(part: _Part, chunks: Iterable[bytes], total: int | None, progress: DownloadProgress | None) -> None:
+    done = part.length
+    with part.path.open("ab") as sink:
+        for chunk in chunks:
+            sink.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+
+
+def _opened(file: RemoteFile, part: _Part) -> HTTPResponse:
+    headers = {"User-Agent": "driftproof"}
+    if part.length:
+        headers["Range"] = f"bytes={part.length}-"
+        if part.version is not None:
+            headers["If-Range"] = part.version
+    try:
+        response: HTTPResponse = urlopen(Request(file.url, headers=headers), timeout=_TIMEOUT_SECONDS)
+    except HTTPError as error:
+        error.close()
+        if error.code == 416:
+            part.discard()
+        if error.code == 416 or error.code in _TEMPORARY_ANSWERS or error.code >= 500:
+            raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error
+        raise DownloadError(
+            f"Expected {file.url} to be there, but the server answered {error.code} {error.reason}."
+        ) from error
+    except (OSError, HTTPException) as error:
+        raise _BrokenOffError(f"there is no connection ({error})") from error
+    return response
+
+
+def _chunks(response: HTTPResponse) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = response.read1(_CHUNK)
+        except (OSError, HTTPException) as error:
+            raise _BrokenOffError(f"the connection was lost ({error!r})") from error
+        if not chunk:
+            return
+        yield chunk
+
+
+def _page(file: RemoteFile) -> DownloadError:
+    return DownloadError(
+        f"Expected {file.url} to be the file itself, but the server sent a web page, such as a login or an error. "
+        "Open the address in a browser to see it."
+    )
+
+
+def _version(response: HTTPResponse) -> str | None:
+    tag: str | None = response.headers.get("ETag")
+    # If-Range takes no weak tags.
+    return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
+
+
+def _continues(response: HTTPResponse, part: _Part) -> bool:
+    place = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    same = part.version is None or _version(response) in (None, part.version)
+    return same and place is not None and int(place[1]) == part.length
+
+
+def _total(response: HTTPResponse) -> int | None:
+    if response.status == 206:
+        whole = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
+        return int(whole[1]) if whole else None
+    length = response.headers.get("Content-Length")
+    return int(length) if length else None
+
+
+def _extract(archive: Path, scratch: Path, folder: Path) -> None:
+    # A tar archive that ends in a zip file would pass for a zip archive.
+    if tarfile.is_tarfile(archive):
+        with tarfile.open(archive) as tarred:
+            for member in tarred:
+                _require_harmless(member.name, folder)
+                tarred.extract(member, scratch, filter="data")
+    elif zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                _require_harmless(entry.filename, folder)
+                zipped.extract(entry, scratch)
+    else:
+        raise ValueError("it is neither a tar nor a zip archive")
+
+
+def _require_harmless(name: str, folder: Path) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
+        raise ValueError(f"{name!r} in it leads out of the folder")
+    if path.parts and os.path.lexists(folder / path.parts[0]):
+        raise ValueError(f"{folder / path.parts[0]} is there already; delete it to unpack again")

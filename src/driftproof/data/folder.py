@@ -1,0 +1,112 @@
+"""Data that lies in folders: of images, of classes, of arrays."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftproof.data.images import ArraySet, FileSet, ImageSet, Size
+from driftproof.errors import InputError
+
+__all__ = [
+    "array_folder",
+    "class_folders",
+    "folder",
+    "image_files",
+    "load_array",
+    "locate",
+]
+
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def folder(root: Path, *, size: Size = None) -> ImageSet:
+    """Any folder of images: unlabelled, or one sub-folder per class.
+
+    Files that are not images, and hidden ones, are ignored. Classes are the sub-folders' names in sorted order; within
+    a class, files are in sorted order too.
+
+    Args:
+        root: The folder.
+        size: As in `FileSet`.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise InputError(f"Expected {root} to be a folder of images, but there is no such folder.")
+    loose = [path for path in image_files(root) if path.parent == root]
+    classes = [child.name for child in _subfolders(root) if image_files(child)]
+    if loose and classes:
+        raise InputError(
+            f"Expected {root} to hold either images or one sub-folder per class, but it holds both, "
+            f"such as {loose[0].name} and {classes[0]}."
+        )
+    if classes:
+        return class_folders(root, classes=classes, size=size, name=root.name)
+    return FileSet(loose, size=size, name=root.name)
+
+
+def array_folder(root: Path) -> ImageSet:
+    """A folder with `images.npy`, uint8 of shape (N, H, W, 3), and `labels.npy`; the images stay on disk."""
+    root = Path(root)
+    images, labels = (load_array(locate(root, name)) for name in ("images.npy", "labels.npy"))
+    return ArraySet(images, labels, name=root.name)
+
+
+def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Size = None, name: str) -> FileSet:
+    """One sub-folder per class.
+
+    Args:
+        root: The folder that holds them.
+        classes: Names of the sub-folders in the order of the labels; None for all there are, sorted.
+        size: As in `FileSet`.
+        name: As in `FileSet`.
+    """
+    there = [child.name for child in _subfolders(root)]
+    classes = there if classes is None else classes
+    if unknown := sorted(set(there) - set(classes)):
+        raise InputError(f"Expected {root} to hold only the {len(classes)} known classes, but found {unknown[0]} too.")
+    files = [(path, label) for label, wanted in enumerate(classes) for path in image_files(root / wanted)]
+    if not files:
+        raise InputError(f"Expected {root} to hold one folder of images per class, but found no image in any.")
+    return FileSet([path for path, _ in files], [label for _, label in files], size=size, classes=classes, name=name)
+
+
+def image_files(root: Path) -> list[Path]:
+    """The images below a folder, in sorted order; none if there is no such folder."""
+    found = (path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."))
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def locate(root: Path, *names: str, source: str | None = None) -> Path:
+    """The first of these paths that is there, below `root`; a root that is itself so named counts.
+
+    Args:
+        root: Where to look.
+        names: The paths to try, relative to it.
+        source: Name in the catalogue, to say how to get what is missing.
+    """
+    root = Path(root)
+    for name in names:
+        if (root / name).exists():
+            return root / name
+        if root.resolve().as_posix().endswith(f"/{name}") and root.exists():
+            return root
+    remedy = f" Get it with `driftproof data get {source}`." if source else ""
+    raise InputError(f"Expected {' or '.join(names)} in {root}, but it is not there.{remedy}")
+
+
+def load_array(path: Path) -> npt.NDArray[Any]:
+    """A `.npy` file, left on disk until its rows are asked for."""
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        raise InputError(
+            f"Expected {path} to be a whole .npy file of numbers, but it cannot be read: {error}."
+        ) from error
+    return array
+
+
+def _subfolders(root: Path) -> list[Path]:
+    return sorted(child for child in root.iterdir() if child.is_dir() and not child.name.startswith("."))

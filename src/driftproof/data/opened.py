@@ -1,0 +1,35 @@
+"""An image set recognised by its files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from driftproof.data.cifar import cifar10, cifar100
+from driftproof.data.folder import array_folder, folder
+from driftproof.data.images import ImageSet, Size
+from driftproof.data.svhn import svhn
+from driftproof.data.tiny_imagenet import tiny_imagenet
+from driftproof.errors import InputError
+
+__all__ = ["opened"]
+
+_LAYOUTS: dict[str, Callable[[Path], ImageSet]] = {
+    "cifar-10-batches-py": cifar10,
+    "cifar-100-python": cifar100,
+    "test_32x32.mat": svhn,
+    "tiny-imagenet-200": tiny_imagenet,
+    "images.npy": array_folder,
+}
+
+
+def opened(path: Path, *, size: Size = None) -> ImageSet:
+    """The image set at `path`: an official layout, an array folder, or any folder of images.
+
+    Args:
+        path: The folder an official archive was unpacked in, or what the archive holds; or a folder of images.
+        size: For folders of images, as in `FileSet`.
+    """
+    path = Path(path)
+    found = [name for name in _LAYOUTS if (path / name).exists() or (path.name == name and path.exists())]
+    if len(found) > 1:
+        raise InputError(f"Expected one data set in {path}, but found {' and '.join(found)}. Name one of them.")
+    return _LAYOUTS[found[0]](path) if found else folder(path, size=size)

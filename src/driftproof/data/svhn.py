@@ -1,0 +1,42 @@
+"""The Street View House Numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from driftproof.data.folder import locate
+from driftproof.data.images import ArraySet, ImageSet
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.optional import require
+
+__all__ = ["svhn"]
+
+
+def svhn(root: Path, *, limit: int | None = None) -> ImageSet:
+    """The test images of SVHN (cropped digits, 32×32) from `test_32x32.mat`, labelled with the digit.
+
+    Args:
+        root: The folder that holds the file, or `svhn` with the file in it.
+        limit: Take only this many, the first ones; 10,000 for SVHN-C.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"Expected `limit` to be at least 1, but got {limit}.")
+    path = locate(root, "svhn/test_32x32.mat", "test_32x32.mat", source="svhn")
+    content = _loaded(path)
+    images, labels = content.get("X"), content.get("y")
+    if images is None or labels is None or images.ndim != 4 or labels.size != images.shape[3]:
+        raise InputError(f"Expected {path} to hold X of shape (32, 32, 3, N) and y of N labels. Download it again.")
+    kept = np.ascontiguousarray(images[..., :limit].transpose(3, 0, 1, 2))
+    # Digit 0 is written as 10.
+    digits = labels.reshape(-1)[:limit].astype(np.int64) % 10
+    return ArraySet(kept, digits, classes=[str(digit) for digit in range(10)], name="svhn")
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    matlab = require("scipy.io", "Reading SVHN")
+    try:
+        return dict(matlab.loadmat(path, variable_names=("X", "y")))
+    # A damaged file can raise almost anything.
+    except Exception as error:
+        raise InputError(f"Expected {path} to be a whole MATLAB file, but it cannot be read: {error}.") from error

@@ -1,0 +1,60 @@
+"""Tiny-ImageNet, clean and corrupted."""
+
+from pathlib import Path
+
+from driftproof.corruptions import check_corruption
+from driftproof.data.folder import class_folders, image_files, locate
+from driftproof.data.images import FileSet, ImageSet
+from driftproof.errors import InputError
+
+__all__ = ["tiny_imagenet", "tiny_imagenet_c"]
+
+_SIZE = (64, 64)
+
+
+def tiny_imagenet(root: Path, *, train: bool = False) -> ImageSet:
+    """Tiny-ImageNet's validation images from `tiny-imagenet-200/val`, as distributed or sorted into class folders.
+
+    Labels count the WordNet identifiers in sorted order, in both layouts and in `tiny_imagenet_c`.
+
+    Args:
+        root: The folder that holds `tiny-imagenet-200`.
+        train: Whether to read the training images instead.
+    """
+    home = locate(root, "tiny-imagenet-200", source="tiny-imagenet")
+    part = locate(home, "train" if train else "val", source="tiny-imagenet")
+    name = "tiny-imagenet/train" if train else "tiny-imagenet"
+    annotations = part / "val_annotations.txt"
+    if annotations.exists() and (part / "images").is_dir():
+        return _annotated(part / "images", annotations, _identifiers(home), name)
+    return class_folders(part, classes=_identifiers(home), size=_SIZE, name=name)
+
+
+def tiny_imagenet_c(root: Path, corruption: str, severity: int) -> ImageSet:
+    """Tiny-ImageNet-C from `Tiny-ImageNet-C/{corruption}/{severity}/{class}`.
+
+    The images are stored class by class: shuffle them before adapting to them.
+    """
+    check_corruption(corruption, severity)
+    home = locate(root, "Tiny-ImageNet-C", source="tiny-imagenet-c")
+    part = locate(home, f"{corruption}/{severity}", source="tiny-imagenet-c")
+    classes = _identifiers(Path(root) / "tiny-imagenet-200")
+    return class_folders(part, classes=classes, size=_SIZE, name=f"tiny-imagenet-c/{corruption}/{severity}")
+
+
+def _identifiers(home: Path) -> list[str] | None:
+    listed = home / "wnids.txt"
+    return sorted(listed.read_text("utf-8").split()) if listed.exists() else None
+
+
+def _annotated(images: Path, annotations: Path, classes: list[str] | None, name: str) -> ImageSet:
+    lines = [line.split() for line in annotations.read_text("utf-8").splitlines() if line.strip()]
+    if any(len(line) < 2 for line in lines):
+        raise InputError(f"Expected every line of {annotations} to start with a file name and a class.")
+    class_of = {line[0]: line[1] for line in lines}
+    order = {identifier: label for label, identifier in enumerate(classes or sorted(set(class_of.values())))}
+    paths = image_files(images)
+    for path in paths:
+        if class_of.get(path.name) not in order:
+            raise InputError(f"Expected a known class for {path.name} in {annotations}, but it has none.")
+    return FileSet(paths, [order[class_of[path.name]] for path in paths], size=_SIZE, classes=list(order), name=name)

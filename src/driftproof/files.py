@@ -1,0 +1,33 @@
+"""Files that are there whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["written_whole"]
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A path to write to; what was written there becomes `path` in one act at the end, or nothing does.
+
+    A file that was at `path` survives any failure, and nothing unfinished is left behind.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with written_whole(Path(folder, "result.txt")) as unfinished:
+        ...         _ = unfinished.write_text("done")
+        ...     Path(folder, "result.txt").read_text()
+        'done'
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,118 @@
+"""How the paper's source models were trained."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from driftproof.errors import ConfigurationError
+
+__all__ = ["CIFAR_RESNET50", "RESNEXT_AUGMIX", "TINY_RESNET50", "WRN_AUGMIX", "Recipe"]
+
+Augmentation = Literal["augmix", "crop+flip", "resized crop"]
+Schedule = Literal["cosine per iteration", "cosine per epoch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a training run besides the model, the data and the seed.
+
+    Attributes:
+        epochs: Passes over the training set.
+        batch_size: Images per step; the last batch of an epoch may be smaller.
+        lr: Learning rate at the start.
+        final_lr: What the cosine falls to.
+        schedule: When the learning rate is renewed.
+        momentum: Of stochastic gradient descent.
+        nesterov: Whether the momentum is Nesterov's.
+        weight_decay: L2 penalty on every parameter.
+        augmentation: "crop+flip" shifts and mirrors; "resized crop" takes a random part at the full size and mirrors;
+            "augmix" is "crop+flip" followed by two AugMix views beside the clean one.
+        jsd_weight: Factor on the Jensen–Shannon divergence of the three views; only "augmix" has it.
+        crop_padding: Black pixels around the image that a shifted crop may take in.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> replace(WRN_AUGMIX, epochs=2).epochs
+        2
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    final_lr: float = 0.0
+    schedule: Schedule = "cosine per epoch"
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    augmentation: Augmentation = "crop+flip"
+    jsd_weight: float = 12.0
+    crop_padding: int = 4
+
+    def __post_init__(self) -> None:
+        _expect_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        _expect_at_least(
+            0,
+            final_lr=self.final_lr,
+            weight_decay=self.weight_decay,
+            jsd_weight=self.jsd_weight,
+            crop_padding=self.crop_padding,
+        )
+        if not self.lr > 0:
+            raise ConfigurationError(f"Expected `lr` to be above 0, but got {self.lr}.")
+        if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
+            raise ConfigurationError(f"Expected `momentum` in 0..1, above 0 with `nesterov`, but got {self.momentum}.")
+        _expect_one_of(get_args(Augmentation), augmentation=self.augmentation)
+        _expect_one_of(get_args(Schedule), schedule=self.schedule)
+
+    def lr_at(self, epoch: int, batch: int, batches: int) -> float:
+        """The learning rate of a batch, both counted from 0, where an epoch has `batches`.
+
+        Example:
+            >>> WRN_AUGMIX.lr_at(0, 0, 391)
+            0.1
+        """
+        passed = epoch + (batch / batches if self.schedule == "cosine per iteration" else 0.0)
+        return self.final_lr + (self.lr - self.final_lr) * 0.5 * (1.0 + math.cos(math.pi * passed / self.epochs))
+
+
+def _expect_at_least(least: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= least:
+            raise ConfigurationError(f"Expected `{name}` to be at least {least}, but got {value}.")
+
+
+def _expect_one_of(known: tuple[str, ...], **values: str) -> None:
+    for name, value in values.items():
+        if value not in known:
+            raise ConfigurationError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+
+
+WRN_AUGMIX = Recipe(
+    epochs=100,
+    batch_size=128,
+    lr=0.1,
+    final_lr=1e-6,
+    schedule="cosine per iteration",
+    nesterov=True,
+    weight_decay=5e-4,
+    augmentation="augmix",
+)
+"""WRN-40-2 on the CIFAR sets."""
+
+RESNEXT_AUGMIX = Recipe(
+    epochs=200,
+    batch_size=128,
+    lr=0.1,
+    final_lr=1e-6,
+    schedule="cosine per iteration",
+    nesterov=True,
+    weight_decay=5e-4,
+    augmentation="augmix",
+)
+"""ResNeXt-29 on the CIFAR sets: as the wide residual network, for twice as long."""
+
+TINY_RESNET50 = Recipe(epochs=50, batch_size=256, lr=0.01, weight_decay=1e-4, augmentation="resized crop")
+"""ResNet-50 on Tiny-ImageNet, from ImageNet weights. Open choices taken: augmentation, momentum, weight decay."""
+
+CIFAR_RESNET50 = Recipe(epochs=200, batch_size=128, lr=0.1, weight_decay=5e-4)
+"""ResNet-50 on CIFAR-10. The paper gives no recipe; this is the customary one."""

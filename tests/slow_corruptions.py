@@ -1,0 +1,223 @@
+"""The corruptions one image at a time, written from their description with numpy, scipy and Pillow.
+
+Images are float arrays (H, W, 3) in [0, 1]; results likewise, before clipping. Constants come as arguments.
+"""
+
+import colorsys
+import io
+import math
+
+import numpy as np
+import scipy.ndimage
+from PIL import Image
+
+
+def gaussian_noise(x, c, rng):
+    return x + rng.normal(0, c, x.shape)
+
+
+def shot_noise(x, c, rng):
+    return rng.poisson(x * c) / c
+
+
+def impulse_noise(x, c, rng):
+    hit = rng.random(x.shape) < c
+    return np.where(hit, rng.integers(0, 2, x.shape), x)
+
+
+def speckle_noise(x, c, rng):
+    return x + x * rng.normal(0, c, x.shape)
+
+
+def defocus_blur(x, c, rng):
+    radius, alias = c
+    reach = 8 if radius <= 8 else int(radius)
+    span = np.arange(-reach, reach + 1)
+    disk = (span[None] ** 2 + span[:, None] ** 2 <= radius**2).astype(float)
+    disk /= disk.sum()
+    half = 1 if radius <= 8 else 2
+    bell = np.exp(-0.5 * (np.arange(-half, half + 1) / alias) ** 2)
+    bell /= bell.sum()
+    for axis in (0, 1):
+        disk = scipy.ndimage.correlate1d(disk, bell, axis=axis, mode="mirror")
+    return np.stack([scipy.ndimage.correlate(x[..., k], disk, mode="mirror") for k in range(3)], axis=-1)
+
+
+def blurred(x, sigma):
+    return scipy.ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest", truncate=4.0)
+
+
+def gaussian_blur(x, c, rng):
+    return blurred(x, c)
+
+
+def glass_blur(x, c, rng):
+    sigma, reach, rounds = c
+    x = (np.clip(blurred(x, sigma), 0, 1) * 255).astype(np.uint8)
+    side = x.shape[0]
+    for _ in range(rounds):
+        for h in range(side - reach, reach, -1):
+            for w in range(side - reach, reach, -1):
+                dx, dy = rng.integers(-reach, reach, 2)
+                x[h, w] = x[h + dy, w + dx]
+    return blurred(x / 255, sigma)
+
+
+def streaked(x, radius, sigma, degrees):
+    weights = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
+    weights /= weights.sum()
+    rows, columns = np.indices(x.shape[:2])
+    total = np.zeros_like(x)
+    for i, weight in enumerate(weights):
+        dx = math.ceil(i * math.cos(math.radians(degrees)) - 0.5)
+        dy = math.ceil(i * math.sin(math.radians(degrees)) - 0.5)
+        total += weight * x[np.clip(rows + dy, 0, x.shape[0] - 1), np.clip(columns + dx, 0, x.shape[1] - 1)]
+    return total
+
+
+def motion_blur(x, c, rng):
+    return streaked(x, *c, rng.uniform(-45, 45))
+
+
+def zoomed(x, factor):
+    side = x.shape[0]
+    part = math.ceil(side / factor)
+    start = (side - part) // 2
+    window = x[start : start + part, start : start + part]
+    large = scipy.ndimage.zoom(window, (factor, factor, 1)[: x.ndim], order=1)
+    trim = (large.shape[0] - side) // 2
+    return large[trim : trim + side, trim : trim + side]
+
+
+def zoom_blur(x, c, rng):
+    return (x + sum(zoomed(x, factor) for factor in c)) / (len(c) + 1)
+
+
+def snow(x, c, rng):
+    mean, sigma, zoom, threshold, radius, blur, mix = c
+    layer = zoomed(rng.normal(mean, sigma, x.shape[:2]), zoom)
+    layer[layer < threshold] = 0
+    layer = (np.clip(layer, 0, 1) * 255).astype(np.uint8).astype(float)
+    layer = np.round(streaked(layer, radius, blur, rng.uniform(-135, -45))) / 255
+    grey = x @ [0.299, 0.587, 0.114]
+    white = mix * x + (1 - mix) * np.maximum(x, (1.5 * grey + 0.5)[..., None])
+    return white + layer[..., None] + np.rot90(layer, 2)[..., None]
+
+
+def frost(x, c, rng, photos):
+    photo = photos[rng.integers(len(photos))]
+    side = x.shape[0]
+    top, left = rng.integers(0, photo.shape[0] - side), rng.integers(0, photo.shape[1] - side)
+    return c[0] * x + c[1] * photo[top : top + side, left : left + side] / 255
+
+
+def clouds(side, decay, rng):
+    """Diamond–square on a torus, point by point."""
+    cloud = np.zeros((side, side))
+    step, wobble = side, 100.0
+
+    def noise():
+        return wobble * rng.uniform(-wobble, wobble)
+
+    while step >= 2:
+        half = step // 2
+        for i in range(0, side, step):
+            for j in range(0, side, step):
+                corners = [cloud[(i + a) % side, (j + b) % side] for a in (0, step) for b in (0, step)]
+                cloud[i + half, j + half] = np.mean(corners) + noise()
+        for i in range(0, side, step):
+            for j in range(0, side, step):
+                for y, x in ((i, j + half), (i + half, j)):
+                    around = [(y - half, x), (y + half, x), (y, x - half), (y, x + half)]
+                    cloud[y, x] = np.mean([cloud[a % side, b % side] for a, b in around]) + noise()
+        step, wobble = half, wobble / decay
+    cloud -= cloud.min()
+    return cloud / cloud.max()
+
+
+def fog(x, c, rng):
+    veil = clouds(32, c[1], rng)[: x.shape[0], : x.shape[1], None]
+    return (x + c[0] * veil) * x.max() / (x.max() + c[0])
+
+
+def per_pixel(x, change):
+    return np.array([[change(*pixel) for pixel in row] for row in x])
+
+
+def brightness(x, c, rng):
+    def change(*rgb):
+        h, s, v = colorsys.rgb_to_hsv(*rgb)
+        return colorsys.hsv_to_rgb(h, s, min(max(v + c, 0), 1))
+
+    return per_pixel(x, change)
+
+
+def saturate(x, c, rng):
+    def change(*rgb):
+        h, s, v = colorsys.rgb_to_hsv(*rgb)
+        return colorsys.hsv_to_rgb(h, min(max(s * c[0] + c[1], 0), 1), v)
+
+    return per_pixel(x, change)
+
+
+def contrast(x, c, rng):
+    mean = x.mean(axis=(0, 1), keepdims=True)
+    return (x - mean) * c + mean
+
+
+def elastic_transform(x, c, rng, reference):
+    alpha, sigma, jitter = (value * reference for value in c)
+    side = x.shape[0]
+    centre, reach = side // 2, side // 3
+    start = np.array(
+        [(centre + reach, centre + reach), (centre + reach, centre - reach), (centre - reach, centre - reach)]
+    )
+    end = start + rng.uniform(-jitter, jitter, (3, 2))
+    # The affine map from the moved anchors back to where they were: [x y 1] @ matrix.
+    matrix = np.linalg.solve(np.column_stack([end, np.ones(3)]), start)
+    rows, columns = np.indices((side, side)).astype(float)
+    source_x, source_y = np.moveaxis(np.stack([columns, rows, np.ones_like(rows)], -1) @ matrix, -1, 0)
+    x = np.stack([sampled(x[..., k], source_y, source_x, "mirror") for k in range(3)], -1)
+    if alpha == 0:
+        return x
+
+    def field():
+        noise = rng.uniform(-1, 1, (side, side))
+        return alpha * scipy.ndimage.gaussian_filter(noise, sigma, mode="reflect", truncate=3.0)
+
+    dx, dy = field(), field()
+    return np.stack([sampled(x[..., k], rows + dy, columns + dx, "reflect") for k in range(3)], -1)
+
+
+def sampled(channel, rows, columns, mode):
+    return scipy.ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode)
+
+
+def as_image(x):
+    return Image.fromarray(np.round(x * 255).astype(np.uint8))
+
+
+def pixelate(x, c, rng):
+    height, width = x.shape[:2]
+    small = as_image(x).resize((int(width * c), int(height * c)), Image.Resampling.BOX)
+    return np.asarray(small.resize((width, height), Image.Resampling.BOX)) / 255
+
+
+def jpeg_compression(x, c, rng):
+    buffer = io.BytesIO()
+    as_image(x).save(buffer, "JPEG", quality=c)
+    return np.asarray(Image.open(buffer)) / 255
+
+
+def mud(x, c, rng):
+    """Spatter of the second kind."""
+    mean, sigma, blur, threshold, strength, _ = c
+    layer = scipy.ndimage.gaussian_filter(rng.normal(mean, sigma, x.shape[:2]), blur, mode="nearest")
+    mask = scipy.ndimage.gaussian_filter((layer > threshold).astype(float), strength, mode="nearest")
+    mask[mask < 0.8] = 0
+    return x * (1 - mask[..., None]) + mask[..., None] * np.array([63, 42, 20]) / 255
+
+
+def finished(x):
+    """To 8 bits, by truncation."""
+    return (np.clip(x, 0, 1) * 255 + 1e-6).astype(np.uint8)

@@ -1,0 +1,212 @@
+"""Corrupted versions of whole sets: on demand, kept, written as files, and through the command line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import driftproof as dp
+from driftproof.cli import main
+from driftproof.corruptions import CORRUPTIONS, corrupt, jpeg
+from driftproof.data import ArraySet, Corrupted, FileSet, corrupted, folder, kept, opened, write_files
+from driftproof.files import written_whole
+from test_corruptions import FROST, pictures
+
+
+@pytest.fixture
+def clean():
+    return ArraySet(pictures(25), torch.arange(25) % 5, classes=tuple("abcde"), name="set")
+
+
+def test_a_corrupted_set_is_its_images_corrupted(clean):
+    images = Corrupted(clean, "fog", 4)
+    assert images.name == "set-c/fog/4"
+    assert images.classes == clean.classes
+    assert torch.equal(images.labels, clean.labels)
+    whole = corrupt(clean.batch(range(25)), "fog", 4, dataset="set")
+    assert torch.equal(images.batch([7, 3]), whole[[7, 3]])
+    resaved = Corrupted(clean, "fog", 4, resave=85)
+    assert torch.equal(resaved.batch([7]), jpeg(whole[7:8], 85))
+
+
+def test_a_kept_set_is_the_same_and_is_made_once(clean, tmp_path, monkeypatch):
+    images = Corrupted(clean, "gaussian_noise", 5)
+    told = []
+    first = kept(images, tmp_path, progress=lambda name, done: told.append((name, done)))
+    assert told[-1] == (images.name, 25)
+    assert torch.equal(first.batch(range(25)), images.batch(range(25)))
+    monkeypatch.setattr(Corrupted, "batch", None)
+    again = kept(images, tmp_path)
+    assert torch.equal(again.batch([4]), first.batch([4]))
+    assert torch.equal(again.labels, clean.labels)
+
+
+def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(corrupted, "_AT_ONCE", 10)
+    images = Corrupted(clean, "shot_noise", 3)
+    kept(images, tmp_path / "whole")
+    asked = []
+
+    class PowerCutError(Exception):
+        pass
+
+    def cut(_, done):
+        if done == 20:
+            raise PowerCutError
+
+    with pytest.raises(PowerCutError):
+        kept(images, tmp_path / "cut", progress=cut)
+    assert not (tmp_path / "cut" / "shot_noise" / "3.npy").exists(), "half a set is no set"
+    original = Corrupted.batch
+    monkeypatch.setattr(Corrupted, "batch", lambda self, places: asked.append(len(places)) or original(self, places))
+    kept(images, tmp_path / "cut")
+    assert asked == [5], "only what was missing"
+    whole, cut_short = ((tmp_path / name / "shot_noise" / "3.npy").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut_short
+    assert sorted(path.name for path in (tmp_path / "cut" / "shot_noise").iterdir()) == ["3.json", "3.npy"]
+
+
+def test_unfinished_work_of_another_protocol_is_not_taken_up(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(corrupted, "_AT_ONCE", 10)
+
+    def cut(_, done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept(Corrupted(clean, "fog", 5, constants=64), tmp_path, progress=cut)
+    images = Corrupted(clean, "fog", 5)
+    assert torch.equal(kept(images, tmp_path).batch(range(25)), images.batch(range(25)))
+
+
+def test_a_kept_set_of_another_protocol_is_refused(clean, tmp_path):
+    kept(Corrupted(clean, "fog", 5), tmp_path)
+    with pytest.raises(dp.errors.InputError, match="constants was None and is 64 here"):
+        kept(Corrupted(clean, "fog", 5, constants=64), tmp_path)
+    kept(Corrupted(clean, "frost", 5, frost_photos=FROST), tmp_path)
+    assert json.loads((tmp_path / "frost" / "5.json").read_text())["frost"] == "procedural"
+    (tmp_path / "fog" / "5.json").write_text("{")
+    with pytest.raises(dp.errors.InputError, match="protocol"):
+        kept(Corrupted(clean, "fog", 5), tmp_path)
+
+
+def test_a_damaged_kept_set_is_refused(clean, tmp_path):
+    images = Corrupted(clean, "contrast", 5)
+    kept(images, tmp_path)
+    path = tmp_path / "contrast" / "5.npy"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(dp.errors.InputError, match=r"whole \.npy file"):
+        kept(images, tmp_path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    root = tmp_path / "photos"
+    for index, pixels in enumerate(pictures(6, 40)):
+        path = root / ("cat" if index < 3 else "dog") / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+    return root
+
+
+def test_files_are_written_once_in_the_same_folders(photos, tmp_path):
+    images = Corrupted(folder(photos, size=(32, 32)), "brightness", 2)
+    destination = tmp_path / "out"
+    assert write_files(images, destination) == 6
+    assert write_files(images, destination) == 0
+    written = sorted(path.relative_to(destination).as_posix() for path in destination.rglob("*.JPEG"))
+    assert written == [f"brightness/2/{kind}/{n}.JPEG" for n, kind in enumerate(["cat"] * 3 + ["dog"] * 3)]
+    (destination / written[1]).unlink()
+    assert write_files(images, destination) == 1
+    read = folder(destination / "brightness" / "2")
+    expected = jpeg(images.batch(range(6)), 85)
+    assert torch.equal(read.batch(range(6)), expected)
+
+
+def test_files_of_different_sizes_keep_them(photos, tmp_path):
+    Image.new("RGB", (50, 36), (10, 200, 30)).save(photos / "cat" / "wide.png")
+    write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
+    with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.JPEG") as wide:
+        assert wide.size == (50, 36)
+
+
+def test_files_need_files_with_names_of_their_own(clean, photos, tmp_path):
+    with pytest.raises(dp.errors.InputError, match="array"):
+        write_files(Corrupted(clean, "fog", 1), tmp_path)
+    Image.new("RGB", (40, 40)).save(photos / "cat" / "0.bmp")
+    with pytest.raises(dp.errors.InputError, match="two of them would become"):
+        write_files(Corrupted(folder(photos), "fog", 1), tmp_path)
+
+
+def array_folder_at(path, images):
+    path.mkdir()
+    np.save(path / "images.npy", images.permute(0, 2, 3, 1).numpy())
+    np.save(path / "labels.npy", np.arange(len(images)) % 3)
+    return path
+
+
+def test_sets_are_recognised_by_their_files(photos, tmp_path):
+    assert isinstance(opened(photos), FileSet)
+    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+    assert isinstance(opened(arrays), ArraySet)
+    (arrays / "cifar-10-batches-py").mkdir()
+    with pytest.raises(dp.errors.InputError, match=r"cifar-10-batches-py and images\.npy"):
+        opened(arrays)
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def test_the_corrupt_command(photos, tmp_path, capsys):
+    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+    out = tmp_path / "arrays-c"
+    options = ("--corruption", "fog", "--corruption", "frost", "--severity", 1, "--severity", 5, "--procedural-frost")
+    assert run("corrupt", arrays, out, *options) == 0
+    expected = corrupt(pictures(4), "fog", 5, dataset="arrays")
+    assert torch.equal(torch.from_numpy(np.load(out / "fog" / "5.npy")).permute(0, 3, 1, 2), expected)
+    assert np.load(out / "labels.npy").tolist() == [0, 1, 2, 0]
+    assert run("corrupt", photos, tmp_path / "photos-c", "--corruption", "contrast", "--size", 32) == 0
+    assert len(list((tmp_path / "photos-c").rglob("*.JPEG"))) == 6
+    capsys.readouterr()
+    assert run("corrupt", arrays, out, "--corruption", "contrst") == 2
+    assert "Did you mean contrast" in " ".join(capsys.readouterr().err.split())
+    assert run("corrupt", tmp_path / "nowhere", out) == 2
+
+
+def test_all_fifteen_unless_said_otherwise(tmp_path):
+    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+    assert run("corrupt", arrays, tmp_path / "out") == 0
+    assert sorted(path.parent.name for path in (tmp_path / "out").rglob("*.npy") if path.name == "5.npy") == sorted(
+        CORRUPTIONS
+    )
+
+
+def test_the_data_commands(tmp_path, capsys):
+    assert run("data", "list", "--json") == 0
+    assert {"cifar10", "cifar10-c", "svhn"} <= {entry["name"] for entry in json.loads(capsys.readouterr().out)}
+    assert run("data", "list") == 0
+    assert "licence" in capsys.readouterr().out
+    assert run("data", "verify", "svhn", "--root", tmp_path, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["svhn"][0]["state"] == "missing"
+    assert run("data", "verify", "--root", tmp_path) == 0
+    assert run("data", "get", "cifr10", "--root", tmp_path) == 2
+    assert "cifar10" in capsys.readouterr().err
+
+
+def test_written_whole_leaves_no_litter(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def half():
+        with written_whole(path) as unfinished:
+            unfinished.write_text("ne")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

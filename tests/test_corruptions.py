@@ -1,0 +1,210 @@
+"""The batched corruptions against one-image references, and the promises of `corrupt`."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import driftproof as dp
+import slow_corruptions as slow
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT, FrostPhotos, corrupt, find_frost_photos, procedural_frost
+from driftproof.corruptions.constants import CONSTANTS
+from driftproof.corruptions.draws import Draws, image_keys
+
+EVERY = (*CORRUPTIONS, *HELD_OUT)
+DETERMINISTIC = (
+    "defocus_blur",
+    "zoom_blur",
+    "brightness",
+    "contrast",
+    "pixelate",
+    "jpeg_compression",
+    "gaussian_blur",
+    "saturate",
+)
+# How many images it takes for the sampling noise to fall well below the tolerance.
+RANDOM = {
+    **dict.fromkeys(("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "glass_blur", "fog"), 500),
+    **dict.fromkeys(("motion_blur", "snow"), 1000),
+    "elastic_transform": 3000,
+}
+FROST = procedural_frost()
+
+
+def pictures(count, side=32, seed=0):
+    """Smooth, colourful images with some texture, black, white and grey among them."""
+    rng = np.random.default_rng(seed)
+    coarse = torch.from_numpy(rng.random((count, 3, 5, 5)))
+    images = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic", align_corners=False)
+    images = images + 0.05 * torch.from_numpy(rng.standard_normal(images.shape))
+    images = (images.clamp(0, 1) * 255).to(torch.uint8)
+    if count > 3:
+        images[0], images[1], images[2] = 0, 255, images[2, :1]
+    return images
+
+
+def rows(images):
+    return images.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("severity", [1, 3, 5])
+@pytest.mark.parametrize("side", [32, 64])
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_deterministic_ones_agree_to_a_grey_level(name, severity, side):
+    images = pictures(6, side)
+    constant = CONSTANTS[side][name][severity - 1]
+    ours = rows(corrupt(images, name, severity)).astype(int)
+    for mine, image in zip(ours, rows(images), strict=True):
+        theirs = slow.finished(getattr(slow, name)(image / 255, constant, None)).astype(int)
+        assert np.abs(mine - theirs).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["defocus_blur", "zoom_blur", "pixelate"])
+def test_deterministic_ones_agree_at_full_size(name):
+    images = pictures(2, 224)
+    ours = rows(corrupt(images, name, 5)).astype(int)
+    for mine, image in zip(ours, rows(images), strict=True):
+        theirs = slow.finished(getattr(slow, name)(image / 255, CONSTANTS[224][name][4], None)).astype(int)
+        assert np.abs(mine - theirs).max() <= 1
+
+
+def assert_same_distribution(images, ours, reference, tolerance=0.03):
+    rng = np.random.default_rng(1)
+    before = rows(images).astype(float)
+    theirs = np.stack([slow.finished(reference(image / 255, rng)) for image in rows(images)]).astype(float)
+    mine, other = rows(ours).astype(float) - before, theirs - before
+    assert np.abs(mine).mean() == pytest.approx(np.abs(other).mean(), rel=tolerance)
+    assert mine.var() == pytest.approx(other.var(), rel=tolerance)
+    assert mine.mean() == pytest.approx(other.mean(), abs=tolerance * np.abs(other).mean())
+
+
+@pytest.mark.parametrize("severity", [2, 5])
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_ones_agree_in_distribution(name, severity):
+    images = pictures(RANDOM[name])
+    constant = CONSTANTS[32][name][severity - 1]
+    extra = (32,) if name == "elastic_transform" else ()
+    ours = corrupt(images, name, severity)
+    assert_same_distribution(images, ours, lambda x, rng: getattr(slow, name)(x, constant, rng, *extra))
+
+
+def test_frost_agrees_in_distribution():
+    images = pictures(600)
+    photos = [photo.permute(1, 2, 0).numpy() for photo in FROST.scaled(32, torch.device("cpu"))]
+    ours = corrupt(images, "frost", 5, frost_photos=FROST)
+    assert_same_distribution(images, ours, lambda x, rng: slow.frost(x, CONSTANTS[32]["frost"][4], rng, photos))
+
+
+def test_mud_agrees_in_distribution():
+    images = pictures(600)
+    ours = corrupt(images, "spatter", 5)
+    # Most images stay clean, so the few drops need more room.
+    assert_same_distribution(images, ours, lambda x, rng: slow.mud(x, CONSTANTS[32]["spatter"][4], rng), tolerance=0.08)
+
+
+@pytest.mark.parametrize("severity", [1, 5])
+@pytest.mark.parametrize("name", EVERY)
+def test_an_image_alone_equals_itself_in_a_batch(name, severity):
+    images = pictures(140)
+    options = {"dataset": "set", "frost_photos": FROST}
+    whole = corrupt(images, name, severity, **options)
+    assert whole.shape == images.shape
+    assert whole.dtype == torch.uint8
+    assert not torch.equal(whole, images)
+    for places in ([3], [0, 139], [77, 5, 128]):
+        indices = torch.tensor(places)
+        assert torch.equal(corrupt(images[indices], name, severity, indices=indices, **options), whole[indices])
+    assert torch.equal(corrupt(images, name, severity, **options), whole)
+
+
+@pytest.mark.parametrize("name", ["gaussian_noise", "fog", "glass_blur", "elastic_transform"])
+def test_randomness_belongs_to_set_severity_and_index(name):
+    images = pictures(1).expand(3, -1, -1, -1)
+    whole = corrupt(images, name, 5)
+    assert not torch.equal(whole[0], whole[1])
+    assert not torch.equal(whole, corrupt(images, name, 5, dataset="another"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_severity_grows_and_other_shapes_work(name):
+    images = pictures(30)
+    mild, strong = (corrupt(images, name, severity, frost_photos=FROST).float() for severity in (1, 5))
+    if name not in ("elastic_transform", "saturate", "spatter"):  # theirs change in kind, not in strength alone
+        assert (strong - images).abs().mean() > (mild - images).abs().mean()
+    oblong = pictures(2, 64)[..., :48, :]
+    assert corrupt(oblong, name, 3, frost_photos=FROST).shape == oblong.shape
+
+
+def test_the_benchmarks_order():
+    assert (
+        *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+        *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    ) == CORRUPTIONS
+    assert [len(CONSTANTS[32]["zoom_blur"][s]) for s in range(5)] == [7, 12, 16, 21, 26]
+    assert [len(CONSTANTS[224]["zoom_blur"][s]) for s in range(5)] == [12, 16, 11, 13, 11]
+    assert all(len(values) == 5 for table in CONSTANTS.values() for values in table.values())
+    assert all(table.keys() == CONSTANTS[32].keys() for table in CONSTANTS.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        (("gaussian_nose", 5), dp.errors.ConfigurationError, "Did you mean gaussian_noise"),
+        (("fog", 0), dp.errors.ConfigurationError, r"1\.\.5, but got 0"),
+        (("fog", 6), dp.errors.ConfigurationError, r"1\.\.5, but got 6"),
+        (("fog", True), dp.errors.ConfigurationError, "True"),
+    ],
+)
+def test_unknown_names_and_severities(arguments, error, complaint):
+    with pytest.raises(error, match=complaint):
+        corrupt(pictures(1), *arguments)
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x.float(), lambda x: x[0], lambda x: x[:, :1]])
+def test_other_images_are_refused(spoil):
+    with pytest.raises(dp.errors.InputError, match="8-bit RGB"):
+        corrupt(spoil(pictures(2)), "fog")
+
+
+def test_other_mistakes():
+    with pytest.raises(dp.errors.ConfigurationError, match="32, 64 or 224"):
+        corrupt(pictures(1), "fog", constants=128)
+    with pytest.raises(dp.errors.InputError, match="one index per image"):
+        corrupt(pictures(2), "fog", indices=torch.tensor([1]))
+    assert corrupt(pictures(4)[:0], "fog").shape == (0, 3, 32, 32)
+
+
+def test_frost_photos_are_looked_for(tmp_path, monkeypatch):
+    with pytest.raises(dp.errors.InputError, match=r"frost1\.png"):
+        find_frost_photos(tmp_path)
+    for index, suffix in enumerate(("png", "png", "png", "jpg", "jpg"), start=1):
+        slow.as_image(np.full((60, 90, 3), 0.1 * index)).save(tmp_path / f"frost{index}.{suffix}")
+    found = find_frost_photos(tmp_path)
+    assert found.origin == "folder"
+    assert [photo.shape for photo in found.photos] == [(3, 60, 90)] * 5
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(dp.errors.InputError, match="pip install imagecorruptions-imaug"):
+        find_frost_photos()
+    assert procedural_frost().origin == "procedural"
+    assert isinstance(FROST, FrostPhotos)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**40), st.integers(1, 400))
+def test_draws_are_uniform_normal_and_independent(start, count):
+    keys = image_keys("set", "noise", 1, torch.arange(start, start + 64))
+    draws = Draws(keys)
+    uniform, normal = draws.uniform(64, 64), draws.normal(64, 64)
+    assert uniform.min() > 0
+    assert uniform.max() < 1
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.005)
+    assert float(normal.mean()) == pytest.approx(0, abs=0.01)
+    assert float(normal.std()) == pytest.approx(1, abs=0.01)
+    flat = torch.stack([uniform.flatten() - 0.5, normal.flatten()])
+    assert abs(float(torch.corrcoef(flat)[0, 1])) < 0.01
+    neighbours = torch.stack([uniform[:-1].flatten(), uniform[1:].flatten()])
+    assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 0.01
+    integers = draws.integers(count, low=-2, high=3)
+    assert integers.min() >= -2
+    assert integers.max() <= 2

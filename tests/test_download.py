@@ -1,0 +1,480 @@
+"""Downloads from a real server on the loopback interface that misbehaves on request."""
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
+
+import pytest
+
+from driftproof.data import SOURCES, Finding, RemoteFile, Source, fetch, source, unpack, verify
+from driftproof.errors import ConfigurationError, DownloadError, DriftproofError
+
+CONTENT = bytes(range(256)) * 4096
+OTHER = CONTENT[::-1]
+PAGE = b"\n<!DOCTYPE html><html><body>Please log in</body></html>"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content`; each request takes the next of `faults`, a set of words, or none when they have run out."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.faults = []
+        self.asked = []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/files/archive.tar?download=1"
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        fault = self.server.faults.pop(0) if self.server.faults else set()
+        self.server.asked.append(dict(self.headers))
+        if "change" in fault:
+            self.server.content = OTHER
+        content = self.server.content
+        for code in (404, 416, 429, 500, 503):
+            if str(code) in fault:
+                return self.send_error(code)
+        tag = f'"{hashlib.sha1(content).hexdigest()}"'
+        start = self.start_of_range(fault, tag, len(content))
+        if start >= len(content):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if "html" in fault else "application/x-tar")
+        self.send_header("Connection", "close")
+        if "no tag" not in fault:
+            self.send_header("ETag", f"W/{tag}" if "weak tag" in fault else tag)
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        if start:
+            start += "wrong place" in fault
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        body = content[start:]
+        if "truncate" in fault:
+            body = body[: len(body) // 2]
+        if "no length" not in fault:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if "drop" in fault else body)
+        return None
+
+    def start_of_range(self, fault, tag, length):
+        asked = self.headers.get("Range")
+        if asked is None or "ignore range" in fault:
+            return 0
+        if "ignore if-range" not in fault and self.headers.get("If-Range", tag) != tag:
+            return 0
+        return int(asked.removeprefix("bytes=").removesuffix("-"))
+
+
+@pytest.fixture
+def server():
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def naps():
+    return []
+
+
+def remote(server, content=CONTENT, **known):
+    published = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return RemoteFile(server.url, **{**published, **known})
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Fetching
+
+
+def test_a_file_arrives_whole(server, tmp_path):
+    seen = []
+    path = fetch(remote(server), tmp_path / "new" / "folder", progress=lambda done, total: seen.append((done, total)))
+    assert path == tmp_path / "new" / "folder" / "archive.tar"
+    assert path.read_bytes() == CONTENT
+    assert leftovers(path.parent) == ["archive.tar"]
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+
+
+def test_a_file_that_is_there_is_checked_and_not_downloaded(server, tmp_path):
+    fetch(remote(server), tmp_path)
+    fetch(remote(server), tmp_path)
+    assert len(server.asked) == 1
+    (tmp_path / "archive.tar").write_bytes(OTHER)
+    with pytest.raises(DownloadError, match=r"wrong checksum.*Delete"):
+        fetch(remote(server), tmp_path)
+    assert (tmp_path / "archive.tar").read_bytes() == OTHER
+
+
+def test_a_dropped_connection_goes_on_where_it_stopped(server, tmp_path, naps):
+    server.faults = [{"drop"}, {"drop"}]
+    fetch(remote(server), tmp_path, sleep=naps.append)
+    half, most = len(CONTENT) // 2, len(CONTENT) * 3 // 4
+    assert [asked.get("Range") for asked in server.asked] == [None, f"bytes={half}-", f"bytes={most}-"]
+    assert (tmp_path / "archive.tar").read_bytes() == CONTENT
+    assert leftovers(tmp_path) == ["archive.tar"]
+    assert naps == [1.0, 1.0]
+
+
+def test_a_weak_tag_does_not_name_a_version(server, tmp_path, naps):
+    server.faults = [{"drop", "weak tag"}, {"ignore if-range", "weak tag"}]
+    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
+    assert server.asked[1]["If-Range"] == "Thu, 01 Jan 2026 00:00:00 GMT"
+    assert len(server.asked) == 2
+
+
+def test_what_came_is_kept_for_the_next_call(server, tmp_path):
+    server.faults = [{"drop"}]
+    with pytest.raises(DownloadError, match="524,288 bytes are kept"):
+        fetch(remote(server), tmp_path, attempts=1)
+    assert leftovers(tmp_path) == ["archive.tar.part", "archive.tar.part.version"]
+    fetch(remote(server), tmp_path, attempts=1)
+    assert server.asked[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+    assert (tmp_path / "archive.tar").read_bytes() == CONTENT
+
+
+def test_a_whole_part_is_not_downloaded_again(server, tmp_path):
+    (tmp_path / "archive.tar.part").write_bytes(CONTENT)
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"ignore range"},
+        {"ignore range", "no tag"},
+        {"change"},
+        {"change", "no tag"},
+        {"change", "ignore if-range"},
+        {"wrong place"},
+        {"416"},
+    ],
+    ids=lambda faults: " and ".join(sorted(faults)),
+)
+def test_a_part_that_cannot_be_continued_is_started_over(server, tmp_path, naps, second):
+    server.faults = [{"drop"}, second]
+    content = OTHER if "change" in second else CONTENT
+    fetch(remote(server, content), tmp_path, sleep=naps.append)
+    assert (tmp_path / "archive.tar").read_bytes() == content
+    assert leftovers(tmp_path) == ["archive.tar"]
+
+
+def test_a_part_too_long_is_started_over(server, tmp_path, naps):
+    (tmp_path / "archive.tar.part").write_bytes(CONTENT + b"more")
+    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
+
+
+def test_without_version_or_checksum_nothing_is_continued(server, tmp_path, naps):
+    server.faults = [{"drop", "no tag"}, {"no tag", "change"}]
+    path = fetch(RemoteFile(server.url), tmp_path, sleep=naps.append)
+    assert path.read_bytes() == OTHER
+    assert "Range" not in server.asked[1]
+
+
+def test_two_versions_joined_are_found_out(server, tmp_path, naps):
+    server.faults = [{"drop", "no tag"}, {"no tag", "change"}]
+    with pytest.raises(DownloadError, match="wrong checksum"):
+        fetch(remote(server, OTHER), tmp_path, sleep=naps.append)
+    assert leftovers(tmp_path) == []
+    assert fetch(remote(server, OTHER), tmp_path).read_bytes() == OTHER
+
+
+@pytest.mark.parametrize("answers", [["503"], ["500", "429"], ["503"] * 4])
+def test_temporary_answers_are_waited_out_ever_longer(server, tmp_path, naps, answers):
+    server.faults = [{answer} for answer in answers]
+    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
+    assert naps == [2.0**index for index in range(len(answers))]
+
+
+def test_patience_ends(server, tmp_path, naps):
+    server.faults = [{"503"}] * 9
+    with pytest.raises(DownloadError, match="gave up because the server answered 503"):
+        fetch(remote(server), tmp_path, attempts=3, sleep=naps.append)
+    assert len(server.asked) == 3
+    assert naps == [1.0, 2.0]
+
+
+def test_pauses_stop_growing(server, tmp_path, naps):
+    server.faults = [{"503"}] * 9
+    fetch(remote(server), tmp_path, attempts=10, sleep=naps.append)
+    assert naps[-3:] == [30.0, 30.0, 30.0]
+
+
+def test_only_new_bytes_renew_patience(server, tmp_path, naps):
+    server.faults = [{"drop", "ignore range"}] * 20
+    with pytest.raises(DownloadError, match="gave up"):
+        fetch(remote(server), tmp_path, attempts=3, sleep=naps.append)
+    assert len(server.asked) == 3
+
+
+def test_a_missing_file_is_not_asked_for_again(server, tmp_path):
+    server.faults = [{"404"}]
+    with pytest.raises(DownloadError, match="404 Not Found"):
+        fetch(remote(server), tmp_path)
+    assert len(server.asked) == 1
+
+
+def test_nobody_there(tmp_path, naps):
+    with Server() as server:
+        file = remote(server)
+    with pytest.raises(DownloadError, match="no connection"):
+        fetch(file, tmp_path, attempts=2, sleep=naps.append)
+    assert naps == [1.0]
+
+
+@pytest.mark.parametrize("by_type", [True, False])
+def test_a_web_page_is_not_taken_for_the_file(server, tmp_path, by_type):
+    server.content = CONTENT if by_type else PAGE
+    server.faults = [{"html"}] if by_type else []
+    with pytest.raises(DownloadError, match="web page"):
+        fetch(RemoteFile(server.url), tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_web_page_does_not_cost_what_came_before(server, tmp_path, naps):
+    server.faults = [{"drop"}, {"html", "ignore range"}]
+    with pytest.raises(DownloadError, match="web page"):
+        fetch(remote(server), tmp_path, sleep=naps.append)
+    assert (tmp_path / "archive.tar.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+
+
+def test_a_truncated_file_is_refused(server, tmp_path):
+    server.faults = [{"truncate"}]
+    with pytest.raises(DownloadError, match="1,048,576 bytes, but the server has 524,288"):
+        fetch(remote(server), tmp_path)
+    server.faults = [{"truncate", "no length"}]
+    with pytest.raises(DownloadError, match="wrong length"):
+        fetch(remote(server), tmp_path)
+    server.faults = [{"truncate"}]
+    with pytest.raises(DownloadError, match="wrong checksum"):
+        fetch(remote(server, size=None), tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_an_empty_answer_is_no_file(server, tmp_path, naps):
+    server.faults = [{"no length"}] * 2
+    server.content = CONTENT[:1]
+    file = RemoteFile(server.url)
+    assert fetch(file, tmp_path / "one").read_bytes() == CONTENT[:1]
+    server.faults = [{"truncate", "no length"}] * 2
+    with pytest.raises(DownloadError, match="sent nothing"):
+        fetch(file, tmp_path / "none", attempts=2, sleep=naps.append)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5"])
+def test_a_wrong_checksum_deletes_what_came(server, tmp_path, algorithm):
+    known = {"sha256": None, algorithm: hashlib.new(algorithm, OTHER).hexdigest()}
+    with pytest.raises(DownloadError, match=f"wrong checksum.*{algorithm}"):
+        fetch(remote(server, **known), tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_the_first_download_is_trusted_and_remembered(server, tmp_path):
+    file = RemoteFile(server.url)
+    path = fetch(file, tmp_path)
+    record = tmp_path / "archive.tar.sha256"
+    assert record.read_text() == f"{hashlib.sha256(CONTENT).hexdigest()}  archive.tar\n"
+    path.unlink()
+    server.content = OTHER
+    with pytest.raises(DownloadError, match=r"expected by .*archive\.tar\.sha256"):
+        fetch(file, tmp_path)
+    record.unlink()
+    assert fetch(file, tmp_path).read_bytes() == OTHER
+
+
+def test_what_cannot_be_downloaded_is_said(tmp_path):
+    for file in (SOURCES["imagenet"].files[0], RemoteFile("file:///etc/hostname")):
+        with pytest.raises(DownloadError, match="by hand"):
+            fetch(file, tmp_path)
+    with pytest.raises(ConfigurationError, match="attempts"):
+        fetch(SOURCES["cifar10"].files[0], tmp_path, attempts=0)
+
+
+def test_the_error_belongs_to_both_families():
+    assert issubclass(DownloadError, DriftproofError)
+    assert issubclass(DownloadError, OSError)
+
+
+# Unpacking
+
+
+def tar(path, *members, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for member in members:
+            name, content, *link = member
+            info = tarfile.TarInfo(name)
+            if link:
+                info.type, info.linkname = link
+            info.size = 0 if link else len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def zipped(path, *members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "w", "w:gz", "w:xz"])
+def test_archives_are_unpacked(tmp_path, kind):
+    members = [("set/a.npy", b"a"), ("set/deep/b.npy", b"b"), ("./README", b"read")]
+    archive = tmp_path / "archive"
+    made = unpack(
+        zipped(archive, *members) if kind == "zip" else tar(archive, *members, mode=kind), tmp_path / "new" / "root"
+    )
+    root = tmp_path / "new" / "root"
+    assert made == [root / "README", root / "set"]
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert files == {"set/a.npy": b"a", "set/deep/b.npy": b"b", "README": b"read"}
+
+
+def test_several_archives_share_a_folder(tmp_path):
+    for part in ("noise", "blur"):
+        unpack(tar(tmp_path / f"{part}.tar", (f"{part}/a", b"a")), tmp_path / "ImageNet-C")
+    assert leftovers(tmp_path / "ImageNet-C") == ["blur", "noise"]
+
+
+def test_a_tar_that_ends_in_a_zip_is_a_tar(tmp_path):
+    inner = zipped(tmp_path / "inner.zip", ("inside", b"x")).read_bytes()
+    unpack(tar(tmp_path / "outer.tar", ("inner.zip", inner)), tmp_path / "root")
+    assert (tmp_path / "root" / "inner.zip").read_bytes() == inner
+
+
+HARMFUL = {
+    "absolute": [("/harm", b"x")],
+    "parent": [("fine/a", b"x"), ("../harm", b"x")],
+    "hidden parent": [("fine/../../harm", b"x")],
+    "drive": [("c:/harm", b"x")],
+    "backslashes": [("..\\harm", b"x")],
+    "symbolic link": [("link", b"", tarfile.SYMTYPE, ".."), ("link/harm", b"x")],
+    "absolute link": [("link", b"", tarfile.SYMTYPE, "/etc")],
+    "hard link": [("link", b"", tarfile.LNKTYPE, "../secret")],
+    "device": [("device", b"", tarfile.CHRTYPE, "")],
+}
+
+
+@pytest.mark.parametrize("what", HARMFUL)
+def test_nothing_leaves_the_folder(tmp_path, what):
+    (tmp_path / "secret").write_text("secret")
+    archives = [tar(tmp_path / "a.tar", *HARMFUL[what])]
+    if all(len(member) == 2 for member in HARMFUL[what]):
+        archives.append(zipped(tmp_path / "a.zip", *HARMFUL[what]))
+    for archive in archives:
+        with pytest.raises(DownloadError, match=archive.name):
+            unpack(archive, tmp_path / "root")
+        assert leftovers(tmp_path / "root") == []
+    assert not list(tmp_path.rglob("harm"))
+
+
+def test_damaged_archives_leave_nothing(tmp_path):
+    members = [(f"set/{index}", CONTENT[:99999]) for index in range(3)]
+    for whole in (tar(tmp_path / "a.tar", *members), tar(tmp_path / "a.gz", *members, mode="w:gz")):
+        written = whole.read_bytes()
+        whole.write_bytes(written[: len(written) // 2])
+        with pytest.raises(DownloadError, match=whole.name):
+            unpack(whole, tmp_path / "root")
+    flipped = bytearray(zipped(tmp_path / "a.zip", *members).read_bytes())
+    flipped[1000] ^= 255
+    (tmp_path / "a.zip").write_bytes(flipped)
+    (tmp_path / "text").write_text("neither")
+    for name, told in (("a.zip", "CRC"), ("text", "neither a tar nor a zip")):
+        with pytest.raises(DownloadError, match=told):
+            unpack(tmp_path / name, tmp_path / "root")
+    assert leftovers(tmp_path / "root") == []
+
+
+def test_what_is_there_is_not_touched(tmp_path):
+    archive = tar(tmp_path / "a.tar", ("new", b"x"), ("set/a", b"x"))
+    (tmp_path / "root" / "set").mkdir(parents=True)
+    (tmp_path / "root" / "set" / "mine").touch()
+    with pytest.raises(DownloadError, match="there already"):
+        unpack(archive, tmp_path / "root")
+    assert leftovers(tmp_path / "root") == ["set"]
+    assert leftovers(tmp_path / "root" / "set") == ["mine"]
+
+
+# Verifying
+
+
+def test_verify_tells_the_five_cases_apart(tmp_path):
+    contents = {"whole": b"12", "long": b"123", "other": b"21", "unknown": b"??", "md5": b"12"}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.tar").write_bytes(content)
+    (tmp_path / "unpacked").mkdir()
+    digest = hashlib.sha256(b"12").hexdigest()
+    files = [RemoteFile(f"http://x/{name}.tar", 2, digest) for name in ("whole", "long", "other", "gone")]
+    files += [
+        RemoteFile("http://x/unknown.tar"),
+        RemoteFile("http://x/md5.tar", 2, md5=hashlib.md5(b"12").hexdigest()),
+        RemoteFile("http://x/deleted.tar", 2, digest, unpacks_to=("unpacked",)),
+        RemoteFile("http://x/half.tar", 2, digest, unpacks_to=("unpacked", "not unpacked")),
+    ]
+    found = verify(Source("mine", tuple(files), "none", "http://x"), tmp_path)
+    assert {finding.file: finding.state for finding in found} == {
+        "whole.tar": "present",
+        "long.tar": "wrong length",
+        "other.tar": "wrong checksum",
+        "gone.tar": "missing",
+        "unknown.tar": "unchecked",
+        "md5.tar": "present",
+        "deleted.tar": "unchecked",
+        "half.tar": "missing",
+    }
+    assert found[0] == Finding("whole.tar", "present", "sha256 as expected")
+    assert found[5].detail == "md5 as expected"
+
+
+def test_verify_uses_what_the_first_download_left(tmp_path):
+    source = Source("mine", (RemoteFile("http://x/a.tar"),), "none", "http://x")
+    (tmp_path / "a.tar").write_bytes(b"12")
+    (tmp_path / "a.tar.sha256").write_text(f"{hashlib.sha256(b'12').hexdigest()}  a.tar\n")
+    assert verify(source, tmp_path)[0].state == "present"
+    (tmp_path / "a.tar").write_bytes(b"21")
+    assert verify(source, tmp_path)[0].state == "wrong checksum"
+
+
+# The catalogue
+
+
+def test_the_catalogue_is_in_order():
+    assert all(name == entry.name and entry.licence and entry.homepage for name, entry in SOURCES.items())
+    files = [file for entry in SOURCES.values() for file in entry.files]
+    assert len({file.name for file in files}) == len(files)
+    for file in files:
+        assert file.url.startswith(("https://", "http://"))
+        assert len(file.md5) == 32
+        assert file.sha256 is None or len(file.sha256) == 64
+        assert int(file.md5 + (file.sha256 or ""), 16)
+        assert (file.unpacks_in is None) == file.name.endswith(".mat")
+        assert {str(PurePosixPath(made).parent) for made in file.unpacks_to} <= {file.unpacks_in}
+
+
+def test_an_unknown_source_is_refused_with_its_neighbours():
+    assert source("svhn") is SOURCES["svhn"]
+    with pytest.raises(ConfigurationError, match=r"cifar10.*'cifr10'"):
+        source("cifr10")
