@@ -1,6 +1,7 @@
 """Corrupted versions of whole sets: on demand, kept, written as files, and through the command line."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from driftproof.cli import main
 from driftproof.corruptions import CORRUPTIONS, corrupt, jpeg
 from driftproof.data import ArraySet, Corrupted, FileSet, corrupted, folder, kept, opened, write_files
 from driftproof.files import written_whole
+from driftproof.models import restore
 from test_corruptions import FROST, pictures
 
 
@@ -175,6 +177,50 @@ def test_the_corrupt_command(photos, tmp_path, capsys):
     assert run("corrupt", arrays, out, "--corruption", "contrst") == 2
     assert "Did you mean contrast" in " ".join(capsys.readouterr().err.split())
     assert run("corrupt", tmp_path / "nowhere", out) == 2
+
+
+def test_the_layout_of_the_published_cifar_sets(tmp_path):
+    images = pictures(20)
+    arrays = array_folder_at(tmp_path / "arrays", images)
+    out = tmp_path / "CIFAR-10-C"
+    assert run("corrupt", arrays, out, "--corruption", "contrast", "--stack") == 0
+    whole = np.load(out / "contrast.npy")
+    assert whole.shape == (100, 32, 32, 3)
+    third = torch.from_numpy(whole[40:60]).permute(0, 3, 1, 2)
+    assert torch.equal(third, corrupt(images, "contrast", 3, dataset="arrays"))
+    assert np.load(out / "labels.npy").tolist() == [index % 3 for index in range(20)] * 5
+
+
+def cifar_at(root):
+    """Three tiny classes in CIFAR-10's own files."""
+    data = {}
+    for name, count in (("data_batch_1", 60), ("test_batch", 30)):
+        labels = torch.arange(count) % 10
+        images = torch.randint(0, 60, (count, 3, 32, 32), dtype=torch.uint8)
+        images[torch.arange(count), labels % 3] += 120
+        data[name] = {b"data": images.flatten(1).numpy(), b"labels": labels.tolist()}
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name, content in data.items():
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    names = {b"label_names": [str(digit).encode() for digit in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
+
+
+def test_the_train_command_trains_resumes_and_saves(tmp_path, capsys):
+    cifar_at(tmp_path)
+    out = tmp_path / "weights.safetensors"
+    options = ("train", "wrn10_1", "--data", tmp_path, "--out", out, "--epochs", 1)
+    assert run(*options) == 0
+    assert "epoch 1 of 1: loss" in capsys.readouterr().err
+    model = restore(out)
+    assert model.fc.out_features == 10
+    assert run(*options) == 0, "everything is done already"
+    assert "epoch" not in capsys.readouterr().err
+    again = restore(out).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    assert run("train", "wrn", "--data", tmp_path, "--out", out) == 2
+    assert run("train", "wrn10_1", "--data", tmp_path, "--out", out, "--set", "mnist") == 2
 
 
 def test_all_fifteen_unless_said_otherwise(tmp_path):

@@ -121,7 +121,7 @@ def check_corruption(name: str, severity: int) -> None:
     if name not in known:
         near = difflib.get_close_matches(str(name), known, n=3) or known
         raise ConfigurationError(f"Expected a known corruption, but got {name!r}. Did you mean {', '.join(near)}?")
-    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
+    if type(severity) is not int or not 1 <= severity <= 5:
         raise ConfigurationError(f"Expected `severity` to be an integer in 1..5, but got {severity!r}.")
 
 

@@ -6,7 +6,7 @@ Images keep the order they are stored in, files being sorted by name; shuffling 
 
 from driftproof.data.catalogue import SOURCES, RemoteFile, Source, source
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
-from driftproof.data.corrupted import Corrupted, kept
+from driftproof.data.corrupted import Corrupted, kept, stacked
 from driftproof.data.corrupted_files import write_files
 from driftproof.data.download import Finding, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
@@ -40,6 +40,7 @@ __all__ = [
     "kept",
     "opened",
     "source",
+    "stacked",
     "svhn",
     "tiny_imagenet",
     "tiny_imagenet_c",

@@ -15,7 +15,7 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
 
-__all__ = ["Corrupted", "kept"]
+__all__ = ["Corrupted", "kept", "stacked"]
 
 Progress = Callable[[str, int], None]
 
@@ -105,6 +105,27 @@ def kept(images: Corrupted, folder: Path, *, progress: Progress | None = None) -
         _make(images, path, progress)
     _refuse_other_protocol(_protocol_of(path), images)
     return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
+
+
+def stacked(clean: ImageSet, corruption: str, folder: Path) -> Path:
+    """Join the five kept severities of a corruption in one file, as the published CIFAR-C sets are laid out.
+
+    Args:
+        clean: The clean set the kept ones were made of.
+        corruption: Which; all five severities have to be there.
+        folder: Where they were kept; gets `{corruption}.npy`, severities 1 to 5 one after the other, and `labels.npy`.
+    """
+    parts = [load_array(folder / corruption / f"{severity}.npy") for severity in range(1, 6)]
+    path = folder / f"{corruption}.npy"
+    with written_whole(path) as unfinished:
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        whole = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+        for index, part in enumerate(parts):
+            whole[index * len(part) : (index + 1) * len(part)] = part
+        whole.flush()
+    with written_whole(folder / "labels.npy") as unfinished, unfinished.open("wb") as file:
+        np.save(file, clean.labels.repeat(5).numpy())
+    return path
 
 
 def _make(images: Corrupted, path: Path, progress: Progress | None) -> None:
