@@ -8,9 +8,11 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
 
+import numpy as np
 import pytest
 
-from driftproof.data import SOURCES, Finding, RemoteFile, Source, fetch, source, unpack, verify
+from driftproof.cli import main
+from driftproof.data import SOURCES, Finding, RemoteFile, Source, array_folder, fetch, source, unpack, verify
 from driftproof.errors import ConfigurationError, DownloadError, DriftproofError
 
 CONTENT = bytes(range(256)) * 4096
@@ -478,3 +480,50 @@ def test_an_unknown_source_is_refused_with_its_neighbours():
     assert source("svhn") is SOURCES["svhn"]
     with pytest.raises(ConfigurationError, match=r"cifar10.*'cifr10'"):
         source("cifr10")
+
+
+# The command line, from the address to a readable data set
+
+
+def tarred(folder, name):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(folder, arcname=name)
+    return buffer.getvalue()
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsys):
+    made = tmp_path / "made"
+    made.mkdir()
+    np.save(made / "images.npy", np.zeros((2000, 32, 32, 3), dtype=np.uint8))
+    np.save(made / "labels.npy", np.arange(2000) % 7)
+    server.content = tarred(made, "Set-C")
+    server.faults = [{"503"}, {"drop"}, {"drop"}]
+    file = remote(server, server.content, unpacks_to=("Set-C",))
+    monkeypatch.setitem(SOURCES, "set-c", Source("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    root = tmp_path / "root"
+    assert command("data", "verify", "set-c", "--root", root) == 1
+    assert command("data", "get", "set-c", "--root", root) == 0
+    assert len(server.asked) == 4
+    assert len(array_folder(root / "Set-C")) == 2000
+    assert command("data", "verify", "set-c", "--root", root) == 0
+    assert "present" in capsys.readouterr().out
+    assert command("data", "get", "set-c", "--root", root) == 0
+    assert len(server.asked) == 4, "nothing is fetched twice"
+
+
+def test_a_web_page_instead_of_a_data_set_is_named(server, tmp_path, monkeypatch, capsys):
+    server.content = PAGE
+    file = RemoteFile(server.url, unpacks_to=("Set-C",))
+    monkeypatch.setitem(SOURCES, "set-c", Source("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    server.faults = [{"html"}]
+    assert command("data", "get", "set-c", "--root", tmp_path) == 2
+    assert "web page" in capsys.readouterr().err
+    assert leftovers(tmp_path) == []
