@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench-step bench-corruptions clean
+.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions clean
 
 setup: $(READY)
 
@@ -20,6 +20,9 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n auto --cov
+
+test-slow: setup
+	$(BIN)/python -m pytest -n auto -m slow
 
 lint: setup
 	$(BIN)/ruff check .

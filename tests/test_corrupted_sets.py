@@ -5,13 +5,26 @@ import pickle
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from PIL import Image
 
 import driftproof as dp
 from driftproof.cli import main
 from driftproof.corruptions import CORRUPTIONS, corrupt, jpeg
-from driftproof.data import ArraySet, Corrupted, FileSet, corrupted, folder, kept, opened, write_files
+from driftproof.data import (
+    ArraySet,
+    Corrupted,
+    FileSet,
+    corrupted,
+    folder,
+    imagenet_o,
+    imagenet_o_c,
+    kept,
+    opened,
+    svhn_c,
+    write_files,
+)
 from driftproof.files import written_whole
 from driftproof.models import restore
 from test_corruptions import FROST, pictures
@@ -155,6 +168,35 @@ def test_sets_are_recognised_by_their_files(photos, tmp_path):
     (arrays / "cifar-10-batches-py").mkdir()
     with pytest.raises(dp.errors.InputError, match=r"cifar-10-batches-py and images\.npy"):
         opened(arrays)
+
+
+def test_svhn_c_is_made_once_beside_svhn(tmp_path, monkeypatch):
+    images = pictures(12)
+    scipy.io.savemat(
+        tmp_path / "test_32x32.mat",
+        {"X": images.permute(2, 3, 1, 0).numpy(), "y": np.arange(1, 13).reshape(-1, 1) % 10 + 1},
+    )
+    made = svhn_c(tmp_path, "contrast", 5)
+    assert made.name == "svhn-c/contrast/5"
+    assert torch.equal(made.batch(range(12)), corrupt(images, "contrast", 5, dataset="svhn"))
+    assert (tmp_path / "SVHN-C" / "contrast" / "5.npy").exists()
+    monkeypatch.setattr(Corrupted, "batch", None)
+    assert len(svhn_c(tmp_path, "contrast", 5)) == 12
+
+
+def test_imagenet_o_c_is_scaled_corrupted_and_saved_as_jpeg(tmp_path):
+    for index, pixels in enumerate(pictures(4, 80)):
+        path = tmp_path / "imagenet-o" / f"n0{index}" / "image.JPEG"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path, quality=95)
+    made = imagenet_o_c(tmp_path, "brightness", 3)
+    assert (made.labels == -1).all()
+    small = imagenet_o(tmp_path, size=(64, 64)).batch(range(4))
+    expected = jpeg(corrupt(small, "brightness", 3, dataset="imagenet-o", constants=64), 85)
+    assert torch.equal(made.batch(range(4)), expected)
+    assert imagenet_o_c(tmp_path, "brightness", 3, side=224).batch([0]).shape == (1, 3, 224, 224)
+    with pytest.raises(dp.errors.ConfigurationError, match="64 or 224"):
+        imagenet_o_c(tmp_path, "brightness", 3, side=128)
 
 
 def run(*arguments):

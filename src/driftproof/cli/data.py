@@ -29,7 +29,11 @@ def list_command(as_json: AsJson = False) -> None:
     table = Table("name", "size", "licence", "home page")
     for entry in SOURCES.values():
         table.add_row(entry.name, _size(entry.files), entry.licence, entry.homepage)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for entry in SOURCES.values():
+        if entry.note:
+            console.print(f"{entry.name}: {entry.note}", highlight=False)
 
 
 @data_commands.command("get")

@@ -12,6 +12,7 @@ from driftproof.data.download import Finding, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
 from driftproof.data.images import ArraySet, FileSet, ImageSet, ShorterSide, Subset
+from driftproof.data.open_sets import imagenet_o_c, svhn_c
 from driftproof.data.opened import opened
 from driftproof.data.svhn import svhn
 from driftproof.data.tiny_imagenet import tiny_imagenet, tiny_imagenet_c
@@ -37,11 +38,13 @@ __all__ = [
     "imagenet",
     "imagenet_c",
     "imagenet_o",
+    "imagenet_o_c",
     "kept",
     "opened",
     "source",
     "stacked",
     "svhn",
+    "svhn_c",
     "tiny_imagenet",
     "tiny_imagenet_c",
     "unpack",

@@ -15,9 +15,12 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
 
-__all__ = ["Corrupted", "kept", "stacked"]
+__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "stacked"]
 
 Progress = Callable[[str, int], None]
+
+PUBLISHED_QUALITY = 85
+"""JPEG quality with which the published sets that consist of files were saved after corruption."""
 
 _AT_ONCE = 1000
 
@@ -32,8 +35,8 @@ class Corrupted(ImageSet):
         corruption: Its name.
         severity: From 1 to 5.
         constants: Strength as for images of 32, 64 or 224 pixels; None goes by the images' size.
-        resave: JPEG quality to save with afterwards, as the published Tiny-ImageNet-C and ImageNet-C were (85); None
-            keeps the pixels, as in the CIFAR sets.
+        resave: JPEG quality to save with afterwards, as the published Tiny-ImageNet-C and ImageNet-C were
+            (`PUBLISHED_QUALITY`); None keeps the pixels, as in the CIFAR sets.
         frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
         device: Where to compute.
     """

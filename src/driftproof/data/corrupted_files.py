@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from driftproof.data.corrupted import Corrupted, Progress
+from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress
 from driftproof.data.images import FileSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
@@ -15,7 +15,6 @@ from driftproof.optional import require
 __all__ = ["write_files"]
 
 _AT_ONCE = 64
-_QUALITY = 85  # of the published sets that consist of files
 
 
 def write_files(images: Corrupted, destination: Path, *, progress: Progress | None = None) -> int:
@@ -37,7 +36,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
         for index, pixels in zip(indices, batch.permute(0, 2, 3, 1).numpy(), strict=True):
             targets[index].parent.mkdir(parents=True, exist_ok=True)
             with written_whole(targets[index]) as unfinished:
-                pillow.fromarray(pixels).save(unfinished, "JPEG", quality=_QUALITY)
+                pillow.fromarray(pixels).save(unfinished, "JPEG", quality=PUBLISHED_QUALITY)
         done += len(indices)
         if progress is not None:
             progress(images.name, done)
