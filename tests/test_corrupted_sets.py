@@ -261,6 +261,9 @@ def test_the_train_command_trains_resumes_and_saves(tmp_path, capsys):
     assert "epoch" not in capsys.readouterr().err
     again = restore(out).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    onward = tmp_path / "onward.safetensors"
+    assert run(*options[:4], "--out", onward, "--epochs", 1, "--start", out, "--seed", 1) == 0
+    assert run(*options[:4], "--out", onward, "--start", tmp_path / "nowhere") == 2
     assert run("train", "wrn", "--data", tmp_path, "--out", out) == 2
     assert run("train", "wrn10_1", "--data", tmp_path, "--out", out, "--set", "mnist") == 2
 

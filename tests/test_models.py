@@ -578,3 +578,14 @@ def test_models_from_elsewhere_are_saved_too(tmp_path):
     other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     assert same_weights(load_checkpoint(other, tmp_path / "weights"), tied)
     assert read_checkpoint(tmp_path / "weights").meta == {"arch": "my own"}
+
+
+def test_weights_can_be_loaded_with_another_head(tmp_path):
+    trained, other = build("wrn10_1", classes=10), build("wrn10_1", classes=6)
+    save_checkpoint(tmp_path / "weights", trained, {"arch": "wrn10_1"})
+    head = other.fc.weight.clone()
+    with pytest.raises(dp.errors.InputError, match="classes=10"):
+        load_checkpoint(other, tmp_path / "weights")
+    load_checkpoint(other, tmp_path / "weights", new_head=True)
+    assert torch.equal(other.conv1.weight, trained.conv1.weight)
+    assert torch.equal(other.fc.weight, head)

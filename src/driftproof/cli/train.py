@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from driftproof.data import ImageSet, cifar10, cifar100
+from driftproof.data import ImageSet, cifar10, cifar100, tiny_imagenet
 from driftproof.errors import ConfigurationError
-from driftproof.models import build, save_checkpoint
+from driftproof.models import build, load_checkpoint, save_checkpoint
 from driftproof.training import CIFAR_RESNET50, RESNEXT_AUGMIX, TINY_RESNET50, WRN_AUGMIX, EpochRecord, Recipe, Trainer
 
 __all__ = ["train_command"]
@@ -25,7 +25,7 @@ RECIPES: dict[str, Recipe] = {
     "resnet50_cifar": CIFAR_RESNET50,
     "resnet50": TINY_RESNET50,
 }
-SETS = {"cifar10": cifar10, "cifar100": cifar100}
+SETS = {"cifar10": cifar10, "cifar100": cifar100, "tiny-imagenet": tiny_imagenet}
 
 
 def train_command(
@@ -33,6 +33,7 @@ def train_command(
     data: Annotated[Path, typer.Option(help="Folder with the data set's official files.")],
     out: Annotated[Path, typer.Option(help="Where the weights go; a checkpoint to resume from lies beside them.")],
     dataset: Annotated[str, typer.Option("--set", help=f"One of {', '.join(SETS)}.")] = "cifar10",
+    start: Annotated[Path | None, typer.Option(help="Weights to start from, all but the last layer's.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     device: Annotated[str, typer.Option(help="Where to train, such as cuda.")] = "cpu",
@@ -45,6 +46,8 @@ def train_command(
     train, test = SETS[dataset](data, train=True), SETS[dataset](data, train=False)
     torch.manual_seed(seed)
     network = build(model, classes=len(train.classes))
+    if start is not None:
+        load_checkpoint(network, start, new_head=True)
     trainer = Trainer(network, train.batch(range(len(train))), train.labels, recipe, seed=seed, device=device)
     console = Console(stderr=True)
     meta = {"arch": model, "set": dataset, "seed": seed, "epochs": recipe.epochs}

@@ -59,12 +59,17 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return _read_safetensors(path) if start[8:] == b"{" else _read_torch(path)
 
 
-def load_checkpoint(model: _Model, path: str | Path) -> _Model:
+def load_checkpoint(model: _Model, path: str | Path, *, new_head: bool = False) -> _Model:
     """Load a file of weights into a model, all of it or nothing.
 
     The prefixes that wrappers leave on the names (`module.`, `_orig_mod.`, `model.`, `backbone.`) are taken off if the
     names fit the model then. Values are cast to the model's types. If the file says how images are normalised, in its
     description or in RobustBench's `mu` and `sigma`, and the model normalises them itself, the two have to agree.
+
+    Args:
+        model: The model.
+        path: The file.
+        new_head: Leave the last layer as it is, to train it for other classes.
 
     Raises:
         InputError: If the file cannot be read, or does not fit; the model is as before then.
@@ -78,7 +83,7 @@ def load_checkpoint(model: _Model, path: str | Path) -> _Model:
         >>> torch.equal(model.fc.weight, wrapped.module.fc.weight)
         True
     """
-    return _loaded(model, read_checkpoint(path), path)
+    return _loaded(model, read_checkpoint(path), path, new_head=new_head)
 
 
 def save_checkpoint(path: str | Path, model: nn.Module, meta: Mapping[str, Any]) -> None:
@@ -188,9 +193,11 @@ def _damaged(path: Path) -> InputError:
     )
 
 
-def _loaded(model: _Model, checkpoint: Checkpoint, path: str | Path) -> _Model:
+def _loaded(model: _Model, checkpoint: Checkpoint, path: str | Path, *, new_head: bool = False) -> _Model:
     own: dict[str, Tensor] = model.state_dict()
     state = max(_without_prefixes(checkpoint.state_dict), key=lambda state: len(own.keys() & state.keys()))
+    if new_head:
+        state |= {name: tensor for name, tensor in own.items() if name.rpartition(".")[0] == _head(own)}
     if isinstance(model, Normalised):
         _refuse_other_normalisation(model, _taken_normalisation(state), path)
         _refuse_other_normalisation(model, _normalisation(checkpoint.meta), path)
@@ -230,9 +237,13 @@ def _misfits(own: dict[str, Tensor], state: dict[str, Tensor]) -> Iterator[str]:
         yield f"{_listed(integers)} should be of floating point"
 
 
+def _head(own: dict[str, Tensor]) -> str:
+    return list(own)[-1].rpartition(".")[0]
+
+
 def _advice_on_classes(own: dict[str, Tensor], state: dict[str, Tensor]) -> str:
     """What to do if only the last layer differs, and only in the number of its outputs."""
-    head = list(own)[-1].rpartition(".")[0]
+    head = _head(own)
     reshaped = [name for name in own if name in state and state[name].shape != own[name].shape]
     for name in reshaped:
         theirs, ours = state[name], own[name]
