@@ -7,6 +7,7 @@ import colorsys
 import io
 import math
 
+import cv2
 import numpy as np
 import scipy.ndimage
 from PIL import Image
@@ -207,6 +208,20 @@ def jpeg_compression(x, c, rng):
     buffer = io.BytesIO()
     as_image(x).save(buffer, "JPEG", quality=c)
     return np.asarray(Image.open(buffer)) / 255
+
+
+def water(x, c, rng):
+    """Spatter of the first kind; edges and distances are OpenCV's own, as in the description."""
+    mean, sigma, blur, threshold, strength, _ = c
+    layer = scipy.ndimage.gaussian_filter(rng.normal(mean, sigma, x.shape[:2]), blur, mode="nearest")
+    layer[layer < threshold] = 0
+    drops = (np.clip(layer, 0, 1) * 255).astype(np.uint8)
+    distance = np.minimum(cv2.distanceTransform(255 - cv2.Canny(drops, 50, 150), cv2.DIST_L2, 5), 20)
+    rim = cv2.equalizeHist(cv2.blur(distance, (3, 3)).astype(np.uint8))
+    rim = cv2.filter2D(rim, cv2.CV_8U, np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]))
+    shaded = drops * cv2.blur(rim, (3, 3)).astype(float)
+    shaded = shaded / max(shaded.max(), 1e-12) * strength
+    return x + shaded[..., None] * np.array([175, 238, 238]) / 255
 
 
 def mud(x, c, rng):

@@ -96,11 +96,12 @@ def test_frost_agrees_in_distribution():
     assert_same_distribution(images, ours, lambda x, rng: slow.frost(x, CONSTANTS[32]["frost"][4], rng, photos))
 
 
-def test_mud_agrees_in_distribution():
-    images = pictures(600)
-    ours = corrupt(images, "spatter", 5)
-    # Most images stay clean, so the few drops need more room.
-    assert_same_distribution(images, ours, lambda x, rng: slow.mud(x, CONSTANTS[32]["spatter"][4], rng), tolerance=0.08)
+@pytest.mark.parametrize(("severity", "count"), [(1, 1500), (3, 1500), (4, 6000), (5, 6000)])
+def test_spatter_agrees_in_distribution(severity, count):
+    images, constant = pictures(count), CONSTANTS[32]["spatter"][severity - 1]
+    reference = slow.mud if constant[-1] else slow.water
+    ours = corrupt(images, "spatter", severity)
+    assert_same_distribution(images, ours, lambda x, rng: reference(x, constant, rng))
 
 
 @pytest.mark.parametrize("severity", [1, 5])

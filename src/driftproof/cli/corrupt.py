@@ -5,6 +5,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from rich.progress import TaskID
 
 from driftproof.cli.progress import counting
 from driftproof.corruptions import CORRUPTIONS, FrostPhotos, find_frost_photos, procedural_frost
@@ -36,8 +37,8 @@ def corrupt_command(
                 images = Corrupted(clean, name, level, frost_photos=photos, device=device)
                 task = progress.add_task(f"{name} {level}", total=len(images))
 
-                def note(_: str, done: int, task: int = int(task)) -> None:
-                    progress.update(task, completed=done)  # type: ignore[arg-type]
+                def note(_: str, done: int, task: TaskID = task) -> None:
+                    progress.update(task, completed=done)
 
                 if isinstance(clean, FileSet):
                     write_files(images, destination, progress=note)

@@ -84,7 +84,7 @@ class Corrupted(ImageSet):
             self.corruption,
             self.severity,
             dataset=self.clean.name,
-            indices=places % len(self),
+            indices=places,
             constants=self.constants,
             frost_photos=self.frost_photos,
         )

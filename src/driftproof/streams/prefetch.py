@@ -23,9 +23,9 @@ Receive = Callable[[], Batch]
 class Prefetched:
     """The same batches, read in a background thread and moved to a device before they are asked for.
 
-    Pixels travel as bytes and become floats on the device; to a GPU they go through pinned memory on a stream of their
-    own. An error while reading is raised where the batch would have come. The thread ends with the iteration, however
-    that ends.
+    Pixels travel as bytes and become floats on the device, which may round the last bit differently; to a GPU they go
+    through pinned memory on a stream of their own. An error while reading is raised where the batch would have come.
+    The thread ends with the iteration, however that ends.
 
     Args:
         stream: What to read.
