@@ -237,7 +237,7 @@ def test_the_catalogue_knows_the_normalisation_of_the_public_weights():
 
 @pytest.mark.parametrize(("name", "nearest"), [("wrn40-2", "wrn40_2"), ("resnet_50", "resnet50"), ("?", "wrn10_1")])
 def test_an_unknown_name_is_answered_with_the_nearest(name, nearest):
-    with pytest.raises(dp.errors.ConfigurationError, match=f"The nearest: .*{nearest}"):
+    with pytest.raises(dp.errors.ConfigurationError, match=f"(Did you mean|There is) .*{nearest}"):
         build(name)
 
 
@@ -527,7 +527,7 @@ def test_files_by_others_are_restored_and_saved_again(said, tmp_path):
         ({"arch": "wrn10_1"}, dp.errors.InputError, "to say how images are normalised"),
         ({"arch": "wrn10_1", "normalise": "as usual"}, dp.errors.InputError, "to say how images are normalised"),
         ({"arch": "wrn10_1", "mean": "0.5", "std": 1}, dp.errors.InputError, "to say how images are normalised"),
-        ({"arch": "wrn", "mean": 0, "std": 1}, dp.errors.ConfigurationError, "but got 'wrn'. The nearest: .*wrn10_1"),
+        ({"arch": "wrn", "mean": 0, "std": 1}, dp.errors.ConfigurationError, "but got 'wrn'. Did you mean .*wrn10_1"),
         ({"arch": "wrn10_1", "mean": 0, "std": 1}, dp.errors.InputError, "it has 4 classes and the model 10"),
         ({"arch": "wrn16_1", "classes": 4, "mean": 0, "std": 1}, dp.errors.InputError, "it lacks block1.layer.1"),
     ],

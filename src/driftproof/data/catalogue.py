@@ -1,11 +1,10 @@
 """Where the data sets come from, under which terms, and how to tell that they arrived whole."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from driftproof.errors import ConfigurationError
+from driftproof.names import expect_known
 
 __all__ = ["SOURCES", "RemoteFile", "Source", "source"]
 
@@ -72,10 +71,7 @@ def source(name: str) -> Source:
         >>> source("cifar10").files[0].name
         'cifar-10-python.tar.gz'
     """
-    if name not in SOURCES:
-        near = get_close_matches(name, SOURCES) or SOURCES
-        raise ConfigurationError(f"Expected a data set such as {', '.join(near)}, but got {name!r}.")
-    return SOURCES[name]
+    return SOURCES[expect_known("data set", name, SOURCES)]
 
 
 def _imagenet_c(part: str, size: int, md5: str, *corruptions: str) -> RemoteFile:

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from driftproof.errors import ConfigurationError
 from driftproof.models.normalised import Channels
 from driftproof.models.resnet import IMAGENET_MEAN, IMAGENET_STD, ResNet50
 from driftproof.models.resnext import ResNeXt29
 from driftproof.models.wide_resnet import WideResNet
+from driftproof.names import expect_known
 
 __all__ = ["MODELS", "Entry", "build"]
 
@@ -81,11 +80,6 @@ def build(name: str, *, classes: int | None = None, **overrides: Any) -> nn.Modu
         >>> build("wrn10_1", classes=6).fc
         Linear(in_features=64, out_features=6, bias=True)
     """
-    if name not in MODELS:
-        near = get_close_matches(name, MODELS, n=3, cutoff=0.4) or list(MODELS)
-        raise ConfigurationError(
-            f"Expected `name` to be a model of the catalogue, but got {name!r}. The nearest: {', '.join(near)}."
-        )
-    entry = MODELS[name]
+    entry = MODELS[expect_known("model", name, MODELS)]
     settings = {"mean": entry.mean, "std": entry.std} | overrides
     return entry.build(classes=entry.classes if classes is None else classes, **settings)

@@ -1,0 +1,29 @@
+"""Names that may be mistyped."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from driftproof.errors import ConfigurationError
+
+__all__ = ["expect_known"]
+
+
+def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
+    """The name, refused with the nearest known ones unless it is one of them.
+
+    Args:
+        kind: What is named, such as "method".
+        name: As given.
+        known: What there is.
+
+    Example:
+        >>> expect_known("method", "tnet", ["tent", "eata"])
+        Traceback (most recent call last):
+        driftproof.errors.ConfigurationError: Expected a known method, but got 'tnet'. Did you mean tent?
+    """
+    names = list(known)
+    if isinstance(name, str) and name in names:
+        return name
+    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {', '.join(names)}."
+    raise ConfigurationError(f"Expected a known {kind}, but got {name!r}. {advice}")
