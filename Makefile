@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions clean
+.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions bench-gpu clean
 
 setup: $(READY)
 
@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/your_own_loop.py
+	$(BIN)/driftproof demo
 
 test: setup lint
 	$(BIN)/python -m pytest -n auto --cov
@@ -38,6 +38,9 @@ bench-step: setup
 
 bench-corruptions: setup
 	$(BIN)/python benchmarks/corruptions.py
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -478,7 +478,7 @@ def test_the_catalogue_is_in_order():
 
 def test_an_unknown_source_is_refused_with_its_neighbours():
     assert source("svhn") is SOURCES["svhn"]
-    with pytest.raises(ConfigurationError, match=r"cifar10.*'cifr10'"):
+    with pytest.raises(ConfigurationError, match=r"'cifr10'.*cifar10"):
         source("cifr10")
 
 

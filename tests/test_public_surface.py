@@ -1,5 +1,7 @@
 """What the package shows to the world."""
 
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -43,18 +45,68 @@ def test_the_command_without_arguments_helps(capsys):
     assert "Open-set test-time adaptation" in capsys.readouterr().out
 
 
+def output_of(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_the_package_imports_nothing_else():
+    script = """
+import sys
+before = {name.partition(".")[0] for name in sys.modules}
+import driftproof
+print(driftproof.__version__, sorted(set(driftproof.__all__) - set(dir(driftproof))))
+after = {name.partition(".")[0] for name in sys.modules}
+print(sorted(name for name in after - before if name not in sys.stdlib_module_names))
+"""
+    assert output_of(script) == f"{dp.__version__} []\n['driftproof']"
+
+
 def test_the_core_imports_nothing_but_torch_and_safetensors():
     script = """
 import sys
 import torch, safetensors.torch
 before = {name.partition(".")[0] for name in sys.modules}
-import driftproof
+from driftproof import *
 after = {name.partition(".")[0] for name in sys.modules}
 extra = {name for name in after - before if name not in sys.stdlib_module_names}
 print(sorted(extra))
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "['driftproof']"
+    assert output_of(script) == "['driftproof']"
+
+
+def test_a_public_name_means_the_same_whatever_was_imported_before():
+    script = """
+import importlib, pkgutil, sys, types
+import driftproof
+
+def kinds():
+    import driftproof
+    return {name: type(getattr(driftproof, name)).__name__ for name in driftproof.__all__}
+
+expected = kinds()
+first = [module.name for module in pkgutil.iter_modules(driftproof.__path__, "driftproof.")]
+assert "driftproof.problems" in first
+for name in [*first, "driftproof.methods.source"]:
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "driftproof"]:
+        del sys.modules[loaded]
+    importlib.import_module(name)
+    if kinds() != expected:
+        print(name)
+print(expected["check"], expected["source"], expected["scores"], expected["errors"])
+"""
+    assert output_of(script) == "function function module module"
+
+
+def test_no_public_name_is_also_the_name_of_a_file_it_is_not():
+    """Importing the file would put the module where the name was."""
+    files = {module.name for module in pkgutil.iter_modules(dp.__path__)}
+    assert [name for name in dp.__all__ if name in files and not inspect.ismodule(getattr(dp, name))] == []
+
+
+def test_a_mistyped_name_is_an_ordinary_attribute_error():
+    assert not hasattr(dp, "tentt")
+    with pytest.raises(AttributeError, match="'driftproof' has no attribute 'tentt'"):
+        dp.tentt  # noqa: B018
 
 
 def code_blocks(path):

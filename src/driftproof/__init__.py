@@ -1,5 +1,7 @@
 """Test-time adaptation for PyTorch that survives the long run and the unknown.
 
+Names are loaded when they are first asked for, so that importing the package alone costs nothing, not even torch.
+
 Example:
     >>> import torch
     >>> import driftproof as dp
@@ -12,13 +14,17 @@ Example:
     1.0
 """
 
-from driftproof import augment, errors, losses, methods, regularisers, scopes, scores, selection, statistics
-from driftproof.adapter import Adapter
-from driftproof.alarm import Alarm, Event
-from driftproof.check import Problem, check
-from driftproof.methods import bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
-from driftproof.record import Record
-from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from driftproof import augment, errors, losses, methods, regularisers, scopes, scores, selection, statistics
+    from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm, Event
+    from driftproof.methods import bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
+    from driftproof.problems import Problem, check
+    from driftproof.record import Record
+    from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
 
 __version__ = "0.1.0"
 
@@ -54,3 +60,28 @@ __all__ = [
     "tent",
     "ttn",
 ]
+
+_CONTENTS = {
+    "adapter": ("Adapter",),
+    "alarm": ("Alarm", "Event"),
+    "methods": ("bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+    "problems": ("Problem", "check"),
+    "record": ("Record",),
+    "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),
+}
+_HOMES = {name: module for module, names in _CONTENTS.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+
+    def __getattr__(name: str) -> object:
+        """Load a public name."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_HOMES.get(name, name)}")
+        return globals().setdefault(name, getattr(module, name) if name in _HOMES else module)
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

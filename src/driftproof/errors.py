@@ -8,6 +8,7 @@
     ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
     ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
     ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
+    ├── ExecutionError       some cells of a benchmark could not be run   (also a RuntimeError)
     ├── MissingPackageError  an optional package is not installed         (also an ImportError)
     └── CallOrderError       something was asked for too early            (also a RuntimeError)
         └── NotPreparedError `prepare(source)` has to come first
@@ -21,6 +22,7 @@ __all__ = [
     "DivergenceError",
     "DownloadError",
     "DriftproofError",
+    "ExecutionError",
     "ForwardError",
     "InputError",
     "MissingPackageError",
@@ -60,6 +62,10 @@ class DownloadError(DriftproofError, OSError):
 
 class DivergenceError(DriftproofError, RuntimeError):
     """Training has left the finite numbers."""
+
+
+class ExecutionError(DriftproofError, RuntimeError):
+    """Some cells of a benchmark could not be run; the message names them, and the others are done."""
 
 
 class MissingPackageError(DriftproofError, ImportError):

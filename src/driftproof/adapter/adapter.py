@@ -335,6 +335,11 @@ class Adapter(nn.Module):
         return self._stepper.optimiser
 
     @property
+    def prepared(self) -> bool:
+        """Whether every part has had the source data it needs; if not, `prepare` comes before the first batch."""
+        return all(part.prepared for part in self._parts)
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.network.model.parameters()).device

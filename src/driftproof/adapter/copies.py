@@ -4,8 +4,8 @@ import copy
 
 from torch import nn
 
-from driftproof.check import obstacles, uncopyable
 from driftproof.errors import ModelError
+from driftproof.problems import obstacles, uncopyable
 from driftproof.scopes import Scope
 
 __all__ = ["refuse_unsuitable", "two_copies"]

@@ -1,26 +1,38 @@
-"""The command line: turns words into calls, and errors into messages."""
+"""The command line: turns words into calls, and errors into messages.
 
-import sys
+A command's file holds a thin function and imports what does the work when it runs, so that help, the version and shell
+completion answer at once.
+"""
+
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from driftproof import __version__
+from driftproof.cli.adapt import adapt_command
+from driftproof.cli.bench import bench_commands
+from driftproof.cli.check import check_command
 from driftproof.cli.corrupt import corrupt_command
 from driftproof.cli.data import data_commands
+from driftproof.cli.demo import demo_command
+from driftproof.cli.ending import STATUSES, Commands
 from driftproof.cli.train import train_command
-from driftproof.errors import DriftproofError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="driftproof",
+    cls=Commands,
     help="Open-set test-time adaptation for PyTorch.",
+    epilog=STATUSES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("demo")(demo_command)
+app.add_typer(bench_commands, name="bench")
+app.command("check")(check_command)
+app.command("adapt")(adapt_command)
 app.add_typer(data_commands, name="data")
 app.command("corrupt")(corrupt_command)
 app.command("train")(train_command)
@@ -40,9 +52,13 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a mistake of the caller ends it with status 2 and one line that says what to do."""
-    try:
-        app(args=arguments, prog_name="driftproof")
-    except (DriftproofError, FileNotFoundError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
-        sys.exit(2)
+    """Run the command line, and end the program with its exit status.
+
+    The status is 0 when the work is done; 1 when the answer is no: a check found problems, a file is wrong; 2 when the
+    command could not be carried out as given: bad input, an unknown name, a file that cannot be read or written, a
+    missing package; 130 when it was interrupted. For 2 and 130, one line on the error stream says what happened.
+
+    Args:
+        arguments: The words after `driftproof`; None takes those the program was started with.
+    """
+    app(args=arguments, prog_name="driftproof")

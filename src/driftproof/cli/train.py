@@ -1,71 +1,104 @@
 """`driftproof train`: train a source model."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
-from torch import nn
 
-from driftproof.data import ImageSet, cifar10, cifar100, tiny_imagenet
-from driftproof.errors import ConfigurationError
-from driftproof.models import build, load_checkpoint, save_checkpoint
-from driftproof.training import CIFAR_RESNET50, RESNEXT_AUGMIX, TINY_RESNET50, WRN_AUGMIX, EpochRecord, Recipe, Trainer
+from driftproof.cli.device import Device, expect_device
+from driftproof.names import expect_known
 
-__all__ = ["train_command"]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-RECIPES: dict[str, Recipe] = {
-    "wrn10_1": WRN_AUGMIX,
-    "wrn16_1": WRN_AUGMIX,
-    "wrn40_2": WRN_AUGMIX,
-    "wrn28_10": WRN_AUGMIX,
-    "resnext29": RESNEXT_AUGMIX,
-    "resnet50_cifar": CIFAR_RESNET50,
-    "resnet50": TINY_RESNET50,
+    from driftproof.data import ImageSet
+    from driftproof.training import EpochRecord, Recipe
+
+__all__ = ["RECIPES", "SETS", "train_command"]
+
+RECIPES = {
+    "wrn10_1": "WRN_AUGMIX",
+    "wrn16_1": "WRN_AUGMIX",
+    "wrn40_2": "WRN_AUGMIX",
+    "wrn28_10": "WRN_AUGMIX",
+    "resnext29": "RESNEXT_AUGMIX",
+    "resnet50_cifar": "CIFAR_RESNET50",
+    "resnet50": "TINY_RESNET50",
 }
-SETS = {"cifar10": cifar10, "cifar100": cifar100, "tiny-imagenet": tiny_imagenet}
+"""Networks, and the names of their recipes in `driftproof.training`."""
+
+SETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
+"""Data sets, and the names of their readers in `driftproof.data`."""
 
 
 def train_command(
-    model: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")],
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.", autocompletion=lambda: list(RECIPES))],
     data: Annotated[Path, typer.Option(help="Folder with the data set's official files.")],
     out: Annotated[Path, typer.Option(help="Where the weights go; a checkpoint to resume from lies beside them.")],
-    dataset: Annotated[str, typer.Option("--set", help=f"One of {', '.join(SETS)}.")] = "cifar10",
+    dataset: Annotated[
+        str, typer.Option("--set", help=f"One of {', '.join(SETS)}.", autocompletion=lambda: list(SETS))
+    ] = "cifar10",
     start: Annotated[Path | None, typer.Option(help="Weights to start from, all but the last layer's.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to train, such as cuda.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Train a source model as the paper's were; run the same command again to go on after an interruption."""
-    for kind, value, known in (("model", model, RECIPES), ("set", dataset, SETS)):
-        if value not in known:
-            raise ConfigurationError(f"Expected the {kind} to be one of {', '.join(known)}, but got {value!r}.")
-    recipe = RECIPES[model] if epochs is None else replace(RECIPES[model], epochs=epochs)
-    train, test = SETS[dataset](data, train=True), SETS[dataset](data, train=False)
+    import torch
+
+    from driftproof.models import build, load_checkpoint, save_checkpoint
+    from driftproof.training import Trainer
+
+    recipe = _recipe(model, epochs)
+    train, test = (_read(dataset, data, train=train) for train in (True, False))
+    place = expect_device(device)
     torch.manual_seed(seed)
     network = build(model, classes=len(train.classes))
     if start is not None:
         load_checkpoint(network, start, new_head=True)
-    trainer = Trainer(network, train.batch(range(len(train))), train.labels, recipe, seed=seed, device=device)
-    console = Console(stderr=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(network, train.batch(range(len(train))), train.labels, recipe, seed=seed, device=place)
+    history = trainer.run(
+        checkpoint=out.with_suffix(".training.pt"),
+        progress=_teller(recipe),
+        evaluate=lambda network: _accuracy(network, test, place),
+    )
     meta = {"arch": model, "set": dataset, "seed": seed, "epochs": recipe.epochs}
+    save_checkpoint(out, network, {**meta, "accuracy": history[-1].evaluation})
 
-    def told(record: EpochRecord) -> None:
+
+def _recipe(model: str, epochs: int | None) -> "Recipe":
+    from driftproof import training
+
+    recipe: Recipe = getattr(training, RECIPES[expect_known("model to train", model, RECIPES)])
+    return recipe if epochs is None else replace(recipe, epochs=epochs)
+
+
+def _read(name: str, root: Path, *, train: bool) -> "ImageSet":
+    from driftproof import data
+
+    images: ImageSet = getattr(data, SETS[expect_known("data set to train on", name, SETS)])(root, train=train)
+    return images
+
+
+def _teller(recipe: "Recipe") -> "Callable[[EpochRecord], None]":
+    console = Console(stderr=True)
+
+    def tell(record: "EpochRecord") -> None:
         shares = f"{100 * record.accuracy:.2f} % train, {100 * (record.evaluation or 0):.2f} % test"
         epoch = f"epoch {record.epoch} of {recipe.epochs}"
         console.print(f"{epoch}: loss {record.loss:.3f}, accuracy {shares}, {record.seconds:.0f} s", highlight=False)
 
-    history = trainer.run(
-        checkpoint=out.with_suffix(".training.pt"),
-        progress=told,
-        evaluate=lambda network: _accuracy(network, test, device),
-    )
-    save_checkpoint(out, network, {**meta, "accuracy": history[-1].evaluation})
+    return tell
 
 
-def _accuracy(network: nn.Module, images: ImageSet, device: str, batch_size: int = 500) -> float:
+def _accuracy(network: "nn.Module", images: "ImageSet", device: "torch.device", batch_size: int = 500) -> float:
+    import torch
+
     right = 0
     with torch.no_grad():
         for places in torch.split(torch.arange(len(images)), batch_size):

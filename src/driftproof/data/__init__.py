@@ -8,6 +8,7 @@ from driftproof.data.catalogue import SOURCES, RemoteFile, Source, source
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
 from driftproof.data.corrupted import Corrupted, kept, stacked
 from driftproof.data.corrupted_files import write_files
+from driftproof.data.digits import digits, digits_unknown
 from driftproof.data.download import Finding, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
@@ -33,6 +34,8 @@ __all__ = [
     "cifar10_c",
     "cifar100",
     "cifar100_c",
+    "digits",
+    "digits_unknown",
     "fetch",
     "folder",
     "imagenet",

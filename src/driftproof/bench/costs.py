@@ -1,0 +1,75 @@
+"""What the methods cost: memory by counting, time and memory by measuring, all methods in one run."""
+
+from functools import partial
+
+from torch import nn
+
+from driftproof.adapter import Adapter
+from driftproof.analyses import FORMULAS, components, method_memory, peak_memory, synchroniser, time_steps
+from driftproof.bench.conditions import Watch
+from driftproof.bench.methods import build_method
+from driftproof.bench.runner import Note, Settings, Told, Workbench
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Cell, Row
+from driftproof.names import expect_known
+
+__all__ = ["run_costs"]
+
+_OF_THE_TASK = ("trials", "warm_up")
+
+
+def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
+    """Measure what one step of each method of a cell costs.
+
+    The methods take turns within the run, so that their ratios mean something whatever else the machine does. Memory is
+    counted by `driftproof.analyses.components`, and measured where the device keeps count. Each row is one method.
+
+    Args:
+        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`.
+        cell: Its place, held by the caller.
+        workbench: Where model, images and source data come from.
+        rounds: Plays no role.
+        settings: How to run it.
+        told: Hears how it goes.
+    """
+    if cell.length:
+        return
+    names, options, watch = spec.method.split(","), dict(spec.options), Watch(settings.device)
+    for option in options:
+        expect_known("option of costs", option, _OF_THE_TASK)
+    model = workbench.model(spec).to(settings.device)
+    images = next(iter(workbench.stream(spec, 1, lambda stage, done: told(Note(spec, stage, done))))).images.to(
+        settings.device
+    )
+    cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
+    trials, warm_up = (int(options.get(name) or 0) for name in _OF_THE_TASK)
+    adapters = {}
+    for index, name in enumerate(names):
+        told(Note(spec, f"preparing {name}", index, len(names)))
+        adapters[name] = _adapter(spec, name, model, workbench, settings)
+    steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
+    peaks = {name: peak_memory(step, images.device) for name, step in steps.items()}
+    told(Note(spec, "timing", 0))
+    timings = time_steps(steps, trials=trials, warm_up=warm_up, synchronise=synchroniser(images.device))
+    counted = components(model, images.shape[1:])
+    rows: list[Row] = [
+        {
+            "round": 1,
+            "domain": name,
+            "memory": method_memory(name, counted, batch=len(images)) if name in FORMULAS else None,
+            "peak": peaks[name],
+            "milliseconds": 1e3 * timings[name].mean,
+            "median_milliseconds": 1e3 * timings[name].median,
+        }
+        for name in names
+    ]
+    cell.append(rows, [watch.conditions()] * len(rows))
+    for row in rows:
+        told(Note(spec, "measured", len(rows), len(rows), row))
+
+
+def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:
+    adapter = build_method(name, model, {"seed": spec.seed})
+    if not adapter.prepared:
+        adapter.prepare(workbench.source(spec, settings.device))
+    return adapter

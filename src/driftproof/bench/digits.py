@@ -1,0 +1,111 @@
+"""The demo's workbench: digits that come along, and a small network trained on the spot."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from driftproof.bench.spec import Spec
+from driftproof.bench.workbench import SourceImages, fingerprint, sha256
+from driftproof.corruptions import procedural_frost
+from driftproof.data import ArraySet, Corrupted, ImageSet, digits, digits_unknown
+from driftproof.files import written_whole
+from driftproof.parts import Progress, SourceBatches
+from driftproof.streams import Continual, Domain, OpenSet
+
+__all__ = ["Digits"]
+
+_EPOCHS = 15
+
+
+@dataclass(frozen=True)
+class Digits:
+    """A workbench that needs no files: it trains the source model and corrupts the digits itself.
+
+    Attributes:
+        folder: Where the trained network is kept.
+        seed: Of the network's first weights and of the order it is trained in.
+    """
+
+    folder: Path
+    seed: int = 0
+    _made: dict[tuple[str, str], Domain] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def model(self, spec: Spec) -> nn.Module:
+        """The network, trained the first time it is asked for."""
+        if not self._weights.exists():
+            self.train()
+        network = _network()
+        network.load_state_dict(load_file(self._weights))
+        return network.eval()
+
+    def stream(self, spec: Spec, rounds: int, progress: Progress | None = None) -> Continual:
+        """Known digits, with unknown ones among them where the cell is open."""
+        settings: dict[str, Any] = {"rounds": rounds, "batch_size": spec.batch_size, "limit": spec.limit}
+        known = [self._domain("known", name, spec.severity) for name in spec.domains]
+        if spec.unknown is None:
+            return Continual(known, **settings)
+        return OpenSet(known, [self._domain("unknown", name, spec.severity) for name in spec.domains], **settings)
+
+    def source(self, spec: Spec, device: str) -> SourceBatches:
+        """The digits the network was trained on."""
+        return SourceImages(digits(train=True), device=device)
+
+    def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
+        """Checksum of the network and fingerprint of the digits."""
+        if not self._weights.exists():
+            self.train(progress)
+        return {"weights": sha256(self._weights), "images": fingerprint(digits())}
+
+    def train(self, progress: Progress | None = None) -> None:
+        """Train the network on the clean digits and keep it.
+
+        Args:
+            progress: Called with what is being done and the number of images done.
+        """
+        images = digits(train=True)
+        pixels = images.batch(range(len(images))).float() / 255
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            network = _network()
+            optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _EPOCHS)
+            for epoch in range(_EPOCHS):
+                for chosen in torch.split(torch.randperm(len(images)), 50):
+                    optimiser.zero_grad()
+                    F.cross_entropy(network(pixels[chosen]), images.labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+                schedule.step()
+                if progress is not None:
+                    progress("training", (epoch + 1) * len(images))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(self._weights) as unfinished:
+            save_file(network.state_dict(), unfinished)
+
+    @property
+    def _weights(self) -> Path:
+        return self.folder / f"network-{self.seed}.safetensors"
+
+    def _domain(self, kind: str, corruption: str, severity: int) -> Domain:
+        if (kind, corruption) not in self._made:
+            clean = digits() if kind == "known" else digits_unknown()
+            corrupted = Corrupted(clean, corruption, severity, constants=32, frost_photos=procedural_frost())
+            self._made[kind, corruption] = Domain(corruption, _in_memory(corrupted))
+        return self._made[kind, corruption]
+
+
+def _in_memory(images: ImageSet) -> ImageSet:
+    return ArraySet(images.batch(range(len(images))), images.labels, classes=images.classes, name=images.name)
+
+
+def _network() -> nn.Module:
+    widths = ((3, 8, 2), (8, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1))
+    blocks = [
+        nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+        for before, after, stride in widths
+    ]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 6))

@@ -1,0 +1,52 @@
+"""What goes wrong with some cells, put aside until the others are done."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from driftproof.bench.jobs import Job
+from driftproof.bench.runner import Note, Told
+from driftproof.errors import DriftproofError, ExecutionError
+
+__all__ = ["Failures"]
+
+
+class Failures:
+    """The cells that could not be measured, and why.
+
+    Only what driftproof raises on purpose is put aside. Anything else, such as a full disk, would stop the other cells
+    as well.
+
+    Args:
+        told: Hears of every failure when it happens.
+
+    Example:
+        >>> from driftproof.bench.spec import Spec
+        >>> failures = Failures(told=lambda note: print(note.stage))
+        >>> with failures.of(Job(Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",)), rounds=1)):
+        ...     raise DriftproofError("Expected weights, but there are none.")
+        failed
+    """
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._errors: dict[str, DriftproofError] = {}
+
+    @contextmanager
+    def of(self, job: Job) -> Iterator[None]:
+        """Put aside what goes wrong with a job."""
+        try:
+            yield
+        except DriftproofError as error:
+            self._errors[job.spec.name] = error
+            self._told(Note(job.spec, "failed", 0))
+
+    def raise_if_any(self, *, among: int) -> None:
+        """Raise one error that names every cell that failed.
+
+        Args:
+            among: How many cells there were.
+        """
+        if self._errors:
+            lines = [f"{len(self._errors)} of {among} cells failed; the others are done."]
+            lines += [f"{name}: {error}" for name, error in self._errors.items()]
+            raise ExecutionError("\n".join(lines)) from next(iter(self._errors.values()))

@@ -1,0 +1,50 @@
+"""What there is to do, and doing one piece of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from driftproof.bench.costs import run_costs
+from driftproof.bench.runner import Settings, Told, Workbench, run_stream
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Cell, Store
+from driftproof.names import expect_known
+
+__all__ = ["TASKS", "Job", "run_job"]
+
+TASKS: dict[str, Callable[[Spec, Cell, Workbench, int, Settings, Told], None]] = {
+    "stream": run_stream,
+    "costs": run_costs,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell, and how far it should go.
+
+    Attributes:
+        spec: The cell.
+        rounds: How many rounds there should be.
+    """
+
+    spec: Spec
+    rounds: int
+
+
+def run_job(
+    job: Job, folder: Path, workbench: Workbench, settings: Settings, told: Told, *, patience: float = 0.0
+) -> None:
+    """Bring one cell of a results folder to where it should be; nothing happens if it is there already.
+
+    Args:
+        job: What to do.
+        folder: The results folder.
+        workbench: Where the ingredients come from.
+        settings: How to run it.
+        told: Hears how it goes.
+        patience: Seconds to wait for another process that is at work on the cell.
+    """
+    cell = Store(folder).cell(job.spec)
+    task = TASKS[expect_known("task", job.spec.task, TASKS)]
+    with cell.held(patience):
+        task(job.spec, cell, workbench, job.rounds, settings, told)

@@ -1,0 +1,123 @@
+"""What is measured while a stream runs: counted on the device, read once per domain."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from driftproof import scores
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Row
+from driftproof.metrics import Errors, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.names import expect_known
+from driftproof.record import Record
+from driftproof.streams import Batch
+
+__all__ = ["MEASURES", "Measure", "Tally"]
+
+
+class Measure(Protocol):
+    """Sees every batch of a domain, then says what it found."""
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        """Take in a batch, without waiting for the device."""
+
+    def result(self) -> dict[str, float]:
+        """The numbers, by name, over everything taken in."""
+
+
+class _Error:
+    """`error`: percent of the known images that were classified wrongly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._errors = Errors(device=device)
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        self._errors.add(logits.argmax(dim=1), batch.labels, batch.known)
+
+    def result(self) -> dict[str, float]:
+        return {"error": self._errors.result()}
+
+
+class _Selection:
+    """Share of samples learned from, and how well being rejected goes with being wrong or unknown."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = SelectionQuality(device=device)
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        correct = (logits.argmax(dim=1) == batch.labels) & batch.known
+        self._counts.add(record.selected, correct, batch.known)
+
+    def result(self) -> dict[str, float]:
+        return self._counts.result()
+
+
+class _Scores:
+    """AUROC and FPR@TPR95 in percent of four novelty scores, for both of the paper's protocols.
+
+    Positives are known images that were classified rightly. Negatives are unknown ones, and where `including` is said
+    also the known images that were classified wrongly. The confidence difference is what the adapter reports as
+    novelty, so its spec has to ask for that.
+    """
+
+    _FROM_LOGITS: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy)
+
+    def __init__(self, device: torch.device) -> None:
+        self._correct: list[Tensor] = []
+        self._known: list[Tensor] = []
+        self._scores: dict[str, list[Tensor]] = {}
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        self._correct.append((logits.argmax(dim=1) == batch.labels) & batch.known)
+        self._known.append(batch.known)
+        for score in self._FROM_LOGITS:
+            self._scores.setdefault(score.__name__, []).append(score(logits))
+        self._scores.setdefault(scores.confidence_difference.__name__, []).append(record.novelty)
+
+    def result(self) -> dict[str, float]:
+        correct, known = torch.cat(self._correct), torch.cat(self._known)
+        found = {}
+        for name, parts in self._scores.items():
+            familiarity = -torch.cat(parts)
+            for protocol, negatives in {"including": ~correct, "excluding": ~known}.items():
+                pair = familiarity[correct], familiarity[negatives]
+                # A network that has left the finite numbers ranks nothing.
+                ranked = not familiarity.isnan().any()
+                found[f"{name}/{protocol}/auroc"] = 100 * auroc(*pair) if ranked else math.nan
+                found[f"{name}/{protocol}/fpr"] = 100 * fpr_at_tpr(*pair) if ranked else math.nan
+        return found
+
+
+MEASURES: dict[str, Callable[[torch.device], Measure]] = {"error": _Error, "selection": _Selection, "scores": _Scores}
+
+
+class Tally:
+    """One visit of a domain.
+
+    Args:
+        spec: The cell, which says what is measured.
+        device: Where the batches are.
+    """
+
+    def __init__(self, spec: Spec, device: torch.device | str) -> None:
+        names = [expect_known("measure", name, MEASURES) for name in spec.measures]
+        self._measures = [MEASURES[name](torch.device(device)) for name in names]
+        self._row: Row = {"batches": 0, "samples": 0, "skipped": 0}
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""
+        for measure in self._measures:
+            measure.add(logits, batch, record)
+        self._row |= {"round": batch.round, "domain": batch.domain}
+        self._row["batches"] += 1
+        self._row["samples"] += len(batch.labels)
+        self._row["skipped"] += record.skipped is not None
+
+    def row(self) -> Row:
+        """Everything that was measured; what does not apply is None, as JSON has no NaN."""
+        found = {name: value for measure in self._measures for name, value in measure.result().items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        return {name: self._row[name] for name in ("round", "domain", "batches", "samples", "skipped")} | finite

@@ -1,0 +1,112 @@
+"""Methods by the names that the command line and result files use."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from driftproof import methods
+from driftproof.adapter import Adapter
+from driftproof.bench.spec import Option
+from driftproof.errors import ConfigurationError, DriftproofError
+from driftproof.names import expect_known
+from driftproof.parts import Step
+from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection
+from driftproof.statistics import TTN, Batch, Source
+
+__all__ = ["METHODS", "SELECTIONS", "build_method", "expect_method"]
+
+METHODS: dict[str, Callable[..., Adapter]] = {
+    "source": methods.source,
+    "bn_adapt": methods.bn_adapt,
+    "gce": methods.gce,
+    "conjugate": methods.conjugate,
+    "ent": methods.ent,
+    "tent": methods.tent,
+    "eata": methods.eata,
+    "swr": methods.swr,
+    "cotta": methods.cotta,
+    "ttn": methods.ttn,
+}
+
+SELECTIONS: dict[str, Callable[..., Selection]] = {
+    "crowd": ConfidenceDifference,
+    "confident": partial(ConfidenceAbove, 0.9),
+    "certain": EntropyBelow,
+}
+"""What follows the plus sign: the paper's selection, and the static thresholds it is compared with."""
+
+
+def _confidence_difference(step: Step) -> Tensor:
+    return -step.confidence_gain
+
+
+_STATISTICS = {"source": Source(), "batch": Batch(), "ttn": TTN(), "online ttn": TTN(momentum=0.1)}
+
+_MEANINGS: dict[str, dict[str, Any]] = {
+    "optimiser": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
+    "statistics": _STATISTICS,
+    "source_statistics": _STATISTICS,
+    "novelty": {"confidence_difference": _confidence_difference},
+}
+"""Options that are objects in Python and words in a spec."""
+
+_WITHOUT_WORDS = {"select", "scope", "views", "scales", "augment"}
+"""Keywords that take objects which no word stands for."""
+
+
+def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> Adapter:
+    """An adapter from words.
+
+    Args:
+        name: A method, with `+crowd` for the paper's selection.
+        model: The trained model.
+        options: Keywords of the method and of its selection; objects are given by their names.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
+        >>> build_method("tent+crowd", model, {"lr": 1e-4, "margin": -0.2}).select
+        ConfidenceDifference(margin=-0.2, on='softmax')
+    """
+    base, selection = expect_method(name)
+    method = METHODS[base]
+    own = inspect.signature(SELECTIONS[selection]).parameters if selection else {}
+    for key in options:
+        expect_known(f"option of {name}", key, [*own, *_keywords(method)])
+    chosen = {key: _meaning(key, value) for key, value in options.items()}
+    if selection:
+        chosen["select"] = SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen})
+    try:
+        return method(model, **chosen)
+    except DriftproofError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Expected options that {name} understands, but {error}.") from error
+
+
+def expect_method(name: str) -> tuple[str, str | None]:
+    """The method and the selection that a name stands for; anything else is answered with the nearest names."""
+    combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
+    base, _, selection = expect_known("method", name, [*METHODS, *combined]).partition("+")
+    return base, selection or None
+
+
+def _selecting() -> list[str]:
+    return [name for name, method in METHODS.items() if "select" in inspect.signature(method).parameters]
+
+
+def _keywords(method: Callable[..., Adapter]) -> list[str]:
+    parameters = inspect.signature(method).parameters.values()
+    own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
+    (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
+    (settings,) = get_args(handed_on)
+    return sorted((own | set(get_type_hints(settings))) - _WITHOUT_WORDS)
+
+
+def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes
+    if key not in _MEANINGS or value is None:
+        return value
+    return _MEANINGS[key][expect_known(key, value, _MEANINGS[key])]

@@ -1,0 +1,189 @@
+"""Results read back: the numbers of a table from the rows on disk."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from driftproof.bench.paper import paper_table
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Row, Store
+from driftproof.bench.suites import SUITES
+from driftproof.bench.tables import Entry, Summary, Table
+from driftproof.errors import InputError
+
+__all__ = ["Measured", "Results", "Value", "filled"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number of a filled table.
+
+    Attributes:
+        ours: What was measured; the mean over seeds. None if nothing was.
+        paper: What the paper says; None if it says nothing.
+        round: The round it is from; an earlier one than the table asks for if the run has not got there yet.
+        wanted: The round the table asks for.
+        seeds: Over how many seeds.
+        deviation: Their sample standard deviation; None for a single one.
+    """
+
+    ours: float | None = None
+    paper: float | None = None
+    round: int | None = None
+    wanted: int = 1
+    seeds: int = 0
+    deviation: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours - self.paper
+
+    @property
+    def complete(self) -> bool:
+        """Whether the round that was asked for has been reached."""
+        return self.round is not None and self.round >= self.wanted
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table with its numbers.
+
+    Attributes:
+        table: What it shows.
+        rows: Names of the methods, in order.
+        columns: Names of the settings, in order.
+        values: The numbers by row and column.
+    """
+
+    table: Table
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: Mapping[tuple[str, str], Value]
+
+    def as_data(self) -> dict[str, Any]:
+        """The table as JSON knows it."""
+        numbers = [
+            {"row": row, "column": column}
+            | asdict(self.values[row, column])
+            | {"difference": self.values[row, column].difference}
+            for row in self.rows
+            for column in self.columns
+            if (row, column) in self.values
+        ]
+        return {"table": self.table.name, "title": self.table.title, "unit": self.table.unit, "values": numbers}
+
+
+class Results:
+    """The rows of a results folder.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        store = Store(folder)
+        self.folder = Path(folder)
+        self.shared = store.shared
+        self.cells = {cell.spec: cell for cell in store.cells()}
+        if not self.cells:
+            raise InputError(f"Expected results in {folder}, but there are none. Run `driftproof bench run` first.")
+        self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
+        self._runs: dict[Spec, list[Spec]] = {}
+        for spec in sorted(self.cells, key=lambda spec: spec.seed):
+            self._runs.setdefault(_unseeded(spec), []).append(spec)
+
+    def rows(self, spec: Spec) -> list[Row]:
+        """What a cell measured, in complete rounds and the begun one."""
+        return self._rows.get(spec, [])
+
+    def rounds(self, spec: Spec) -> int:
+        """How many rounds of a cell are complete."""
+        return len(self.rows(spec)) // len(spec.domains) if spec.task == "stream" else min(len(self.rows(spec)), 1)
+
+    def seeds(self, spec: Spec) -> list[Spec]:
+        """The measured cells that differ from a spec in nothing but the seed, and in what the whole folder shares."""
+        runs = self._runs.get(_unseeded(self._as_run_here(spec)), [])
+        return [run for run in runs if self.rounds(run)]
+
+    def per_round(self, spec: Spec, measure: str = "error") -> list[float]:
+        """The mean over domains of a measure, for each complete round."""
+        return [self._mean(spec, measure, round) for round in range(1, self.rounds(spec) + 1)]
+
+    def value(self, entry: Entry, paper: float | None = None) -> Value:
+        """The number of a table's entry, from the last round that all its cells have reached if it is not yet done.
+
+        Where it is the mean of several cells, only seeds that all of them were run with count.
+        """
+        cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
+        runs = [[of_seed[seed] for of_seed in cells] for seed in cells[0] if all(seed in others for others in cells)]
+        if not runs:
+            return Value(paper=paper, wanted=entry.round)
+        round = min(entry.round, *(self.rounds(run) for together in runs for run in together))
+        by_seed = [
+            statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in together)
+            for together in runs
+        ]
+        if any(map(math.isnan, by_seed)):
+            return Value(None, paper, round, entry.round, len(by_seed))
+        deviation = statistics.stdev(by_seed) if len(by_seed) > 1 else None
+        return Value(statistics.fmean(by_seed), paper, round, entry.round, len(by_seed), deviation)
+
+    def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
+        values = [
+            row.get(measure) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
+        ]
+        return statistics.fmean(math.nan if value is None else value for value in values) if values else math.nan
+
+    def _as_run_here(self, spec: Spec) -> Spec:
+        replaced = self.shared.get("replaced", {})
+        return replace(
+            spec,
+            limit=self.shared.get("limit", spec.limit),
+            images=replaced.get(spec.images, spec.images),
+            unknown=replaced.get(spec.unknown, spec.unknown),
+        )
+
+    def tables(self) -> list[Measured]:
+        """Every table of every suite of which at least one number has been measured."""
+        everything = (filled(self, table) for make in SUITES.values() for table in make().tables)
+        return [table for table in everything if any(value.ours is not None for value in table.values.values())]
+
+
+def filled(results: Results, table: Table) -> Measured:
+    """A table with its numbers from a results folder, beside the paper's."""
+    paper = paper_table(table.paper) if table.paper else None
+    values = {}
+    for entry in table.entries:
+        theirs = paper.value(entry.paper_row, entry.column) if paper and entry.paper_row else None
+        values[entry.row, entry.column] = results.value(entry, theirs)
+    rows = _once(entry.row for entry in table.entries)
+    paper_rows = {entry.row: entry.paper_row for entry in table.entries}
+    for summary in table.summaries:
+        for row in rows:
+            theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
+            values[row, summary.column] = _summarised(
+                summary, [values.get((row, of), Value()) for of in summary.of], theirs
+            )
+    columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
+    return Measured(table, rows, columns, values)
+
+
+def _summarised(summary: Summary, values: list[Value], paper: float | None) -> Value:
+    wanted = max(value.wanted for value in values)
+    ours = [value.ours for value in values if value.ours is not None]
+    if len(ours) < len(values):
+        return Value(paper=paper, wanted=wanted)
+    number = statistics.fmean(ours) if summary.how == "mean" else statistics.stdev(ours)
+    return Value(number, paper, min(value.round or 0 for value in values), wanted, min(value.seeds for value in values))
+
+
+def _unseeded(spec: Spec) -> Spec:
+    return replace(spec, seed=0)
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

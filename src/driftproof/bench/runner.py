@@ -1,0 +1,141 @@
+"""One cell, from where it stands to where it should be."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from driftproof.adapter import Adapter
+from driftproof.adapter.sentence import described
+from driftproof.bench.conditions import Watch
+from driftproof.bench.measures import Tally
+from driftproof.bench.methods import build_method
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Cell, Row
+from driftproof.parts import Progress, SourceBatches
+from driftproof.streams import Batch, Continual, Prefetched
+
+__all__ = ["Note", "Settings", "Told", "Workbench", "run_stream"]
+
+
+class Workbench(Protocol):
+    """Where the ingredients of a cell come from."""
+
+    def model(self, spec: Spec) -> nn.Module:
+        """The trained source model."""
+
+    def stream(self, spec: Spec, rounds: int, progress: Progress) -> Continual:
+        """The stream, from its beginning; tells `progress` what has to be made first."""
+
+    def source(self, spec: Spec, device: str) -> SourceBatches:
+        """Labelled source images, for methods that prepare."""
+
+    def facts(self, spec: Spec) -> dict[str, str]:
+        """What the results rest on besides the spec, such as checksums of weights; an error if anything is missing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a cell is run; none of this may change what is measured.
+
+    Attributes:
+        device: Where.
+        save_every: Seconds between snapshots: what a killed run loses, besides the domain it was in.
+    """
+
+    device: str = "cpu"
+    save_every: float = 30.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a run tells while it runs.
+
+    Attributes:
+        spec: The cell.
+        stage: What is being done.
+        done: How much of it.
+        total: Of how much; None if that is not known.
+        row: What has just been measured, at the end of a domain.
+    """
+
+    spec: Spec
+    stage: str
+    done: int
+    total: int | None = None
+    row: Row | None = None
+
+
+Told = Callable[[Note], None]
+
+
+def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
+    """Run the cell's method over its stream, from where it was left, up to so many rounds.
+
+    Args:
+        spec: The cell.
+        cell: Its place, held by the caller.
+        workbench: Where model, images and source data come from.
+        rounds: How many there should be in the end.
+        settings: How to run it.
+        told: Hears how it goes.
+    """
+    if cell.length >= rounds * len(spec.domains):
+        return
+    model = workbench.model(spec).to(settings.device)
+    adapter = build_method(spec.method, model, dict(spec.options) | {"seed": spec.seed})
+    cell.begin(spec, described(adapter) | {"output": adapter.output})
+    visits = cell.resume(adapter)
+    if not adapter.prepared:
+        adapter.prepare(workbench.source(spec, settings.device), progress=_staging(spec, told))
+    stream = workbench.stream(spec, rounds, _staging(spec, told))
+    total = len(stream)
+    stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
+    journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
+    for _, batches in itertools.groupby(Prefetched(stream, device=settings.device), key=_visit):
+        watch, tally = Watch(settings.device), Tally(spec, settings.device)
+        for batch in batches:
+            tally.add(adapter(batch.images), batch, adapter.last)
+            done += 1
+            told(Note(spec, "adapting", done, total))
+        row = tally.row()
+        journal.add(row, watch.conditions())
+        told(Note(spec, "measured", done, total, row))
+    journal.write()
+
+
+def _visit(batch: Batch) -> tuple[int, str]:
+    return batch.round, batch.domain
+
+
+def _staging(spec: Spec, told: Told) -> Progress:
+    return lambda stage, done: told(Note(spec, stage, done))
+
+
+class _Journal:
+    """Rows on their way to disk: written with a snapshot whenever enough time has passed."""
+
+    def __init__(self, cell: Cell, adapter: Adapter, save_every: float) -> None:
+        self._cell = cell
+        self._adapter = adapter
+        self._save_every = save_every
+        self._written = time.monotonic()
+        self._rows: list[Row] = []
+        self._conditions: list[Row] = []
+
+    def add(self, row: Row, conditions: Row) -> None:
+        """Take a row, and write all that wait if it is time."""
+        self._rows.append(row)
+        self._conditions.append(conditions)
+        if time.monotonic() - self._written >= self._save_every:
+            self.write()
+
+    def write(self) -> None:
+        """Write what waits."""
+        if self._rows:
+            self._cell.commit(self._rows, self._conditions, self._adapter)
+            self._rows, self._conditions = [], []
+        self._written = time.monotonic()

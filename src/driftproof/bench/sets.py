@@ -1,0 +1,117 @@
+"""The image sets that can be streamed, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from driftproof.data import (
+    Corrupted,
+    ImageSet,
+    ShorterSide,
+    array_folder,
+    cifar10,
+    cifar10_c,
+    cifar100,
+    cifar100_c,
+    folder,
+    imagenet_c,
+    imagenet_o_c,
+    kept,
+    svhn_c,
+    tiny_imagenet,
+    tiny_imagenet_c,
+)
+from driftproof.data.corrupted import PUBLISHED_QUALITY
+from driftproof.parts import Progress
+from driftproof.streams import Order, Shuffled, Stored
+
+__all__ = ["SETS", "StreamedSet"]
+
+
+@dataclass(frozen=True)
+class StreamedSet:
+    """An image set that comes in many appearances.
+
+    Attributes:
+        images: Reads one appearance: `images(root, domain, severity, frost_photos=…, device=…, progress=…)`.
+        shuffled: Whether it is stored class by class, and so has to be shuffled.
+        trained_on: What source weights for its classes are called; None for sets that only ever are unknown.
+        classes: How many; None as above.
+        source: Reads labelled source images, for methods that prepare.
+    """
+
+    images: Callable[..., ImageSet]
+    shuffled: bool = False
+    trained_on: str | None = None
+    classes: int | None = None
+    source: Callable[[Path], ImageSet] | None = None
+
+    def order(self, seed: int) -> Order:
+        """In which order the images come."""
+        return Shuffled(seed) if self.shuffled else Stored()
+
+
+def _published_or_made(
+    root: Path,
+    domain: str,
+    severity: int,
+    *,
+    published: Callable[[Path, str, int], ImageSet],
+    clean: Callable[[Path], ImageSet],
+    home: str,
+    **how: Any,  # noqa: ANN401  # relayed to `Corrupted`
+) -> ImageSet:
+    if (root / home).exists():
+        return published(root, domain, severity)
+    return _made(root, domain, severity, clean=clean, home=home, **how)
+
+
+def _made(
+    root: Path,
+    domain: str,
+    severity: int,
+    *,
+    clean: Callable[[Path], ImageSet],
+    home: str,
+    progress: Progress | None = None,
+    **how: Any,  # noqa: ANN401  # relayed to `Corrupted`
+) -> ImageSet:
+    return kept(Corrupted(clean(root), domain, severity, **how), root / f"{home}-made", progress=progress)
+
+
+def _other(root: Path) -> ImageSet:
+    return array_folder(root / "imagenet64-other")
+
+
+SETS: dict[str, StreamedSet] = {
+    "cifar10-c": StreamedSet(
+        partial(_published_or_made, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
+        trained_on="cifar10", classes=10, source=partial(cifar10, train=True),
+    ),
+    "cifar100-c": StreamedSet(
+        partial(_published_or_made, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
+        trained_on="cifar100", classes=100, source=partial(cifar100, train=True),
+    ),
+    "tiny-imagenet-c": StreamedSet(
+        partial(
+            _published_or_made, published=tiny_imagenet_c, clean=tiny_imagenet, home="Tiny-ImageNet-C",
+            resave=PUBLISHED_QUALITY,
+        ),
+        shuffled=True, trained_on="tinyimagenet", classes=200,
+        source=partial(tiny_imagenet, train=True),
+    ),
+    "imagenet-c": StreamedSet(
+        lambda root, domain, severity, **how: imagenet_c(root, domain, severity),
+        shuffled=True, trained_on="imagenet", classes=1000,
+        source=lambda root: folder(root / "imagenet" / "train", size=ShorterSide(256, crop=224)),
+    ),
+    "svhn-c": StreamedSet(svhn_c),
+    "imagenet-o-c-64": StreamedSet(partial(imagenet_o_c, side=64), shuffled=True),
+    "imagenet-o-c-224": StreamedSet(partial(imagenet_o_c, side=224), shuffled=True),
+    "imagenet64-other-c": StreamedSet(
+        partial(_made, clean=_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
+        shuffled=True,
+    ),
+}  # fmt: skip

@@ -1,0 +1,25 @@
+"""The demo: a small network meets changed digits, with unknown ones among them."""
+
+from driftproof.bench.spec import Spec
+from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.corruptions import CORRUPTIONS
+
+__all__ = ["demo"]
+
+_ROUNDS = 5
+_METHODS = ("source", "bn_adapt", "tent", "tent+crowd", "eata", "eata+crowd")
+
+
+def _cell(method: str) -> Spec:
+    spec = Spec(method, "digits-c", "five_layers", "digits-unknown-c", domains=CORRUPTIONS, batch_size=100)
+    return spec if method in ("source", "bn_adapt") else spec.with_options(lr=1e-3)
+
+
+def demo() -> Suite:
+    """Digits 0 to 5 are known, 6 to 9 are not."""
+    title = "Digits with unknown ones among them"
+    columns = {f"Round {round}": round for round in (1, 3, _ROUNDS)}
+    entries = tuple(
+        Entry(method, column, (_cell(method),), round=round) for method in _METHODS for column, round in columns.items()
+    )
+    return Suite("demo", title, (Table("demo", title, entries),), _ROUNDS, command="driftproof demo")

@@ -1,0 +1,111 @@
+"""Tables 3 and 4 and the supplement's on segmentation: driving scenes, pixel by pixel."""
+
+from driftproof.bench.spec import Option, Spec
+from driftproof.bench.suites.settings import PAPER_NAMES
+from driftproof.bench.tables import Entry, Suite, Summary, Table
+
+__all__ = ["s1", "s3b", "s4", "table3", "table4"]
+
+_METHODS = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd")
+_STREAM = {"Cityscapes": "cityscapes", "BDD-100K": "bdd100k", "Mapillary": "mapillary"}
+_TARGETS = {"BDD-100K": "bdd100k", "Mapillary": "mapillary", "GTAV": "gtav", "SYNTHIA": "synthia"}
+_MODEL = "deeplabv3plus_resnet50"
+_NOTE = "Its driving scenes cannot be read yet, so it can be listed but not run."
+_AVERAGE = Summary("Average", tuple(_STREAM))
+
+_OPTIONS: dict[str, dict[str, Option]] = {
+    "ttn": {"statistics": "online ttn"},
+    "tent": {"lr": 1e-6, "statistics": "online ttn"},
+    "swr": {"lr": 1e-6, "statistics": "online ttn", "prototypes": False},
+    "cotta": {"lr": 7.5e-6, "threshold": None},
+}
+_MEAN_ENTROPY = {"tent": 0.5, "swr": 0.2}
+
+
+def _cell(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
+    base, _, selection = method.partition("+")
+    chosen = dict(_OPTIONS.get(base, {}))
+    if selection:
+        chosen |= {"margin": -0.2, "mean_entropy": _MEAN_ENTROPY[base]}
+    spec = Spec(method, images, _MODEL, domains=domains, batch_size=2, measures=("iou", "selection"))
+    return spec.with_options(**chosen, **options)
+
+
+def _changing(methods: dict[str, str]) -> tuple[Entry, ...]:
+    """GTAV's model through three cities' worth of domains, one after the other."""
+    return tuple(
+        Entry(
+            method, column, (_cell(method, "driving-train", tuple(_STREAM.values())),),
+            measure="mean_iou", domain=domain, paper_row=paper_row,
+        )
+        for method, paper_row in methods.items()
+        for column, domain in _STREAM.items()
+    )  # fmt: skip
+
+
+def table3() -> Suite:
+    """Table 3: domains that change while one drives."""
+    title = "Segmentation, continually changing domains"
+    entries = _changing({method: PAPER_NAMES[method] for method in _METHODS})
+    table = Table("table3", title, entries, "T3a_seg_continual", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    return Suite("table3", title, (table,), 1, _NOTE, ready=False)
+
+
+def table4() -> Suite:
+    """Table 4: one domain, again and again."""
+    entries = tuple(
+        Entry(
+            method, f"{column}/Round {round}", (_cell(method, "driving-val", (domain,)),),
+            measure="mean_iou", round=round, domain=domain, paper_row=PAPER_NAMES[method],
+        )
+        for method in _METHODS
+        for column, domain in _TARGETS.items()
+        for round in (1, 10)
+    )  # fmt: skip
+    averages = tuple(
+        Summary(f"Average/Round {round}", tuple(f"{column}/Round {round}" for column in _TARGETS)) for round in (1, 10)
+    )
+    title = "Segmentation, a fixed domain over ten rounds"
+    table = Table("table4", title, entries, "T4_seg_fixed", averages, "mIoU %", lower_is_better=False)
+    return Suite("table4", title, (table,), 10, _NOTE, ready=False)
+
+
+def s1() -> Suite:
+    """The supplement's oracle, which drops the pixels of unknown objects."""
+    title = "Segmentation without unknown pixels, an oracle"
+    oracle = _cell("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
+    entries = (
+        *_changing({"tent": "TENT"}),
+        *(
+            Entry(
+                "tent (no unknown pixels)", column, (oracle,),
+                measure="mean_iou", domain=domain, paper_row="TENT w/o open-set",
+            )
+            for column, domain in _STREAM.items()
+        ),
+        *_changing({"tent+crowd": "TENT + Ours"}),
+    )  # fmt: skip
+    table = Table("s1", title, entries, "S1_seg_no_openset", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    return Suite("s1", title, (table,), 1, _NOTE, ready=False)
+
+
+def s3b() -> Suite:
+    """The supplement's comparison with CoTTA on segmentation."""
+    title = "Comparison with CoTTA on segmentation"
+    entries = _changing({method: PAPER_NAMES[method] for method in ("tent", "cotta", "tent+crowd")})
+    table = Table("s3b", title, entries, "S3b_cotta_seg", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    return Suite("s3b", title, (table,), 1, _NOTE, ready=False)
+
+
+def s4() -> Suite:
+    """The supplement's costs of segmentation."""
+    methods, title = ("tent", "swr", "cotta", "tent+crowd"), "Memory and time of a step on 800 × 1455 frames"
+    spec = Spec(
+        ",".join(methods), "driving-train", _MODEL, domains=("gtav",), batch_size=2, measures=(), task="costs"
+    ).with_options(trials=500, warm_up=10)
+    entries = tuple(
+        Entry(method, column, (spec,), measure=measure, domain=method, paper_row=PAPER_NAMES[method])
+        for method in methods
+        for column, measure in (("Memory (MB)", "memory"), ("Time (ms)", "milliseconds"))
+    )
+    return Suite("s4", title, (Table("s4", title, entries, "S4_cost_seg", unit="mixed"),), 1, _NOTE, ready=False)

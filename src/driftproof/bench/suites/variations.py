@@ -1,0 +1,177 @@
+"""Tables 6, 7 and 8 and the supplement's on classification: costs, networks, rates, batch sizes, ImageNet-C, CoTTA."""
+
+from driftproof.bench.spec import Spec
+from driftproof.bench.suites.settings import PAPER_NAMES, corrupted
+from driftproof.bench.tables import Entry, Suite, Summary, Table
+
+__all__ = ["s2", "s3", "s5", "table6", "table7", "table8"]
+
+_COMPARED = ("source", "bn_adapt", "tent", "tent+crowd", "swr", "swr+crowd")
+
+
+def _settings(method: str, images: str, model: str, unknown: str, batch_size: int = 200) -> dict[str, Spec]:
+    return {
+        setting: corrupted(method, images, model, unknown=beside, batch_size=batch_size)
+        for setting, beside in (("Closed", None), ("Open", unknown))
+    }
+
+
+def _costs(methods: str, trials: int, warm_up: int) -> Spec:
+    spec = Spec(methods, "cifar10-c", "wrn40_2", domains=("gaussian_noise",), measures=(), task="costs")
+    return spec.with_options(trials=trials, warm_up=warm_up)
+
+
+def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[Entry]:
+    measured = {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}
+    return [
+        Entry(method, column, (spec,), measure=measure, round=round, domain=method, paper_row=PAPER_NAMES[method])
+        for method, spec in methods.items()
+        for column, measure in measured.items()
+    ]
+
+
+def table6() -> Suite:
+    """Table 6: error, memory and time on CIFAR."""
+    methods = ("ent", "swr", "tent", "eata", "tent+crowd")
+    costs = _costs(",".join(methods), trials=5000, warm_up=50)
+    entries = [
+        Entry(
+            method, f"{column} error", tuple(_settings(method, images, "wrn40_2", "svhn-c").values()),
+            round=50, paper_row=PAPER_NAMES[method],
+        )
+        for method in methods
+        for column, images in (("CIFAR-10-C", "cifar10-c"), ("CIFAR-100-C", "cifar100-c"))
+    ]  # fmt: skip
+    title = "Error (mean of closed and open after 50 rounds), memory and time of a step"
+    table = Table(
+        "table6", title, (*entries, *_cost_entries(dict.fromkeys(methods, costs))), "T6_cost_cls", unit="mixed"
+    )
+    return Suite("table6", title, (table,), 50, "Shares its runs with table1.")
+
+
+def table7() -> Suite:
+    """Table 7: other networks."""
+    networks = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
+
+    def entries(round: int) -> tuple[Entry, ...]:
+        return tuple(
+            Entry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
+            for method in _COMPARED
+            for shown, model in networks.items()
+            for setting, spec in _settings(method, "cifar10-c", model, "svhn-c").items()
+        )
+
+    tables = (
+        Table("table7a", "Other networks after 50 rounds", entries(50), "T7a_arch_long"),
+        Table("table7b", "Other networks after one round", entries(1), "T7b_arch_short"),
+    )
+    return Suite("table7", "Other networks on CIFAR-10-C", tables, 50)
+
+
+def table8() -> Suite:
+    """Table 8: learning rates, and batch sizes with accumulated gradients."""
+    rounds, methods = 10, ("source", "tent", "tent+crowd")
+
+    def cell(method: str, batch_size: int = 200, **options: float) -> Spec:
+        if method == "source":  # which learns nothing, and does not care who else is in the batch
+            return corrupted(method, "tiny-imagenet-c", "resnet50")
+        return corrupted(method, "tiny-imagenet-c", "resnet50", batch_size=batch_size).with_options(**options)
+
+    rates = {f"lr={rate:g}": rate for rate in (5e-3, 1e-3, 5e-4, 1e-4)}
+    sizes = {f"bs={size}": size for size in (64, 32, 16, 8)}
+    by_rate = [
+        Entry(method, column, (cell(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
+        for method in methods
+        for column, rate in rates.items()
+    ]
+    by_size = [
+        Entry(
+            method, column, (cell(method, size, lr=1e-4, accumulate=200 // size),),
+            round=rounds, paper_row=PAPER_NAMES[method],
+        )
+        for method in methods
+        for column, size in sizes.items()
+    ]  # fmt: skip
+    tables = (
+        Table("table8a", "Learning rates", tuple(by_rate), "T8a_lr", (Summary("Std", tuple(rates), "deviation"),)),
+        Table("table8b", "Batch sizes", tuple(by_size), "T8b_bs", (Summary("Std", tuple(sizes), "deviation"),)),
+    )
+    return Suite(
+        "table8", "Robustness to learning rate and batch size", tables, rounds,
+        "The paper does not say how many rounds: ten here. Small batches gather the gradients of 200 images.",
+    )  # fmt: skip
+
+
+def s2() -> Suite:
+    """The supplement's table on ImageNet-C."""
+
+    def entries(round: int) -> tuple[Entry, ...]:
+        return tuple(
+            Entry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
+            for method in _COMPARED
+            for setting, spec in _settings(method, "imagenet-c", "resnet50", "imagenet-o-c-224", batch_size=64).items()
+        )
+
+    average = (Summary("Average", ("Closed", "Open")),)
+    tables = (
+        Table("s2a", "ImageNet-C after ten rounds", entries(10), "S2a_imagenetc_long", average),
+        Table("s2b", "ImageNet-C after one round", entries(1), "S2b_imagenetc_short", average),
+    )
+    return Suite("s2", "ImageNet-C", tables, 10)
+
+
+def s3() -> Suite:
+    """The supplement's comparison with CoTTA: on its own networks, on ours, and with its threshold derived anew."""
+    methods = ("tent", "cotta", "tent+crowd")
+    variants = {
+        "CIFAR-10-C/(a)": ("cifar10-c", "wrn28_10", False),
+        "CIFAR-10-C/(b)": ("cifar10-c", "wrn40_2", False),
+        "CIFAR-10-C/(c)": ("cifar10-c", "wrn40_2", True),
+        "CIFAR-100-C/(a)": ("cifar100-c", "resnext29", False),
+        "CIFAR-100-C/(b)": ("cifar100-c", "wrn40_2", False),
+        "CIFAR-100-C/(c)": ("cifar100-c", "wrn40_2", True),
+    }
+
+    def cell(method: str, images: str, model: str, derived: bool) -> Spec:
+        spec = corrupted(method, images, model)
+        return spec.with_options(threshold=None) if derived and method == "cotta" else spec
+
+    entries = [
+        Entry(method, column, (cell(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
+        for method in methods
+        for column, variant in variants.items()
+    ]
+    costs = _costs(",".join(methods), trials=500, warm_up=10)
+    table = Table(
+        "s3a", "CoTTA, classification, closed, 50 rounds", (*entries, *_cost_entries(dict.fromkeys(methods, costs))),
+        "S3a_cotta_cls", unit="mixed",
+    )  # fmt: skip
+    return Suite("s3", "Comparison with CoTTA on classification", (table,), 50)
+
+
+def s5() -> Suite:
+    """The supplement's variant of selection: by logits, not by softmax."""
+    columns = {
+        "CIFAR-10-C": ("cifar10-c", "wrn40_2"),
+        "CIFAR-100-C": ("cifar100-c", "wrn40_2"),
+        "TinyImageNet-C": ("tiny-imagenet-c", "resnet50"),
+    }
+    rows = {
+        "source": ("source", "Source"),
+        "bn_adapt": ("bn_adapt", "BN Adapt"),
+        "tent": ("tent", "TENT"),
+        "tent+crowd (logits)": ("tent+crowd", "TENT + Ours (logit)"),
+        "tent+crowd": ("tent+crowd", "TENT + Ours (softmax)"),
+    }
+
+    def cell(row: str, method: str, images: str, model: str) -> Spec:
+        spec = corrupted(method, images, model)
+        return spec.with_options(on="logits") if "logits" in row else spec
+
+    entries = tuple(
+        Entry(row, column, (cell(row, method, images, model),), round=50, paper_row=paper_row)
+        for row, (method, paper_row) in rows.items()
+        for column, (images, model) in columns.items()
+    )
+    title = "Selection by softmax and by logits, closed, 50 rounds"
+    return Suite("s5", title, (Table("s5", title, entries, "S5_logit_variant"),), 50, "Shares its runs with table1.")

@@ -1,0 +1,175 @@
+"""Models and streams from files."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.bench.sets import SETS, StreamedSet
+from driftproof.bench.spec import Spec
+from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
+from driftproof.data import ImageSet
+from driftproof.errors import InputError
+from driftproof.models import build, load_checkpoint, read_checkpoint, restore
+from driftproof.names import expect_known
+from driftproof.parts import Progress, SourceBatches
+from driftproof.streams import Continual, Domain, OpenSet
+
+__all__ = ["Files", "SourceImages", "fingerprint", "sha256"]
+
+_PUBLIC_WEIGHTS = {
+    ("wrn40_2", "cifar10"): "cifar10/corruptions/Hendrycks2020AugMix_WRN.pt",
+    ("wrn40_2", "cifar100"): "cifar100/corruptions/Hendrycks2020AugMix_WRN.pt",
+    ("wrn28_10", "cifar10"): "cifar10/corruptions/Standard.pt",
+    ("resnext29", "cifar100"): "cifar100/corruptions/Hendrycks2020AugMix_ResNeXt.pt",
+    ("resnet50", "imagenet"): "resnet50-0676ba61.pth",
+}
+"""Where RobustBench and torchvision keep them."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """A workbench over official files.
+
+    Attributes:
+        data: The folder that holds the data sets; corrupted sets that are not there are made in it.
+        weights: The folder that holds the source weights: `wrn40_2_cifar10.pt`, or as RobustBench lays them out.
+        frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
+        made_up_frost: Take procedural frost instead.
+        device: Where sets are made.
+    """
+
+    data: Path
+    weights: Path
+    frost: Path | None = None
+    made_up_frost: bool = False
+    device: str = "cpu"
+    _opened: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is open here is opened again elsewhere, by a process that may stand in another folder.
+        paths = (path and path.absolute() for path in (self.data, self.weights, self.frost))
+        return Files, (*paths, self.made_up_frost, self.device)
+
+    def model(self, spec: Spec) -> nn.Module:
+        """The source model of a cell, with its weights."""
+        path, classes = self._weights_of(spec), _set(spec.images).classes
+        meta = read_checkpoint(path).meta
+        if "arch" not in meta:
+            return load_checkpoint(build(spec.model, classes=classes), path).eval()
+        model = restore(path)
+        if meta["arch"] != spec.model or getattr(model, "classes", classes) != classes:
+            raise InputError(
+                f"Expected {path} to hold a {spec.model} for the {classes} classes of {spec.images}, "
+                f"but it says it is a {meta['arch']} for {getattr(model, 'classes', 'other')}."
+            )
+        return model
+
+    def stream(self, spec: Spec, rounds: int, progress: Progress | None = None) -> Continual:
+        """The stream of a cell, from its beginning; tells `progress` which sets it makes."""
+        closed = self._domains(spec.images, spec, progress)
+        order = _set(spec.images).order(spec.seed)
+        settings: dict[str, Any] = {
+            "rounds": rounds,
+            "batch_size": spec.batch_size,
+            "order": order,
+            "limit": spec.limit,
+        }
+        if spec.unknown is None:
+            return Continual(closed, **settings)
+        return OpenSet(closed, self._domains(spec.unknown, spec, progress), **settings)
+
+    def source(self, spec: Spec, device: str) -> SourceBatches:
+        """Labelled source images of a cell, in a fixed random order."""
+        read = _set(spec.images).source
+        if read is None:
+            raise InputError(f"Expected source images for {spec.images}, but none are known.")
+        return SourceImages(read(self.data), device=device)
+
+    def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
+        """Fingerprints of the weights and of the images that a cell rests on; tells `progress` which sets it makes."""
+        path = self._weights_of(spec)
+        found = {f"weights {spec.model} {spec.images}": self._once(path, lambda: sha256(path))}
+        for name in filter(None, (spec.images, spec.unknown)):
+            images = self._images(name, spec.domains[0], spec.severity, progress)
+            label = f"images {name} {spec.domains[0]} {spec.severity}"
+            found[label] = self._once(label, lambda images=images: fingerprint(images))
+        return found
+
+    def _domains(self, name: str, spec: Spec, progress: Progress | None) -> list[Domain]:
+        return [Domain(domain, self._images(name, domain, spec.severity, progress)) for domain in spec.domains]
+
+    def _images(self, name: str, domain: str, severity: int, progress: Progress | None = None) -> ImageSet:
+        def read() -> ImageSet:
+            how = {"frost_photos": self._photos(domain), "device": self.device, "progress": progress}
+            return _set(name).images(self.data, domain, severity, **how)
+
+        images: ImageSet = self._once((name, domain, severity), read)
+        return images
+
+    def _photos(self, domain: str) -> FrostPhotos | None:
+        # Without a folder they are looked for when a set has to be made: a published one needs none.
+        if domain != "frost" or not (self.made_up_frost or self.frost):
+            return None
+        return procedural_frost() if self.made_up_frost else find_frost_photos(self.frost)
+
+    def _once(self, key: object, make: Any) -> Any:  # noqa: ANN401  # whatever is made
+        if key not in self._opened:
+            self._opened[key] = make()
+        return self._opened[key]
+
+    def _weights_of(self, spec: Spec) -> Path:
+        trained_on = _set(spec.images).trained_on
+        if trained_on is None:
+            raise InputError(f"Expected a set that networks are trained for, but {spec.images} only ever is unknown.")
+        names = [f"{spec.model}_{trained_on}{suffix}" for suffix in (".safetensors", ".pt", ".pth")]
+        public = _PUBLIC_WEIGHTS.get((spec.model, trained_on))
+        there = [path for name in [*names, *filter(None, [public])] if (path := self.weights / name).exists()]
+        if not there:
+            raise InputError(
+                f"Expected weights of {spec.model} for {trained_on} in {self.weights}, as {' or '.join(names[:2])}"
+                f"{f' or {public}' if public else ''}, but they are not there. Train them with `driftproof train`."
+            )
+        return there[0]
+
+
+class SourceImages:
+    """Batches of labelled source images, the same at every pass.
+
+    Args:
+        images: The set.
+        device: Where the batches are wanted.
+        batch_size: Images per batch.
+    """
+
+    def __init__(self, images: ImageSet, *, device: str = "cpu", batch_size: int = 200) -> None:
+        self._images = images
+        self._device = device
+        places = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        self._places = torch.split(places, batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for places in self._places:
+            pixels = self._images.batch(places).to(self._device)
+            yield pixels.float() / 255, self._images.labels[places].to(self._device)
+
+
+def fingerprint(images: ImageSet) -> str:
+    """A short digest by which two image sets can be told apart: their labels, and some of their pixels."""
+    places = torch.linspace(0, len(images) - 1, steps=min(len(images), 16)).long()
+    content = hashlib.sha256(images.labels.numpy().tobytes())
+    content.update(images.batch(places).numpy().tobytes())
+    return f"{len(images)} images, {content.hexdigest()[:12]}"
+
+
+def _set(name: str) -> StreamedSet:
+    return SETS[expect_known("image set", name, SETS)]
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

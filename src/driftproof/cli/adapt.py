@@ -1,0 +1,174 @@
+"""`driftproof adapt`: adapt a model of one's own over images of one's own."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from driftproof.cli.device import Device, expect_device
+from driftproof.cli.ending import Status
+from driftproof.cli.images import Reading, found_images, readings
+from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
+from driftproof.cli.offered import METHODS
+from driftproof.cli.progress import counting
+from driftproof.cli.rows import Row, written_rows
+from driftproof.cli.source import SourceImages, expect_classes
+from driftproof.errors import ConfigurationError, ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm
+    from driftproof.bench.spec import Option
+
+__all__ = ["adapt_command"]
+
+
+def adapt_command(
+    images: Annotated[list[Path], typer.Argument(help="Images, and folders of them, which are taken in sorted order.")],
+    out: Annotated[Path, typer.Option(help="Where the predictions go: a .parquet, .csv or .jsonl file.")],
+    model: ModelName = None,
+    weights: Weights = None,
+    classes: ClassCount = None,
+    method: Annotated[
+        str, typer.Option(help="Such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS))
+    ] = "tent+crowd",
+    option: Annotated[
+        list[str] | None, typer.Option(help="Of the method, as in lr=0.0001 or margin=-0.2; repeatable.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
+    size: Annotated[int | None, typer.Option(min=1, help="Scale images to squares of this side first.")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Images the model was trained on, one folder per class; some methods need them.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Go on from this file if it is there, with its learning rate too; save to it at the end."),
+    ] = None,
+    alarm: Annotated[float | None, typer.Option(help="Novelty above this is an alarm.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Adapt a model over images, and write a row for each: class, probability, novelty, selected, alarm.
+
+    The model gets RGB images in 0..1 and has to normalise them itself. Images that cannot be read are named and left
+    out; the status is 1 then, and the other predictions are written all the same.
+    """
+    from driftproof.alarm import Alarm
+    from driftproof.bench.methods import build_method
+
+    paths, options, place = found_images(images), dict(map(_option, option or ())), expect_device(device)
+    summary = _Summary()
+    if state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+    with written_rows(out) as write, counting() as progress:
+        adapter = build_method(method, given_model(model, weights, classes).to(place), options)
+        _make_ready(adapter, source, size, state, progress)
+        task = progress.add_task("adapting", total=len(paths))
+        for reading in readings(paths, batch_size=batch_size, size=size):
+            for complaint in reading.complaints:
+                progress.console.print(Text(complaint), soft_wrap=True)
+            rows = _rows(adapter, reading, None if alarm is None else Alarm(alarm))
+            write(rows)
+            summary.add(rows, reading, adapter)
+            progress.advance(task, len(rows) + len(reading.complaints))
+    # Last: should this fail, the same command starts from the same state again.
+    if state is not None:
+        adapter.save(state)
+    typer.echo(f"{out}: {summary}", err=True)
+    if summary.unreadable:
+        raise typer.Exit(Status.NO)
+
+
+@dataclass
+class _Summary:
+    predicted: int = 0
+    selected: int = 0
+    alarms: int = 0
+    unreadable: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: Sequence[Row], reading: Reading, adapter: "Adapter") -> None:
+        self.predicted += len(rows)
+        self.selected += sum(row.selected for row in rows)
+        self.alarms += sum(row.alarm is True for row in rows)
+        self.unreadable += len(reading.complaints)
+        if rows and adapter.last.skipped is not None:
+            self.skipped[adapter.last.skipped] += 1
+
+    def __str__(self) -> str:
+        counts = {"predictions": self.predicted, "learned from": self.selected, "alarms": self.alarms}
+        parts = [f"{count} {what}" for what, count in counts.items()]
+        parts += [f"{count} batches without a step ({reason})" for reason, count in self.skipped.items()]
+        return ", ".join([*parts, f"{self.unreadable} unreadable"])
+
+
+def _option(text: str) -> "tuple[str, Option]":
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")
+    try:
+        meant = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, value if isinstance(meant, list | dict) else meant
+
+
+def _make_ready(
+    adapter: "Adapter", source: Path | None, size: int | None, state: Path | None, progress: "Progress"
+) -> None:
+    """Go on from the state if there is one, which knows what was learned from source images; else learn it now."""
+    if state is not None and state.exists():
+        adapter.load(state)
+    if not adapter.prepared:
+        _prepare(adapter, source, size, progress)
+
+
+def _prepare(adapter: "Adapter", source: Path | None, size: int | None, progress: "Progress") -> None:
+    if source is None:
+        raise ConfigurationError(
+            "Expected `--source`, since this method learns from source images before the first batch. "
+            "Name a folder of them, one sub-folder per class."
+        )
+    images = SourceImages(source, size=size)
+    expect_classes(adapter, images)
+    task = progress.add_task("preparing", total=None)
+    adapter.prepare(images, progress=lambda stage, done: progress.update(task, description=stage, completed=done))
+    progress.remove_task(task)
+
+
+def _rows(adapter: "Adapter", reading: Reading, alarm: "Alarm | None") -> list[Row]:
+    if reading.pixels is None:
+        return []
+    logits = adapter(reading.pixels.to(adapter.device).float().div_(255))
+    if logits.ndim != 2:
+        raise ModelError(f"Expected one answer per image, but the model's logits are of shape {tuple(logits.shape)}.")
+    record = adapter.last
+    novelties = record.novelty + 0.0  # a difference of nothing without the sign of its subtraction
+    alarming = None if alarm is None else {event.sample for event in alarm(novelties)}
+    best = logits.softmax(dim=1).max(dim=1)
+    columns = (best.indices.tolist(), best.values.tolist(), novelties.tolist(), record.selected.tolist())
+    finite = logits.isfinite().all(dim=1).tolist()
+    return [
+        Row(
+            _text(path),
+            predicted if sound else None,
+            probability if sound else None,
+            novelty if sound else None,
+            selected,
+            None if alarming is None else index in alarming,
+        )
+        for index, (path, sound, predicted, probability, novelty, selected) in enumerate(
+            zip(reading.paths, finite, *columns, strict=True)
+        )
+    ]
+
+
+def _text(path: Path) -> str:
+    # A name that is no valid text, which some file systems allow, would fit into no table.
+    return str(path).encode(errors="backslashreplace").decode()

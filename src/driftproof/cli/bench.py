@@ -1,0 +1,185 @@
+"""`driftproof bench`: the paper's tables, run, compared and shown."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from driftproof.cli.device import Device, expect_device
+from driftproof.cli.offered import METHODS, SUITES
+from driftproof.cli.output import AsJson, print_json
+from driftproof.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from driftproof.bench import Spec
+    from driftproof.bench.runner import Told
+    from driftproof.bench.tables import Suite
+    from driftproof.parts import Progress
+
+__all__ = ["bench_commands"]
+
+bench_commands = typer.Typer(help="The paper's tables: run them, compare them, show them.", no_args_is_help=True)
+
+SuiteName = Annotated[
+    str, typer.Argument(metavar="SUITE", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES))
+]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder: what `bench run --out` was given.")]
+
+
+@bench_commands.command("list")
+def list_command(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every cell with its hyper-parameters.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the suites; with -v every cell and its hyper-parameters."""
+    from driftproof.bench import SUITES as MAKERS
+
+    suites = [make() for make in MAKERS.values()]
+    if as_json:
+        print_json({suite.name: [spec.as_data() for spec in suite.specs()] for suite in suites})
+        return
+    console = Console()
+    for suite in suites:
+        if verbose:
+            console.print(_cells(suite), suite.note, "")
+    if not verbose:
+        console.print(_overview(suites))
+
+
+@bench_commands.command("run")
+def run_command(
+    name: SuiteName,
+    data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")] = Path("data"),
+    weights: Annotated[Path, typer.Option(help="Folder that holds the source weights.")] = Path("weights"),
+    out: Annotated[Path, typer.Option(help="The results folder.")] = Path("bench"),
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these, separated by commas.", autocompletion=lambda: list(METHODS)),
+    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Only cells on these sets, separated by commas.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="As many as the tables need, if not said.")] = None,
+    opened: Annotated[
+        bool | None, typer.Option("--open/--closed", help="Only with, or only without, unknown images.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many images of each domain.")] = None,
+    seeds: Annotated[str, typer.Option(help="One run for each, separated by commas.")] = "0",
+    replace: Annotated[
+        list[str] | None, typer.Option(help="Stream one set for another, as OLD=NEW; repeatable.")
+    ] = None,
+    device: Device = "cpu",
+    executor: Annotated[str, typer.Option(help="Where cells run: local, or ray for a cluster.")] = "local",
+    save_every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = 30.0,
+    frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
+    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
+) -> None:
+    """Run a suite, or the chosen part of it; run it again to go on after an interruption, or for more rounds."""
+    from driftproof.bench import Store, suite
+    from driftproof.bench.executors import EXECUTORS
+    from driftproof.bench.plan import Choice, plan
+    from driftproof.bench.runner import Settings
+    from driftproof.bench.workbench import Files
+    from driftproof.cli.live import followed
+    from driftproof.names import expect_known
+
+    run = EXECUTORS[expect_known("executor", executor, EXECUTORS)]
+    choice = Choice(
+        methods=_words(methods),
+        sets=_words(sets),
+        setting=None if opened is None else "open" if opened else "closed",
+        rounds=rounds,
+        limit=limit,
+        seeds=[_integer("--seeds", word) for word in _words(seeds)],
+        replaced=dict(_pair(text) for text in replace or ()),
+    )
+    chosen = suite(name)
+    if chosen.command is not None:
+        raise ConfigurationError(f"Expected a suite that reads data sets, but got {name}. Run `{chosen.command}`.")
+    jobs = plan(chosen, choice)
+    expect_device(device)
+    workbench = Files(data, weights, frost=frost, made_up_frost=procedural, device=device)
+    store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
+    if store.shared:  # what will be refused is refused before sets are made for it
+        store.share(facts)
+    with followed() as told:
+        for spec in (job.spec for job in jobs):
+            facts |= workbench.facts(spec, _telling(told, spec))
+        store.share(facts)
+        run(jobs, out, workbench, Settings(device=device, save_every=save_every), told)
+    typer.echo(f"Done. See `driftproof bench compare {out}` or `driftproof bench report {out}`.", err=True)
+
+
+@bench_commands.command("compare")
+def compare_command(folder: Folder, as_json: AsJson = False) -> None:
+    """Show every table that has numbers, ours beside the paper's."""
+    from driftproof.bench import Results
+    from driftproof.report import table_text
+
+    tables = Results(folder).tables()
+    if as_json:
+        print_json([measured.as_data() for measured in tables])
+        return
+    console = Console()
+    for measured in tables:
+        console.print(table_text(measured), "")
+
+
+@bench_commands.command("report")
+def report_command(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/report if not said.")] = None,
+) -> None:
+    """Write one self-contained HTML page, the figures as PNG and SVG, and all rows as CSV and Parquet."""
+    from driftproof.bench import Results
+    from driftproof.report import write_report
+
+    typer.echo(write_report(Results(folder), out or folder / "report"))
+
+
+def _telling(told: "Told", spec: "Spec") -> "Progress":
+    from driftproof.bench.runner import Note
+
+    return lambda stage, done: told(Note(spec, stage, done))
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _integer(option: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError as error:
+        raise ConfigurationError(f"Expected `{option}` to be whole numbers, but got {word!r}.") from error
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise ConfigurationError(f"Expected `--replace` to be given as OLD=NEW, but got {text!r}.")
+    return old, new
+
+
+def _overview(suites: "list[Suite]") -> Table:
+    table = _folding("suite", "shows", "rounds", "cells", "note")
+    for suite in suites:
+        table.add_row(suite.name, suite.title, str(suite.rounds), str(len(list(suite.specs()))), suite.note)
+    return table
+
+
+def _cells(suite: "Suite") -> Table:
+    table = _folding("method", "images", "unknown", "network", "batch", "options")
+    table.title = f"{suite.name}: {suite.title}"
+    for spec in suite.specs():
+        options = ", ".join(f"{key} = {value}" for key, value in spec.options)
+        table.add_row(spec.method, spec.images, spec.unknown or "", spec.model, str(spec.batch_size), options)
+    return table
+
+
+def _folding(*headings: str) -> Table:
+    """A table that loses no letter on a narrow terminal."""
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

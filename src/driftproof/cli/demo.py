@@ -1,0 +1,54 @@
+"""`driftproof demo`: the whole story, on data that comes along."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+__all__ = ["demo_command"]
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option(help="The results folder; what is in it already is not run again.")] = Path(
+        "demo"
+    ),
+    rounds: Annotated[
+        int | None, typer.Option(help="How often the corruptions come by; five times if not said.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the network and its training.")] = 0,
+) -> None:
+    """Train a small network on some digits, then adapt it to changed ones with unknown digits among them.
+
+    Six methods meet fifteen corruptions, round after round, half of every batch being digits the network was never
+    taught. Takes a minute or two, and ends with a table, a plot and the path of a report.
+    """
+    from driftproof.bench import Store, suite
+    from driftproof.bench.digits import Digits
+    from driftproof.bench.executors import run_locally
+    from driftproof.bench.plan import Choice, plan
+    from driftproof.bench.runner import Note, Settings
+    from driftproof.cli.live import followed
+
+    choice = Choice(rounds=rounds, seeds=[seed])
+    jobs, workbench, store = plan(suite("demo"), choice), Digits(out, seed), Store(out)
+    with followed() as told:
+        spec = jobs[0].spec
+        facts = workbench.facts(spec, lambda stage, done: told(Note(spec, stage, done)))
+        store.share(choice.shared() | facts)
+        run_locally(jobs, out, workbench, Settings(), told)
+    _show(out)
+
+
+def _show(out: Path) -> None:
+    from driftproof.bench import Results
+    from driftproof.report import curve_text, table_text, told, write_report
+
+    results, console = Results(out), Console()
+    for measured in results.tables():
+        console.print(table_text(measured), "")
+    curves = {spec.method: results.per_round(spec) for spec in results.cells}
+    console.print("Error in % on known digits, round by round", "", curve_text(curves), "", sep="\n", highlight=False)
+    for sentence in told(results):
+        console.print(sentence, highlight=False)
+    typer.echo(f"\nReport: {write_report(results, out / 'report')}")

@@ -1,0 +1,134 @@
+"""The model that the caller means."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from driftproof.cli.offered import NETWORKS
+from driftproof.errors import ConfigurationError, ModelError
+from driftproof.names import expect_known
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ClassCount", "ModelName", "Weights", "given_model"]
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="`package.module:name` of a model or of a function that builds one, or a network of the catalogue such "
+        "as wrn40_2. The current folder is searched too.",
+        autocompletion=lambda: list(NETWORKS),
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="Weights, as safetensors or a torch state dict; alone, a file that `driftproof train` wrote."),
+]
+ClassCount = Annotated[int | None, typer.Option(min=1, help="Number of classes of a network of the catalogue.")]
+
+_NOT_THEIRS = (__file__, importlib.__file__, "<frozen")
+
+_Result = TypeVar("_Result")
+
+
+def given_model(name: str | None, weights: Path | None, classes: int | None = None) -> "nn.Module":
+    """Build or find a model, and load its weights.
+
+    What the caller's own code prints meanwhile goes to the error stream, so that standard output stays clean.
+
+    Args:
+        name: As in `package.module:name`, or a name of the catalogue; None if the weights say it.
+        weights: A file of weights; None leaves the model as it is built.
+        classes: Number of classes, for a name of the catalogue.
+    """
+    from driftproof.models import load_checkpoint, restore
+
+    if name is None and weights is None:
+        raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
+    if classes is not None and (name is None or ":" in name):
+        raise ConfigurationError("Expected `--classes` only with a network of the catalogue; another knows its own.")
+    with redirect_stdout(sys.stderr):
+        if name is None:
+            assert weights is not None
+            return restore(weights)
+        model = _own(name) if ":" in name else _from_catalogue(name, classes)
+        return model if weights is None else load_checkpoint(model, weights)
+
+
+def _from_catalogue(name: str, classes: int | None) -> "nn.Module":
+    from driftproof.models import MODELS, build
+
+    if name not in MODELS and "." in name:
+        raise ConfigurationError(
+            f"Expected `--model` to be `package.module:name` or a network of the catalogue, but got {name!r}. "
+            f"Put a colon before the last part: {':'.join(name.rsplit('.', 1))}."
+        )
+    return build(name, classes=classes)
+
+
+def _own(reference: str) -> "nn.Module":
+    from torch import nn
+
+    found = _named(reference)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        kind = type(found).__name__
+        raise ModelError(f"Expected {reference} to be a model or to build one, but it is a {kind}.")
+    built = _attempted(f"calling {reference}", found)
+    if not isinstance(built, nn.Module):
+        raise ModelError(f"Expected {reference} to build a torch.nn.Module, but it returned a {type(built).__name__}.")
+    return built
+
+
+def _named(reference: str) -> object:
+    module_name, _, path = reference.partition(":")
+    if not module_name or not path:
+        raise ConfigurationError(f"Expected `--model` to be `package.module:name`, but got {reference!r}.")
+    found: object = _imported(module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            expect_known(f"name in {module_name}", name, [known for known in dir(found) if not known.startswith("_")])
+        found = getattr(found, name)
+    return found
+
+
+def _imported(name: str) -> ModuleType:
+    # Left there: a model may import more of its own project when it runs.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return _attempted(f"importing {name}", lambda: importlib.import_module(name))
+    except ModelError as error:
+        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
+            raise
+        raise ConfigurationError(
+            f"Expected `--model` to name a module, but there is no {missing}. Run the command in the folder that "
+            f"holds it, or install it."
+        ) from error
+
+
+def _attempted(what: str, call: Callable[[], _Result]) -> _Result:
+    """The result of the caller's own code, which may raise anything, or try to end the program."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_place_of(error)}."
+        ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the caller's own code an error arose, if it did."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

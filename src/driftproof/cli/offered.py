@@ -1,0 +1,26 @@
+"""Names that help and completion offer, without loading what they name."""
+
+__all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SUITES"]
+
+NETWORKS = ("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1")
+
+_SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
+METHODS = ("source", "bn_adapt", "ttn", *_SELECTING, *(f"{name}+crowd" for name in _SELECTING))
+
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
+)
+
+DATA_SETS = (
+    *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "svhn"),
+    *("tiny-imagenet", "tiny-imagenet-c", "imagenet-c", "imagenet-o", "imagenet"),
+)
+
+SUITES = (
+    *("demo", "table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
+    *("s1", "s2", "s3", "s3b", "s4", "s5"),
+)

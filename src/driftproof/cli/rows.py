@@ -1,0 +1,102 @@
+"""Predictions as a table in a file."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from driftproof.files import written_whole
+from driftproof.names import expect_known
+from driftproof.optional import require
+
+__all__ = ["Row", "written_rows"]
+
+_ROWS_PER_GROUP = 2**16
+
+
+class Row(NamedTuple):
+    """What is known of one image.
+
+    Attributes:
+        path: Its file.
+        predicted: Its class, counted from 0; None where the model gave no finite answer.
+        probability: Of that class.
+        novelty: How unfamiliar it looks; larger is more novel.
+        selected: Whether the model learned from it.
+        alarm: Whether its novelty exceeds the threshold; None where no threshold was given.
+    """
+
+    path: str
+    predicted: int | None
+    probability: float | None
+    novelty: float | None
+    selected: bool
+    alarm: bool | None
+
+
+Write = Callable[[Sequence[Row]], None]
+
+
+@contextmanager
+def written_rows(path: Path) -> Iterator[Write]:
+    """A function that takes rows; at the end the file is there whole, or not at all.
+
+    Args:
+        path: Where to; its suffix says the kind, `.csv`, `.jsonl` or `.parquet`. Its folder is made if need be.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with written_rows(Path(folder, "seen.csv")) as write:
+        ...         write([Row("a.png", 3, 0.75, 0.5, True, None)])
+        ...     print(Path(folder, "seen.csv").read_text())
+        path,predicted,probability,novelty,selected,alarm
+        a.png,3,0.75,0.5,true,
+        <BLANKLINE>
+    """
+    kind = _KINDS[expect_known("kind of table", path.suffix.lower(), _KINDS)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as unfinished, kind(unfinished) as write:
+        yield write
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(Row._fields)
+        yield lambda rows: table.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+@contextmanager
+def _jsonl(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda rows: file.writelines(f"{json.dumps(row._asdict())}\n" for row in rows)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    purpose, install = "Writing Parquet", "'driftproof[report]'"
+    arrow, parquet = (require(module, purpose, install) for module in ("pyarrow", "pyarrow.parquet"))
+    kinds = (arrow.string(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.bool_(), arrow.bool_())
+    schema = arrow.schema(list(zip(Row._fields, kinds, strict=True)))
+    waiting: list[Row] = []
+
+    def write(rows: Sequence[Row], least: int = _ROWS_PER_GROUP) -> None:
+        waiting.extend(rows)
+        if len(waiting) >= least:
+            writer.write_table(arrow.Table.from_pylist([row._asdict() for row in waiting], schema))
+            waiting.clear()
+
+    with parquet.ParquetWriter(path, schema) as writer:
+        yield write
+        write([], least=0)
+
+
+_KINDS = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}

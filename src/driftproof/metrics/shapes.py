@@ -1,0 +1,22 @@
+"""Tensors that speak of the same samples."""
+
+from torch import Tensor
+
+from driftproof.errors import InputError
+
+__all__ = ["expect_same_shape"]
+
+
+def expect_same_shape(**tensors: Tensor) -> None:
+    """Refuse tensors that would be broadcast, sample against wrong sample, without a complaint.
+
+    Example:
+        >>> import torch
+        >>> expect_same_shape(predicted=torch.zeros(3), labels=torch.zeros(3, 1))
+        Traceback (most recent call last):
+        driftproof.errors.InputError: Expected `predicted` and `labels` of one shape, but got (3,) and (3, 1).
+    """
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        names = " and ".join(f"`{name}`" for name in tensors)
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors.values())
+        raise InputError(f"Expected {names} of one shape, but got {shapes}.")

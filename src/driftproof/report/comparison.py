@@ -1,0 +1,144 @@
+"""A table as readers see it: ours, what selection gained, and the paper's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from driftproof.bench import Measured, Value
+from driftproof.bench.paper import PaperTable, paper_table
+from driftproof.report.numbers import number, signed
+
+__all__ = ["Comparison", "Shown", "compared"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One place of a table, in words; what there is nothing to say about is empty.
+
+    Attributes:
+        ours: What was measured.
+        reached: The round it is from, as `@7`, where that is earlier than the table asks for.
+        deviation: Over seeds.
+        gain: Against the same method without selection, in the same round.
+        paper: What the paper says.
+        difference: Ours less the paper's; only where the round is the paper's.
+        best: Whether nothing in the column that has come as far is better.
+    """
+
+    ours: str = ""
+    reached: str = ""
+    deviation: str = ""
+    gain: str = ""
+    paper: str = ""
+    difference: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of which something was measured.
+
+    Attributes:
+        name: As `bench` calls it.
+        title: What it shows.
+        reference: Where it stands in the paper; empty for a table of our own.
+        unit: Of the numbers; empty where the columns name their own.
+        better: Which way is; empty where that depends on the column.
+        rows: The methods that were measured.
+        columns: The settings that were measured.
+        places: By row and column.
+        missing: Methods of the table that were not measured.
+    """
+
+    name: str
+    title: str
+    reference: str
+    unit: str
+    better: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    places: Mapping[tuple[str, str], Shown]
+    missing: tuple[str, ...]
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any number is from an earlier round than the table asks for."""
+        return any(place.reached for place in self.places.values())
+
+    @property
+    def selects(self) -> bool:
+        """Whether any number can be held against that of the same method without selection."""
+        return any(place.gain for place in self.places.values())
+
+
+def compared(measured: Measured, *, digits: int = 2) -> Comparison:
+    """What there is to see of a table.
+
+    Args:
+        measured: The table with its numbers.
+        digits: After the point.
+    """
+    rows = tuple(row for row in measured.rows if any(_ours(measured, row, column) for column in measured.columns))
+    columns = tuple(column for column in measured.columns if any(_ours(measured, row, column) for row in rows))
+    places = {
+        (row, column): _shown(measured, row, column, digits)
+        for row in rows
+        for column in columns
+        if (row, column) in measured.values
+    }
+    paper = _paper(measured)
+    return Comparison(
+        name=measured.table.name,
+        title=measured.table.title,
+        reference=paper.reference if paper else "",
+        unit="" if measured.table.unit == "mixed" else measured.table.unit,
+        better=_better(measured),
+        rows=rows,
+        columns=columns,
+        places=places,
+        missing=tuple(row for row in measured.rows if row not in rows),
+    )
+
+
+def _shown(measured: Measured, row: str, column: str, digits: int) -> Shown:
+    value = measured.values[row, column]
+    paper = "" if value.paper is None else number(value.paper, digits)
+    if value.ours is None:
+        return Shown(paper=paper)
+    base = measured.values.get((row.partition("+")[0], column)) if "+" in row else None
+    comparable = base is not None and base.ours is not None and base.round == value.round
+    return Shown(
+        ours=number(value.ours, digits),
+        reached="" if value.complete else f"@{value.round}",
+        deviation="" if value.deviation is None else f"±{number(value.deviation, digits)}",
+        gain=signed(value.ours - base.ours, digits) if comparable and base and base.ours is not None else "",
+        paper=paper,
+        difference="" if value.difference is None or not value.complete else signed(value.difference, digits),
+        best=_is_best(measured, value, column),
+    )
+
+
+def _is_best(measured: Measured, value: Value, column: str) -> bool:
+    found = [found for row in measured.rows if (found := measured.values.get((row, column)))]
+    furthest = max(rival.round or 0 for rival in found if rival.ours is not None)
+    rivals = [rival.ours for rival in found if rival.ours is not None and rival.round == furthest]
+    best = min(rivals) if _lower_is_better(measured, column) else max(rivals)
+    return len(rivals) > 1 and value.round == furthest and value.ours == best
+
+
+def _lower_is_better(measured: Measured, column: str) -> bool:
+    paper = _paper(measured)
+    return paper.better[column] == "lower" if paper else measured.table.lower_is_better
+
+
+def _better(measured: Measured) -> str:
+    ways = {_lower_is_better(measured, column) for column in measured.columns}
+    return "" if len(ways) > 1 else "lower is better" if ways == {True} else "higher is better"
+
+
+def _paper(measured: Measured) -> PaperTable | None:
+    return paper_table(measured.table.paper) if measured.table.paper else None
+
+
+def _ours(measured: Measured, row: str, column: str) -> bool:
+    value = measured.values.get((row, column))
+    return value is not None and value.ours is not None

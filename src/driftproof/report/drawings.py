@@ -1,0 +1,126 @@
+"""The figures of a report, from its rows."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from driftproof.bench import Results
+from driftproof.report.curves import Curve, Panel, draw_curves
+from driftproof.report.figures import Drawing, drawn
+from driftproof.report.heat import Grid, draw_heat
+from driftproof.report.lines import Line, Stream
+from driftproof.report.numbers import number
+
+__all__ = ["domain_drawings", "round_drawings", "share_drawings"]
+
+_SHARES = {"selected_known": "known images", "selected_unknown": "unknown images"}
+
+
+def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
+    """How each method fared over the rounds: a figure for each image set, a panel for each setting."""
+    drawings: list[Drawing] = []
+    for together in _by_images(results, streams):
+        quantity = together[0].quantity
+        panels = [
+            Panel(stream.setting, quantity.unit, [_curve(results, line, quantity.measure) for line in stream.lines])
+            for stream in together
+        ]
+        caption = f"{quantity.words.capitalize()} in each round, mean over {_domains(together[0])}{_seeds(together)}."
+        drawings.append(_curves(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
+    return drawings
+
+
+def share_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
+    """Which share of the images the selecting methods learned from; known and unknown ones apart."""
+    drawings: list[Drawing] = []
+    for stream in streams:
+        if stream.rounds(results) > 1 and (panels := list(_share_panels(results, stream))):
+            title = f"{_title(stream, streams)}, {stream.setting}"
+            caption = "Share of the images that a step learned from, in each round."
+            drawings.append(_curves(f"selected-{len(drawings) + 1}", title, caption, panels))
+    return drawings
+
+
+def domain_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
+    """How each method fared in each domain of the last round, and on average."""
+    drawings: list[Drawing] = []
+    for stream in (stream for stream in streams if len(stream.spec.domains) > 1):
+        quantity, last = stream.quantity, stream.rounds(results)
+        values = [line.per_domain(results, quantity.measure) for line in stream.lines]
+        names = [_reached(line, results, last) for line in stream.lines]
+        domains = [domain.replace("_", " ") for domain in stream.spec.domains]
+        grid = Grid(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
+        title = f"{_title(stream, streams)}, {stream.setting}"
+        caption = f"{quantity.words.capitalize()} in percent for each domain of round {last}."
+        rows = "; ".join(f"{name} {_range(row)}" for name, row in zip(names, values, strict=True))
+        name = f"domains-{len(drawings) + 1}"
+        drawings.append(drawn(name, title, caption, rows, partial(draw_heat, grid)))
+    return drawings
+
+
+def _share_panels(results: Results, stream: Stream) -> Iterator[Panel]:
+    for measure, words in _SHARES.items():
+        curves = [_curve(results, line, measure, scale=100) for line in stream.lines]
+        selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
+        if selecting:
+            yield Panel(words if stream.spec.unknown else "all images", "learned from, %", selecting, whole=True)
+
+
+def _curves(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Drawing:
+    told = (f"{panel.title}: {', '.join(map(_course, panel.curves))}" for panel in panels)
+    return drawn(name, title, caption, "; ".join(told), partial(draw_curves, panels))
+
+
+def _by_images(results: Results, streams: Sequence[Stream]) -> list[list[Stream]]:
+    groups: dict[object, list[Stream]] = {}
+    for stream in streams:
+        if stream.rounds(results) > 1:
+            groups.setdefault(replace(stream.spec, unknown=None), []).append(stream)
+    return list(groups.values())
+
+
+def _curve(results: Results, line: Line, measure: str, scale: float = 1.0) -> Curve:
+    seeds = list(zip(*line.by_seed(results, measure), strict=True))
+    means = [scale * value for value in line.per_round(results, measure)]
+    low, high = ([scale * extreme(values) for values in seeds] for extreme in (min, max))
+    return Curve(line.name, line.base, line.selection, means, low, high)
+
+
+def _course(curve: Curve) -> str:
+    return f"{curve.name} from {number(curve.values[0])} to {number(curve.values[-1])}"
+
+
+def _range(values: Sequence[float]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    return f"between {number(min(finite))} and {number(max(finite))}" if finite else "not measured"
+
+
+def _reached(line: Line, results: Results, last: int) -> str:
+    rounds = line.rounds(results)
+    return line.name if rounds == last else f"{line.name} @{rounds}"
+
+
+def _title(stream: Stream, streams: Sequence[Stream]) -> str:
+    """The image set and the network, and whatever else tells the stream from others that would be called the same."""
+    spec = stream.spec
+    rivals = [other.spec for other in streams if (other.spec.images, other.spec.model) == (spec.images, spec.model)]
+    facts = {
+        "batch_size": f"batches of {spec.batch_size}",
+        "severity": f"severity {spec.severity}",
+        "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
+        "domains": ", ".join(spec.domains),
+    }
+    told = [words for field, words in facts.items() if len({getattr(rival, field) for rival in rivals}) > 1]
+    return ", ".join([spec.images, spec.model, *told])
+
+
+def _domains(stream: Stream) -> str:
+    count = len(stream.spec.domains)
+    return f"{count} domains" if count > 1 else stream.spec.domains[0]
+
+
+def _seeds(streams: Sequence[Stream]) -> str:
+    most = max(len(line.cells) for stream in streams for line in stream.lines)
+    return f" and up to {most} seeds; the bands reach from the least seed to the greatest" if most > 1 else ""

@@ -1,0 +1,145 @@
+"""A number for each method and domain, the higher the darker."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from driftproof.report.figures import INK, PAPER, Layout, longest, new_figure, plotting, shortened
+from driftproof.report.numbers import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Grid", "draw_heat"]
+
+_METHODS_ABREAST, _WIDEST = 6, 7
+_SLANT = 50
+_SINE, _COSINE = math.sin(math.radians(_SLANT)), math.cos(math.radians(_SLANT))
+_SHADES = ((250, 246, 239), (243, 210, 165), (227, 154, 82), (180, 85, 26), (122, 42, 8))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers by method and domain.
+
+    Attributes:
+        methods: Names of the rows.
+        domains: Names of the columns.
+        values: Row by row.
+    """
+
+    methods: Sequence[str]
+    domains: Sequence[str]
+    values: Sequence[Sequence[float]]
+
+
+def draw_heat(grid: Grid, layout: Layout) -> "Figure":
+    """Methods below each other where the page is wide; beside each other, a few at a time, where it is narrow.
+
+    Args:
+        grid: The numbers; those of the last domain are set apart.
+        layout: Of the page.
+    """
+    wide, room = layout.panels > 1, 0.4 * layout.width
+    methods, domains = (
+        [shortened(name, layout.text, room) for name in names] for names in (grid.methods, grid.domains)
+    )
+    grid = Grid(methods, domains, grid.values)
+    tables = [grid] if wide else [_part(grid, first) for first in range(0, len(grid.methods), _METHODS_ABREAST)]
+    shown = [_Shown(part, turned=not wide) for part in tables]
+    text, cell = layout.text, 2.0 * layout.text
+    left = longest((name for part in shown for name in part.rows), text) + 8
+    above = _SINE * longest((name for part in shown for name in part.columns), text) + 1.6 * text
+    most = max(len(part.columns) for part in shown)
+    beyond = max(_overhang(part.columns, text, layout.width - left) for part in shown)
+    width = min((layout.width - left) / (most + beyond), _WIDEST * text)
+    height = sum(above + cell * len(part.rows) + 0.6 * text for part in shown)
+    figure, top = new_figure(layout, height), height
+    for part in shown:
+        tall = cell * len(part.rows)
+        right, bottom = left + width * len(part.columns), top - above - tall
+        axes = figure.add_axes((left / layout.width, bottom / height, (right - left) / layout.width, tall / height))
+        _draw(axes, part, layout, _range(grid))
+        top -= above + tall + 0.6 * text
+    return figure
+
+
+@dataclass(frozen=True)
+class _Shown:
+    grid: Grid
+    turned: bool
+
+    @property
+    def rows(self) -> Sequence[str]:
+        return self.grid.domains if self.turned else self.grid.methods
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.grid.methods if self.turned else self.grid.domains
+
+    def value(self, row: int, column: int) -> float:
+        return self.grid.values[column][row] if self.turned else self.grid.values[row][column]
+
+
+def _part(grid: Grid, first: int) -> Grid:
+    some = slice(first, first + _METHODS_ABREAST)
+    return Grid(grid.methods[some], grid.domains, grid.values[some])
+
+
+def _overhang(names: Sequence[str], text: float, room: float) -> float:
+    """By how many columns the slanting names reach beyond the last one."""
+    width = 0.85 * room / len(names)
+    return max(
+        (_COSINE * longest([name], text) + text) / width + place + 0.5 - len(names) for place, name in enumerate(names)
+    )
+
+
+def _range(grid: Grid) -> tuple[float, float]:
+    finite = [value for row in grid.values for value in row if math.isfinite(value)] or [0.0]
+    return min(finite), max(finite)
+
+
+def _draw(axes: "Axes", shown: _Shown, layout: Layout, limits: tuple[float, float]) -> None:
+    rows, columns = len(shown.rows), len(shown.columns)
+    squares, colours = [], []
+    for row, column in itertools.product(range(rows), range(columns)):
+        value = shown.value(row, column)
+        known = math.isfinite(value)
+        colour = _shade(value, limits) if known else (1.0, 1.0, 1.0, 0.0)
+        squares.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
+        colours.append(colour)
+        axes.text(
+            column + 0.5, row + 0.53, _short(value) if known else "–", ha="center", va="center",
+            fontsize=layout.text - 1, color=_readable_on(colour) if known else INK,
+        )  # fmt: skip
+    axes.add_collection(plotting("collections").PolyCollection(squares, facecolors=colours, linewidths=0))
+    (axes.axhline if shown.turned else axes.axvline)((rows if shown.turned else columns) - 1, color=PAPER, linewidth=4)
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+    axes.set_xticks([place + 0.5 for place in range(columns)], shown.columns, rotation=_SLANT, ha="left")
+    axes.set_yticks([place + 0.5 for place in range(rows)], shown.rows)
+    axes.tick_params(labelsize=layout.text, length=0, pad=5, labeltop=True, labelbottom=False, labelcolor=INK)
+    for label in axes.get_xticklabels():
+        label.set_rotation_mode("anchor")
+    axes.spines[:].set_visible(False)
+
+
+def _shade(value: float, limits: tuple[float, float]) -> tuple[float, ...]:
+    low, high = limits
+    place = (len(_SHADES) - 1) * (value - low) / (high - low) if high > low else 0.0
+    below = min(int(place), len(_SHADES) - 2)
+    ends = zip(_SHADES[below], _SHADES[below + 1], strict=True)
+    return tuple((start + (place - below) * (end - start)) / 255 for start, end in ends)
+
+
+def _short(value: float) -> str:
+    return number(value, 1 if abs(value) < 99.95 else 0)
+
+
+def _readable_on(colour: Sequence[float]) -> str:
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#000000" if luminance > 0.179 else "#ffffff"

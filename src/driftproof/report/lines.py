@@ -1,0 +1,166 @@
+"""Measured streams: which cells are one line of a figure, and which lines belong together."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from driftproof.bench import METHODS, Results, Spec
+
+__all__ = ["Line", "Quantity", "Stream", "measured_streams", "method_place"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What the curves of a stream show.
+
+    Attributes:
+        measure: Its name in the rows.
+        words: Its name in sentences.
+        unit: Its name on an axis.
+        lower_is_better: Whether less of it is better.
+    """
+
+    measure: str
+    words: str
+    unit: str
+    lower_is_better: bool
+
+
+_ERROR = Quantity("error", "error", "error %", lower_is_better=True)
+_OVERLAP = Quantity("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method on a stream, with all its seeds.
+
+    Attributes:
+        method: By its name in the results.
+        variant: The options that tell it from others of its name on the same stream; mostly empty.
+        cells: One for each seed.
+    """
+
+    method: str
+    variant: str
+    cells: tuple[Spec, ...]
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
+
+    @property
+    def base(self) -> str:
+        """The name without the selection: what it shares with the method it is compared with."""
+        return replace(self, method=self.method.partition("+")[0]).name
+
+    @property
+    def selection(self) -> str:
+        """What follows the plus sign; empty for a plain method."""
+        return self.method.partition("+")[2]
+
+    def rounds(self, results: Results) -> int:
+        """How many rounds all seeds have completed."""
+        return min(results.rounds(cell) for cell in self.cells)
+
+    def by_seed(self, results: Results, measure: str) -> list[list[float]]:
+        """The mean over domains for each round that all seeds have completed, seed by seed."""
+        rounds = self.rounds(results)
+        return [results.per_round(cell, measure)[:rounds] for cell in self.cells]
+
+    def per_round(self, results: Results, measure: str) -> list[float]:
+        """The mean over domains and seeds for each round."""
+        return [statistics.fmean(seeds) for seeds in zip(*self.by_seed(results, measure), strict=True)]
+
+    def per_domain(self, results: Results, measure: str) -> list[float]:
+        """The mean over seeds for each domain of the last round."""
+        last, domains = self.rounds(results), self.cells[0].domains
+        found = [_of_round(results.rows(cell), last, measure) for cell in self.cells]
+        return [statistics.fmean(seed.get(domain, math.nan) for seed in found) for domain in domains]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Lines that have met the same images.
+
+    Attributes:
+        spec: What their cells have in common; method, options and seed mean nothing here.
+        lines: In the order of the paper's tables, a method before the same one with a selection.
+    """
+
+    spec: Spec
+    lines: tuple[Line, ...]
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it."""
+        return f"{self.spec.images}, {self.setting}"
+
+    @property
+    def setting(self) -> str:
+        """Closed, or among which unknown images."""
+        return "closed" if self.spec.unknown is None else f"open ({self.spec.unknown})"
+
+    @property
+    def quantity(self) -> Quantity:
+        """What its curves show."""
+        return _OVERLAP if "iou" in self.spec.measures else _ERROR
+
+    def rounds(self, results: Results) -> int:
+        """How many rounds the furthest line has completed."""
+        return max(line.rounds(results) for line in self.lines)
+
+    def pairs(self) -> list[tuple[Line, Line]]:
+        """Each method together with the same one under a selection."""
+        plain = {line.name: line for line in self.lines if not line.selection}
+        return [(plain[line.base], line) for line in self.lines if line.selection and line.base in plain]
+
+
+def measured_streams(results: Results) -> list[Stream]:
+    """Every stream of a results folder on which at least one round is complete."""
+    cells = [spec for spec in results.cells if spec.task == "stream" and results.rounds(spec)]
+    groups = _grouped(cells, _stream_of)
+    order = sorted(groups, key=lambda spec: (spec.images, spec.model, spec.unknown or "", spec.domains, spec.name))
+    return [Stream(spec, tuple(_lines(groups[spec]))) for spec in order]
+
+
+def _stream_of(spec: Spec) -> Spec:
+    drawn = ("iou",) if "iou" in spec.measures else ("error",)
+    return replace(spec, method="", options=(), seed=0, measures=drawn)
+
+
+def _lines(cells: Sequence[Spec]) -> Iterable[Line]:
+    for method, same in sorted(
+        _grouped(cells, lambda spec: spec.method).items(), key=lambda item: method_place(item[0])
+    ):
+        variants = _grouped(same, lambda spec: spec.options)
+        differing = _differing([dict(options) for options in variants])
+        for options, seeds in variants.items():
+            variant = ", ".join(f"{key}={value}" for key, value in options if key in differing)
+            yield Line(method, variant, tuple(sorted(seeds, key=lambda spec: spec.seed)))
+
+
+def _differing(options: Sequence[dict[str, Any]]) -> set[str]:
+    return {key for key in itertools.chain(*options) if len({repr(each.get(key, "")) for each in options}) > 1}
+
+
+def method_place(method: str) -> tuple[int, str]:
+    """Where a method stands in a list: in the order of the paper, plain before selecting."""
+    base, known = method.partition("+")[0], list(METHODS)
+    return (known.index(base) if base in known else len(known)), method
+
+
+def _grouped(cells: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # whatever groups them
+    groups: dict[Any, list[Spec]] = {}
+    for spec in cells:
+        groups.setdefault(key(spec), []).append(spec)
+    return groups
+
+
+def _of_round(rows: Iterable[dict[str, Any]], round: int, measure: str) -> dict[str, float]:
+    return {
+        row["domain"]: math.nan if row.get(measure) is None else row[measure] for row in rows if row["round"] == round
+    }

@@ -1,0 +1,159 @@
+"""One self-contained page, and the files beside it."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from driftproof.bench import Results
+from driftproof.files import written_whole
+from driftproof.optional import require
+from driftproof.report.commands import commands
+from driftproof.report.comparison import Comparison, compared
+from driftproof.report.drawings import domain_drawings, round_drawings, share_drawings
+from driftproof.report.exports import flat_rows, write_csv, write_parquet
+from driftproof.report.figures import NARROW, WIDE, Drawing
+from driftproof.report.findings import conclusion, findings
+from driftproof.report.lines import Stream, measured_streams
+from driftproof.report.protocol import protocol
+
+__all__ = ["write_report"]
+
+
+def write_report(results: Results, out: Path, *, title: str | None = None) -> Path:
+    """Write a results folder up: a page, its figures as files, and its rows as files.
+
+    Args:
+        results: What to report.
+        out: A folder, made if need be. Files of an earlier report in it are replaced, each in one act, the page last.
+        title: Of the page; None takes what the suites in the folder are called.
+
+    Returns:
+        The page, `index.html`.
+    """
+    for module in ("jinja2", "matplotlib", "pyarrow"):
+        require(module, "Writing a report", "'driftproof[report]'")
+    streams = measured_streams(results)
+    sections = [section for section in _sections(results, streams) if section.drawings]
+    page = _rendered(results, streams, sections, title)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    for drawing in itertools.chain.from_iterable(section.drawings for section in sections):
+        drawing.save(out / "figures")
+    rows = flat_rows(results)
+    write_csv(rows, out / "rows.csv")
+    write_parquet(rows, out / "rows.parquet")
+    with written_whole(out / "index.html") as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    return out / "index.html"
+
+
+@dataclass(frozen=True)
+class _Section:
+    anchor: str
+    title: str
+    note: str
+    drawings: Sequence[Drawing]
+
+
+def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
+    return [
+        _Section(
+            "rounds",
+            "Over the rounds",
+            "Dashed with hollow marks: the plain method. Solid with filled marks: the same method with selection.",
+            round_drawings(results, streams),
+        ),
+        _Section(
+            "domains",
+            "Domain by domain",
+            "The darker, the higher. All numbers of a figure share one scale.",
+            domain_drawings(results, streams),
+        ),
+        _Section(
+            "selected",
+            "What was learned from",
+            "Only methods that choose among the images are shown; the others learn from all of them, or from none.",
+            share_drawings(results, streams),
+        ),
+    ]
+
+
+def _rendered(results: Results, streams: Sequence[Stream], sections: Sequence[_Section], title: str | None) -> str:
+    import jinja2
+
+    files = resources.files("driftproof.report")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
+    comparisons = [compared(table) for table in results.tables()]
+    text: str = template.render(
+        title=title or _title(comparisons, results),
+        summary=_summary(results, streams),
+        style=files.joinpath("page.css").read_text(encoding="utf-8"),
+        conclusion=conclusion(results, streams),
+        findings=findings(results, streams),
+        notes=_notes(results, comparisons),
+        comparisons=comparisons,
+        headed=_headed,
+        sections=sections,
+        wide=WIDE,
+        narrow=NARROW,
+        streams=streams,
+        protocol=protocol(results, streams),
+        commands=commands(results),
+    )
+    return text
+
+
+def _title(comparisons: Sequence[Comparison], results: Results) -> str:
+    titles = dict.fromkeys(comparison.title for comparison in comparisons)
+    return next(iter(titles)) if len(titles) == 1 else f"Results of {results.folder.resolve().name}"
+
+
+def _summary(results: Results, streams: Sequence[Stream]) -> str:
+    if not streams:
+        return "The cost of a step of each method."
+    methods = {line.name for stream in streams for line in stream.lines}
+    rounds = max(stream.rounds(results) for stream in streams)
+    models = dict.fromkeys(stream.spec.model for stream in streams)
+    where = _and([stream.name for stream in streams]) if len(streams) < 4 else f"{len(streams)} streams"
+    return (
+        f"{_count(len(methods), 'method')} adapt {_and(list(models))} to {where}: "
+        f"{_count(rounds, 'round')} through {_count(max(len(stream.spec.domains) for stream in streams), 'domain')}, "
+        "nothing reset in between."
+    )
+
+
+def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
+    notes = []
+    limit, replaced = results.shared.get("limit"), results.shared.get("replaced") or {}
+    if limit is not None:
+        beware = " Beside the paper's numbers, they are a rough guide." * any(found.reference for found in comparisons)
+        notes.append(f"These numbers come from the first {limit} images of each domain.{beware}")
+    notes += [f"{ours} stands in for {theirs}." for theirs, ours in replaced.items()]
+    if any(comparison.unfinished for comparison in comparisons):
+        notes.append(
+            "Numbers marked with @ are from an earlier round than their table asks for: the runs stopped there."
+        )
+    begun = [spec.name for spec in results.cells if not results.rounds(spec)]
+    if begun:
+        notes.append(f"Not one round complete: {_and(begun)}.")
+    return notes
+
+
+def _headed(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Columns under their common head: `A/x` and `A/y` are x and y under A."""
+    pairs = [(head, below) if slash else ("", head) for head, slash, below in (name.partition("/") for name in columns)]
+    return [(head, [below for _, below in group]) for head, group in itertools.groupby(pairs, key=lambda pair: pair[0])]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"one {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _and(names: Sequence[Any]) -> str:
+    *others, last = map(str, names)
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,127 @@
+"""Tables and curves for the terminal."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from driftproof.bench import Measured
+from driftproof.errors import InputError
+from driftproof.report.canvas import Canvas
+from driftproof.report.comparison import Comparison, Shown, compared
+from driftproof.report.numbers import number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["curve_text", "table_text"]
+
+_MARKS = {"○": "●", "□": "■", "△": "▲", "◇": "◆", "▽": "▼", "☆": "★"}
+"""For plain methods, and for the same ones with a selection."""
+
+_LEAST_SPAN = 5.0
+
+
+def table_text(measured: Measured) -> "Table":
+    """A table for `rich` to print: ours, and below it in brackets the paper's and the difference.
+
+    Args:
+        measured: The table with its numbers.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    comparison = compared(measured, digits=1)
+    table = Table(
+        title=Text(comparison.title, "bold"), caption=Text(_caption(comparison)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        title_justify="left", caption_justify="left",
+    )  # fmt: skip
+    table.add_column("method", no_wrap=True, min_width=max(map(len, comparison.rows), default=0))
+    for column in comparison.columns:
+        table.add_column(Text(column.replace("/", "\n", 1)), justify="right", overflow="fold")
+    for row in comparison.rows:
+        places = (comparison.places.get((row, column), Shown()) for column in comparison.columns)
+        table.add_row(Text(row), *(_place(place) for place in places))
+    return table
+
+
+def _caption(comparison: Comparison) -> str:
+    brackets = "in brackets the paper's number, and ours less the paper's" if comparison.reference else ""
+    early = "@ the round reached, where that is an earlier one" if comparison.unfinished else ""
+    return "; ".join(filter(None, (comparison.unit, comparison.better, brackets, early)))
+
+
+def _place(shown: Shown) -> "Text":
+    from rich.text import Text
+
+    ours = f"{shown.ours or '–'}{shown.reached and f' {shown.reached}'}"
+    beside = ", ".join(filter(None, (shown.paper, shown.difference)))
+    return Text.assemble((ours, "bold" if shown.best else ""), (f"\n({beside})" if beside else "", "dim"))
+
+
+def curve_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height: int = 14) -> str:
+    """Curves over rounds, drawn with characters; each is named where it ends.
+
+    Args:
+        series: Values for each round, by name; `tent+crowd` gets the filled form of `tent`'s mark.
+        width: Of the whole, in characters.
+        height: Of the whole, in lines; more are taken if there are more curves.
+
+    Example:
+        >>> print(curve_text({"tent": [14, 18, 21], "tent+crowd": [14, 14, 14]}, width=44, height=8))
+        21.0 ┤                      ⣀⡠○ ○ tent
+             │                ⢀⣀⠤⠒⠊⠉
+        18.2 ┤           ⢀○⠔⠒⠉⠁
+             │       ⣀⠤⠒⠉⠁
+             │   ⣀⠤⠒⠉
+        14.0 ┤●⠶⠭⠤⠤⠤⠤⠤⠤⠤⠤⠤●⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤⠤● ● tent+crowd
+             └─────────────────────────
+              1                       3 rounds
+    """
+    shown = {name: values for name, values in series.items() if any(map(math.isfinite, values))}
+    if not shown:
+        raise InputError("Expected at least one curve with at least one finite value, but got none.")
+    labels = {name: f"{mark} {name}" for name, mark in _marks(shown).items()}
+    low, high = _limits(shown.values())
+    lines, margin = max(height - 2, len(shown), 2), max(len(number(low)), len(number(high))) + 2
+    columns, rounds = max(width - margin - max(map(len, labels.values())) - 1, 10), max(map(len, shown.values()))
+    canvas, heights = Canvas(columns, lines), {}
+    for name in sorted(shown, key=lambda name: "+" in name):
+        across, down = (columns - 1) / max(rounds - 1, 1), (lines - 1) / (high - low)
+        finite = [(index, value) for index, value in enumerate(shown[name]) if math.isfinite(value)]
+        canvas.line([(across * index, down * (high - value)) for index, value in finite], labels[name][0])
+        heights[name] = down * (high - finite[-1][1])
+    ends = {row: labels[name] for name, row in _apart(heights, lines).items()}
+    ticks = {row: number(high - (high - low) * row / (lines - 1)) for row in (0, (lines - 1) // 2, lines - 1)}
+    drawn = [
+        f"{ticks.get(row, ''):>{margin - 2}} {'┤' if row in ticks else '│'}{text} {ends.get(row, '')}".rstrip()
+        for row, text in enumerate(canvas.text())
+    ]
+    axis = f"{'└':>{margin}}{'─' * columns}"
+    return "\n".join([*drawn, axis, f"{'':>{margin}}{'1':<{columns - len(str(rounds))}}{rounds} rounds"])
+
+
+def _apart(heights: Mapping[str, float], lines: int) -> dict[str, int]:
+    """A line of its own for each name, near where it would like to be, in the same order."""
+    rows: dict[str, int] = {}
+    for name in sorted(heights, key=lambda name: heights[name]):
+        rows[name] = max(max(rows.values(), default=-1) + 1, int(heights[name] + 0.5))
+    below = lines
+    for name in reversed(rows):
+        below = rows[name] = min(rows[name], below - 1)
+    return rows
+
+
+def _marks(names: Mapping[str, object]) -> dict[str, str]:
+    bases = list(dict.fromkeys(name.partition("+")[0] for name in names))
+    plain = list(_MARKS)
+    chosen = {base: plain[index % len(plain)] for index, base in enumerate(bases)}
+    return {name: _MARKS[chosen[name.partition("+")[0]]] if "+" in name else chosen[name] for name in names}
+
+
+def _limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
+    finite = [value for values in curves for value in values if math.isfinite(value)]
+    low, high = min(finite), max(finite)
+    missing = max(_LEAST_SPAN - (high - low), 0) / 2
+    return low - missing, high + missing

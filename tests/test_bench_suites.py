@@ -1,0 +1,521 @@
+"""The suites against the paper's tables and its settings, both written down here once more, and the specs they list."""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import driftproof
+from driftproof.adapter.sentence import described
+from driftproof.bench import SUITES, Spec, build_method, suite
+from driftproof.bench.measures import MEASURES
+from driftproof.bench.paper import PAPER_TABLES, paper_table
+from driftproof.bench.spec import differences
+from driftproof.errors import ConfigurationError, StateError
+from driftproof.models import MODELS
+from networks import build
+
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+
+MADE = {name: make() for name, make in SUITES.items()}
+TABLES = {table.name: table for made in MADE.values() for table in made.tables}
+CELLS = {name: list(made.specs()) for name, made in MADE.items()}
+DRIVING = ("table3", "table4", "s1", "s3b", "s4")
+
+
+# The paper's tables
+
+
+def test_every_table_of_the_paper_is_filled_by_one_of_ours():
+    filled = [table.paper for table in TABLES.values() if table.paper]
+    assert sorted(filled) == sorted(PAPER_TABLES)
+    assert [table for table in TABLES.values() if table.paper is None] == list(MADE["demo"].tables)
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
+def test_every_number_of_the_paper_has_one_entry_or_summary(table):
+    paper = paper_table(table.paper)
+    places = [(entry.paper_row, entry.column) for entry in table.entries if entry.paper_row]
+    rows = {entry.row: entry.paper_row for entry in table.entries}
+    places += [(row, summary.column) for summary in table.summaries for row in rows.values() if row]
+    assert sorted(places) == sorted(itertools.product(paper.rows, paper.columns))
+    ours = [(entry.row, entry.column) for entry in table.entries]
+    assert len(set(ours)) == len(ours)
+    assert all(rows[entry.row] == entry.paper_row for entry in table.entries)
+    columns = {entry.column for entry in table.entries}
+    assert all(set(summary.of) <= columns and summary.column not in columns for summary in table.summaries)
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
+def test_a_table_knows_which_way_is_better(table):
+    ways = set(paper_table(table.paper).better.values())
+    assert len(ways) > 1 or ways == {"lower" if table.lower_is_better else "higher"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    {
+        **{"table1": 50, "table2": 1, "table3": 1, "table4": 10, "table5": 50, "table6": 50, "table7": 50},
+        **{"table8": 10, "s1": 1, "s2": 10, "s3": 50, "s3b": 1, "s4": 1, "s5": 50},
+    }.items(),
+)
+def test_a_suite_runs_as_many_rounds_as_its_tables_ask_for(name, rounds):
+    assert MADE[name].rounds == rounds
+    assert max(entry.round for table in MADE[name].tables for entry in table.entries) == rounds
+
+
+@pytest.mark.parametrize(
+    ("table", "rounds"),
+    {
+        **{"table1": {50}, "table2": {1}, "table4": {1, 10}, "table5a": {50}, "table6": {1, 50}, "table7a": {50}},
+        **{"table7b": {1}, "table8a": {10}, "table8b": {10}, "s2a": {10}, "s2b": {1}, "s3a": {1, 50}, "s5": {50}},
+    }.items(),
+)
+def test_a_number_comes_from_the_round_the_paper_names(table, rounds):
+    assert {entry.round for entry in TABLES[table].entries} == rounds
+    costly = [entry for entry in TABLES[table].entries if entry.measure in ("memory", "milliseconds")]
+    assert all(entry.round == 1 for entry in costly)
+
+
+def test_what_several_tables_show_is_one_run():
+    shared = set(CELLS["table1"])
+    assert set(CELLS["table2"]) == shared
+    assert set(CELLS["table5"]) < shared
+    assert {spec for spec in CELLS["table6"] if spec.task == "stream"} < shared
+    assert {spec for spec in CELLS["s5"] if ("on", "logits") not in spec.options} < shared
+    assert {spec for spec in CELLS["s3"] if spec.model == "wrn40_2" and spec.method.startswith("tent")} & shared
+    assert set(CELLS["s1"]) & set(CELLS["s3b"]) & set(CELLS["table3"])
+
+
+def short(column):
+    """`cifar100` of `CIFAR-100/SVHN-C AUROC`."""
+    return column.partition("/")[0].removesuffix("-C").replace("-", "").lower()
+
+
+def test_a_number_is_made_of_the_cells_it_says():
+    for table in ("table1", "table2"):
+        for entry in TABLES[table].entries:
+            (spec,) = entry.specs
+            images, setting = entry.column.split("/")
+            names = {"CIFAR-10-C": "cifar10-c", "CIFAR-100-C": "cifar100-c", "TinyImageNet-C": "tiny-imagenet-c"}
+            assert (spec.images, spec.setting) == (names[images], setting.lower())
+            assert spec.method == entry.row.partition(" (")[0]
+    for entry in TABLES["table6"].entries:
+        if entry.column.endswith(" error"):
+            assert [spec.setting for spec in entry.specs] == ["closed", "open"], "the mean of both"
+    models = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
+    for entry in (*TABLES["table7a"].entries, *TABLES["table7b"].entries):
+        network, setting = entry.column.split("/")
+        assert [(spec.model, spec.setting) for spec in entry.specs] == [(models[network], setting.lower())]
+    for entry in (*TABLES["s2a"].entries, *TABLES["s2b"].entries):
+        assert [spec.setting for spec in entry.specs] == [entry.column.lower()]
+    for entry in (*TABLES["s5"].entries, *TABLES["table5a"].entries, *TABLES["table5b"].entries):
+        (spec,) = entry.specs
+        assert (spec.setting, spec.images) in {
+            ("closed", "tiny-imagenet-c" if entry.column.startswith("Tiny") else f"{short(entry.column)}-c"),
+            ("open", f"{short(entry.column)}-c"),
+        }
+        assert (spec.setting == "open") == ("SVHN" in entry.column)
+    for protocol in ("including", "excluding"):
+        table = TABLES["table5a" if protocol == "including" else "table5b"]
+        measures = {(entry.row, entry.column.split()[-1]): entry.measure for entry in table.entries}
+        assert measures["energy", "FPR@TPR95"] == f"energy/{protocol}/fpr"
+        assert measures["confidence_difference", "AUROC"] == f"confidence_difference/{protocol}/auroc"
+        assert {spec.method for entry in table.entries for spec in entry.specs} == {"tent"}
+
+
+# The paper's settings
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name not in (*DRIVING, "demo")])
+def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_papers_size(name):
+    unknown = {
+        "cifar10-c": "svhn-c",
+        "cifar100-c": "svhn-c",
+        "tiny-imagenet-c": "imagenet-o-c-64",
+        "imagenet-c": "imagenet-o-c-224",
+    }
+    for spec in CELLS[name]:
+        if spec.task == "stream":
+            assert spec.domains == CORRUPTIONS
+            assert spec.unknown in (None, unknown[spec.images])
+        assert spec.severity == 5
+        assert (spec.seed, spec.limit) == (0, None)
+        if name != "table8":
+            assert spec.batch_size == (64 if spec.images == "imagenet-c" else 200)
+
+
+def test_networks_are_the_papers():
+    used = {(name, spec.images, spec.model) for name, specs in CELLS.items() for spec in specs if name not in DRIVING}
+    assert used - {("demo", spec.images, spec.model) for spec in CELLS["demo"]} == {
+        *(
+            (name, images, model)
+            for name in ("table1", "table2", "s5")
+            for images, model in [("cifar10-c", "wrn40_2"), ("cifar100-c", "wrn40_2"), ("tiny-imagenet-c", "resnet50")]
+        ),
+        *((name, images, "wrn40_2") for name in ("table5", "table6", "s3") for images in ("cifar10-c", "cifar100-c")),
+        *(("table7", "cifar10-c", model) for model in ("resnet50_cifar", "wrn28_10")),
+        ("table8", "tiny-imagenet-c", "resnet50"),
+        ("s2", "imagenet-c", "resnet50"),
+        ("s3", "cifar10-c", "wrn28_10"),
+        ("s3", "cifar100-c", "resnext29"),
+    }
+    assert {model for name, _, model in used if name != "demo"} <= set(MODELS)
+
+
+CROWD = "ConfidenceDifference(margin=0.0, on='softmax')"
+TASK = (
+    "NearestPrototypes(sample_entropy=0.8, mean_entropy=0.25, agreement=0.1, temperature=0.1, dimensions=128, "
+    "epochs=10, lr=0.001, batch_size=200, augment=photometric)"
+)
+PENALTY = "WeightedDrift(strength=250.0, anchor='{}', samples=2000, batch_size=32, augment=photometric)"
+FILTER = "EntropyBelow(threshold=None) & NonRedundant(similarity={}, momentum=0.9) & EntropyWeight(threshold=None)"
+TEACHER = (
+    "Consistency(threshold={}, momentum=0.999, views=RandomViews(count=32, augment=cotta_view), "
+    "scales=MultiScale(scales=(0.5, 0.75, 1.0, 1.25, 1.5)), symmetric=False)"
+)
+ALL, AFFINE = "everything()", "norm_affine()"
+
+# What moves, optimiser and learning rate, loss, selection, λ_max, regulariser.
+ANYWHERE = {
+    "gce": (AFFINE, "Adam", 1e-3, "GCE(q=0.8)", "None", 0.0, "None"),
+    "conjugate": (AFFINE, "Adam", 1e-3, "Conjugate(epsilon=6.0, temperature=1.0)", "None", 0.0, "None"),
+    "conjugate (ε = 0)": (AFFINE, "Adam", 1e-3, "Conjugate(epsilon=0.0, temperature=1.0)", "None", 0.0, "None"),
+    "ent": (ALL, "Adam", 1e-4, "Entropy()", "None", 0.0, "None"),
+    "ent+crowd": (ALL, "Adam", 1e-4, "Entropy()", CROWD, 0.5, "None"),
+    "tent": (AFFINE, "Adam", 1e-3, "Entropy()", "None", 0.0, "None"),
+    "tent+crowd": (AFFINE, "Adam", 1e-3, "Entropy()", CROWD, 0.5, "None"),
+    "swr": (ALL, "Adam", 1e-4, "Entropy()", "None", 0.5, f"{PENALTY.format('previous')} + {TASK}"),
+    "swr+crowd": (ALL, "Adam", 1e-4, "Entropy()", CROWD, 0.5, f"{PENALTY.format('previous')} + {TASK}"),
+}
+BETA, SIMILAR = {"cifar10-c": 1.0, "cifar100-c": 1.0, "tiny-imagenet-c": 2000.0}, {"tiny-imagenet-c": 0.05}
+
+
+def eata_on(images, *, crowd):
+    select, weight = (CROWD, 0.5) if crowd else (FILTER.format(SIMILAR.get(images, 0.4)), 0.0)
+    fisher = f"Fisher(strength={BETA[images]}, samples=2000, batch_size=200)"
+    return AFFINE, "Adam", 1e-3, "Entropy()", select, weight, fisher
+
+
+def cotta_at(threshold):
+    return ALL, "Adam", 1e-3, TEACHER.format(threshold), "None", 0.0, "StochasticRestore(probability=0.01)"
+
+
+ON_IMAGENET = {
+    "tent": (AFFINE, "SGD", 2.5e-4, "Entropy()", "None", 0.0, "None"),
+    "tent+crowd": (AFFINE, "SGD", 2.5e-4, "Entropy()", CROWD, 0.5, "None"),
+    "swr": (ALL, "SGD", 2.5e-4, "Entropy()", "None", 0.5, f"{PENALTY.format('source')} + {TASK}"),
+    "swr+crowd": (ALL, "SGD", 2.5e-4, "Entropy()", CROWD, 0.5, f"{PENALTY.format('source')} + {TASK}"),
+}
+LOGITS = (AFFINE, "Adam", 1e-3, "Entropy()", "ConfidenceDifference(margin=0.0, on='logits')", 0.5, "None")
+
+NETWORKS = {"image": build("wide_resnet"), "pixels": build("segmentation")}
+adapters = {}
+
+
+def adapter_of(spec):
+    key = spec.method, spec.options, spec.model
+    if key not in adapters:
+        network = NETWORKS["pixels" if spec.model.startswith("deeplab") else "image"]
+        adapters[key] = build_method(spec.method, network, dict(spec.options))
+    return adapters[key]
+
+
+def settings_of(spec):
+    adapter = adapter_of(spec)
+    said, (group,) = described(adapter), adapter.optimiser.param_groups
+    assert adapter.output == "before"
+    assert (adapter.average_over, adapter.mean_entropy_over) == ("selected", "batch")
+    assert adapter.source_statistics is None
+    assert group["weight_decay"] == 0
+    if isinstance(adapter.optimiser, torch.optim.SGD):
+        assert (group["momentum"], group["nesterov"]) == (0.9, False)
+    else:
+        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999), 1e-8, False)
+    optimiser = said["optimiser"].partition(",")[0]
+    return (
+        said["scope"],
+        optimiser,
+        group["lr"],
+        said["loss"],
+        said["select"],
+        adapter.mean_entropy,
+        said["regulariser"],
+    )
+
+
+def expected_settings(row, images):
+    base, _, crowd = row.partition("+")
+    if images == "imagenet-c":
+        return ON_IMAGENET[row]
+    return eata_on(images, crowd=bool(crowd)) if base == "eata" else ANYWHERE[row]
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "table5a", "table6", "table7a", "table7b", "s2a", "s2b", "s5"])
+def test_the_paper_and_the_suite_agree_on_every_hyper_parameter(name):
+    seen = set()
+    for entry in TABLES[name].entries:
+        for spec in entry.specs:
+            if spec.task == "costs" or spec.method in ("source", "bn_adapt"):
+                continue
+            row = entry.row if "conjugate" in entry.row else spec.method
+            wanted = LOGITS if entry.row == "tent+crowd (logits)" else expected_settings(row, spec.images)
+            assert settings_of(spec) == wanted, spec
+            assert described(adapter_of(spec))["statistics"] == "Batch()"
+            assert adapter_of(spec).accumulate == 1
+            seen.add(entry.row)
+    assert seen
+
+
+@pytest.mark.parametrize(("method", "statistics"), [("source", "Source()"), ("bn_adapt", "Batch()")])
+def test_what_does_not_learn_has_nothing_to_set(method, statistics):
+    specs = {spec for specs in CELLS.values() for spec in specs if spec.method == method}
+    assert {spec.options for spec in specs} == {()}
+    assert {described(adapter_of(spec))["statistics"] for spec in specs} == {statistics}
+    assert all(not adapter_of(spec).moving for spec in specs)
+
+
+def test_learning_rates_and_batch_sizes_of_table_8():
+    for column, lr in {"lr=0.005": 5e-3, "lr=0.001": 1e-3, "lr=0.0005": 5e-4, "lr=0.0001": 1e-4}.items():
+        for method in ("tent", "tent+crowd"):
+            (spec,) = cells_at("table8a", method, column)
+            assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (lr, 1, 200)
+    for column, (size, batches) in {"bs=64": (64, 3), "bs=32": (32, 6), "bs=16": (16, 12), "bs=8": (8, 25)}.items():
+        for method in ("tent", "tent+crowd"):
+            (spec,) = cells_at("table8b", method, column)
+            assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (1e-4, batches, size)
+    assert {spec.setting for spec in CELLS["table8"]} == {"closed"}
+    assert [summary.how for name in ("table8a", "table8b") for summary in TABLES[name].summaries] == ["deviation"] * 2
+
+
+def cells_at(table, row, column):
+    (found,) = (entry.specs for entry in TABLES[table].entries if (entry.row, entry.column) == (row, column))
+    return found
+
+
+def test_cotta_has_its_own_thresholds_and_then_one_derived_anew():
+    thresholds = {"(a)": {"CIFAR-10-C": 0.92, "CIFAR-100-C": 0.72}, "(b)": {"CIFAR-10-C": 0.92, "CIFAR-100-C": 0.72}}
+    for images, letter in itertools.product(("CIFAR-10-C", "CIFAR-100-C"), ("(a)", "(b)", "(c)")):
+        (spec,) = cells_at("s3a", "cotta", f"{images}/{letter}")
+        assert settings_of(spec) == cotta_at(thresholds[letter][images] if letter != "(c)" else None)
+        assert adapter_of(spec).prepared == (letter != "(c)"), "it needs source data to derive one"
+    models = {letter: cells_at("s3a", "cotta", f"CIFAR-10-C/({letter})")[0].model for letter in "abc"}
+    assert models == {"a": "wrn28_10", "b": "wrn40_2", "c": "wrn40_2"}
+    assert cells_at("s3a", "cotta", "CIFAR-100-C/(a)")[0].model == "resnext29"
+    assert {spec.setting for spec in CELLS["s3"]} == {"closed"}
+
+
+def test_scores_are_measured_on_plain_tent_among_unknown_images():
+    for spec in set(itertools.chain(*(CELLS[name] for name in ("table1", "table5", "table7", "s2")))):
+        scored = spec.method == "tent" and spec.setting == "open"
+        assert ("scores" in spec.measures) == scored
+        assert (dict(spec.options).get("novelty") == "confidence_difference") == scored
+
+
+def test_costs_are_measured_as_the_paper_measured_them():
+    (spec,) = (spec for spec in CELLS["table6"] if spec.task == "costs")
+    assert spec.method == "ent,swr,tent,eata,tent+crowd"
+    assert dict(spec.options) == {"trials": 5000, "warm_up": 50}
+    assert (spec.model, spec.batch_size) == ("wrn40_2", 200)
+    for name in ("table6", "s3a", "s4"):
+        for entry in TABLES[name].entries:
+            for spec in entry.specs:
+                if spec.task == "costs":
+                    assert entry.domain in spec.method.split(",")
+                    assert entry.measure == {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}[entry.column]
+
+
+# What moves, learning rate, selection's margin, λ_max, statistics, share of the online statistics.
+ON_THE_ROAD = {
+    "ttn": (None, None, 0.0, "TTN", 0.1),
+    "tent": (1e-6, None, 0.0, "TTN", 0.1),
+    "tent+crowd": (1e-6, -0.2, 0.5, "TTN", 0.1),
+    "swr": (1e-6, None, 0.5, "TTN", 0.1),
+    "swr+crowd": (1e-6, -0.2, 0.2, "TTN", 0.1),
+    "cotta": (7.5e-6, None, 0.0, "Batch", None),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in DRIVING if name != "s4"])
+def test_settings_of_segmentation(name):
+    for spec in CELLS[name]:
+        assert spec.batch_size == 2
+        if "oracle" in dict(spec.options) or spec.method in ("source", "bn_adapt"):
+            continue
+        adapter = adapter_of(spec)
+        lr = adapter.optimiser.param_groups[0]["lr"] if adapter.moving else None
+        statistics = adapter.statistics
+        found = (lr, getattr(adapter.select, "margin", None), adapter.mean_entropy, type(statistics).__name__)
+        assert (*found, getattr(statistics, "momentum", None)) == ON_THE_ROAD[spec.method]
+        if spec.method.startswith("swr"):
+            assert "NearestPrototypes" not in described(adapter)["regulariser"]
+        if spec.method == "cotta":
+            assert adapter.loss.threshold is None
+
+
+# Everything a cell names is there
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_cell_names_methods_options_measures_and_networks_that_exist(name):
+    made = MADE[name]
+    for spec in CELLS[name]:
+        if spec.task == "stream" and "oracle" not in dict(spec.options):
+            adapter_of(spec)
+        if spec.task == "costs":
+            for method in spec.method.split(","):
+                build_method(method, NETWORKS["image"], {})
+    if not made.ready:
+        pytest.skip(f"{name}: {made.note}")
+    for spec in CELLS[name]:
+        assert set(spec.measures) <= set(MEASURES)
+        assert spec.model in MODELS or made.command is not None
+
+
+def test_suites_that_cannot_be_run_say_so():
+    assert {name for name, made in MADE.items() if not made.ready} == set(DRIVING)
+    assert all("cannot be read yet" in made.note for made in MADE.values() if not made.ready)
+
+
+def test_a_suite_lists_every_cell_once_in_the_order_of_its_tables():
+    for name, made in MADE.items():
+        every = [spec for table in made.tables for entry in table.entries for spec in entry.specs]
+        assert CELLS[name] == list(dict.fromkeys(every))
+        assert made.name == name
+
+
+def test_an_unknown_suite_is_answered_with_the_nearest():
+    with pytest.raises(ConfigurationError, match="Did you mean table1"):
+        suite("tabel1")
+
+
+# Specs
+
+words = st.text("abc-+_é", min_size=1, max_size=6)
+numbers = st.integers(-3, 3) | st.sampled_from([0.0, -0.0, 1.0, 2.0, 0.5, 1e-3, 1e300]) | st.booleans()
+specs = st.builds(
+    Spec,
+    method=words,
+    images=words,
+    model=words,
+    unknown=st.none() | words,
+    options=st.dictionaries(words, st.none() | words | numbers, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+    domains=st.lists(words, min_size=1, max_size=3, unique=True).map(tuple),
+    severity=st.integers(1, 5),
+    batch_size=st.integers(1, 300),
+    limit=st.none() | st.integers(1, 300),
+    seed=st.integers(0, 9),
+    measures=st.lists(words, max_size=3).map(tuple),
+    task=st.sampled_from(["stream", "costs"]),
+)
+FIELDS = [field.name for field in dataclasses.fields(Spec)]
+
+
+@given(specs)
+def test_a_spec_survives_being_written_down(spec):
+    again = Spec.from_data(json.loads(json.dumps(spec.as_data())))
+    assert again == spec
+    assert again.digest == spec.digest
+    assert differences(again.as_data(), spec.as_data()) == []
+
+
+@given(specs, specs, st.sampled_from(FIELDS))
+def test_the_hash_changes_with_every_field_and_with_nothing_else(spec, other, field):
+    changed = dataclasses.replace(spec, **{field: getattr(other, field)})
+    assert (changed.digest == spec.digest) == (changed == spec)
+    assert (changed.name == spec.name) == (changed == spec)
+    (line,) = differences(changed.as_data(), spec.as_data()) or [""]
+    assert line.startswith(field) == (changed != spec)
+
+
+@given(words, numbers, numbers)
+def test_options_are_one_cell_exactly_if_they_are_equal(name, value, other):
+    first, second = (Spec("tent", "x", "y", domains=("fog",)).with_options(**{name: v}) for v in (value, other))
+    assert (first.digest == second.digest) == (first == second) == (value == other)
+
+
+def test_the_hash_is_the_same_in_every_process():
+    path = Path(driftproof.__file__).parent / "bench" / "spec.py"
+    every = [spec for name in ("table1", "table8", "s3", "demo") for spec in CELLS[name]]
+    code = (
+        "import importlib.util, json, sys\n"
+        f"found = importlib.util.spec_from_file_location('spec', {str(path)!r})\n"
+        "module = sys.modules['spec'] = importlib.util.module_from_spec(found)\n"
+        "found.loader.exec_module(module)\n"
+        "print([module.Spec.from_data(data).name for data in json.load(sys.stdin)])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps([spec.as_data() for spec in every]),
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [spec.name for spec in every]
+    assert ended.stdout.strip() == str(names)
+    assert len(set(names)) == len(set(every))
+
+
+def test_a_name_can_be_read():
+    spec = Spec("tent+crowd", "cifar10-c", "wrn40_2", "svhn-c", domains=("fog",))
+    assert spec.name == f"tent+crowd-cifar10-c-open-{spec.digest}"
+    assert len(spec.digest) == 12
+    costs = dataclasses.replace(spec, method="tent,eata", task="costs", unknown=None)
+    assert costs.name == f"costs-cifar10-c-closed-{costs.digest}"
+
+
+junk = st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | words
+nested = junk | st.lists(junk, max_size=2) | st.dictionaries(words, junk, max_size=2) | st.lists(st.lists(junk))
+
+
+@given(specs, st.sampled_from([*FIELDS, "colour"]), nested)
+def test_a_damaged_spec_is_refused_unless_it_is_another_spec(spec, field, value):
+    data = spec.as_data() | {field: value}
+    try:
+        read = Spec.from_data(data)
+    except StateError:
+        return
+    assert field != "colour"
+    assert hash(read) == hash(Spec.from_data(data))
+    as_written, as_read = ({key: (type(kept), kept) for key, kept in d.items()} for d in (data, read.as_data()))
+    assert as_read == as_written
+
+
+@pytest.mark.parametrize("data", [{}, {"method": "tent"}, [], ["method"], "method", None, 7])
+def test_something_else_than_a_spec_is_refused(data):
+    with pytest.raises(StateError, match="Expected the fields of a spec, but"):
+        Spec.from_data(data)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"domains": ()}, "`domains` to name each domain once"),
+        ({"domains": ("fog", "snow", "fog")}, "`domains` to name each domain once"),
+        ({"batch_size": 0}, "`batch_size` to be at least 1, but got 0"),
+        ({"limit": -1}, "`limit` to be at least 1, but got -1"),
+        ({"options": (("lr", 1.0), ("lr", 2.0))}, "`options` once each and in order"),
+        ({"options": (("lr", 1.0), ("epsilon", 2.0))}, "`options` once each and in order"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(wrong, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Spec(**{"method": "tent", "images": "x", "model": "y", "domains": ("fog",)} | wrong)
+
+
+def test_options_are_added_and_replaced_by_name():
+    spec = Spec("tent", "x", "y", domains=("fog",), options=(("lr", 1e-3),)).with_options(accumulate=3, lr=1e-4)
+    assert spec.options == (("accumulate", 3), ("lr", 1e-4))
+    assert spec.setting == "closed"

@@ -1,0 +1,429 @@
+"""The command line: quick to answer, frank about mistakes, and the same as the library."""
+
+import csv
+import errno
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+
+import driftproof as dp
+from driftproof import cli, corruptions, data, models, training
+from driftproof.bench import METHODS, SUITES
+from driftproof.bench.methods import expect_method
+from driftproof.cli import offered
+from driftproof.cli.ending import Commands
+from driftproof.cli.rows import Row, written_rows
+from driftproof.cli.train import RECIPES, SETS
+from driftproof.data import FileSet
+
+HEAVY = {"torch", "numpy", "scipy", "PIL", "matplotlib", "ray", "pyarrow", "sklearn", "safetensors"}
+NAMES = itertools.count()
+
+PROJECT = """
+import torch
+from torch import nn
+
+def build():
+    print("noise")
+    torch.manual_seed(3)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(32, 4))
+
+class Spoilt(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * torch.where(x.mean(dim=(1, 2, 3)) > 0.5, torch.nan, 1.0)[:, None]
+
+def spoilt():
+    return Spoilt(*build())
+
+def per_pixel():
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+
+def fails():
+    raise KeyError("a [dict] key")
+
+def needs(argument):
+    return argument
+
+def interrupted():
+    raise KeyboardInterrupt
+
+class Home:
+    built = per_pixel()
+
+plain = nn.Linear(3, 3)
+nowhere = nn.Linear(3, 3, device="meta")
+number = 7
+
+def numbered():
+    return number
+"""
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The caller's own module, in the current folder and nowhere else; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"their_project_{next(NAMES)}"
+    Path(f"{name}.py").write_text(PROJECT)
+    return name
+
+
+def pictures(folder, count, *, first=0, side=12):
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(first)
+    for index in range(first, first + count):
+        colour = generator.random(3) * 200
+        Image.fromarray((colour + generator.random((side, side, 3)) * 55).astype(np.uint8)).save(
+            folder / f"{index:03}.png"
+        )
+    return folder
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Quick to answer
+
+QUICK = """
+import contextlib, io, os, sys, time
+sys.argv = ["driftproof"]
+from driftproof.cli import app, main
+
+def said(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main(list(words))
+    return out.getvalue()
+
+assert "Exit status" in said("--help")
+print(time.process_time())
+assert said("--version").startswith("driftproof ")
+
+def visit(command, words):
+    assert "Usage" in said(*words, "--help"), words
+    for name, inner in getattr(command, "commands", {}).items():
+        visit(inner, [*words, name])
+
+import typer.main
+visit(typer.main.get_command(app), [])
+os.environ["_DRIFTPROOF_COMPLETE"] = "complete_bash"
+for line, expected in (("ad", "adapt"), ("check --model wrn40", "wrn40_2"), ("adapt --method eat", "eata+crowd")):
+    words = ["driftproof", *line.split()]
+    os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    assert expected in said().split(), line
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def quick():
+    ended = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    seconds, loaded = ended.stdout.splitlines()
+    return float(seconds), set(loaded.split())
+
+
+def test_help_version_and_completion_answer_without_loading_what_does_the_work():
+    seconds, loaded = quick()
+    assert loaded & HEAVY == set()
+    assert seconds < 0.5 or quick()[0] < 0.5, "once may be chance"
+
+
+def test_the_names_that_are_offered_are_those_there_are():
+    assert set(offered.NETWORKS) == set(models.MODELS)
+    assert set(offered.DATA_SETS) == set(data.SOURCES)
+    assert set(offered.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
+    assert {expect_method(name)[0] for name in offered.METHODS} == set(METHODS)
+    assert set(offered.SUITES) == set(SUITES)
+    assert len(set(offered.METHODS)) == len(offered.METHODS)
+    assert set(RECIPES) <= set(models.MODELS)
+    assert all(isinstance(getattr(training, recipe), training.Recipe) for recipe in RECIPES.values())
+    assert all(callable(getattr(data, reader)) for reader in SETS.values())
+
+
+# How commands end
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (dp.errors.InputError("Expected [abc],\nbut got [/red]."), 2, "error: Expected [abc], but got [/red]."),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/[y]"), 2, "error: Permission denied: /x/[y]"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
+        (OSError("odd"), 2, "error: odd"),
+        (dp.errors.DownloadError("It did not come."), 2, "error: It did not come."),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, None),
+    ],
+)  # fmt: skip
+def test_what_stops_a_command_is_said_in_one_line(error, status, line, capsys, monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))
+    app = typer.Typer(cls=Commands)
+
+    @app.command("first")
+    def first():
+        raise error
+
+    app.command("second")(lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        app(["first"])
+    assert (ended.value.code, capsys.readouterr().err) == (status, f"{line}\n" if line else "")
+
+
+def test_unknown_words_are_the_callers_mistake(capsys):
+    assert run("adpt") == 2
+    assert run("check", "--modle", "x") == 2
+    assert run("train", "wrn40", "--data", ".", "--out", "w") == 2
+    assert "Did you mean wrn40_2" in capsys.readouterr().err
+    assert run("corrupt", "here", "there", "--device", "abacus") == 2
+    assert "one that this machine has, but got 'abacus'" in capsys.readouterr().err
+
+
+# check
+
+
+def test_check_says_what_the_library_says(project, capsys):
+    assert run("check", "--model", f"{project}:build", "--json") == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out), said.err) == ([], "noise\n")
+    assert run("check", "--model", f"{project}:build") == 0
+    assert "No problems" in capsys.readouterr().out
+    assert run("check", "--model", f"{project}:plain", "--json") == 0
+    (problem,) = dp.check(torch.nn.Linear(3, 3))
+    expected = {"severity": "warning", "what": problem.what, "remedy": problem.remedy, "layers": []}
+    assert json.loads(capsys.readouterr().out) == [expected]
+    assert run("check", "--model", f"{project}:nowhere") == 1
+    assert "meta device" in capsys.readouterr().out
+    assert run("check", "--model", f"{project}:Home.built") == 0
+
+
+def test_check_finds_models_by_name_and_by_their_weights(project, tmp_path, capsys):
+    assert run("check", "--model", "wrn10_1", "--classes", 7) == 0
+    weights = tmp_path / "weights.safetensors"
+    models.save_checkpoint(weights, models.build("wrn10_1", classes=7), {"arch": "wrn10_1"})
+    assert run("check", "--weights", weights) == 0
+    assert run("check", "--model", "wrn10_1", "--classes", 7, "--weights", weights) == 0
+    capsys.readouterr()
+    assert run("check", "--model", "wrn10_1", "--weights", weights) == 2
+    assert "classes=7" in capsys.readouterr().err
+    assert run("check", "--model", f"{project}:build", "--weights", weights) == 2
+    assert "fit this Sequential" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("{}:buidl", "Did you mean build"),
+        ("{}:Home.bilt", "Did you mean built"),
+        ("{}.build", "Put a colon before the last part: {}:build"),
+        ("{}:", "`package.module:name`"),
+        ("{}:fails", "KeyError: 'a [dict] key' ({}.py:22)"),
+        ("{}:needs", "missing 1 required positional argument: 'argument'."),
+        ("{}:number", "it is a int"),
+        ("{}:numbered", "returned a int"),
+        ("{}.inner:build", "there is no {}.inner."),
+        ("no_such_module:build", "there is no no_such_module."),
+        ("wrn40", "Did you mean wrn40_2"),
+        ("broken:build", "raised SyntaxError"),
+        ("lacking:build", "No module named 'no_such_module' (lacking.py:1)"),
+        ("ending:build", "raised SystemExit: 3"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_named(model, reason, project, tmp_path, capsys):
+    Path("broken.py").write_text("def build(:")
+    Path("lacking.py").write_text("import no_such_module")
+    Path("ending.py").write_text("raise SystemExit(3)")
+    assert run("check", "--model", model.format(project)) == 2
+    (line,) = capsys.readouterr().err.replace(f"{tmp_path.resolve()}{os.sep}", "").splitlines()
+    assert reason.format(project, project) in line
+
+
+def test_check_needs_one_model_and_no_more(project, capsys):
+    assert run("check") == 2
+    assert "`--model` or `--weights`" in capsys.readouterr().err
+    assert run("check", "--model", f"{project}:build", "--classes", 3) == 2
+    assert run("check", "--weights", "nowhere.safetensors") == 2
+    assert "No such file or directory: nowhere.safetensors" in capsys.readouterr().err
+    assert run("check", "--model", f"{project}:interrupted") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+# adapt
+
+
+def by_hand(project, paths, batch_size, **options):
+    """The same predictions, from the loop of the documentation."""
+    adapter = dp.tent(sys.modules[project].build(), select=dp.ConfidenceDifference(), **options)
+    rows = []
+    for start in range(0, len(paths), batch_size):
+        some = paths[start : start + batch_size]
+        logits = adapter(FileSet(some).batch(range(len(some))) / 255)
+        probability, predicted = logits.softmax(dim=1).max(dim=1)
+        columns = (predicted, probability, adapter.last.novelty, adapter.last.selected)
+        rows += zip(map(str, some), *(column.tolist() for column in columns), strict=True)
+    return rows
+
+
+def read_row(row):
+    numbers = float(row["probability"]), float(row["novelty"])
+    return row["path"], int(row["predicted"]), *numbers, row["selected"] == "true"
+
+
+def test_adapt_is_the_loop_of_the_documentation(project, tmp_path, capsys):
+    folder, alone = pictures(tmp_path / "b", 10), pictures(tmp_path / "a", 1, first=90) / "090.png"
+    out = tmp_path / "new" / "seen.csv"
+    options = ("--model", f"{project}:build", "--batch-size", 4, "--option", "lr=0.2", "--alarm", 0.001)
+    assert run("adapt", folder, alone, *options, "--out", out) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    rows = table(out)
+    expected = by_hand(project, [*sorted(folder.iterdir()), alone], 4, lr=0.2)
+    assert [read_row(row) for row in rows] == expected
+    assert [row["alarm"] == "true" for row in rows] == [novelty > 0.001 for _, _, _, novelty, _ in expected]
+    assert "true" in {row["alarm"] for row in rows}
+    assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in said.err
+    assert [path.name for path in out.parent.iterdir()] == ["seen.csv"]
+
+
+def test_a_daily_job_goes_on_where_it_stopped(project, tmp_path):
+    first, second = pictures(tmp_path / "monday", 6), pictures(tmp_path / "tuesday", 6, first=6)
+    options = ("--model", f"{project}:build", "--batch-size", 3, "--option", "lr=0.2")
+    assert run("adapt", first, second, *options, "--out", "both.csv") == 0
+    state = tmp_path / "states" / "now.safetensors"
+    for day in (first, second):
+        assert run("adapt", day, *options, "--out", f"{day.name}.csv", "--state", state) == 0
+    assert table(Path("monday.csv")) + table(Path("tuesday.csv")) == table(Path("both.csv"))
+
+
+def test_images_that_cannot_be_read_are_named_and_left_out(project, tmp_path, capsys):
+    folder = pictures(tmp_path / "images", 5)
+    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "seen.jsonl", "--method", "source")
+    assert run("adapt", folder, *options) == 0
+    whole = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    for name in ("001b.png", "004a.png", "004b.png"):
+        (folder / name).write_text("no image")
+    capsys.readouterr()
+    assert run("adapt", folder, *options) == 1
+    said = capsys.readouterr().err
+    assert all(f"{name} to be an image" in said for name in ("001b.png", "004a.png", "004b.png"))
+    assert "5 predictions" in said
+    assert "3 unreadable" in said
+    rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    assert [(row["path"], row["predicted"]) for row in rows] == [(row["path"], row["predicted"]) for row in whole]
+
+
+def test_all_kinds_of_table_hold_the_same(tmp_path):
+    import pyarrow.parquet
+
+    rows = [Row(f'{n}, "é".png', n, n / 7, -n / 3, n % 2 == 0, n > 4) for n in range(9)]
+    rows.append(Row("odd", None, None, None, False, None))
+    for kind in ("csv", "jsonl", "parquet"):
+        with written_rows(tmp_path / f"t.{kind}") as write:
+            write(rows[:6])
+            write(rows[6:])
+    lines = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert [Row(**json.loads(line)) for line in lines] == rows
+    assert [Row(**row) for row in pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()] == rows
+    plain = [{name: "" if value is None else str(value) for name, value in row._asdict().items()} for row in rows]
+    for row in plain:
+        row.update(selected=row["selected"].lower(), alarm=row["alarm"].lower())
+    assert table(tmp_path / "t.csv") == plain
+
+
+def test_a_failure_leaves_what_was_there(project, tmp_path, capsys):
+    folder = pictures(tmp_path / "images", 3)
+    pictures(tmp_path / "images", 1, first=50, side=20)
+    out, state = tmp_path / "seen.csv", tmp_path / "state"
+    out.write_text("old")
+    before = sorted(tmp_path.iterdir())
+    options = ("--model", f"{project}:build", "--out", out, "--state", state)
+    assert run("adapt", folder, *options, "--batch-size", 2) == 2
+    assert "of one size" in capsys.readouterr().err
+    assert out.read_text() == "old"
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
+    assert run("adapt", folder, *options, "--batch-size", 2, "--size", 12) == 0
+    state.write_text("damaged")
+    assert run("adapt", folder, *options, "--size", 12) == 2
+    assert "saved state" in capsys.readouterr().err
+
+
+def test_methods_that_need_source_images_get_them(project, tmp_path, capsys):
+    folder = pictures(tmp_path / "images", 6)
+    for name in "abcd":
+        pictures(tmp_path / "source" / name, 3, first=ord(name))
+    options = ("--model", f"{project}:build", "--method", "eata+crowd", "--out", "seen.csv", "--batch-size", 3)
+    assert run("adapt", folder, *options) == 2
+    assert "`--source`" in capsys.readouterr().err
+    assert run("adapt", folder, *options, "--source", "source", "--state", "state") == 0
+    assert run("adapt", folder, *options, "--state", "state") == 0, "the state knows"
+    assert run("adapt", folder, *options, "--source", folder) == 2
+    assert "one sub-folder per class" in capsys.readouterr().err
+    pictures(tmp_path / "source" / "e", 1)
+    assert run("adapt", folder, *options, "--source", "source") == 2
+    assert "each of the model's 4 classes, but got 5" in capsys.readouterr().err
+
+
+def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
+    folder = pictures(tmp_path / "images", 12)
+    bright = [np.asarray(Image.open(path)).mean() > 127.5 for path in sorted(folder.iterdir())]
+    assert 0 < sum(bright) < 12
+    options = ("--model", f"{project}:spoilt", "--out", "seen.csv", "--batch-size", 12)
+    assert run("adapt", folder, *options) == 0
+    rows = table(Path("seen.csv"))
+    assert [row["predicted"] == row["probability"] == row["novelty"] == "" for row in rows] == bright
+    assert "1 batches without a step (NaN or Inf in the model's logits)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"--out": "seen.txt"}, "There is .csv, .jsonl, .parquet"),
+        ({"--method": "tnet"}, "Did you mean tent"),
+        ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
+        ({"--option": "lr"}, "`name=value`"),
+        ({"--model": "{}:per_pixel"}, "one answer per image"),
+        ({"--model": "{}:plain", "--method": "source"}, "The model failed on images of shape"),
+        ({"--device": "cuda:99"}, "one that this machine has"),
+    ],
+)
+def test_adapt_names_the_callers_mistake(changes, reason, project, tmp_path, capsys):
+    options = {"--model": f"{project}:build", "--out": "seen.csv"} | changes
+    words = [word.format(project) for pair in options.items() for word in pair]
+    assert run("adapt", pictures(tmp_path / "images", 2), *words) == 2
+    assert reason in capsys.readouterr().err
+    assert not Path(options["--out"]).exists()
+
+
+def test_images_that_are_not_there_are_named(project, tmp_path, capsys):
+    options = ("--model", f"{project}:build", "--out", "seen.csv")
+    assert run("adapt", "nowhere", *options) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run("adapt", "empty", *options) == 2
+    assert "Expected images in empty" in capsys.readouterr().err
+
+
+def test_without_pyarrow_parquet_is_refused_at_once(project, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    options = ("--model", f"{project}:interrupted", "--out", "seen.parquet")
+    assert run("adapt", pictures(tmp_path / "images", 2), *options) == 2
+    assert "pip install 'driftproof[report]'" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""The demo, as a newcomer runs it."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from driftproof.bench import Results, suite
+from driftproof.bench.digits import Digits
+from driftproof.cli import main
+from driftproof.data import digits
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ending:
+        main(["demo", *map(str, words)])
+    return ending.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "results"
+    assert run("--out", folder, "--rounds", 1) == 0
+    return folder
+
+
+def test_it_measures_every_cell_of_its_suite(folder):
+    results = Results(folder)
+    assert set(results.cells) == set(suite("demo").specs())
+    assert all(results.rounds(spec) == 1 for spec in results.cells)
+    assert (folder / "report" / "index.html").exists()
+
+
+def test_a_second_run_only_shows_what_is_there(folder, capsys):
+    before = {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")}
+    assert run("--out", folder, "--rounds", 1) == 0
+    assert {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")} == before
+    shown = capsys.readouterr().out
+    errors = Results(folder)
+    for spec in errors.cells:
+        (line,) = (line for line in shown.splitlines() if re.match(rf" {re.escape(spec.method)} +\d", line))
+        assert float(line.split()[1]) == pytest.approx(errors.per_round(spec)[0], abs=0.051)
+    assert "Report: " in shown
+
+
+def test_another_network_is_refused_in_the_same_folder(folder, capsys):
+    assert run("--out", folder, "--rounds", 1, "--seed", 1) == 2
+    assert "were made differently: weights was" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_network_knows_the_clean_digits(folder):
+    (spec, *_) = Results(folder).cells
+    images = digits()
+    with torch.no_grad():
+        predicted = Digits(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
+    assert (predicted == images.labels).float().mean() > 0.97
+
+
+def test_batches_are_half_unknown_and_each_row_says_so(folder):
+    results = Results(folder)
+    (spec, *_) = results.cells
+    first = next(iter(Digits(folder).stream(spec, 1)))
+    assert (first.closed, len(first.labels)) == (50, 100)
+    known, unknown = len(digits()), round(50 * (len(digits()) % 50) / 50) + 50 * (len(digits()) // 50)
+    assert all(row["samples"] == known + unknown for row in results.rows(spec))
+    assert json.loads((folder / "folder.json").read_text())["images"].startswith(f"{known} images")

@@ -1,0 +1,310 @@
+"""Metrics against scikit-learn, and against pairs and samples counted one by one."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.metrics import ConfusionMatrix, Errors, SelectionQuality, auroc, fpr_at_tpr
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@st.composite
+def sides(draw):
+    """Scores of positives and negatives, from constant to hardly ever tied."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    distinct = draw(st.sampled_from([1, 2, 5, 40, 10_000]))
+    sizes = draw(st.tuples(*[st.one_of(st.integers(1, 60), st.sampled_from([20, 40, 100]))] * 2))
+    shift = draw(st.sampled_from([0, 1, distinct]))
+    positives, negatives = (torch.randint(distinct, (size,), generator=generator).float() for size in sizes)
+    return (positives + shift) / 7, negatives / 7
+
+
+levels = st.sampled_from([0.05, 0.5, 0.8, 0.95, 0.99, 1.0])
+
+
+def labelled(positives, negatives):
+    return np.repeat([1, 0], [len(positives), len(negatives)]), np.concatenate((positives, negatives))
+
+
+def fpr_by_sklearn(positives, negatives, level):
+    fpr, tpr, _ = sklearn.metrics.roc_curve(*labelled(positives, negatives), drop_intermediate=False)
+    return fpr[tpr == level].min() if level in tpr else np.interp(level, tpr, fpr)
+
+
+@given(sides())
+def test_auroc_equals_sklearns_and_the_share_of_pairs_won(scores):
+    positives, negatives = scores
+    difference = positives.double().unsqueeze(1) - negatives.double()
+    pairs = ((difference > 0).double() + 0.5 * (difference == 0).double()).mean()
+    found = auroc(positives, negatives)
+    assert found == pytest.approx(sklearn.metrics.roc_auc_score(*labelled(*scores)), abs=1e-12)
+    assert found == pytest.approx(float(pairs), abs=1e-12)
+    assert auroc(negatives, positives) == pytest.approx(1 - found, abs=1e-12)
+
+
+@given(sides(), levels)
+def test_fpr_equals_sklearns_curve_interpolated(scores, level):
+    constant = len(torch.cat(scores).unique()) == 1
+    expected = 1 if constant else fpr_by_sklearn(*scores, level)
+    assert fpr_at_tpr(*scores, tpr=level) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.one_of(st.integers(1, 300), st.sampled_from([20, 100, 200])), st.integers(1, 300), st.integers(0, 2**31))
+def test_without_ties_fpr_is_the_share_of_negatives_above_a_positive(count, others, seed):
+    order = torch.randperm(count + others, generator=torch.Generator().manual_seed(seed)).double()
+    positives, negatives = order[:count], order[count:]
+    threshold = positives.sort(descending=True).values[math.ceil(count * 95 / 100) - 1]
+    assert fpr_at_tpr(positives, negatives) == pytest.approx(float((negatives >= threshold).double().mean()))
+
+
+def test_scores_that_tell_everything_or_nothing():
+    labels = torch.tensor([1.0] * 30 + [0.0] * 50)
+    assert auroc(labels[:30], labels[30:]) == 1
+    assert fpr_at_tpr(labels[:30], labels[30:]) == 0
+    assert auroc(torch.full((30,), 0.25), torch.full((50,), 0.25)) == 0.5
+    assert fpr_at_tpr(torch.full((30,), 0.25), torch.full((50,), 0.25)) == 1
+
+
+def test_ranking_does_not_round_scores_and_takes_any_shape_precision_and_infinity():
+    near = torch.tensor([1.0, 1 + 2**-23]), torch.tensor([1.0])
+    assert auroc(*near) == 0.75
+    assert auroc(near[0].double(), near[1]) == 0.75
+    assert auroc(torch.ones(2, 3, 4, dtype=torch.float16), torch.zeros(5, 1, dtype=torch.bfloat16)) == 1
+    assert auroc(torch.tensor([math.inf, 0.0]), torch.tensor([-math.inf, 0.0])) == 0.875
+    assert auroc(torch.tensor([0.0]), torch.tensor([-0.0])) == 0.5
+    large = torch.arange(200_000.0)
+    assert auroc(large + 0.5, large) == pytest.approx(0.5 + 0.5 / 200_000, abs=1e-15)
+
+
+@pytest.mark.parametrize("metric", [auroc, fpr_at_tpr])
+def test_ranking_of_nothing_is_nan_and_of_nan_an_error(metric):
+    some, none, bad = torch.rand(3), torch.empty(0), torch.tensor([0.5, math.nan])
+    assert all(math.isnan(metric(*scores)) for scores in [(some, none), (none, some), (none, none)])
+    for scores in [(some, bad), (bad, some), (bad, none)]:
+        with pytest.raises(InputError, match="NaN"):
+            metric(*scores)
+
+
+@pytest.mark.parametrize("level", [0.0, -0.1, 1.1, math.nan])
+def test_an_impossible_tpr_is_refused(level):
+    with pytest.raises(ConfigurationError, match="tpr"):
+        fpr_at_tpr(torch.rand(3), torch.rand(3), tpr=level)
+
+
+@st.composite
+def runs(draw):
+    """Batches of a few shapes, some without a known sample, some empty."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    shapes = draw(st.lists(st.sampled_from([(0,), (1,), (7,), (2, 3, 4)]), max_size=5))
+    share = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    batches = []
+    for shape in shapes:
+        labels = torch.randint(0, 4, shape, generator=generator)
+        predicted = torch.where(torch.rand(shape, generator=generator) < 0.5, labels, 3 - labels)
+        selected = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.6, 1.0]))
+        batches.append((predicted, labels, torch.rand(shape, generator=generator) < share, selected))
+    return batches
+
+
+def joined(tensors):
+    return torch.cat([torch.empty(0), *(tensor.flatten().float() for tensor in tensors)]).numpy()
+
+
+@given(runs())
+def test_error_is_that_of_the_known_samples_of_all_batches(batches):
+    errors = Errors()
+    for predicted, labels, known, _ in batches:
+        errors.add(predicted, labels, known)
+    predicted, labels, known = (joined(batch[column] for batch in batches) for column in range(3))
+    expected = 100 * np.mean(predicted[known > 0] != labels[known > 0]) if known.any() else math.nan
+    assert errors.result() == pytest.approx(expected, nan_ok=True)
+
+
+@given(runs())
+def test_selection_quality_equals_sklearns(batches):
+    quality = SelectionQuality()
+    for predicted, labels, known, selected in batches:
+        quality.add(selected, predicted == labels, known)
+    correct = joined((predicted == labels) & known for predicted, labels, known, _ in batches)
+    selected, known = joined(batch[3] for batch in batches), joined(batch[2] for batch in batches)
+    expected = dict.fromkeys(quality.result(), math.nan)
+    if len(correct):
+        judge = sklearn.metrics
+        expected["precision"] = judge.precision_score(correct, selected, zero_division=np.nan)
+        expected["recall"] = judge.recall_score(correct, selected, zero_division=np.nan)
+        expected["npv"] = judge.precision_score(correct, selected, pos_label=0, zero_division=np.nan)
+        expected["rejected"] = 1 - selected.mean()
+        expected["selected_known"] = judge.recall_score(known, selected, zero_division=np.nan)
+        expected["selected_unknown"] = 1 - judge.recall_score(known, selected, pos_label=0, zero_division=np.nan)
+    assert quality.result() == pytest.approx(expected, nan_ok=True)
+
+
+def test_an_unknown_sample_is_wrong_whatever_was_predicted():
+    quality = SelectionQuality()
+    quality.add(torch.tensor([True, False]), torch.tensor([True, True]), torch.tensor([False, False]))
+    result = quality.result()
+    assert (result["precision"], result["npv"], result["selected_unknown"]) == (0, 1, 0.5)
+    assert math.isnan(result["recall"])
+
+
+@st.composite
+def label_maps(draw):
+    classes = draw(st.integers(2, 6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    used = draw(st.integers(1, classes))
+    dtype = draw(st.sampled_from([torch.uint8, torch.int64]))
+    ignored = draw(st.sampled_from([0.0, 0.3, 1.0]))
+    batches = []
+    for shape in draw(st.lists(st.sampled_from([(5,), (2, 4, 3)]), min_size=1, max_size=4)):
+        labels = torch.randint(0, used, shape, generator=generator, dtype=dtype)
+        labels[torch.rand(shape, generator=generator) < ignored] = 255
+        batches.append((torch.randint(0, used, shape, generator=generator), labels))
+    return classes, batches
+
+
+@given(label_maps())
+def test_confusion_and_overlap_equal_sklearns(drawn):
+    classes, batches = drawn
+    confusion = ConfusionMatrix(classes)
+    for batch in batches:
+        confusion.add(*batch)
+    predicted, labels = (joined(column) for column in zip(*batches, strict=True))
+    predicted, labels = predicted[labels != 255], labels[labels != 255]
+    present = sorted({*predicted.tolist(), *labels.tolist()})
+    if not present:
+        assert math.isnan(confusion.mean_iou())
+        return
+    expected = np.full(classes, np.nan)
+    expected[np.array(present, dtype=int)] = sklearn.metrics.jaccard_score(
+        labels, predicted, labels=present, average=None, zero_division=0
+    )
+    judged = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes))
+    np.testing.assert_array_equal(confusion.matrix().numpy(), judged)
+    np.testing.assert_allclose(confusion.iou().numpy(), expected, rtol=1e-12)
+    assert confusion.mean_iou() == pytest.approx(np.nanmean(expected))
+
+
+def test_another_label_can_be_ignored():
+    confusion = ConfusionMatrix(2, ignore=-1)
+    confusion.add(torch.tensor([0, 1, 7]), torch.tensor([0, 1, -1]))
+    assert confusion.mean_iou() == 1
+
+
+@pytest.mark.parametrize(("predicted", "label"), [(0, 2), (0, 254), (0, -1), (2, 0), (-1, 0)])
+def test_a_label_that_is_no_class_is_an_error_when_the_matrix_is_read(predicted, label):
+    confusion = ConfusionMatrix(2)
+    confusion.add(torch.tensor([0, 1, predicted]), torch.tensor([0, 1, label]))
+    with pytest.raises(InputError, match=r"0\.\.1, or 255 .* but 1 pixels"):
+        confusion.mean_iou()
+    confusion.reset()
+    confusion.add(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert confusion.mean_iou() == 1
+
+
+def test_a_matrix_needs_a_class():
+    with pytest.raises(ConfigurationError, match="classes"):
+        ConfusionMatrix(0)
+
+
+counters = pytest.mark.parametrize("kind", [Errors, SelectionQuality, partial(ConfusionMatrix, 3)])
+
+
+def with_a_batch(kind, device="cpu"):
+    mask = torch.tensor([True, False, True, True], device=device)
+    classes = torch.tensor([0, 1, 2, 1], device=device)
+    batches = {Errors: (classes, classes.flip(0), mask), SelectionQuality: (mask, mask.flip(0), mask.roll(1))}
+    return kind(device=device), batches.get(kind, (classes, classes.flip(0)))
+
+
+@counters
+def test_batches_of_different_shapes_are_refused(kind):
+    counter, batch = with_a_batch(kind)
+    before = counter.counts
+    with pytest.raises(InputError, match=r"\(4,\).* and \(4, 1\)"):
+        counter.add(*batch[:-1], batch[-1].unsqueeze(1))
+    assert counter.counts is before
+
+
+@counters
+def test_a_counter_starts_again_and_can_be_put_back(kind):
+    counter, batch = with_a_batch(kind)
+    empty = counter.counts
+    counter.add(*batch)
+    once = counter.counts
+    counter.add(*batch)
+    twice = counter.counts
+    assert empty.count_nonzero() == 0
+    torch.testing.assert_close(twice, 2 * once)
+    counter.counts = once
+    counter.add(*batch)
+    torch.testing.assert_close(counter.counts, twice)
+    counter.reset()
+    torch.testing.assert_close(counter.counts, empty)
+
+
+@counters
+def test_a_counter_made_in_inference_mode_counts_outside_of_it(kind):
+    counter, batch = with_a_batch(kind)
+    with torch.inference_mode():
+        made_inside = kind()
+        made_inside.add(*batch)
+    made_inside.add(*batch)
+    counter.add(*batch)
+    torch.testing.assert_close(made_inside.counts, 2 * counter.counts)
+
+
+class HostReads(TorchDispatchMode):
+    """Records the operations that would make the host wait for a device."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "bincount", "unique", "masked_select", "equal")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.seen += [name] if name in self.WAITING else []
+        return func(*args, **(kwargs or {}))
+
+
+@counters
+def test_counting_a_batch_reads_nothing_back(kind):
+    counter, batch = with_a_batch(kind)
+    with HostReads() as reads:
+        counter.add(*batch)
+    assert reads.seen == []
+
+
+@on_cuda
+@counters
+def test_counting_on_a_gpu_never_waits_and_gives_the_same_counts(kind):
+    counter, batch = with_a_batch(kind, "cuda")
+    counter.add(*batch)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        counter.add(*batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected, on_host = with_a_batch(kind)
+    expected.add(*on_host)
+    expected.add(*on_host)
+    torch.testing.assert_close(counter.counts.cpu(), expected.counts)
+
+
+@on_cuda
+@given(sides())
+def test_ranking_on_a_gpu_gives_the_same_numbers(scores):
+    positives, negatives = scores
+    assert auroc(positives.cuda(), negatives.cuda()) == auroc(positives, negatives)
+    assert fpr_at_tpr(positives.cuda(), negatives.cuda()) == fpr_at_tpr(positives, negatives)
