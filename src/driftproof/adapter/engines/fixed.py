@@ -21,8 +21,9 @@ __all__ = ["Fixed"]
 class Fixed(Eager):
     """One static step for each shape of batch.
 
-    The first good step of a shape is eager: only then is every buffer and all of the optimiser's state there. Batches
-    of a rare shape stay eager. The two share their state: whichever runs next finds what the other left.
+    Until the first step has been taken, and for the first batch of every shape, steps are eager: what they leave behind
+    has to be there before it can be held in place. Batches of a rare shape stay eager. Both kinds share their state:
+    whichever runs next finds what the other left.
 
     Here static steps run as they are; `Graph` records them.
     """
@@ -41,10 +42,9 @@ class Fixed(Eager):
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
         """As `Eager.run`; the record is fetched from the device when it is asked for."""
         key = shape_key(images)
-        if not (self._shapes.worth(key) and self._in_place(adapter)):
+        if not (self._all_there(adapter) and self._shapes.worth(key) and self._in_place(adapter)):
             answer, record = self.run_eagerly(adapter, images)
-            if record.stepped or (not adapter._names and record.skipped is None):
-                self._shapes.meet(key)
+            self._shapes.meet(key)
             return answer, record
         assert self._storage is not None  # in place
         step = self._steps.get(key)
@@ -76,6 +76,10 @@ class Fixed(Eager):
         self.settle(adapter)
         self._device_knows = False
         return super().run_eagerly(adapter, images)
+
+    def _all_there(self, adapter: "Adapter") -> bool:
+        """Whether every buffer and the optimiser's state exist; they come with the first step."""
+        return not adapter._names or adapter._stepper.taken > 0
 
     def _in_place(self, adapter: "Adapter") -> bool:
         """See to it that the storage holds the adapter's state; False where the recordings no longer fit it."""

@@ -19,7 +19,7 @@ __all__ = ["Graph", "can_record", "refuse_varying"]
 class Graph(Fixed):
     """Records each static step when it is first repeated, and replays it from then on.
 
-    Of every shape the first good batch runs eagerly, the second as a static step, the third is recorded. A graph reads
+    Of every shape the first batch runs eagerly, the second as a static step, the third is recorded. A graph reads
     and writes the addresses it was recorded with; `Storage` owns them, and whatever moves them drops the graphs.
     """
 

@@ -30,7 +30,7 @@ class Shapes:
         self._chosen: set[Key] = set()
 
     def meet(self, key: Key) -> None:
-        """A batch of this shape went well."""
+        """A batch of this shape came."""
         if len(self._met) >= _REMEMBERED:
             self._met.clear()
         self._met[key] += 1

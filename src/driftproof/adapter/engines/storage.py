@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Storage"]
 
-_Slot = tuple[dict[Any, Any], Any, Tensor]
+_Slot = tuple[dict[Any, Any], Any, Tensor | None]
 
 
 class Storage:
@@ -52,12 +52,10 @@ class Storage:
     def adopt(self, adapter: "Adapter") -> bool:
         """Take over what the host knows; False where the adapter has come to hold other tensors than at the start."""
         slots = list(_slots(adapter))
-        if [key for _, key, _ in slots] != [key for _, key, _ in self._slots]:
+        if [_form(slot) for slot in slots] != [_form(slot) for slot in self._slots]:
             return False
         for (table, key, tensor), (_, _, held) in zip(slots, self._slots, strict=True):
-            if tensor is not held:
-                if (tensor.shape, tensor.dtype, tensor.device) != (held.shape, held.dtype, held.device):
-                    return False
+            if tensor is not held and tensor is not None and held is not None:
                 held.copy_(tensor)
                 table[key] = held
         self._slots = [(table, key, held) for (table, key, _), (_, _, held) in zip(slots, self._slots, strict=True)]
@@ -100,14 +98,19 @@ class Storage:
             table[key] = held
 
     def _replaced(self) -> tuple[list[Tensor], list[Tensor]]:
-        changed = [(key, table[key], held) for table, key, held in self._slots if table[key] is not held]
-        for key, tensor, held in changed:
-            if not isinstance(tensor, Tensor) or tensor.shape != held.shape:
+        new, old = [], []
+        for table, key, held in self._slots:
+            tensor = table[key]
+            if tensor is held:
+                continue
+            if tensor is None or held is None or tensor.shape != held.shape:
                 raise EngineError(
                     f"Expected `{key}` to keep its shape from batch to batch, since the step is recorded. "
                     'Use `engine="eager"`.'
                 )
-        return [tensor.to(held) for _, tensor, held in changed], [held for _, _, held in changed]
+            new.append(tensor.to(held))
+            old.append(held)
+        return new, old
 
 
 def _parameters(adapter: "Adapter") -> Iterator[nn.Parameter]:
@@ -118,10 +121,15 @@ def _parameters(adapter: "Adapter") -> Iterator[nn.Parameter]:
 def _slots(adapter: "Adapter") -> Iterator[_Slot]:
     """Where tensors are kept that a step may replace: buffers of parts, rules and models; the optimiser's state."""
     for module in _modules(adapter):
-        yield from ((module._buffers, key, value) for key, value in module._buffers.items() if value is not None)
+        yield from ((module._buffers, key, value) for key, value in module._buffers.items())
     if adapter._names:
         for state in adapter._stepper.optimiser.state.values():
             yield from ((state, key, value) for key, value in state.items() if isinstance(value, Tensor))
+
+
+def _form(slot: _Slot) -> tuple[Any, ...]:
+    _, key, tensor = slot
+    return (key,) if tensor is None else (key, tensor.shape, tensor.dtype, tensor.device)
 
 
 def _modules(adapter: "Adapter") -> Iterable[nn.Module]:

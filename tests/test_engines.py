@@ -1,0 +1,879 @@
+"""Every engine against the eager one: the same answers, the same records, the same state."""
+
+import copy
+import gc
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import driftproof as dp
+from cases import CASES, adapter_for, batches, same_state, source_data, state_of
+from driftproof.adapter.engines import Compiled, Fixed, Graph, graph
+from driftproof.adapter.engines.shapes import MOST_SHAPES
+from driftproof.adapter.flat import Flat
+from driftproof.network import Network
+from networks import NORM_NETWORKS, WideResNet, build, lively
+
+FIXED_CASES = tuple(case for case in CASES if not case.startswith("cotta"))
+
+
+class NotTooBright(dp.selection.Selection):
+    """Leaves out every image brighter than any real one."""
+
+    def weigh(self, step):
+        bright = step.images.flatten(1).mean(1) > 5
+        return torch.ones_like(step.weights) * ~bright.view(-1, *[1] * (step.weights.ndim - 1))
+
+
+def with_rejection(case):
+    """A selection under which a batch can be left out whole, besides the case's own."""
+    name, _, crowd = case.partition("+")
+    if crowd:
+        return dp.ConfidenceDifference() & NotTooBright()
+    if name == "eata":
+        return dp.EntropyBelow(1.6) & dp.NonRedundant(0.999) & dp.EntropyWeight(1.5) & NotTooBright()
+    return NotTooBright()
+
+
+def eventful(count=22, seed=0):
+    """A stream with a NaN, a batch to be rejected whole, and smaller batches, once and again."""
+    stream = batches(count, seed=seed)
+    stream[6][0, 0, 0, 0] = torch.nan
+    stream[10] = stream[10] + 10
+    for index in (8, 14, 17, 18):
+        stream[index] = stream[index][:3]
+    stream[19][1] = torch.inf
+    return stream
+
+
+def make(case, network="wide_resnet", engine=None, **settings):
+    if case.partition("+")[0] not in ("source", "bn_adapt", "ttn"):
+        settings.setdefault("select", with_rejection(case))
+    adapter = adapter_for(case, build(network), segmentation=network == "segmentation", **settings)
+    adapter._engine = engine or adapter._engine
+    return adapter
+
+
+def run(adapter, stream):
+    """Answers, and the records read only when the stream is over."""
+    answers, records = zip(*((adapter(images), adapter.last) for images in stream), strict=True)
+    return answers, [(record.selected, record.novelty, repr(record)) for record in records]
+
+
+def assert_same(first, second):
+    for one, other in zip(first[0], second[0], strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+    for (selected, novelty, shown), (also_selected, also_novelty, also_shown) in zip(first[1], second[1], strict=True):
+        assert torch.equal(selected, also_selected)
+        assert torch.equal(novelty.nan_to_num(7), also_novelty.nan_to_num(7))
+        assert shown == also_shown
+
+
+def assert_engines_agree(build_adapter, stream):
+    eager, fixed = build_adapter(engine=None), build_adapter(engine=Fixed())
+    assert_same(run(eager, stream), run(fixed, stream))
+    assert same_state(state_of(eager), state_of(fixed))
+    assert len(fixed._engine._steps) == 2, "both shapes ran as static steps"
+
+
+# --- the static step --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_a_static_step_equals_the_eager_one_bit_by_bit(case):
+    assert_engines_agree(partial(make, case), eventful())
+
+
+@pytest.mark.parametrize("case", ["ttn", "tent", "eata+crowd", "swr"])
+def test_pixels_are_just_more_samples(case):
+    assert_engines_agree(partial(make, case, "segmentation"), eventful())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output": "after"},
+        {"statistics": dp.statistics.Blend(0.5, momentum=0.3)},
+        {"statistics": dp.statistics.Batch(), "source_statistics": dp.statistics.Blend(0.5, momentum=0.3)},
+        {"optimiser": partial(torch.optim.SGD, momentum=0.9, dampening=0.1)},
+        {"optimiser": torch.optim.RMSprop, "output": "after"},
+        {"novelty": lambda step: -step.confidence_gain},
+        {"average_over": "batch", "mean_entropy_over": "selected", "mean_entropy": 0.3},
+        {"accumulate": 3},
+        {"accumulate": 2, "statistics": dp.statistics.Blend(0.7, momentum=0.5), "output": "after"},
+        {"channels_last": True},
+        {"precision": "bf16"},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+@pytest.mark.parametrize("case", ["tent+crowd", "eata"])
+def test_every_setting_holds_in_a_static_step(case, settings):
+    assert_engines_agree(partial(make, case, **settings), eventful())
+
+
+class Forgetful(dp.regularisers.Regulariser):
+    """Moves parameters itself after each step, at random."""
+
+    def on_step(self, step):
+        with torch.no_grad():
+            for moved, start in zip(step.parameters, step.source_parameters, strict=True):
+                draw = torch.rand(moved.shape, generator=step.generator, device=moved.device)
+                moved.copy_(torch.where(draw < 0.3, start, moved))
+
+
+def composed(engine, **choices):
+    defaults = {
+        "scope": dp.scopes.norm_affine(),
+        "statistics": dp.statistics.Batch(),
+        "loss": dp.losses.Entropy(),
+        "select": NotTooBright(),
+        "optimiser": partial(torch.optim.Adam, lr=0.05),
+    }
+    adapter = dp.Adapter(build("wide_resnet"), **(defaults | choices))
+    adapter._engine = engine or adapter._engine
+    return adapter
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_a_part_does_after_a_step_is_undone_with_the_step(accumulate):
+    assert_engines_agree(partial(composed, regulariser=Forgetful(), accumulate=accumulate), eventful())
+
+
+def test_models_that_keep_buffers_of_their_own():
+    class Counting(WideResNet):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("replaced", torch.zeros(()))
+            self.register_buffer("written", torch.zeros(()))
+
+        def forward(self, x):
+            self.replaced = self.replaced + x.detach().mean().nan_to_num(5, 5)
+            self.written += 1
+            return super().forward(x)
+
+    def counting(engine):
+        torch.manual_seed(1)
+        adapter = dp.tent(lively(Counting()), select=dp.ConfidenceDifference() & NotTooBright(), lr=0.1)
+        adapter._engine = engine or adapter._engine
+        return adapter
+
+    assert_engines_agree(counting, eventful())
+
+
+_FETCHING = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "numpy"}
+
+
+class Asked(TorchFunctionMode):
+    """Notes every call that fetches a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in _FETCHING:
+            self.found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Fetched(TorchDispatchMode):
+    """Notes every operation that fetches a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_nothing_is_fetched_during_a_static_step(case):
+    options = {} if case in ("source", "bn_adapt", "ttn") else {"optimiser": torch.optim.SGD}
+    adapter, stream = make(case, engine=Fixed(), **options), batches(5)
+    run(adapter, stream[:3])
+    if case.startswith("swr"):
+        adapter._engine.settle(adapter)  # what seeds the random numbers is the one thing that is asked for
+    with Asked() as asked, Fetched() as fetched:
+        adapter(stream[3])
+    assert not asked.found + fetched.found
+    with Asked() as asked:
+        assert adapter.last.skipped is None
+    assert asked.found == ["tolist"]
+
+
+def test_a_static_step_draws_the_numbers_of_its_batch_even_after_a_bad_one():
+    def drawn(engine, stream):
+        adapter = composed(engine, regulariser=Forgetful())
+        run(adapter, stream)
+        return state_of(adapter)
+
+    stream = batches(8)
+    with_bad = [*stream[:5], stream[5] * torch.nan, *stream[5:]]
+    expected = drawn(None, stream)
+    assert same_state(expected, drawn(Fixed(), stream))
+    assert same_state(expected, drawn(Fixed(), with_bad))
+
+
+# --- its life ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr"])
+def test_states_travel_between_engines_in_mid_stream(case, tmp_path):
+    stream = eventful()
+    expected = run(make(case), stream)
+    for first, second in ((None, Fixed()), (Fixed(), None), (Fixed(), Fixed())):
+        adapter = make(case, engine=first)
+        begun = run(adapter, stream[:13])
+        adapter.save(tmp_path / "state")
+        other = make(case, engine=second, prepared=False).load(tmp_path / "state")
+        ended = run(other, stream[13:])
+        assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+def test_accumulated_gradients_travel_too(tmp_path):
+    stream = batches(9)
+    build_adapter = partial(make, "tent+crowd", accumulate=4)
+    expected = run(build_adapter(), stream)
+    adapter = build_adapter(engine=Fixed())
+    begun = run(adapter, stream[:6])
+    adapter.save(tmp_path / "state")
+    assert adapter._stepper.waiting == 2
+    ended = run(build_adapter().load(tmp_path / "state"), stream[6:])
+    assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+@pytest.mark.parametrize("case", ["bn_adapt", "ttn", "tent", "eata+crowd", "swr+crowd"])
+def test_replay_after_reset_is_bit_equal_and_loading_goes_on_in_place(case):
+    adapter, stream = make(case, engine=Fixed()), eventful()
+    first = run(adapter, stream)
+    assert_same(first, run(adapter.reset(), stream))
+    state = adapter.state_dict()
+    again = run(adapter, stream[:4])
+    adapter.load_state_dict(state)
+    assert_same(again, run(adapter, stream[:4]))
+
+
+def test_a_refused_state_leaves_the_recorded_steps_at_work():
+    adapter, stream = make("tent", engine=Fixed()), batches(8)
+    expected = run(make("tent"), stream)
+    begun = run(adapter, stream[:4])
+    with pytest.raises(dp.errors.StateError):
+        adapter.load_state_dict(make("eata").state_dict())
+    ended = run(adapter, stream[4:])
+    assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+def test_moves_with_to_in_mid_stream():
+    def moved(engine):
+        adapter = make("eata", engine=engine)
+        begun = run(adapter, batches(5))
+        adapter.to(torch.float64)
+        ended = run(adapter, [images.double() for images in batches(6, seed=1)])
+        return begun[0] + ended[0], begun[1] + ended[1]
+
+    assert_same(moved(None), moved(Fixed()))
+
+
+def test_a_copy_of_a_running_adapter_goes_its_own_way():
+    adapter, stream = make("swr+crowd", engine=Fixed()), batches(8)
+    run(adapter, stream[:5])
+    twin = copy.deepcopy(adapter)
+    twin._engine = Fixed()
+    assert_same(run(adapter, stream[5:]), run(twin, stream[5:]))
+    before = state_of(adapter)
+    twin(stream[0])
+    assert same_state(before, state_of(adapter))
+
+
+def test_everything_a_static_step_touches_stays_where_it_is():
+    adapter, stream = make("eata", engine=Fixed(), statistics=dp.statistics.Blend(0.5, momentum=0.3)), batches(10)
+
+    def addresses():
+        held = [*adapter.parameters(), *adapter.buffers()]
+        states = adapter.optimiser.state.values()
+        return [tensor.data_ptr() for tensor in (*held, *(value for state in states for value in state.values()))]
+
+    run(adapter, stream[:3])
+    before = addresses()
+    run(adapter, [*stream[3:6], stream[6][:3], *stream[7:9]])  # an eager step in between replaces buffers
+    assert addresses() == before
+    (step,) = adapter._engine._steps.values()
+    adapter.load_state_dict(adapter.state_dict())
+    assert not adapter._engine._steps, "what was recorded is dropped when its tensors are replaced"
+    run(adapter, stream[:3])
+    assert step not in adapter._engine._steps.values()
+
+
+def test_a_parameter_given_other_memory_is_noticed():
+    def moved(engine):
+        adapter, stream = make("tent", engine=engine), batches(10)
+        begun = run(adapter, stream[:5])
+        for parameter in adapter.network.model.parameters():
+            parameter.data = parameter.data.clone()
+        ended = run(adapter, stream[5:])
+        return begun[0] + ended[0], begun[1] + ended[1]
+
+    assert_same(moved(None), moved(Fixed()))
+
+
+def test_a_scheduled_learning_rate_is_heeded():
+    def scheduled(engine):
+        adapter, outputs = make("tent+crowd", engine=engine), []
+        for index, images in enumerate(batches(12)):
+            adapter.optimiser.param_groups[0]["lr"] = 0.1 if index < 5 else 0.01
+            outputs.append(adapter(images))
+        return torch.stack(outputs)
+
+    assert torch.equal(scheduled(None), scheduled(Fixed()))
+
+
+def test_only_a_few_shapes_are_prepared_for():
+    adapter, reference = make("tent", engine=Fixed()), make("tent")
+    stream = [images for size in range(2, 9) for images in batches(3, size=size, seed=size)]
+    assert_same(run(reference, stream), run(adapter, stream))
+    assert len(adapter._engine._steps) == MOST_SHAPES
+    for size in range(100):
+        adapter._engine._shapes.meet((size,))
+    assert len(adapter._engine._shapes._met) <= 64
+
+
+def test_answers_and_records_are_the_callers_own():
+    adapter, stream = make("tent+crowd", engine=Fixed()), batches(6)
+    run(adapter, stream[:3])
+    answer, record = adapter(stream[3]), adapter.last
+    kept = answer.clone(), record.selected.clone(), record.novelty.clone(), record.objective.clone()
+    adapter(stream[4] * torch.nan), adapter(stream[5])
+    now = answer, record.selected, record.novelty, record.objective
+    assert all(torch.equal(one, other) for one, other in zip(kept, now, strict=True))
+    assert record.skipped is None
+    assert record.stepped
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+class Growing(dp.regularisers.Regulariser):
+    """Remembers something larger after every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(1))
+
+    def on_batch(self, step):
+        self.memory = torch.cat([self.memory, self.memory[:1]])
+
+
+class FailsLater(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        self.count = getattr(self, "count", 0) + 1
+        if self.count > 2:
+            raise RuntimeError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"regulariser": Growing()}, dp.errors.EngineError),
+        ({"optimiser": partial(FailsLater, lr=0.1)}, RuntimeError),
+    ],
+)
+def test_a_static_step_that_fails_leaves_the_state_intact(choices, error):
+    adapter, stream = composed(Fixed(), **choices), batches(4)
+    with pytest.raises(error):  # noqa: PT012  # at the first or the second static step
+        for images in stream:
+            before = state_of(adapter)
+            adapter(images)
+    assert same_state(before, state_of(adapter))
+    assert all(parameter.grad is None for parameter in adapter.parameters())
+
+
+def test_the_graph_engine_needs_a_device_that_has_graphs(monkeypatch):
+    model = build("wide_resnet")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(dp.errors.ConfigurationError, match=r'there is none. Choose `engine="eager"`'):
+        dp.tent(model, engine="graph")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    adapter = dp.tent(model, engine="graph")
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.ConfigurationError, match="it is on cpu"):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+
+
+def test_a_method_without_a_fixed_step_says_why():
+    with pytest.raises(dp.errors.ConfigurationError, match="with Consistency, since its teacher looks at more views"):
+        adapter_for("cotta", build("wide_resnet"), engine="graph")
+    assert (dp.regularisers.Fisher() + Growing()).varies is None
+
+
+@pytest.mark.parametrize(("keyword", "value"), [("engine", "fast"), ("precision", "fp8")])
+def test_unknown_names_are_refused(keyword, value):
+    with pytest.raises(dp.errors.ConfigurationError, match=f"Expected `{keyword}` to be one of .*, but got '{value}'"):
+        dp.tent(build("wide_resnet"), **{keyword: value})
+
+
+def test_an_optimiser_that_counts_on_the_host_is_refused():
+    adapter = composed(None, optimiser=partial(torch.optim.Adagrad, lr=0.1))
+    adapter(batches(1)[0])
+    for state in adapter.optimiser.state.values():
+        state["step"] = int(state["step"])
+    with pytest.raises(dp.errors.ConfigurationError, match="Adagrad keeps `step` on the host"):
+        graph._refuse_host_state(adapter)
+
+
+def test_errors_while_recording_are_named():
+    def failing(error):
+        try:
+            try:
+                raise error
+            finally:
+                raise RuntimeError("the recording was invalidated")
+        except RuntimeError as last:
+            return graph._explained(last)
+
+    assert "ran out of memory while the step was recorded" in str(failing(torch.OutOfMemoryError("2 GiB")))
+    assert "could not be recorded: not permitted" in str(failing(RuntimeError("not permitted")))
+
+
+def test_the_way_an_optimiser_computes_stays_the_engines(monkeypatch):
+    """States carry hyper-parameters from engine to engine, but not where the counters live."""
+    adapter = make("tent", select=None)
+    run(adapter, batches(3))
+    state = adapter.state_dict()
+    monkeypatch.setattr(graph, "can_record", lambda device: True)
+    recorded = make("tent", engine=Graph(), select=None)
+    recorded.load_state_dict(state)
+    (group,) = recorded.optimiser.param_groups
+    assert group["capturable"]
+    assert group["fused"]
+    assert group["lr"] == adapter.optimiser.param_groups[0]["lr"]
+    monkeypatch.undo()
+    plain = make("tent", select=None)
+    plain.load_state_dict(recorded.state_dict())
+    assert_same(run(adapter, batches(3, seed=1)), run(plain, batches(3, seed=1)))
+
+
+def test_many_tensors_as_few_vectors():
+    tensors = [torch.rand(2, 3), torch.arange(4), torch.rand((), dtype=torch.float64), torch.rand(5)]
+    before = [tensor.clone() for tensor in tensors]
+    flat = Flat(tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    Flat(tensors).where(torch.tensor(True), flat).pour(tensors)
+    assert all(not tensor.any() for tensor in tensors)
+    flat.pour(tensors)
+    assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
+    assert torch.stack(flat.finite()).tolist() == [True, True]
+    tensors[3][2] = torch.inf
+    assert torch.stack(Flat(tensors).finite()).tolist() == [False, True]
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+# Torch warns itself while it traces an autograd function.
+traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+def compiled(case, network="wide_resnet", **settings):
+    return make(case, network, Compiled(records=False, backend="aot_eager"), **settings)
+
+
+@traced
+@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "swr", "cotta"])
+def test_compiled_networks_answer_alike(case):
+    torch._dynamo.reset()
+    stream = eventful()[:13]
+    assert_same(run(make(case), stream), run(compiled(case), stream))
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+@traced
+def test_compiled_networks_are_not_compiled_anew_for_every_batch():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    adapter, stream = compiled("swr+crowd"), batches(8)
+    run(adapter, stream)
+    run(adapter.reset(), stream)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one for each network"
+    assert adapter.network.through is None
+    assert same_state(state_of(adapter), state_of(run_through(make("swr+crowd"), stream)))
+
+
+def run_through(adapter, stream):
+    run(adapter, stream)
+    return adapter
+
+
+def test_a_compiler_that_fails_is_a_named_error():
+    def broken(graph_module, inputs):
+        raise RuntimeError("no working C++ compiler found")
+
+    torch._dynamo.reset()
+    adapter = make("tent+crowd", engine=Compiled(records=False, backend=broken))
+    run(adapter, batches(2))
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match=r'torch.compile failed: .*needs a C\+\+ compiler.*engine="eager"'):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+
+
+@traced
+@pytest.mark.slow
+def test_inductor_agrees_to_rounding():
+    torch._dynamo.reset()
+    stream = [images.double() for images in batches(6)]
+    answers = []
+    for engine in ("eager", "compile"):
+        adapter = dp.tent(build("wide_resnet").double(), lr=0.1, select=dp.ConfidenceDifference(), engine=engine)
+        answers.append(torch.stack(run(adapter, stream)[0]))
+    torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
+
+
+# --- precision and layout ---------------------------------------------------------------------------------------------
+
+
+class Noting(WideResNet):
+    """Notes, going forward and going back, what the process-wide switches say."""
+
+    noted = []  # noqa: RUF012
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.note()
+        if x.requires_grad:
+            x.register_hook(self.note)
+        return x
+
+    def note(self, _=None):
+        self.noted.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("fp32", False), ("tf32", True), (None, None), ("bf16", None)])
+def test_the_switches_of_the_process_are_set_for_the_step_and_put_back(precision, wanted):
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    adapter = dp.tent(lively(Noting()), precision=precision, select=dp.ConfidenceDifference())
+    Noting.noted.clear()
+    adapter(batches(1)[0])
+    assert len(Noting.noted) == 3, "forward, frozen forward, backward"
+    assert set(Noting.noted) == {before if wanted is None else (wanted, wanted)}
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+@pytest.mark.parametrize("case", ["bn_adapt", "ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
+def test_bf16_computes_the_networks_in_bfloat16_and_the_rest_in_single_precision(case):
+    adapter = make(case, precision="bf16", select=None) if case != "ttn" else make(case, precision="bf16")
+    seen = []
+    adapter.network.model.blocks[1].conv2.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    for index, images in enumerate(batches(4)):
+        answer = adapter(images)
+        assert answer.dtype == torch.float32
+        assert answer.isfinite().all()
+        assert adapter.last.novelty.dtype == torch.float32
+        assert adapter.last.skipped is None
+        if "crowd" in case and index == 0:
+            assert adapter.last.kept == 1.0
+    assert set(seen) == {torch.bfloat16}
+    assert all(tensor.dtype != torch.bfloat16 for tensor in (*adapter.parameters(), *adapter.buffers()))
+
+
+@pytest.mark.parametrize("case", ["ttn", "ent", "tent+crowd", "swr"])
+def test_channels_last_changes_the_layout_alone(case, tmp_path):
+    stream = [images.double() for images in batches(5)]
+    doubled = [(images.double(), labels) for images, labels in source_data()]
+    adapters = [
+        adapter_for(case, build("wide_resnet").double(), prepared=False, channels_last=last).prepare(doubled)
+        for last in (False, True)
+    ]
+    plain, last = (torch.stack(run(adapter, stream)[0]) for adapter in adapters)
+    torch.testing.assert_close(plain, last, rtol=1e-9, atol=1e-9)
+    convolutions = [module for module in adapters[1].network.modules() if isinstance(module, nn.Conv2d)]
+    assert all(conv.weight.is_contiguous(memory_format=torch.channels_last) for conv in convolutions)
+    adapters[0].save(tmp_path / "state")
+    adapters[1].load(tmp_path / "state")
+    assert same_state(state_of(adapters[0]), state_of(adapters[1]))
+
+
+# --- what is kept for the way back ------------------------------------------------------------------------------------
+
+
+def kept_for_backward(adapter, images):
+    shapes = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: (shapes.append(tuple(tensor.shape)), tensor)[1], lambda tensor: tensor
+    )
+    with hooks:
+        adapter(images)
+    return shapes
+
+
+class Unactivated(nn.Module):
+    """Nothing but the convolutions has a use for what enters them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm2d(3), nn.Conv2d(3, 7, 3), nn.Conv2d(7, 11, 1)
+        self.head = nn.Linear(11, 5)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(self.norm(x)) + 1).mean(dim=(2, 3)))
+
+
+def test_no_input_of_a_frozen_convolution_is_kept():
+    images = batches(1)[0]
+    assert kept_for_backward(dp.tent(Unactivated()), images).count((6, 3, 8, 8)) == 1, "what the batch norm keeps"
+    assert (6, 7, 6, 6) not in kept_for_backward(dp.tent(Unactivated()), images)
+    assert (6, 7, 6, 6) in kept_for_backward(dp.ent(Unactivated()), images), "where the weight moves it is needed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_frozen_convolutions_have_torchs_gradients(dtype):
+    layers = [
+        nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=1, groups=2),
+        nn.Conv2d(4, 6, (3, 1), padding=(2, 0), dilation=2, bias=False),
+        nn.Conv2d(4, 6, 3, padding="same"),
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+    ]
+    for layer in layers:
+        layer.to(dtype).requires_grad_(False)
+        plain = copy.deepcopy(layer)
+        network = Network(nn.Sequential(layer, nn.Flatten()))
+        x = torch.rand(3, 4, 8, 8, dtype=dtype, requires_grad=True)
+        theirs, ours = plain(x).flatten(1), network(x)
+        assert torch.equal(theirs, ours)
+        weights = torch.rand_like(theirs)
+        (expected,), (gradient,) = (torch.autograd.grad((y * weights).sum(), x) for y in (theirs, ours))
+        assert torch.equal(expected, gradient)
+        assert "forward" not in vars(network.plain()[0])
+
+
+@pytest.mark.parametrize("norm", ["batch_norm_1d", "batch_norm_3d", "tied"])
+def test_static_steps_on_other_kinds_of_networks(norm):
+    construct, shape = NORM_NETWORKS[norm]
+    torch.manual_seed(3)
+    model = lively(construct(), shape)
+    outputs = []
+    for engine in (None, Fixed()):
+        adapter = adapter_for("eata+crowd", model, prepared=False).prepare(source_data(shape=shape))
+        adapter._engine = engine or adapter._engine
+        outputs.append(run(adapter, batches(6, shape=shape)))
+    assert_same(*outputs)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def on_device(case, engine="graph", network="wide_resnet", **settings):
+    """An adapter in double precision, in which differences between kernels do not matter."""
+    segmentation = network == "segmentation"
+    if case.partition("+")[0] not in ("source", "bn_adapt", "ttn"):
+        settings.setdefault("select", with_rejection(case))
+    model = build(network).double().cuda()
+    adapter = adapter_for(case, model, segmentation=segmentation, prepared=False, engine=engine, **settings)
+    source = source_data(segmentation=segmentation)
+    return adapter.prepare([(images.double(), labels) for images, labels in source])
+
+
+def sent(stream):
+    return [images.double().cuda() for images in stream]
+
+
+def assert_close(first, second, tolerance=1e-7):
+    for one, other in zip(first[0], second[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for (selected, novelty, _), (also_selected, also_novelty, _) in zip(first[1], second[1], strict=True):
+        assert torch.equal(selected, also_selected)
+        torch.testing.assert_close(novelty, also_novelty, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def recorded(adapter):
+    inner = adapter._engine._graph if isinstance(adapter._engine, Compiled) else adapter._engine
+    return len(inner._graphs)
+
+
+@on_gpu
+@pytest.mark.parametrize("network", ["wide_resnet", "segmentation", "attention"])
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_replayed_steps_equal_eager_ones(case, network):
+    stream = sent(eventful())
+    adapter = on_device(case, network=network)
+    assert_close(run(on_device(case, "eager", network), stream), run(adapter, stream))
+    assert recorded(adapter) >= 1
+
+
+@on_gpu
+@pytest.mark.parametrize("settings", [{"accumulate": 3}, {"output": "after"}, {"channels_last": True}], ids=str)
+@pytest.mark.parametrize("case", ["tent+crowd", "eata"])
+def test_settings_hold_in_a_replayed_step(case, settings):
+    stream = sent(eventful())
+    adapter = on_device(case, **settings)
+    assert_close(run(on_device(case, "eager", **settings), stream), run(adapter, stream))
+    assert recorded(adapter) >= 1
+
+
+@on_gpu
+@pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata", "gce+crowd"])
+def test_a_replay_makes_nobody_wait(case):
+    adapter, stream = on_device(case), sent(batches(8))
+    run(adapter, stream[:4])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images in stream[4:]:
+            adapter(images)
+            _ = adapter.last
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert adapter.last.skipped is None
+
+
+@on_gpu
+@pytest.mark.parametrize("case", ["tent+crowd", "eata", "swr+crowd"])
+def test_a_graph_owns_all_it_reads(case):
+    """What a recording reads and somebody freed would be overwritten by the garbage allocated here."""
+    stream = sent(batches(30, seed=3))
+    stream[11] = stream[11][:3]  # an eager step, which replaces buffers
+    expected = run(on_device(case, "eager"), stream)
+    adapter = on_device(case)
+    answers, records = [], []
+    for images in stream:
+        some_answers, some_records = run(adapter, [images])
+        answers += some_answers
+        records += some_records
+        gc.collect()
+        torch.cuda.empty_cache()
+        garbage = [torch.full((n,), torch.nan, device="cuda", dtype=torch.float64) for n in (1, 8, 64, 512, 4096) * 20]
+        del garbage
+    assert_close(expected, (tuple(answers), records))
+
+
+@on_gpu
+def test_recordings_are_made_anew_after_reset_load_and_to():
+    stream = sent(batches(8))
+    expected = run(on_device("eata"), stream)
+    adapter = on_device("eata")
+    run(adapter, stream)
+    state = adapter.state_dict()
+    assert_close(expected, run(adapter.reset(), stream))
+    adapter.load_state_dict(state)
+    assert recorded(adapter) == 0
+    again = run(adapter, stream)
+    adapter.load_state_dict(state)
+    assert_close(again, run(adapter, stream))
+    assert recorded(adapter) == 1
+    adapter.to("cpu")
+    with pytest.raises(dp.errors.ConfigurationError, match="Move the adapter"):
+        adapter(stream[0].cpu())
+    adapter.to("cuda").load_state_dict(state)
+    assert_close(again, run(adapter, stream))
+
+
+@on_gpu
+def test_states_travel_between_graph_and_eager(tmp_path):
+    stream = sent(batches(12))
+    expected = run(on_device("eata+crowd", "eager"), stream)
+    for first, second in (("graph", "eager"), ("eager", "graph")):
+        adapter = on_device("eata+crowd", first)
+        begun = run(adapter, stream[:6])
+        adapter.save(tmp_path / "state")
+        ended = run(on_device("eata+crowd", second).load(tmp_path / "state"), stream[6:])
+        assert_close(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+class Fetching(dp.selection.Selection):
+    """Branches on the data."""
+
+    def weigh(self, step):
+        return torch.ones_like(step.weights) if step.weights.sum() > 0 else step.weights
+
+
+@on_gpu
+def test_a_part_that_fetches_cannot_be_recorded_and_nothing_is_lost():
+    adapter, stream = on_device("tent", select=Fetching()), sent(batches(4))
+    run(adapter, stream[:2])
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match="could not be recorded"):
+        adapter(stream[2])
+    assert same_state(before, state_of(adapter))
+    eager = on_device("tent", "eager", select=Fetching())
+    eager.load_state_dict(before)
+    assert eager(stream[2]).isfinite().all()
+
+
+@on_gpu
+def test_out_of_memory_while_recording_is_a_named_error():
+    class Hungry(dp.selection.Selection):
+        def weigh(self, step):
+            size = 2**45 if torch.cuda.is_current_stream_capturing() else 1
+            return torch.ones_like(step.weights) + 0 * torch.zeros(size, device=step.weights.device).sum()
+
+    adapter, stream = on_device("tent", select=Hungry()), sent(batches(4))
+    run(adapter, stream[:2])
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match="ran out of memory while the step was recorded"):
+        adapter(stream[2])
+    assert same_state(before, state_of(adapter))
+
+
+@on_gpu
+def test_an_optimiser_that_counts_on_the_host_cannot_be_recorded():
+    adapter = on_device("tent", optimiser=torch.optim.Adagrad)
+    adapter(sent(batches(1))[0])
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.ConfigurationError, match="Adagrad keeps `step` on the host"):
+        adapter(sent(batches(1))[0])
+    assert same_state(before, state_of(adapter))
+
+
+@on_gpu
+@traced
+@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
+def test_compiled_and_recorded_steps_agree(case):
+    torch._dynamo.reset()
+    stream = sent(eventful())
+    adapter = on_device(case, "compile")
+    assert_close(run(on_device(case, "eager"), stream), run(adapter, stream))
+    assert recorded(adapter) == (0 if case == "cotta" else 1)
+
+
+@on_gpu
+@pytest.mark.parametrize("case", ["tent+crowd", "eata", "swr"])
+def test_two_thousand_replays_do_not_drift(case):
+    # Entropy minimisation runs away from the smallest difference at a large rate; here it must not have one.
+    pool = sent(batches(20))
+    stream = [pool[index % 20] for index in range(2000)]
+    adapter = on_device(case, lr=1e-4)
+    expected = run(on_device(case, "eager", lr=1e-4), stream)
+    allocated = []
+    answers, records = [], []
+    for images in stream:
+        some_answers, some_records = run(adapter, [images])
+        answers += some_answers
+        records += some_records
+        allocated.append(torch.cuda.memory_allocated())
+    assert_close(expected, (tuple(answers), records), tolerance=1e-5)
+    grown = allocated[-1] - allocated[999]
+    kept = sum(t.numel() * t.element_size() for t in answers[1000:]) * 8
+    assert grown <= kept + 2**22
+
+
+@on_gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_precisions_can_be_recorded(precision):
+    model, stream = build("wide_resnet").cuda(), [images.cuda() for images in batches(8)]
+    outputs = []
+    for engine in ("eager", "graph"):
+        adapter = dp.tent(
+            model, lr=1e-3, select=dp.ConfidenceDifference(margin=-1.0), engine=engine, precision=precision
+        )
+        outputs.append(torch.stack(run(adapter, stream)[0]))
+    tolerance = 1e-4 if precision == "fp32" else 5e-2
+    torch.testing.assert_close(*outputs, rtol=tolerance, atol=tolerance)
