@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import is_tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import driftproof as dp
 from cases import CASES, adapter_for, batches, same_state, source_data, state_of
@@ -165,17 +166,18 @@ def test_models_that_keep_buffers_of_their_own():
 
 
 _FETCHING = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "numpy"}
+_SENDING = {"tensor", "as_tensor", "from_numpy", "new_tensor"}
 
 
 class Asked(TorchFunctionMode):
-    """Notes every call that fetches a number."""
+    """Notes every call that fetches a number from the device or sends one there."""
 
     def __init__(self):
         super().__init__()
         self.found = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in _FETCHING:
+        if func.__name__ in _FETCHING | _SENDING:
             self.found.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -206,6 +208,86 @@ def test_nothing_is_fetched_during_a_static_step(case):
     with Asked() as asked:
         assert adapter.last.skipped is None
     assert asked.found == ["tolist"]
+
+
+class Tape(TorchDispatchMode):
+    """A recording as a device makes it: operations and the memory they use, without the program around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if is_tensor(tensor)}
+        fresh = [
+            is_tensor(tensor) and tensor.untyped_storage().data_ptr() not in memory for tensor in tree_leaves(outputs)
+        ]
+        self.operations.append((func, args, kwargs, tree_leaves(outputs), fresh))
+        return outputs
+
+    def replay(self):
+        with torch.no_grad():
+            for func, args, kwargs, outputs, fresh in self.operations:
+                again = tree_leaves(func(*args, **kwargs))
+                for old, new, is_fresh in zip(outputs, again, fresh, strict=True):
+                    if is_fresh:
+                        old.copy_(new)
+
+
+class Taped(Fixed):
+    """Plays the part of `Graph` on any device."""
+
+    def __init__(self):
+        super().__init__()
+        self.tapes = {}
+
+    def _execute(self, step, adapter):
+        if step.draws is None:
+            return super()._execute(step, adapter)
+        step.reseed()
+        if step not in self.tapes:
+            with Tape() as tape:
+                result = step.run(adapter)
+            self.tapes[step] = tape, result
+        else:
+            tape, result = self.tapes[step]
+            tape.replay()
+        return result
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_a_recording_needs_nothing_of_the_program_around_it(case):
+    learns = case not in ("source", "bn_adapt", "ttn")
+    options = {"optimiser": partial(torch.optim.SGD, momentum=0.9)} if learns else {}
+    stream, taped = [*eventful(), *eventful(seed=1)], make(case, engine=Taped(), **options)
+    assert_same(run(make(case, **options), stream), run(taped, stream))
+    assert len(taped._engine.tapes) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 3, "output": "after"},
+        {"statistics": dp.statistics.Blend(0.5, momentum=0.3), "regulariser": Forgetful()},
+        {"source_statistics": dp.statistics.Blend(0.5, momentum=0.3), "select": dp.ConfidenceDifference()},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_recordings_hold_under_every_setting(settings):
+    build_adapter = partial(composed, **settings, optimiser=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    stream, taped = [*eventful(), *eventful(seed=1)], build_adapter(Taped())
+    assert_same(run(build_adapter(None), stream), run(taped, stream))
+    assert len(taped._engine.tapes) == 2
+
+
+def test_the_default_view_sends_nothing_to_the_device():
+    """Numbers that come from the host cannot be part of a recording."""
+    images, generator = batches(1)[0], torch.Generator()
+    with Asked() as asked, Fetched() as fetched:
+        dp.augment.photometric(images, generator)
+    assert not asked.found + fetched.found
 
 
 def test_a_static_step_draws_the_numbers_of_its_batch_even_after_a_bad_one():
@@ -677,6 +759,7 @@ def on_device(case, engine="graph", network="wide_resnet", **settings):
     segmentation = network == "segmentation"
     if case.partition("+")[0] not in ("source", "bn_adapt", "ttn"):
         settings.setdefault("select", with_rejection(case))
+        settings.setdefault("lr", 1e-2)  # so that no probability becomes one, where any rounding would decide
     model = build(network).double().cuda()
     adapter = adapter_for(case, model, segmentation=segmentation, prepared=False, engine=engine, **settings)
     source = source_data(segmentation=segmentation)

@@ -75,10 +75,18 @@ class _SparingConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.window
-        # Of the input the kernel wants to know the shape alone.
-        shape_of_input = gradient.new_empty(1).expand(ctx.shape)
         to_input, _, _ = torch.ops.aten.convolution_backward(
-            *(gradient, shape_of_input, weight, None),
+            *(gradient, _stand_in(ctx.shape, gradient), weight, None),
             *(stride, padding, dilation, False, [0] * len(stride), groups, [True, False, False]),
         )
         return (to_input, None, None, None, None, None, None)
+
+
+def _stand_in(shape: torch.Size, gradient: Tensor) -> Tensor:
+    """Of the input the kernel wants to know the shape and the layout alone: no value is ever written or read."""
+    last = len(shape) == 4 and not gradient.is_contiguous()
+    last = last and gradient.is_contiguous(memory_format=torch.channels_last)
+    if last or torch.compiler.is_compiling():
+        layout = torch.channels_last if last else torch.contiguous_format
+        return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+    return gradient.new_empty(1).expand(shape)

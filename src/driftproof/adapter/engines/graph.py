@@ -46,6 +46,8 @@ class Graph(Fixed):
                 group["capturable"] = True
                 if group.get("fused", True) is None and not group.get("foreach"):
                     group["fused"] = True
+                # Its first steps are not recorded; torch would remark on that.
+                optimiser._warned_capturable_if_run_uncaptured = True
 
     def _execute(self, step: StaticStep, adapter: "Adapter") -> Result:
         if step.draws is None:
@@ -78,11 +80,15 @@ class Graph(Fixed):
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         step.reseed()
+        here = torch.cuda.current_stream(adapter.device)
         try:
             # Threads that load data may allocate meanwhile; only this one must not.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 result = step.run(adapter)
         except Exception as error:
+            torch.cuda.set_stream(here)  # a recording that ends badly does not lead back by itself
+            self._pool = self._stream = None
+            step.draws = None
             raise _explained(error) from error
         return graph, result
 
@@ -124,12 +130,14 @@ def _refuse_host_state(adapter: "Adapter") -> None:
 
 def _explained(error: Exception) -> EngineError:
     # Ending a recording that has failed fails as well; the reason is what came first.
-    first: BaseException = error
-    while first.__context__ is not None:
-        first = first.__context__
-    if isinstance(first, EngineError):
-        return first
-    if isinstance(first, torch.OutOfMemoryError):
+    reasons: list[BaseException] = [error]
+    while reasons[-1].__context__ is not None:
+        reasons.append(reasons[-1].__context__)
+    first = reasons[-1]
+    named = next((reason for reason in reasons if isinstance(reason, EngineError)), None)
+    if named is not None:
+        return named
+    if any(isinstance(reason, torch.OutOfMemoryError) for reason in reasons):
         return EngineError(
             f"The device ran out of memory while the step was recorded: {first}. Nothing was lost. Free memory, use "
             'smaller batches, or choose `engine="eager"`.'

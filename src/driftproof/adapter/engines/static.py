@@ -138,7 +138,7 @@ class StaticStep:
         storage.index.add_(sound)
         storage.taken.add_(stepped)
         if storage.total:
-            storage.waiting.copy_(torch.where(stepped, 0, storage.waiting + good))
+            storage.waiting.copy_((storage.waiting + good) * ~stepped)
             sums = Flat(gradients).where(~stepped, Flat([torch.zeros_like(gradient) for gradient in gradients]))
             sums.where(good, Flat(storage.total)).pour(storage.total)
 
