@@ -49,6 +49,12 @@ class Graph(Fixed):
                 # Its first steps are not recorded; torch would remark on that.
                 optimiser._warned_capturable_if_run_uncaptured = True
 
+    def drop(self) -> None:
+        """Forget every recording, once the last one has run its course."""
+        if self._graphs:
+            torch.cuda.synchronize()
+        super().drop()
+
     def _execute(self, step: StaticStep, adapter: "Adapter") -> Result:
         if step.draws is None:
             _refuse_host_state(adapter)
