@@ -85,8 +85,6 @@ class _SparingConvolution(torch.autograd.Function):
 def _stand_in(shape: torch.Size, gradient: Tensor) -> Tensor:
     """Of the input the kernel wants to know the shape and the layout alone: no value is ever written or read."""
     last = len(shape) == 4 and not gradient.is_contiguous()
-    last = last and gradient.is_contiguous(memory_format=torch.channels_last)
-    if last or torch.compiler.is_compiling():
-        layout = torch.channels_last if last else torch.contiguous_format
-        return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+    if last and gradient.is_contiguous(memory_format=torch.channels_last):
+        return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
     return gradient.new_empty(1).expand(shape)
