@@ -44,7 +44,7 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
 def shifted(images, generator):
     """A random view of inputs of any shape."""
     shape = (len(images), *([1] * (images.ndim - 1)))
-    return images * (0.5 + torch.rand(shape, generator=generator)).to(images.dtype)
+    return images * (0.5 + torch.rand(shape, generator=generator, device=generator.device)).to(images.dtype)
 
 
 def batches(count=4, size=6, seed=0, shape=(3, 8, 8)):

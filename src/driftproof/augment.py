@@ -90,7 +90,8 @@ def _blend(images: Tensor, other: Tensor, amount: Tensor) -> Tensor:
 def _grey(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
-    return (images * images.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+    red, green, blue = (share * plane for share, plane in zip(_LUMA, torch.split(images, 1, dim=1), strict=True))
+    return red + green + blue
 
 
 def _brightness(images: Tensor, factor: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
     following = images.gather(1, (brightest + 1) % 3)
     preceding = images.gather(1, (brightest + 2) % 3)
     sixth = 2.0 * brightest + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * turn
-    offsets = images.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)
+    offsets = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
     k = (offsets + sixth) % 6.0
     return value - chroma * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
 

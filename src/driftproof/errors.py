@@ -5,6 +5,7 @@
     ├── InputError           a batch, a file or a data set cannot be used (also a ValueError)
     ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
     ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
+    ├── EngineError          the step could not be recorded or compiled   (also a RuntimeError)
     ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
     ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
     ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
@@ -22,6 +23,7 @@ __all__ = [
     "DivergenceError",
     "DownloadError",
     "DriftproofError",
+    "EngineError",
     "ExecutionError",
     "ForwardError",
     "InputError",
@@ -50,6 +52,10 @@ class ModelError(DriftproofError, ValueError):
 
 class ForwardError(DriftproofError, RuntimeError):
     """The model itself failed on a batch; the original error is the cause."""
+
+
+class EngineError(DriftproofError, RuntimeError):
+    """A fast engine could not record or compile the step; the original error is the cause."""
 
 
 class StateError(DriftproofError, ValueError):

@@ -1,10 +1,68 @@
 """What happened to one batch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-__all__ = ["Record"]
+__all__ = ["Outcome", "PendingOutcome", "Record", "reason"]
+
+
+def reason(*, sound: bool, useful: bool, images: bool, logits: bool, loss: bool) -> str | None:
+    """Why a batch changed nothing, or None.
+
+    Args:
+        sound: Whether every number of the step was finite.
+        useful: Whether there was anything to learn.
+        images: Whether the images were finite.
+        logits: Whether the model's logits were.
+        loss: Whether the loss was.
+    """
+    if sound:
+        return None if useful else "nothing was selected"
+    for name, finite in (("images", images), ("model's logits", logits), ("loss", loss)):
+        if not finite:
+            return f"NaN or Inf in the {name}"
+    return "NaN or Inf in the gradient or the updated parameters"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a batch.
+
+    Attributes:
+        stepped: Whether the optimiser took a step.
+        skipped: Why the batch changed nothing, or None.
+    """
+
+    stepped: bool = False
+    skipped: str | None = None
+
+
+class PendingOutcome:
+    """An outcome that is still on the device; the host waits for it when it first asks.
+
+    Args:
+        flags: Booleans, in this order: sound, useful, stepped; images, logits and loss finite.
+    """
+
+    def __init__(self, flags: Tensor) -> None:
+        self._flags = flags
+
+    @cached_property
+    def _outcome(self) -> Outcome:
+        sound, useful, stepped, images, logits, loss = self._flags.tolist()
+        return Outcome(stepped, reason(sound=sound, useful=useful, images=images, logits=logits, loss=loss))
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimiser took a step."""
+        return self._outcome.stepped
+
+    @property
+    def skipped(self) -> str | None:
+        """Why the batch changed nothing, or None."""
+        return self._outcome.skipped
 
 
 @dataclass(frozen=True)
@@ -17,15 +75,23 @@ class Record:
         selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns.
         novelty: How unfamiliar each sample looks, same shape; larger is more novel.
         objective: The loss as a tensor of no dimension; None where nothing learns.
-        stepped: Whether the optimiser took a step (not while gradients are being accumulated).
-        skipped: Why the batch changed nothing, or None.
+        outcome: Whether a step was taken, and why not.
     """
 
     selected: Tensor
     novelty: Tensor
     objective: Tensor | None = None
-    stepped: bool = False
-    skipped: str | None = None
+    outcome: Outcome | PendingOutcome = Outcome()
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimiser took a step (not while gradients are being accumulated)."""
+        return self.outcome.stepped
+
+    @property
+    def skipped(self) -> str | None:
+        """Why the batch changed nothing, or None."""
+        return self.outcome.skipped
 
     @property
     def seen(self) -> int:

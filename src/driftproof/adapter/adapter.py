@@ -11,13 +11,13 @@ from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, two_copies
+from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.settings import Novelty
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
-from driftproof.errors import CallOrderError, ConfigurationError, InputError, ModelError, NotPreparedError
+from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
 from driftproof.losses import Loss
-from driftproof.network import LogitsAccessor, Network
+from driftproof.network import LogitsAccessor, Network, Precision, rounding
 from driftproof.parts import Part, Preparation, Progress, SourceBatches, Step
-from driftproof.predictions import mean_prediction_entropy
 from driftproof.record import Record
 from driftproof.regularisers import Regulariser
 from driftproof.scopes import Scope
@@ -57,6 +57,11 @@ class Adapter(nn.Module):
         classifier: Name of the layer whose input is the feature vector, for parts that read features; None is the last
             linear layer.
         seed: Seed of every random choice.
+        engine: How a step runs: "eager" as written, "compile" through compiled networks, "graph" recorded once per
+            shape of batch and replayed (CUDA devices only). The results are the same.
+        precision: "fp32", "tf32" or "bf16" for the passes through the networks; losses, selection and statistics are
+            computed in single precision in any case. None leaves PyTorch's own switches as they are.
+        channels_last: Lay out images and convolutions with channels last, which suits tensor cores.
 
     Example:
         >>> from functools import partial
@@ -95,12 +100,18 @@ class Adapter(nn.Module):
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         seed: int = 0,
+        engine: EngineName = "eager",
+        precision: Precision | None = None,
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
         refuse_unsuitable(model)
         _expect_choice("average_over", average_over, ("selected", "batch"))
         _expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
         _expect_choice("output", output, ("before", "after"))
+        _expect_choice("engine", engine, ("eager", "compile", "graph"))
+        if precision is not None:
+            _expect_choice("precision", precision, ("fp32", "tf32", "bf16"))
         if accumulate < 1:
             raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
         if mean_entropy is None:
@@ -112,6 +123,9 @@ class Adapter(nn.Module):
         self.mean_entropy_over = mean_entropy_over
         self.output = output
         self.seed = seed
+        self.engine = engine
+        self.precision = precision
+        self.channels_last = channels_last
         self._novelty = novelty or Step.novelty
         self._make_optimiser = optimiser
         with torch.inference_mode(False):
@@ -120,14 +134,15 @@ class Adapter(nn.Module):
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
             self.regulariser = copy.deepcopy(regulariser)
-            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier}
-            adapting, frozen, self._names = two_copies(model, scope)
+            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "precision": precision}
+            adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             self.network = Network(adapting, self.statistics, **accessors)
             self.source = Network(frozen, self.source_statistics or self.statistics, **accessors)
             if self._names and (loss is None or optimiser is None):
                 raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
             self._find_parameters()
+            self._engine = engine_for(self)
             self._begin()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -136,99 +151,31 @@ class Adapter(nn.Module):
         """Predict a batch and learn from it; returns the logits, without a graph."""
         self._expect_ready(images)
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
-        with torch.inference_mode(False), torch.set_grad_enabled(bool(self._names)):
+        with torch.inference_mode(False), torch.set_grad_enabled(bool(self._names)), rounding(self.precision):
             images = images.clone() if images.is_inference() else images.detach()
+            if self.channels_last and images.ndim == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
             if not all(parameter.requires_grad for parameter in self._movable):
                 self.network.model.requires_grad_(False)
                 for parameter in self._movable:
                     parameter.requires_grad_(True)
-            try:
-                step = Step(
-                    images,
-                    network=self.network,
-                    source=self.source,
-                    parameters=self._movable,
-                    source_parameters=self._starting,
-                    index=self._index,
-                    seed=self.seed,
-                    alike=self._alike,
-                    needs_features=any(part.needs_features for part in self._parts),
-                )
-                return self._learn(step) if self._names else self._predict(step)
-            finally:
-                # What was worth keeping has been committed by now.
-                self.network.discard()
-                self.source.discard()
+            answer, self._last = self._engine.run(self, images)
+            return answer
 
-    def _predict(self, step: Step) -> Tensor:
-        novelty = self._novelty(step)
-        sound = bool(step.logits.isfinite().all())
-        if sound:
-            self._commit(step)
-        self._last = Record(
-            selected=torch.zeros_like(step.weights, dtype=torch.bool),
-            novelty=novelty,
-            skipped=None if sound else self._diagnosis(step),
+    def _look(self, images: Tensor, generator: torch.Generator | None = None) -> Step:
+        """Let the adapting network see a batch."""
+        return Step(
+            images,
+            network=self.network,
+            source=self.source,
+            parameters=self._movable,
+            source_parameters=self._starting,
+            index=self._index,
+            seed=self.seed,
+            alike=self._alike,
+            needs_features=any(part.needs_features for part in self._parts),
+            generator=generator,
         )
-        return step.answer
-
-    def _learn(self, step: Step) -> Tensor:
-        assert self.loss is not None  # the constructor saw to it
-        step.answer = self.loss.predict(step)
-        losses = self.loss.per_sample(step)
-        if self.select is not None:
-            step.weights = self.select.weigh(step)
-        selected = step.weights > 0
-        objective = self._objective(step, losses, selected)
-        if not objective.requires_grad:
-            raise ModelError(f"No parameter that {self.scope} lets move has any influence on the model's output.")
-        # Without a mean-entropy term, a batch in which nothing is selected has nothing to teach.
-        useful = selected.any() | (self.mean_entropy != 0)
-        with torch.no_grad():
-            novelty = self._novelty(step)
-        sound, wanted, stepped = self._stepper.attempt(objective, useful)
-        if sound:
-            self._commit(step)
-        if sound and wanted:
-            for part in self._parts:
-                part.on_batch(step)
-                if stepped:
-                    part.on_step(step)
-        self._last = Record(
-            selected=selected if sound else torch.zeros_like(selected),
-            novelty=novelty,
-            objective=objective.detach(),
-            stepped=stepped,
-            skipped=None if sound and wanted else self._diagnosis(step, objective, sound=sound),
-        )
-        if sound and self.output == "after":
-            with torch.no_grad():
-                return self.network(step.images)
-        return step.answer.detach()
-
-    def _objective(self, step: Step, losses: Tensor, selected: Tensor) -> Tensor:
-        count = selected.sum().clamp(min=1) if self.average_over == "selected" else selected.numel()
-        objective = (step.weights * losses).sum() / count
-        if self.mean_entropy != 0:
-            over = step.weights if self.mean_entropy_over == "selected" else None
-            objective = objective - self.mean_entropy * mean_prediction_entropy(step.log_probabilities, over)
-        penalty = None if self.regulariser is None else self.regulariser.penalty(step)
-        return objective if penalty is None else objective + penalty
-
-    def _commit(self, step: Step) -> None:
-        self._index += 1
-        self.network.commit()
-        if step.compared_with_source:
-            self.source.commit()
-
-    def _diagnosis(self, step: Step, objective: Tensor | None = None, *, sound: bool = False) -> str:
-        """Why a batch was skipped; only then is there a reason to look closer."""
-        if sound:
-            return "nothing was selected"
-        for name, tensor in (("images", step.images), ("model's logits", step.logits), ("loss", objective)):
-            if tensor is not None and not tensor.isfinite().all():
-                return f"NaN or Inf in the {name}"
-        return "NaN or Inf in the gradient or the updated parameters"
 
     def _expect_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):
@@ -257,10 +204,12 @@ class Adapter(nn.Module):
             source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
             progress: Called with the name of the stage and the number of images done in it.
         """
+        self._engine.settle(self)
         if self._index > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
         before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
-        with torch.inference_mode(False), torch.enable_grad():
+        self._engine.drop()
+        with torch.inference_mode(False), torch.enable_grad(), rounding(self.precision):
             preparation = Preparation(
                 source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
             )
@@ -286,6 +235,7 @@ class Adapter(nn.Module):
         return self
 
     def _begin(self) -> None:
+        self._engine.drop()
         self._index = 0
         self._last = None
         self.network.begin()
@@ -299,6 +249,7 @@ class Adapter(nn.Module):
         if self._names:
             assert self._make_optimiser is not None  # the constructor saw to it
             self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate)
+            self._engine.equip(self._stepper.optimiser)
             if state is not None:
                 self._stepper.load_state_dict(state)
 
@@ -346,6 +297,7 @@ class Adapter(nn.Module):
 
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
+        self._engine.settle(self)
         return snapshot.capture(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
@@ -373,11 +325,22 @@ class Adapter(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._engine.settle(self)
+        self._engine.drop()
         steps = self._stepper.state_dict() if self._names else None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._find_parameters()
         self._begin_steps(steps)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy finds its own way of running: recordings and compiled code speak of this adapter's tensors.
+        self._engine.settle(self)
+        return self.__dict__ | {"_engine": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._engine = engine_for(self)
 
     def _find_parameters(self) -> None:
         self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)

@@ -2,6 +2,7 @@
 
 import copy
 
+import torch
 from torch import nn
 
 from driftproof.errors import ModelError
@@ -20,7 +21,9 @@ def refuse_unsuitable(model: nn.Module) -> None:
         raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
 
 
-def two_copies(model: nn.Module, scope: Scope) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
+def two_copies(
+    model: nn.Module, scope: Scope, *, channels_last: bool = False
+) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
     """A copy that adapts, a copy that stays, and the names of the parameters in which they may come to differ.
 
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
@@ -31,6 +34,8 @@ def two_copies(model: nn.Module, scope: Scope) -> tuple[nn.Module, nn.Module, tu
     except Exception as error:  # anything a user's own __deepcopy__ may raise
         problem = uncopyable(error)
         raise ModelError(f"{problem.what}. {problem.remedy}") from error
+    if channels_last:
+        adapting.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     moving = scope.parameters(adapting)
     identities = {id(parameter) for parameter in moving.values()}
     shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}

@@ -36,5 +36,8 @@ def shown(adapter: "Adapter") -> str:
     else:
         kind, rate = type(adapter.optimiser).__name__, adapter.optimiser.param_groups[0].get("lr")
         chosen["optimiser"] = chosen["optimiser"].replace(kind, f"{kind}(lr={rate})")
+    running = [adapter.engine, adapter.precision or "", "channels last" if adapter.channels_last else ""]
+    if running != ["eager", "", ""]:
+        chosen["engine"] = ", ".join(filter(None, running))
     lines = (f"  {axis:<18} {choice}" for axis, choice in chosen.items() if choice != "None")
     return "\n".join([title, *lines])

@@ -5,7 +5,8 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
-from driftproof.network import LogitsAccessor
+from driftproof.adapter.engines import EngineName
+from driftproof.network import LogitsAccessor, Precision
 from driftproof.parts import Step
 from driftproof.statistics import Statistics
 
@@ -26,3 +27,6 @@ class Settings(TypedDict, total=False):
     logits: LogitsAccessor | None
     classifier: str | None
     seed: int
+    engine: EngineName
+    precision: Precision | None
+    channels_last: bool

@@ -88,6 +88,7 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     adapter.seed = meta["seed"]
     adapter._index = meta["index"]
     adapter._last = None
+    adapter._engine.drop()
     adapter._begin_steps(steps)
 
 

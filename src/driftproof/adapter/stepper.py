@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from driftproof.adapter.undo import Undo, all_finite
 
-__all__ = ["MakeOptimiser", "Outcome", "Stepper"]
+__all__ = ["MakeOptimiser", "Stepper", "Verdict"]
 
 MakeOptimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+# Not settings of the method, but ways of computing it: they stay those of the optimiser that was made here.
+_WAYS = ("capturable", "foreach", "fused")
 
-class Outcome(NamedTuple):
+
+class Verdict(NamedTuple):
     """What came of a batch.
 
     Attributes:
@@ -51,7 +54,7 @@ class Stepper:
         self.taken = 0
         self._undo = Undo(self.optimiser)
 
-    def attempt(self, objective: Tensor, wanted: Tensor) -> Outcome:
+    def attempt(self, objective: Tensor, wanted: Tensor) -> Verdict:
         """Learn from one batch.
 
         Args:
@@ -64,9 +67,13 @@ class Stepper:
         due = self.waiting + 1 == self.accumulate
         if due:
             self._undo.remember()
-            self._step(gradients)
+            try:
+                self.step(gradients)
+            except BaseException:
+                self._undo.restore()
+                raise
         # A gradient that is not finite shows in what the optimiser made of it.
-        finite = all_finite([objective, *(self._undo.live() if due else gradients)], objective.device)
+        finite = all_finite([objective, *(self.live() if due else gradients)], objective.device)
         # The one place where the host waits for the device: whether to keep the step is decided here.
         sound, useful = torch.stack([finite, wanted]).tolist()
         if sound and useful:
@@ -74,7 +81,7 @@ class Stepper:
             self.taken += due
         elif due:
             self._undo.restore()
-        return Outcome(sound, useful, stepped=due and sound and useful)
+        return Verdict(sound, useful, stepped=due and sound and useful)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""
@@ -83,21 +90,40 @@ class Stepper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; tensors go where the parameters are."""
+        ways = [{way: group[way] for way in _WAYS if way in group} for group in self.optimiser.param_groups]
         self.optimiser.load_state_dict(state["optimiser"])
+        for group, own in zip(self.optimiser.param_groups, ways, strict=True):
+            group.update(own)
+            _place_counters(self.optimiser, group)
         self.total = tuple(value.to(like) for value, like in zip(state["total"], self.parameters, strict=False))
         self.waiting = state["waiting"]
         self.taken = state["taken"]
 
-    def _step(self, gradients: tuple[Tensor, ...]) -> None:
+    def live(self) -> list[Tensor]:
+        """The tensors a step changes: parameters first, then the optimiser's own."""
+        return self._undo.live()
+
+    def step(self, gradients: tuple[Tensor, ...]) -> None:
+        """Let the optimiser move the parameters.
+
+        Args:
+            gradients: The sum over the batches of the step.
+        """
         if self.accumulate > 1:
             gradients = tuple(torch._foreach_div(gradients, float(self.accumulate)))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         try:
             self.optimiser.step()
-        except BaseException:
-            self._undo.restore()
-            raise
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
+
+
+def _place_counters(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Keep the step counters where this way of computing wants them: on the device, or on the host."""
+    on_device = group.get("capturable") or group.get("fused")
+    for parameter in group["params"]:
+        counter = optimiser.state.get(parameter, {}).get("step")
+        if isinstance(counter, Tensor):
+            optimiser.state[parameter]["step"] = counter.to(parameter.device if on_device else "cpu")

@@ -99,6 +99,8 @@ class Consistency(Loss):
             ImageNet.
     """
 
+    varies = "its teacher looks at more views only when the frozen model is unsure"
+
     def __init__(
         self,
         threshold: float | None = None,

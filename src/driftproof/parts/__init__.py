@@ -2,6 +2,6 @@
 
 from driftproof.parts.part import Part, Several
 from driftproof.parts.preparation import Preparation, Progress, SourceBatches, supervised_loss
-from driftproof.parts.step import Step, flat
+from driftproof.parts.step import Step, flat, seed_of
 
-__all__ = ["Part", "Preparation", "Progress", "Several", "SourceBatches", "Step", "flat", "supervised_loss"]
+__all__ = ["Part", "Preparation", "Progress", "Several", "SourceBatches", "Step", "flat", "seed_of", "supervised_loss"]

@@ -23,9 +23,15 @@ class Part(nn.Module):
     references. An adapter works on copies of the parts it is given, so one instance can serve several adapters.
 
     Constructor arguments are kept as attributes of the same name; the printed form is read from them.
+
+    Attributes:
+        needs_features: Whether the part reads `step.features`.
+        varies: Why the work of the part differs from batch to batch, in words; None where it is always the same, so
+            that a step can be recorded once and replayed.
     """
 
     needs_features = False
+    varies: str | None = None
 
     @property
     def prepared(self) -> bool:
@@ -67,6 +73,11 @@ class Several(Part):
     def needs_features(self) -> bool:  # type: ignore[override]  # a class attribute for single parts
         """Whether any member reads features."""
         return any(part.needs_features for part in self.members)
+
+    @property
+    def varies(self) -> str | None:  # type: ignore[override]  # a class attribute for single parts
+        """The first reason a member gives."""
+        return next((part.varies for part in self.members if part.varies is not None), None)
 
     @property
     def prepared(self) -> bool:

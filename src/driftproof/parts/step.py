@@ -10,7 +10,7 @@ from driftproof.errors import ModelError
 from driftproof.network import Network
 from driftproof.predictions import confidence_gain, log_probabilities, logit_gain, widened
 
-__all__ = ["Step", "flat"]
+__all__ = ["Step", "flat", "seed_of"]
 
 
 class Step:
@@ -43,6 +43,7 @@ class Step:
         seed: int = 0,
         alike: bool = False,
         needs_features: bool = False,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.images = images
         self.network = network
@@ -52,6 +53,7 @@ class Step:
         self.index = index
         self.alike = alike
         self._seed = seed
+        self._generator = generator
         self._features: Tensor | None = None
         if needs_features:
             self.logits, self._features = network.with_features(images)
@@ -117,9 +119,21 @@ class Step:
         So a replay, a resumed run and a run that skipped a bad batch all draw the same numbers, and the only state
         there is to save is the index.
         """
-        generator = torch.Generator(self.images.device)
-        generator.manual_seed((self._seed * 0x9E3779B97F4A7C15 + self.index) % 2**63)
+        generator = self._generator
+        if generator is None:
+            generator = torch.Generator(self.images.device)
+            generator.manual_seed(seed_of(self._seed, self.index))
         return generator
+
+    @property
+    def drew(self) -> bool:
+        """Whether anybody asked for random numbers."""
+        return "generator" in self.__dict__
+
+
+def seed_of(seed: int, index: int) -> int:
+    """What the random numbers of the `index`-th batch are seeded with."""
+    return (seed * 0x9E3779B97F4A7C15 + index) % 2**63
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -1,0 +1,235 @@
+"""The step on a GPU: every engine and precision against a plain eager TENT loop and against what the hardware allows.
+
+    python benchmarks/gpu.py [--batch 200] [--trials 200] [--json FILE] [--data DIR --weights FILE]
+
+The plain loop is TENT as public reference code writes it, with PyTorch's defaults. All contestants take turns in one
+process; medians are compared. The two floors are what a perfectly fused step would still need: the bytes that have to
+cross memory over the measured bandwidth, and the multiplications over the measured rate of large matrix products.
+
+With `--data` (CIFAR-10 in its official format) and `--weights`, the fast engines also run over one round of the fifteen
+corruptions beside the eager one at the same precision, and errors and masks are compared.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import driftproof as dp
+from driftproof.analyses import peak_memory, synchroniser, time_steps
+from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
+from driftproof.data import cifar10
+from driftproof.models import build, restore
+from step import tent_by_hand
+
+LIMITS = {
+    "tf32: tent+crowd, fastest / plain loop": 0.42,
+    "bf16: tent+crowd, fastest / plain loop": 0.25,
+    "tf32: tent+crowd / tent, same engine": 1.40,
+    "peak memory: tent+crowd / plain loop": 1.10,
+}
+PRECISIONS = {"tf32": torch.float32, "bf16": torch.bfloat16}
+ENGINES = ("eager", "graph", "compile")
+
+
+def contestants(model: Callable[[], nn.Module]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Everybody who takes a turn."""
+    found: dict[str, Callable[[Tensor], Tensor]] = {"plain loop": tent_by_hand(model())}
+    for precision in PRECISIONS:
+        for engine in ENGINES:
+            settings: dict[str, Any] = {"engine": engine, "precision": precision, "channels_last": True}
+            found[f"{precision} {engine} tent"] = dp.tent(model(), **settings)
+            found[f"{precision} {engine} tent+crowd"] = dp.tent(model(), select=dp.ConfidenceDifference(), **settings)
+    return found
+
+
+def traffic(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
+    """Elements that one forward, and one backward to the affine parameters, have to move; and the multiplications.
+
+    Forward: every convolution reads its input and writes its output; normalisation and ReLU ride along. Backward: every
+    convolution reads the gradient of its output and writes that of its input, and every normalisation reads its input.
+    """
+    counts = {"conv": 0, "norm": 0, "products": 0}
+
+    def convolved(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        counts["conv"] += inputs[0].numel() + output.numel()
+        counts["products"] += output.numel() * layer.weight[0].numel()
+
+    def normalised(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        counts["norm"] += inputs[0].numel()
+
+    kinds: dict[type, Callable[..., None]] = {nn.Conv2d: convolved, nn.BatchNorm2d: normalised}
+    hooks = [module.register_forward_hook(kinds[type(module)]) for module in model.modules() if type(module) in kinds]
+    with torch.no_grad():
+        model(images)
+    for hook in hooks:
+        hook.remove()
+    return counts["conv"], counts["conv"] + counts["norm"], counts["products"]
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second that a large copy moves, reading and writing."""
+    source = torch.empty(2**28, device=device)
+    target = torch.empty_like(source)
+    taken = time_steps({"copy": lambda: target.copy_(source)}, trials=20, warm_up=3, synchronise=synchroniser(device))
+    return 2 * source.numel() * source.element_size() / taken["copy"].median
+
+
+def rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Multiplications per second of a large matrix product."""
+    size = 8192
+    left, right = (torch.rand(size, size, device=device, dtype=dtype) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        taken = time_steps({"product": lambda: left @ right}, trials=20, warm_up=3, synchronise=synchroniser(device))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return size**3 / taken["product"].median
+
+
+def floors(model: nn.Module, images: Tensor) -> dict[str, dict[str, float]]:
+    """Milliseconds below which no step can be, by precision and method."""
+    forward, backward, products = traffic(model, images)
+    speed, found = bandwidth(images.device), {}
+    for name, dtype in PRECISIONS.items():
+        size, products_per_second = dtype.itemsize, rate(images.device, dtype)
+        for method, forwards in (("tent", 1), ("tent+crowd", 2)):
+            found[f"{name} {method}"] = {
+                "bytes": 1e3 * size * (forwards * forward + backward) / speed,
+                "operations": 1e3 * (forwards + 1) * products / products_per_second,
+            }
+    return found
+
+
+def agreement(arguments: argparse.Namespace, precision: str, engine: str) -> dict[str, float]:
+    """One round of real corruptions: the fast engine beside the eager one, batch by batch."""
+    device, images = torch.device(arguments.device), cifar10(arguments.data)
+    clean, labels = images.batch(range(len(images))).to(device), images.labels.to(device)
+    photos = find_frost_photos(arguments.frost)
+    model = restore(arguments.weights).to(device)
+    make = partial(dp.tent, model, select=dp.ConfidenceDifference(), precision=precision, channels_last=True)
+    pair = {"eager": make(engine="eager"), engine: make(engine=engine)}
+    wrong = dict.fromkeys(pair, 0)
+    same = seen = 0
+    for corruption in CORRUPTIONS:
+        changed = corrupt(clean, corruption, 5, dataset=images.name, frost_photos=photos)
+        for some, theirs in zip(
+            torch.split(changed, arguments.batch), torch.split(labels, arguments.batch), strict=True
+        ):
+            for name, adapter in pair.items():
+                wrong[name] += int((adapter(some.float() / 255).argmax(1) != theirs).sum())
+            first, second = (adapter.last.selected for adapter in pair.values())
+            same, seen = same + int((first == second).sum()), seen + len(theirs)
+    errors = {name: 100 * count / seen for name, count in wrong.items()}
+    return {"eager error": errors["eager"], f"{engine} error": errors[engine], "masks agree %": 100 * same / seen}
+
+
+def peaks(model: Callable[[], nn.Module], images: Tensor) -> dict[str, int | None]:
+    """Bytes that each needs at most, its copies of the network included."""
+
+    def plain() -> None:
+        step = tent_by_hand(model())
+        for _ in range(5):
+            step(images)
+
+    def ours(**settings: Any) -> None:  # noqa: ANN401  # relayed
+        adapter = dp.tent(model(), select=dp.ConfidenceDifference(), channels_last=True, **settings)
+        for _ in range(5):
+            adapter(images)
+
+    runs = {"plain loop": plain} | {
+        f"{precision} {engine} tent+crowd": partial(ours, precision=precision, engine=engine)
+        for precision in PRECISIONS
+        for engine in ENGINES
+    }
+    found = {}
+    for name, run in runs.items():
+        torch.cuda.empty_cache()
+        found[name] = peak_memory(run, images.device)
+    return found
+
+
+def judged(times: dict[str, float], memory: dict[str, int | None]) -> dict[str, float]:
+    """The ratios that have limits."""
+    plain, ratios = times["plain loop"], {}
+    fastest = {
+        precision: min((engine for engine in ENGINES[1:]), key=lambda engine: times[f"{precision} {engine} tent+crowd"])
+        for precision in PRECISIONS
+    }
+    for precision, engine in fastest.items():
+        ratios[f"{precision}: tent+crowd, fastest / plain loop"] = times[f"{precision} {engine} tent+crowd"] / plain
+    best = f"tf32 {fastest['tf32']} tent"
+    ratios["tf32: tent+crowd / tent, same engine"] = times[f"{best}+crowd"] / times[best]
+    ours, theirs = memory[f"{best}+crowd"], memory["plain loop"]
+    ratios["peak memory: tent+crowd / plain loop"] = (ours or 0) / (theirs or 1)
+    return ratios
+
+
+def main() -> int:
+    """Check, time, print, and fail if a limit is passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--frost", type=Path, help="folder of frost photos; otherwise the installed package's")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("This measures a CUDA device, and there is none.")
+        return 2
+    device = torch.device(arguments.device)
+    images = torch.rand(arguments.batch, 3, 32, 32, device=device)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return build("wrn40_2").to(device)
+
+    steps = {name: partial(step, images) for name, step in contestants(model).items()}
+    timings = time_steps(steps, trials=arguments.trials, warm_up=20, synchronise=synchroniser(device))
+    times = {name: 1e3 * timing.median for name, timing in timings.items()}
+    lowest, memory = floors(model(), images), peaks(model, images)
+    ratios = judged(times, memory)
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, WRN-40-2, batch {arguments.batch}\n")
+    print(f"{'':<28}{'ms':>8}{'/ plain':>9}{'floor ms':>10}{'peak MiB':>10}")
+    for name, taken in times.items():
+        precision, _, method = name.partition(" ")
+        floor = lowest.get(f"{precision} {method.partition(' ')[2]}")
+        below = f"{max(floor.values()):10.2f}" if floor else " " * 10
+        peak = memory.get(name)
+        print(
+            f"{name:<28}{taken:8.2f}{taken / times['plain loop']:9.3f}{below}{'' if peak is None else f'{peak / 2**20:10.0f}'}"
+        )
+    for name, floor in lowest.items():
+        print(f"floor of {name}: " + ", ".join(f"{kind} {value:.2f} ms" for kind, value in floor.items()))
+    print()
+    for name, ratio in ratios.items():
+        print(f"{name:<44}{ratio:8.3f}   (at most {LIMITS[name]})")
+    found = {}
+    if arguments.data and arguments.weights:
+        for precision in PRECISIONS:
+            for engine in ENGINES[1:]:
+                found[f"{precision} {engine}"] = agreement(arguments, precision, engine)
+                print(f"{precision} {engine} over one round: {found[f'{precision} {engine}']}", flush=True)
+    if arguments.json:
+        rows = {"ms": times, "floors": lowest, "peak": memory, "ratios": ratios, "agreement": found}
+        protocol = {
+            "hardware": torch.cuda.get_device_name(device),
+            "torch": torch.__version__,
+            "driftproof": dp.__version__,
+        }
+        arguments.json.write_text(json.dumps({"protocol": protocol, **rows}, indent=2) + "\n")
+    return 0 if all(ratio <= LIMITS[name] for name, ratio in ratios.items()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""How a step runs: as written, compiled, or recorded and replayed. What it computes is the same."""
+
+from typing import TYPE_CHECKING, Literal
+
+from driftproof.adapter.engines.compiled import Compiled
+from driftproof.adapter.engines.eager import Eager
+from driftproof.adapter.engines.fixed import Fixed
+from driftproof.adapter.engines.graph import Graph, refuse_varying
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["Compiled", "Eager", "EngineName", "Fixed", "Graph", "engine_for"]
+
+EngineName = Literal["eager", "compile", "graph"]
+
+
+def engine_for(adapter: "Adapter") -> Eager:
+    """The engine that an adapter asks for by name."""
+    if adapter.engine == "graph":
+        refuse_varying(adapter)
+        return Graph()
+    if adapter.engine == "compile":
+        return Compiled(records=all(part.varies is None for part in adapter._parts))
+    return Eager()

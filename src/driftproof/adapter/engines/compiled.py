@@ -1,0 +1,101 @@
+"""The networks compiled; on a CUDA device the step around them recorded as well."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.adapter.engines.eager import Eager
+from driftproof.adapter.engines.graph import Graph, can_record
+from driftproof.adapter.engines.shapes import Shapes, shape_key
+from driftproof.errors import EngineError
+from driftproof.network import Network
+from driftproof.record import Record
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["Compiled"]
+
+_Call = Callable[[Tensor], Any]
+
+
+class Compiled(Eager):
+    """Passes through both networks are compiled for every shape that comes a third time.
+
+    Args:
+        records: Whether the method's step can be recorded; then, on a CUDA device, it is.
+        backend: What torch compiles with.
+    """
+
+    def __init__(self, *, records: bool, backend: str | Callable[..., Any] = "inductor") -> None:
+        self._records = records
+        self._backend = backend
+        self._shapes = Shapes(after=2)
+        self._eager, self._graph = Eager(), Graph()
+        self._forms: dict[Network, _Call] = {}
+
+    def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
+        """As `Eager.run`, through the compiled networks."""
+        inner = self._graph if self._records and can_record(adapter.device) else self._eager
+        key = shape_key(images)
+        if not self._shapes.worth(key):
+            self._shapes.meet(key)
+            return inner.run_eagerly(adapter, images)
+        with self._through(adapter.network), self._through(adapter.source), _named_errors():
+            return inner.run(adapter, images)
+
+    def equip(self, optimiser: torch.optim.Optimizer) -> None:
+        """Set up the optimiser for recording, where that will happen."""
+        if self._records:
+            self._graph.equip(optimiser)
+
+    def settle(self, adapter: "Adapter") -> None:
+        """Bring to the host what only the device knows."""
+        self._graph.settle(adapter)
+
+    def drop(self) -> None:
+        """Forget the recordings; compiled code looks up where tensors are."""
+        self._graph.drop()
+
+    @contextmanager
+    def _through(self, network: Network) -> Iterator[None]:
+        if network not in self._forms:
+            self._forms[network] = _compiled(network.model, self._backend)
+        network.through = self._forms[network]
+        try:
+            yield
+        finally:
+            network.through = None
+
+
+def _compiled(model: nn.Module, backend: str | Callable[..., Any]) -> _Call:
+    def call(images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
+        return model(images)
+
+    # Torch keeps compiled code, up to a limit, with the code object: a network needs one of its own.
+    own = FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
+    compiled: _Call = torch.compile(own, dynamic=False, backend=backend)
+
+    def run(images: Tensor) -> Any:  # noqa: ANN401
+        with _named_errors():
+            return compiled(images)
+
+    return run
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        first = str(error).strip().partition("\n")[0]
+        raise EngineError(
+            f"torch.compile failed: {first}. On a CPU it needs a C++ compiler such as g++; "
+            '`engine="eager"` does without.'
+        ) from error

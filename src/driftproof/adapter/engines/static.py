@@ -1,0 +1,154 @@
+"""The step without a host: always the same operations, over tensors that stay where they are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.engines.storage import Storage
+from driftproof.adapter.flat import Flat
+from driftproof.adapter.lesson import draw_lesson
+from driftproof.parts import Step
+from driftproof.record import PendingOutcome, Record
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["Result", "StaticStep"]
+
+
+class Result(NamedTuple):
+    """What a static step leaves on the device for its caller.
+
+    Attributes:
+        answer: The logits.
+        selected: The samples the step learned from.
+        novelty: How unfamiliar each sample looks.
+        flags: As `PendingOutcome` takes them.
+        objective: The loss; None where nothing learns.
+    """
+
+    answer: Tensor
+    selected: Tensor
+    novelty: Tensor
+    flags: Tensor
+    objective: Tensor | None
+
+    def delivered(self) -> tuple[Tensor, Record]:
+        """The answer and the record, in copies: the next step writes over what is here."""
+        objective = None if self.objective is None else self.objective.clone()
+        outcome = PendingOutcome(self.flags.clone())
+        return self.answer.clone(), Record(self.selected.clone(), self.novelty.clone(), objective, outcome)
+
+
+class StaticStep:
+    """One step of an adapter for batches of one shape.
+
+    No operation depends on what the data holds, and nothing is fetched from the device: what the eager step decides by
+    a branch, this one computes either way and keeps or not with `torch.where`. So it can be recorded once and replayed.
+
+    Args:
+        images: A batch of that shape.
+        storage: Where the adapter's tensors are.
+
+    Attributes:
+        images: Where the batch is read from.
+        generator: Where random numbers come from.
+        seed: What they are seeded with.
+        draws: Whether any part draws some; not known before the first run.
+    """
+
+    def __init__(self, images: Tensor, storage: Storage) -> None:
+        self.images = torch.empty_like(images)
+        self.generator = torch.Generator(images.device)
+        self.seed = 0
+        self.draws: bool | None = None
+        self._storage = storage
+
+    def reseed(self) -> None:
+        """Have the next run draw the numbers of its batch."""
+        self.generator.manual_seed(self.seed)
+
+    def run(self, adapter: "Adapter") -> Result:
+        """Do what `Eager.run` does with the batch that `images` holds."""
+        with self._nothing_lost(adapter):
+            step = adapter._look(self.images, generator=self.generator)
+            result = self._learn(adapter, step) if adapter._names else self._predict(adapter, step)
+            self.draws = step.drew
+            return result
+
+    def _predict(self, adapter: "Adapter", step: Step) -> Result:
+        novelty = adapter._novelty(step)
+        sound = step.logits.isfinite().all()
+        self._commit(adapter, step, sound)
+        self._storage.index.add_(sound)
+        nobody = torch.zeros_like(step.weights, dtype=torch.bool)
+        yes = torch.ones_like(sound)
+        flags = torch.stack([sound, yes, ~yes, step.images.isfinite().all(), sound, yes])
+        return Result(step.answer, nobody, novelty, flags, None)
+
+    def _learn(self, adapter: "Adapter", step: Step) -> Result:
+        lesson = draw_lesson(adapter, step)
+        stepper, objective = adapter._stepper, lesson.objective
+        gradients = torch.autograd.grad(objective, stepper.parameters, materialize_grads=True)
+        if self._storage.total:
+            gradients = tuple(torch._foreach_add(self._storage.total, gradients))
+        live = stepper.live()
+        before = Flat(live)
+        try:
+            stepper.step(gradients)
+            due = self._storage.waiting + 1 == stepper.accumulate
+            stepped_well = torch.stack(Flat(live).finite()).all()
+            gathered_well = torch.stack(Flat(gradients).finite()).all() if self._storage.total else stepped_well
+            finite = objective.detach().isfinite()
+            sound = finite & torch.where(due, stepped_well, gathered_well)
+            good = sound & lesson.useful
+            stepped = good & due
+            self._commit(adapter, step, sound)
+            self._tell_parts(adapter, step, good, stepped)
+            Flat(live).where(stepped, before).pour(live)
+        except BaseException:
+            before.pour(live)
+            raise
+        self._count(gradients, sound, good, stepped)
+        answer = step.answer.detach()
+        if adapter.output == "after":
+            with torch.no_grad():
+                answer = torch.where(sound, adapter.network(step.images), answer)
+        healthy = [tensor.detach().isfinite().all() for tensor in (step.images, step.logits)]
+        flags = torch.stack([sound, lesson.useful, stepped, *healthy, finite])
+        return Result(answer, lesson.selected & sound, lesson.novelty, flags, objective.detach())
+
+    def _commit(self, adapter: "Adapter", step: Step, sound: Tensor) -> None:
+        self._storage.absorb()  # what the models themselves replaced while they ran
+        self._storage.keep(adapter.network.commit, sound)
+        if step.compared_with_source:
+            self._storage.keep(adapter.source.commit, sound)
+
+    def _tell_parts(self, adapter: "Adapter", step: Step, good: Tensor, stepped: Tensor) -> None:
+        with torch.no_grad():
+            for part in adapter._parts:
+                self._storage.keep(lambda part=part: part.on_batch(step), good)  # type: ignore[misc]
+                self._storage.keep(lambda part=part: part.on_step(step), stepped)  # type: ignore[misc]
+
+    def _count(self, gradients: tuple[Tensor, ...], sound: Tensor, good: Tensor, stepped: Tensor) -> None:
+        storage = self._storage
+        storage.index.add_(sound)
+        storage.taken.add_(stepped)
+        if storage.total:
+            storage.waiting.copy_((storage.waiting + good) * ~stepped)
+            sums = Flat(gradients).where(~stepped, Flat([torch.zeros_like(gradient) for gradient in gradients]))
+            sums.where(good, Flat(storage.total)).pour(storage.total)
+
+    @contextmanager
+    def _nothing_lost(self, adapter: "Adapter") -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._storage.put_back()
+            raise
+        finally:
+            adapter.network.discard()
+            adapter.source.discard()

@@ -1,0 +1,58 @@
+"""What a batch has to teach, before anything is learned from it."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.errors import ModelError
+from driftproof.parts import Step
+from driftproof.predictions import mean_prediction_entropy
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["Lesson", "draw_lesson"]
+
+
+class Lesson(NamedTuple):
+    """What a batch has to teach.
+
+    Attributes:
+        objective: The loss to descend, with its graph.
+        selected: The samples it counts.
+        useful: Whether there is anything to learn, as a boolean tensor.
+        novelty: How unfamiliar each sample looks.
+    """
+
+    objective: Tensor
+    selected: Tensor
+    useful: Tensor
+    novelty: Tensor
+
+
+def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
+    """Ask every part for its say; settles the step's answer and weights. Nothing is fetched from the device."""
+    assert adapter.loss is not None  # the adapter's constructor saw to it
+    step.answer = adapter.loss.predict(step)
+    losses = adapter.loss.per_sample(step)
+    if adapter.select is not None:
+        step.weights = adapter.select.weigh(step)
+    selected = step.weights > 0
+    objective = _objective(adapter, step, losses, selected)
+    if not objective.requires_grad:
+        raise ModelError(f"No parameter that {adapter.scope} lets move has any influence on the model's output.")
+    # Without a mean-entropy term, a batch in which nothing is selected has nothing to teach.
+    useful = selected.any() | (adapter.mean_entropy != 0)
+    with torch.no_grad():
+        return Lesson(objective, selected, useful, adapter._novelty(step))
+
+
+def _objective(adapter: "Adapter", step: Step, losses: Tensor, selected: Tensor) -> Tensor:
+    count = selected.sum().clamp(min=1) if adapter.average_over == "selected" else selected.numel()
+    objective = (step.weights * losses).sum() / count
+    if adapter.mean_entropy != 0:
+        over = step.weights if adapter.mean_entropy_over == "selected" else None
+        objective = objective - adapter.mean_entropy * mean_prediction_entropy(step.log_probabilities, over)
+    penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
+    return objective if penalty is None else objective + penalty

@@ -1,0 +1,90 @@
+"""Convolutions whose weights stay: nothing is kept for a gradient that nobody asks for.
+
+Torch keeps the input of every convolution for the gradient of its weight, even of a weight that does not move. The
+gradient of the input needs the weight alone.
+"""
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+__all__ = ["make_ordinary", "make_sparing"]
+
+_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def make_sparing(model: nn.Module) -> None:
+    """Have the plain convolutions of `model` keep their input only while their weight wants a gradient."""
+    for layer in model.modules():
+        if type(layer) in _KINDS and _is_plain(layer):
+            layer.forward = partial(_convolve, cast("nn.Conv2d", layer))
+
+
+def make_ordinary(model: nn.Module) -> None:
+    """Undo `make_sparing`."""
+    for layer in model.modules():
+        if type(layer) in _KINDS and _is_sparing(layer):
+            del layer.forward
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    ordinary = getattr(layer, "padding_mode", None) == "zeros" and not isinstance(layer.padding, str)
+    return ordinary and "forward" not in vars(layer)
+
+
+def _is_sparing(layer: nn.Module) -> bool:
+    own = vars(layer).get("forward")
+    return isinstance(own, partial) and own.func is _convolve
+
+
+def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    weight, bias = layer.weight, layer.bias
+    learns = weight.requires_grad or (bias is not None and bias.requires_grad)
+    single = x.ndim < weight.ndim
+    if learns or single or not (x.requires_grad and torch.is_grad_enabled()):
+        return type(layer).forward(layer, x)
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    window = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    convolved: Tensor = _SparingConvolution.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]
+    return convolved
+
+
+class _SparingConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  # torch types it so
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.window = x.shape, (stride, padding, dilation, groups)
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.window
+        to_input, _, _ = torch.ops.aten.convolution_backward(
+            *(gradient, _stand_in(ctx.shape, gradient), weight, None),
+            *(stride, padding, dilation, False, [0] * len(stride), groups, [True, False, False]),
+        )
+        return (to_input, None, None, None, None, None, None)
+
+
+def _stand_in(shape: torch.Size, gradient: Tensor) -> Tensor:
+    """Of the input the kernel wants to know the shape and the layout alone: no value is ever written or read."""
+    last = len(shape) == 4 and not gradient.is_contiguous()
+    if last and gradient.is_contiguous(memory_format=torch.channels_last):
+        return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
+    return gradient.new_empty(1).expand(shape)

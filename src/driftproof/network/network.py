@@ -1,0 +1,192 @@
+"""A private copy of the user's model whose normalisation follows a rule of ours."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from driftproof.errors import EngineError, ForwardError, ModelError
+from driftproof.network.convolution import make_ordinary, make_sparing
+from driftproof.network.logits import LogitsAccessor, read_logits
+from driftproof.network.precision import Precision, mixed, restored
+from driftproof.network.rules import NormalisationRule
+from driftproof.norms import batch_norms
+
+__all__ = ["Network"]
+
+_FAST_PATHED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+class Network(nn.Module):
+    """A model in evaluation mode, its normalisation rule, and the way to its logits.
+
+    Args:
+        model: Taken over, not copied.
+        statistics: The rule for its batch-norm layers; None leaves them with the statistics of their training.
+        logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
+        classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
+        precision: With how many digits to compute; logits and features come out in at least single precision.
+
+    Attributes:
+        through: What the model is called through while a compiled form of it stands in; None is the model itself.
+    """
+
+    __call__: Callable[..., Tensor]
+    through: Callable[[Tensor], Any] | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        statistics: NormalisationRule | None = None,
+        *,
+        logits: LogitsAccessor | None = None,
+        classifier: str | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model.eval()
+        self.precision = precision
+        self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
+        self._logits = logits
+        self._classifier = classifier
+        named = enumerate(batch_norms(model)) if statistics is not None else ()
+        rules = (statistics.rule_for(index, name, layer) for index, (name, layer) in named) if statistics else ()
+        self.layer_rules = tuple(rule for rule in rules if rule is not None)
+        self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
+        self._every_module = tuple(model.modules())
+        self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
+        self._tap: _Tap | None = None
+        self._attach()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits for `images`."""
+        if any(module.training for module in self._every_module):
+            self.model.eval()
+        try:
+            with _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
+                output = (self.through or self.model)(images)
+        except EngineError:
+            raise
+        except Exception as error:
+            message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
+            raise ForwardError(message) from error
+        finally:
+            for rule in self.layer_rules:
+                rule.leave()
+        return restored(read_logits(output, self._logits), self.precision)
+
+    def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits for `images`, and the features that entered the classifier."""
+        name, layer = self._find_classifier()
+        if self._tap is None:
+            self._tap = _Tap(layer)
+        logits = self(images)
+        entered, self._tap.entered = self._tap.entered, None
+        features = None if entered is None else entered.flatten(start_dim=1)
+        if features is None or features.shape[0] != images.shape[0]:
+            raise ModelError(
+                f"Expected layer `{name}` to see one feature vector per image. Name the right `classifier`."
+            )
+        return logits, restored(features, self.precision)
+
+    def plain(self) -> nn.Module:
+        """A copy of the model as an ordinary module: no rules, no storage shared."""
+        self._detach()
+        try:
+            return copy.deepcopy(self.model)
+        finally:
+            self._attach()
+
+    def clone(self) -> "Network":
+        """A network of its own over a copy of the model, under the same rule."""
+        return Network(
+            self.plain(),
+            self._statistics[0],
+            logits=self._logits,
+            classifier=self._classifier,
+            precision=self.precision,
+        )
+
+    def with_source_statistics(self) -> "Network":
+        """A network of its own over a copy of the model, normalising as on the day it was trained."""
+        return Network(self.plain(), logits=self._logits, classifier=self._classifier)
+
+    def begin(self) -> None:
+        """Forget every statistic of the stream."""
+        for rule in self.layer_rules:
+            rule.begin()
+
+    def commit(self) -> None:
+        """Keep what the last pass saw of the stream."""
+        for rule in self.layer_rules:
+            rule.commit()
+
+    def discard(self) -> None:
+        """Drop what the last pass saw of the stream."""
+        for rule in self.layer_rules:
+            rule.discard()
+        if self._tap is not None:
+            self._tap.entered = None
+
+    def _attach(self) -> None:
+        make_sparing(self.model)
+        for rule in self.layer_rules:
+            rule.attach()
+
+    def _detach(self) -> None:
+        """Leave the model as it was found."""
+        make_ordinary(self.model)
+        for rule in self.layer_rules:
+            rule.detach()
+        if self._tap is not None:
+            self._tap.detach()
+            self._tap = None
+
+    def _find_classifier(self) -> tuple[str, nn.Module]:
+        if self._classifier is not None:
+            try:
+                return self._classifier, self.model.get_submodule(self._classifier)
+            except AttributeError as error:
+                raise ModelError(f"Expected `classifier` to name a layer of the model, but {error}.") from None
+        linear = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise ModelError("Expected a linear layer whose input is the feature vector. Name one with `classifier`.")
+        return linear[-1]
+
+
+class _Tap:
+    """Notes what enters a layer.
+
+    It stays attached between passes: compiled code has to be made anew whenever a hook comes or goes.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.entered: Tensor | None = None
+        self._handle: RemovableHandle = layer.register_forward_pre_hook(self._note)
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.entered = inputs[0]
+
+
+@contextmanager
+def _one_kind_of_attention(needed: bool) -> Iterator[None]:
+    """Keep attention on the kernels that can be differentiated.
+
+    Without a gradient to compute, torch takes a fused path whose rounding differs. The frozen and the adapting network
+    have to agree to the last bit while their weights do, or selection would start from noise.
+    """
+    fast = needed and torch.backends.mha.get_fastpath_enabled()
+    if fast:
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        if fast:
+            torch.backends.mha.set_fastpath_enabled(True)

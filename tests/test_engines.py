@@ -1,0 +1,574 @@
+"""Every engine against the eager one: the same answers, the same records, the same state."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import is_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import driftproof as dp
+from cases import adapter_for, batches, same_state, source_data, state_of
+from driftproof.adapter.engines import Compiled, Fixed, Graph, graph
+from driftproof.adapter.engines.shapes import MOST_SHAPES
+from driftproof.adapter.flat import Flat
+from networks import NORM_NETWORKS, WideResNet, build, lively
+from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
+
+
+def assert_engines_agree(build_adapter, stream):
+    eager, fixed = build_adapter(engine=None), build_adapter(engine=Fixed())
+    assert_same(run(eager, stream), run(fixed, stream))
+    assert same_state(state_of(eager), state_of(fixed))
+    assert len(fixed._engine._steps) == 2, "both shapes ran as static steps"
+
+
+# --- the static step --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_a_static_step_equals_the_eager_one_bit_by_bit(case):
+    assert_engines_agree(partial(make, case), eventful())
+
+
+@pytest.mark.parametrize("case", ["ttn", "tent", "eata+crowd", "swr"])
+def test_pixels_are_just_more_samples(case):
+    assert_engines_agree(partial(make, case, "segmentation"), eventful())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output": "after"},
+        {"statistics": dp.statistics.Blend(0.5, momentum=0.3)},
+        {"statistics": dp.statistics.Batch(), "source_statistics": dp.statistics.Blend(0.5, momentum=0.3)},
+        {"optimiser": partial(torch.optim.SGD, momentum=0.9, dampening=0.1)},
+        {"optimiser": torch.optim.RMSprop, "output": "after"},
+        {"novelty": lambda step: -step.confidence_gain},
+        {"average_over": "batch", "mean_entropy_over": "selected", "mean_entropy": 0.3},
+        {"accumulate": 3},
+        {"accumulate": 2, "statistics": dp.statistics.Blend(0.7, momentum=0.5), "output": "after"},
+        {"channels_last": True},
+        {"precision": "bf16"},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+@pytest.mark.parametrize("case", ["tent+crowd", "eata"])
+def test_every_setting_holds_in_a_static_step(case, settings):
+    assert_engines_agree(partial(make, case, **settings), eventful())
+
+
+class Forgetful(dp.regularisers.Regulariser):
+    """Moves parameters itself after each step, at random."""
+
+    def on_step(self, step):
+        with torch.no_grad():
+            for moved, start in zip(step.parameters, step.source_parameters, strict=True):
+                draw = torch.rand(moved.shape, generator=step.generator, device=moved.device)
+                moved.copy_(torch.where(draw < 0.3, start, moved))
+
+
+def composed(engine, **choices):
+    defaults = {
+        "scope": dp.scopes.norm_affine(),
+        "statistics": dp.statistics.Batch(),
+        "loss": dp.losses.Entropy(),
+        "select": NotTooBright(),
+        "optimiser": partial(torch.optim.Adam, lr=0.05),
+    }
+    adapter = dp.Adapter(build("wide_resnet"), **(defaults | choices))
+    adapter._engine = engine or adapter._engine
+    return adapter
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_a_part_does_after_a_step_is_undone_with_the_step(accumulate):
+    assert_engines_agree(partial(composed, regulariser=Forgetful(), accumulate=accumulate), eventful())
+
+
+def test_models_that_keep_buffers_of_their_own():
+    class Counting(WideResNet):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("replaced", torch.zeros(()))
+            self.register_buffer("written", torch.zeros(()))
+
+        def forward(self, x):
+            self.replaced = self.replaced + x.detach().mean().nan_to_num(5, 5)
+            self.written += 1
+            return super().forward(x)
+
+    def counting(engine):
+        torch.manual_seed(1)
+        adapter = dp.tent(lively(Counting()), select=dp.ConfidenceDifference() & NotTooBright(), lr=0.1)
+        adapter._engine = engine or adapter._engine
+        return adapter
+
+    assert_engines_agree(counting, eventful())
+
+
+_FETCHING = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "numpy"}
+_SENDING = {"tensor", "as_tensor", "from_numpy", "new_tensor"}
+
+
+class Asked(TorchFunctionMode):
+    """Notes every call that fetches a number from the device or sends one there."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in _FETCHING | _SENDING:
+            self.found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Fetched(TorchDispatchMode):
+    """Notes every operation that fetches a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_nothing_is_fetched_during_a_static_step(case):
+    options = {} if case in ("source", "bn_adapt", "ttn") else {"optimiser": torch.optim.SGD}
+    adapter, stream = make(case, engine=Fixed(), **options), batches(5)
+    run(adapter, stream[:3])
+    if case.startswith("swr"):
+        adapter._engine.settle(adapter)  # what seeds the random numbers is the one thing that is asked for
+    with Asked() as asked, Fetched() as fetched:
+        adapter(stream[3])
+    assert not asked.found + fetched.found
+    with Asked() as asked:
+        assert adapter.last.skipped is None
+    assert asked.found == ["tolist"]
+
+
+class Tape(TorchDispatchMode):
+    """A recording as a device makes it: operations and the memory they use, without the program around them."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if is_tensor(tensor)}
+        fresh = [
+            is_tensor(tensor) and tensor.untyped_storage().data_ptr() not in memory for tensor in tree_leaves(outputs)
+        ]
+        self.operations.append((func, args, kwargs, tree_leaves(outputs), fresh))
+        return outputs
+
+    def replay(self):
+        with torch.no_grad():
+            for func, args, kwargs, outputs, fresh in self.operations:
+                again = tree_leaves(func(*args, **kwargs))
+                for old, new, is_fresh in zip(outputs, again, fresh, strict=True):
+                    if is_fresh:
+                        old.copy_(new)
+
+
+class Taped(Fixed):
+    """Plays the part of `Graph` on any device."""
+
+    def __init__(self):
+        super().__init__()
+        self.tapes = {}
+
+    def _execute(self, step, adapter):
+        if step.draws is None:
+            return super()._execute(step, adapter)
+        step.reseed()
+        if step not in self.tapes:
+            with Tape() as tape:
+                result = step.run(adapter)
+            self.tapes[step] = tape, result
+        else:
+            tape, result = self.tapes[step]
+            tape.replay()
+        return result
+
+
+@pytest.mark.parametrize("case", FIXED_CASES)
+def test_a_recording_needs_nothing_of_the_program_around_it(case):
+    learns = case not in ("source", "bn_adapt", "ttn")
+    options = {"optimiser": partial(torch.optim.SGD, momentum=0.9)} if learns else {}
+    stream, taped = [*eventful(), *eventful(seed=1)], make(case, engine=Taped(), **options)
+    assert_same(run(make(case, **options), stream), run(taped, stream))
+    assert len(taped._engine.tapes) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 3, "output": "after"},
+        {"statistics": dp.statistics.Blend(0.5, momentum=0.3), "regulariser": Forgetful()},
+        {"source_statistics": dp.statistics.Blend(0.5, momentum=0.3), "select": dp.ConfidenceDifference()},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_recordings_hold_under_every_setting(settings):
+    build_adapter = partial(composed, **settings, optimiser=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    stream, taped = [*eventful(), *eventful(seed=1)], build_adapter(Taped())
+    assert_same(run(build_adapter(None), stream), run(taped, stream))
+    assert len(taped._engine.tapes) == 2
+
+
+def test_the_default_view_sends_nothing_to_the_device():
+    """Numbers that come from the host cannot be part of a recording."""
+    images, generator = batches(1)[0], torch.Generator()
+    with Asked() as asked, Fetched() as fetched:
+        dp.augment.photometric(images, generator)
+    assert not asked.found + fetched.found
+
+
+def test_a_static_step_draws_the_numbers_of_its_batch_even_after_a_bad_one():
+    def drawn(engine, stream):
+        adapter = composed(engine, regulariser=Forgetful())
+        run(adapter, stream)
+        return state_of(adapter)
+
+    stream = batches(8)
+    with_bad = [*stream[:5], stream[5] * torch.nan, *stream[5:]]
+    expected = drawn(None, stream)
+    assert same_state(expected, drawn(Fixed(), stream))
+    assert same_state(expected, drawn(Fixed(), with_bad))
+
+
+# --- its life ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr"])
+def test_states_travel_between_engines_in_mid_stream(case, tmp_path):
+    stream = eventful()
+    expected = run(make(case), stream)
+    for first, second in ((None, Fixed()), (Fixed(), None), (Fixed(), Fixed())):
+        adapter = make(case, engine=first)
+        begun = run(adapter, stream[:13])
+        adapter.save(tmp_path / "state")
+        other = make(case, engine=second, prepared=False).load(tmp_path / "state")
+        ended = run(other, stream[13:])
+        assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+def test_accumulated_gradients_travel_too(tmp_path):
+    stream = batches(9)
+    build_adapter = partial(make, "tent+crowd", accumulate=4)
+    expected = run(build_adapter(), stream)
+    adapter = build_adapter(engine=Fixed())
+    begun = run(adapter, stream[:6])
+    adapter.save(tmp_path / "state")
+    assert adapter._stepper.waiting == 2
+    ended = run(build_adapter().load(tmp_path / "state"), stream[6:])
+    assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+@pytest.mark.parametrize("case", ["bn_adapt", "ttn", "tent", "eata+crowd", "swr+crowd"])
+def test_replay_after_reset_is_bit_equal_and_loading_goes_on_in_place(case):
+    adapter, stream = make(case, engine=Fixed()), eventful()
+    first = run(adapter, stream)
+    assert_same(first, run(adapter.reset(), stream))
+    state = adapter.state_dict()
+    again = run(adapter, stream[:4])
+    adapter.load_state_dict(state)
+    assert_same(again, run(adapter, stream[:4]))
+
+
+def test_a_refused_state_leaves_the_recorded_steps_at_work():
+    adapter, stream = make("tent", engine=Fixed()), batches(8)
+    expected = run(make("tent"), stream)
+    begun = run(adapter, stream[:4])
+    with pytest.raises(dp.errors.StateError):
+        adapter.load_state_dict(make("eata").state_dict())
+    ended = run(adapter, stream[4:])
+    assert_same(expected, (begun[0] + ended[0], begun[1] + ended[1]))
+
+
+def test_moves_with_to_in_mid_stream():
+    def moved(engine):
+        adapter = make("eata", engine=engine)
+        begun = run(adapter, batches(5))
+        adapter.to(torch.float64)
+        ended = run(adapter, [images.double() for images in batches(6, seed=1)])
+        return begun[0] + ended[0], begun[1] + ended[1]
+
+    assert_same(moved(None), moved(Fixed()))
+
+
+def test_a_copy_of_a_running_adapter_goes_its_own_way():
+    adapter, stream = make("swr+crowd", engine=Fixed()), batches(8)
+    run(adapter, stream[:5])
+    twin = copy.deepcopy(adapter)
+    twin._engine = Fixed()
+    assert_same(run(adapter, stream[5:]), run(twin, stream[5:]))
+    before = state_of(adapter)
+    twin(stream[0])
+    assert same_state(before, state_of(adapter))
+
+
+def test_everything_a_static_step_touches_stays_where_it_is():
+    adapter, stream = make("eata", engine=Fixed(), statistics=dp.statistics.Blend(0.5, momentum=0.3)), batches(10)
+
+    def addresses():
+        held = [*adapter.parameters(), *adapter.buffers()]
+        states = adapter.optimiser.state.values()
+        return [tensor.data_ptr() for tensor in (*held, *(value for state in states for value in state.values()))]
+
+    run(adapter, stream[:3])
+    before = addresses()
+    run(adapter, [*stream[3:6], stream[6][:3], *stream[7:9]])  # an eager step in between replaces buffers
+    assert addresses() == before
+    (step,) = adapter._engine._steps.values()
+    adapter.load_state_dict(adapter.state_dict())
+    assert not adapter._engine._steps, "what was recorded is dropped when its tensors are replaced"
+    run(adapter, stream[:3])
+    assert step not in adapter._engine._steps.values()
+
+
+def test_a_parameter_given_other_memory_is_noticed():
+    def moved(engine):
+        adapter, stream = make("tent", engine=engine), batches(10)
+        begun = run(adapter, stream[:5])
+        for parameter in adapter.network.model.parameters():
+            parameter.data = parameter.data.clone()
+        ended = run(adapter, stream[5:])
+        return begun[0] + ended[0], begun[1] + ended[1]
+
+    assert_same(moved(None), moved(Fixed()))
+
+
+def test_a_scheduled_learning_rate_is_heeded():
+    def scheduled(engine):
+        adapter, outputs = make("tent+crowd", engine=engine), []
+        for index, images in enumerate(batches(12)):
+            adapter.optimiser.param_groups[0]["lr"] = 0.1 if index < 5 else 0.01
+            outputs.append(adapter(images))
+        return torch.stack(outputs)
+
+    assert torch.equal(scheduled(None), scheduled(Fixed()))
+
+
+def test_only_a_few_shapes_are_prepared_for():
+    adapter, reference = make("tent", engine=Fixed()), make("tent")
+    stream = [images for size in range(2, 9) for images in batches(3, size=size, seed=size)]
+    assert_same(run(reference, stream), run(adapter, stream))
+    assert len(adapter._engine._steps) == MOST_SHAPES
+    for size in range(100):
+        adapter._engine._shapes.meet((size,))
+    assert len(adapter._engine._shapes._met) <= 64
+
+
+def test_answers_and_records_are_the_callers_own():
+    adapter, stream = make("tent+crowd", engine=Fixed()), batches(6)
+    run(adapter, stream[:3])
+    answer, record = adapter(stream[3]), adapter.last
+    kept = answer.clone(), record.selected.clone(), record.novelty.clone(), record.objective.clone()
+    adapter(stream[4] * torch.nan), adapter(stream[5])
+    now = answer, record.selected, record.novelty, record.objective
+    assert all(torch.equal(one, other) for one, other in zip(kept, now, strict=True))
+    assert record.skipped is None
+    assert record.stepped
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+class Growing(dp.regularisers.Regulariser):
+    """Remembers something larger after every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(1))
+
+    def on_batch(self, step):
+        self.memory = torch.cat([self.memory, self.memory[:1]])
+
+
+class FailsLater(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        self.count = getattr(self, "count", 0) + 1
+        if self.count > 2:
+            raise RuntimeError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"regulariser": Growing()}, dp.errors.EngineError),
+        ({"optimiser": partial(FailsLater, lr=0.1)}, RuntimeError),
+    ],
+)
+def test_a_static_step_that_fails_leaves_the_state_intact(choices, error):
+    adapter, stream = composed(Fixed(), **choices), batches(4)
+    with pytest.raises(error):  # noqa: PT012  # at the first or the second static step
+        for images in stream:
+            before = state_of(adapter)
+            adapter(images)
+    assert same_state(before, state_of(adapter))
+    assert all(parameter.grad is None for parameter in adapter.parameters())
+
+
+def test_the_graph_engine_needs_a_device_that_has_graphs(monkeypatch):
+    model = build("wide_resnet")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(dp.errors.ConfigurationError, match=r'there is none. Choose `engine="eager"`'):
+        dp.tent(model, engine="graph")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    adapter = dp.tent(model, engine="graph")
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.ConfigurationError, match="it is on cpu"):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+
+
+def test_a_method_without_a_fixed_step_says_why():
+    with pytest.raises(dp.errors.ConfigurationError, match="with Consistency, since its teacher looks at more views"):
+        adapter_for("cotta", build("wide_resnet"), engine="graph")
+    assert (dp.regularisers.Fisher() + Growing()).varies is None
+
+
+@pytest.mark.parametrize(("keyword", "value"), [("engine", "fast"), ("precision", "fp8")])
+def test_unknown_names_are_refused(keyword, value):
+    with pytest.raises(dp.errors.ConfigurationError, match=f"Expected `{keyword}` to be one of .*, but got '{value}'"):
+        dp.tent(build("wide_resnet"), **{keyword: value})
+
+
+def test_an_optimiser_that_counts_on_the_host_is_refused():
+    adapter = composed(None, optimiser=partial(torch.optim.Adagrad, lr=0.1))
+    adapter(batches(1)[0])
+    for state in adapter.optimiser.state.values():
+        state["step"] = int(state["step"])
+    with pytest.raises(dp.errors.ConfigurationError, match="Adagrad keeps `step` on the host"):
+        graph._refuse_host_state(adapter)
+
+
+def test_errors_while_recording_are_named():
+    def failing(error):
+        try:
+            try:
+                raise error
+            finally:
+                raise RuntimeError("the recording was invalidated")
+        except RuntimeError as last:
+            return graph._explained(last)
+
+    assert "ran out of memory while the step was recorded" in str(failing(torch.OutOfMemoryError("2 GiB")))
+    assert "could not be recorded: not permitted" in str(failing(RuntimeError("not permitted")))
+
+
+def test_the_way_an_optimiser_computes_stays_the_engines(monkeypatch):
+    """States carry hyper-parameters from engine to engine, but not where the counters live."""
+    adapter = make("tent", select=None)
+    run(adapter, batches(3))
+    state = adapter.state_dict()
+    monkeypatch.setattr(graph, "can_record", lambda device: True)
+    recorded = make("tent", engine=Graph(), select=None)
+    recorded.load_state_dict(state)
+    (group,) = recorded.optimiser.param_groups
+    assert group["capturable"]
+    assert group["fused"]
+    assert group["lr"] == adapter.optimiser.param_groups[0]["lr"]
+    monkeypatch.undo()
+    plain = make("tent", select=None)
+    plain.load_state_dict(recorded.state_dict())
+    assert_same(run(adapter, batches(3, seed=1)), run(plain, batches(3, seed=1)))
+
+
+def test_many_tensors_as_few_vectors():
+    tensors = [torch.rand(2, 3), torch.arange(4), torch.rand((), dtype=torch.float64), torch.rand(5)]
+    before = [tensor.clone() for tensor in tensors]
+    flat = Flat(tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    Flat(tensors).where(torch.tensor(True), flat).pour(tensors)
+    assert all(not tensor.any() for tensor in tensors)
+    flat.pour(tensors)
+    assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
+    assert torch.stack(flat.finite()).tolist() == [True, True]
+    tensors[3][2] = torch.inf
+    assert torch.stack(Flat(tensors).finite()).tolist() == [False, True]
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+def compiled(case, network="wide_resnet", **settings):
+    return make(case, network, Compiled(records=False, backend="aot_eager"), **settings)
+
+
+@traced
+@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "swr", "cotta"])
+def test_compiled_networks_answer_alike(case):
+    torch._dynamo.reset()
+    stream = eventful()[:13]
+    assert_same(run(make(case), stream), run(compiled(case), stream))
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+@traced
+def test_compiled_networks_are_not_compiled_anew_for_every_batch():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    adapter, stream = compiled("swr+crowd"), batches(8)
+    run(adapter, stream)
+    run(adapter.reset(), stream)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one for each network"
+    assert adapter.network.through is None
+    assert same_state(state_of(adapter), state_of(run_through(make("swr+crowd"), stream)))
+
+
+def run_through(adapter, stream):
+    run(adapter, stream)
+    return adapter
+
+
+def test_a_compiler_that_fails_is_a_named_error():
+    def broken(graph_module, inputs):
+        raise RuntimeError("no working C++ compiler found")
+
+    torch._dynamo.reset()
+    adapter = make("tent+crowd", engine=Compiled(records=False, backend=broken))
+    run(adapter, batches(2))
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match=r'torch.compile failed: .*needs a C\+\+ compiler.*engine="eager"'):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+
+
+@traced
+@pytest.mark.slow
+def test_inductor_agrees_to_rounding():
+    torch._dynamo.reset()
+    stream = [images.double() for images in batches(6)]
+    answers = []
+    for engine in ("eager", "compile"):
+        adapter = dp.tent(build("wide_resnet").double(), lr=0.1, select=dp.ConfidenceDifference(), engine=engine)
+        answers.append(torch.stack(run(adapter, stream)[0]))
+    torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch_norm_1d", "batch_norm_3d", "tied"])
+def test_static_steps_on_other_kinds_of_networks(norm):
+    construct, shape = NORM_NETWORKS[norm]
+    torch.manual_seed(3)
+    model = lively(construct(), shape)
+    outputs = []
+    for engine in (None, Fixed()):
+        adapter = adapter_for("eata+crowd", model, prepared=False).prepare(source_data(shape=shape))
+        adapter._engine = engine or adapter._engine
+        outputs.append(run(adapter, batches(6, shape=shape)))
+    assert_same(*outputs)
