@@ -115,8 +115,8 @@ def agreement(arguments: argparse.Namespace, precision: str, engine: str) -> dic
     clean, labels = images.batch(range(len(images))).to(device), images.labels.to(device)
     photos = find_frost_photos(arguments.frost)
     model = restore(arguments.weights).to(device)
-    make = partial(dp.tent, model, select=dp.ConfidenceDifference(), precision=precision, channels_last=True)
-    pair = {"eager": make(engine="eager"), engine: make(engine=engine)}
+    common: dict[str, Any] = {"select": dp.ConfidenceDifference(), "precision": precision, "channels_last": True}
+    pair = {name: dp.tent(model, **common | {"engine": name}) for name in ("eager", engine)}
     wrong = dict.fromkeys(pair, 0)
     same = seen = 0
     for corruption in CORRUPTIONS:
@@ -206,9 +206,8 @@ def main() -> int:
         floor = lowest.get(f"{precision} {method.partition(' ')[2]}")
         below = f"{max(floor.values()):10.2f}" if floor else " " * 10
         peak = memory.get(name)
-        print(
-            f"{name:<28}{taken:8.2f}{taken / times['plain loop']:9.3f}{below}{'' if peak is None else f'{peak / 2**20:10.0f}'}"
-        )
+        above = "" if peak is None else f"{peak / 2**20:10.0f}"
+        print(f"{name:<28}{taken:8.2f}{taken / times['plain loop']:9.3f}{below}{above}")
     for name, floor in lowest.items():
         print(f"floor of {name}: " + ", ".join(f"{kind} {value:.2f} ms" for kind, value in floor.items()))
     print()

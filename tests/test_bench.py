@@ -31,7 +31,7 @@ from driftproof.bench.tables import Entry, Summary, Table
 from driftproof.cli import live
 from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.models import build
-from driftproof.record import Record
+from driftproof.record import Outcome, Record
 from driftproof.streams import Batch
 from networks import build as small_network
 from small_bench import AT_ONCE, SmallBench, ignore
@@ -147,7 +147,7 @@ def domains(draw):
         record = Record(
             selected=torch.rand(size, generator=generator) < draw(st.sampled_from([0, 0.5, 1])),
             novelty=torch.randint(-3, 4, (size,), generator=generator) / 8,
-            skipped=draw(st.none() | st.just("NaN or Inf in the images")),
+            outcome=Outcome(skipped=draw(st.none() | st.just("NaN or Inf in the images"))),
         )
         logits = LOGITS[torch.randint(0, kinds, (size,), generator=generator)]
         found.append((logits, Batch(torch.zeros(size, 3, 2, 2), labels, "fog", 3, known), record))
@@ -238,7 +238,7 @@ def test_scores_equal_sklearns_in_both_protocols(found):
 def test_a_network_that_left_the_finite_numbers_ranks_nothing():
     logits = torch.tensor([[math.nan, 0.0], [2.0, 0.0], [0.0, 3.0]])
     batch = Batch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, -1]), "fog", 1, torch.tensor([True, True, False]))
-    record = Record(selected=torch.ones(3, dtype=torch.bool), novelty=torch.tensor([0.1, 0.2, 0.3]))
+    record = Record(torch.ones(3, dtype=torch.bool), torch.tensor([0.1, 0.2, 0.3]), outcome=Outcome())
     row = tallied([(logits, batch, record)], "error", "scores")
     assert row["msp/including/auroc"] is row["energy/excluding/fpr"] is None
     assert row["confidence_difference/excluding/auroc"] == 100

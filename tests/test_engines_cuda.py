@@ -65,6 +65,7 @@ def test_settings_hold_in_a_replayed_step(case, settings):
 
 @on_gpu
 @pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata", "gce+crowd"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_replay_makes_nobody_wait(case):
     adapter, stream = on_device(case), sent(batches(8))
     run(adapter, stream[:4])

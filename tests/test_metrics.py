@@ -287,6 +287,7 @@ def test_counting_a_batch_reads_nothing_back(kind):
 
 @on_cuda
 @counters
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_counting_on_a_gpu_never_waits_and_gives_the_same_counts(kind):
     counter, batch = with_a_batch(kind, "cuda")
     counter.add(*batch)

@@ -24,6 +24,6 @@ def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
     names = list(known)
     if isinstance(name, str) and name in names:
         return name
-    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    near = get_close_matches(str(name), names, n=3)
     advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {', '.join(names)}."
     raise ConfigurationError(f"Expected a known {kind}, but got {name!r}. {advice}")

@@ -162,7 +162,9 @@ class Adapter(nn.Module):
             answer, self._last = self._engine.run(self, images)
             return answer
 
-    def _look(self, images: Tensor, generator: torch.Generator | None = None) -> Step:
+    def _look(
+        self, images: Tensor, generator: torch.Generator | None = None, beside: torch.cuda.Stream | None = None
+    ) -> Step:
         """Let the adapting network see a batch."""
         return Step(
             images,
@@ -175,6 +177,7 @@ class Adapter(nn.Module):
             alike=self._alike,
             needs_features=any(part.needs_features for part in self._parts),
             generator=generator,
+            beside=beside,
         )
 
     def _expect_ready(self, images: object) -> None:

@@ -63,13 +63,13 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
         }
         for name in names
     ]
-    cell.append(rows, [watch.conditions()] * len(rows))
+    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
     for row in rows:
         told(Note(spec, "measured", len(rows), len(rows), row))
 
 
 def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:
-    adapter = build_method(name, model, {"seed": spec.seed})
+    adapter = build_method(name, model, {"seed": spec.seed} | settings.step)
     if not adapter.prepared:
         adapter.prepare(workbench.source(spec, settings.device))
     return adapter

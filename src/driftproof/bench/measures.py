@@ -105,7 +105,8 @@ class Tally:
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
         names = [expect_known("measure", name, MEASURES) for name in spec.measures]
         self._measures = [MEASURES[name](torch.device(device)) for name in names]
-        self._row: Row = {"batches": 0, "samples": 0, "skipped": 0}
+        self._row: Row = {"batches": 0, "samples": 0}
+        self._records: list[Record] = []
 
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""
@@ -114,10 +115,16 @@ class Tally:
         self._row |= {"round": batch.round, "domain": batch.domain}
         self._row["batches"] += 1
         self._row["samples"] += len(batch.labels)
-        self._row["skipped"] += record.skipped is not None
+        self._records.append(record)
 
     def row(self) -> Row:
         """Everything that was measured; what does not apply is None, as JSON has no NaN."""
+        # Asking a record waits for the device, so it is left to the end.
+        skipped = sum(record.skipped is not None for record in self._records)
         found = {name: value for measure in self._measures for name, value in measure.result().items()}
         finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
-        return {name: self._row[name] for name in ("round", "domain", "batches", "samples", "skipped")} | finite
+        return (
+            {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
+            | {"skipped": skipped}
+            | finite
+        )

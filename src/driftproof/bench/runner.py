@@ -13,7 +13,7 @@ from driftproof.adapter.sentence import described
 from driftproof.bench.conditions import Watch
 from driftproof.bench.measures import Tally
 from driftproof.bench.methods import build_method
-from driftproof.bench.spec import Spec
+from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Batch, Continual, Prefetched
@@ -44,10 +44,21 @@ class Settings:
     Attributes:
         device: Where.
         save_every: Seconds between snapshots: what a killed run loses, besides the domain it was in.
+        engine: How a step runs: `eager`, `compile` or `graph`.
+        precision: Of the passes through the networks; None leaves torch's defaults.
+        channels_last: Whether images are laid out with channels last.
     """
 
     device: str = "cpu"
     save_every: float = 30.0
+    engine: str = "eager"
+    precision: str | None = None
+    channels_last: bool = False
+
+    @property
+    def step(self) -> dict[str, Option]:
+        """What an adapter has to know."""
+        return {"engine": self.engine, "precision": self.precision, "channels_last": self.channels_last}
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     if cell.length >= rounds * len(spec.domains):
         return
     model = workbench.model(spec).to(settings.device)
-    adapter = build_method(spec.method, model, dict(spec.options) | {"seed": spec.seed})
+    adapter = build_method(spec.method, model, dict(spec.options) | {"seed": spec.seed} | settings.step)
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
     if not adapter.prepared:
@@ -102,7 +113,7 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
             done += 1
             told(Note(spec, "adapting", done, total))
         row = tally.row()
-        journal.add(row, watch.conditions())
+        journal.add(row, watch.conditions() | settings.step)
         told(Note(spec, "measured", done, total, row))
     journal.write()
 

@@ -70,6 +70,9 @@ def run_command(
     ] = None,
     device: Device = "cpu",
     executor: Annotated[str, typer.Option(help="Where cells run: local, or ray for a cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="How a step runs: eager, compile or graph.")] = "eager",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; torch's defaults if not said.")] = None,
+    channels_last: Annotated[bool, typer.Option(help="Lay images out with channels last, for tensor cores.")] = False,
     save_every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = 30.0,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
     procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
@@ -93,6 +96,7 @@ def run_command(
         seeds=[_integer("--seeds", word) for word in _words(seeds)],
         replaced=dict(_pair(text) for text in replace or ()),
     )
+    settings = Settings(device, save_every, engine, precision, channels_last)
     chosen = suite(name)
     if chosen.command is not None:
         raise ConfigurationError(f"Expected a suite that reads data sets, but got {name}. Run `{chosen.command}`.")
@@ -106,7 +110,7 @@ def run_command(
         for spec in (job.spec for job in jobs):
             facts |= workbench.facts(spec, _telling(told, spec))
         store.share(facts)
-        run(jobs, out, workbench, Settings(device=device, save_every=save_every), told)
+        run(jobs, out, workbench, settings, told)
     typer.echo(f"Done. See `driftproof bench compare {out}` or `driftproof bench report {out}`.", err=True)
 
 

@@ -21,7 +21,7 @@ def digits(*, train: bool = False) -> ImageSet:
 
     Example:
         >>> digits()
-        digits: 542 images of 6 classes
+        ArraySet('digits', 542 images, 6 classes)
     """
     images, labels = _all()
     places = torch.nonzero(labels < _KNOWN).flatten()

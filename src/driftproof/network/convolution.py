@@ -67,24 +67,22 @@ class _SparingConvolution(torch.autograd.Function):
         groups: int,
     ) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.shape, ctx.window = x.shape, (stride, padding, dilation, groups)
+        ctx.layout, ctx.window = (x.shape, x.stride()), (stride, padding, dilation, groups)
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         (weight,) = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.window
+        (shape, strides), (stride, padding, dilation, groups) = ctx.layout, ctx.window
         to_input, _, _ = torch.ops.aten.convolution_backward(
-            *(gradient, _stand_in(ctx.shape, gradient), weight, None),
+            *(gradient, _stand_in(shape, strides, gradient), weight, None),
             *(stride, padding, dilation, False, [0] * len(stride), groups, [True, False, False]),
         )
         return (to_input, None, None, None, None, None, None)
 
 
-def _stand_in(shape: torch.Size, gradient: Tensor) -> Tensor:
+def _stand_in(shape: torch.Size, strides: tuple[int, ...], gradient: Tensor) -> Tensor:
     """Of the input the kernel wants to know the shape and the layout alone: no value is ever written or read."""
-    last = len(shape) == 4 and not gradient.is_contiguous()
-    if last and gradient.is_contiguous(memory_format=torch.channels_last):
-        return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
-    return gradient.new_empty(1).expand(shape)
+    # On a CUDA device a tensor that only pretends to have memory would be copied into some.
+    return gradient.new_empty_strided(shape, strides) if gradient.is_cuda else gradient.new_empty(1).expand(shape)

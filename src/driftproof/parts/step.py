@@ -1,6 +1,7 @@
 """What a part may read while one batch is processed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -44,6 +45,7 @@ class Step:
         alike: bool = False,
         needs_features: bool = False,
         generator: torch.Generator | None = None,
+        beside: torch.cuda.Stream | None = None,
     ) -> None:
         self.images = images
         self.network = network
@@ -55,12 +57,26 @@ class Step:
         self._seed = seed
         self._generator = generator
         self._features: Tensor | None = None
-        if needs_features:
-            self.logits, self._features = network.with_features(images)
-        else:
-            self.logits = network(images)
+        with self._comparing(beside):
+            if needs_features:
+                self.logits, self._features = network.with_features(images)
+            else:
+                self.logits = network(images)
         self.answer = self.logits
         self.weights = torch.ones_like(widened(self.logits[:, 0].detach()))
+
+    @contextmanager
+    def _comparing(self, beside: torch.cuda.Stream | None) -> Iterator[None]:
+        """Have the frozen network see the batch on a stream of its own meanwhile, if there is one."""
+        if beside is None:
+            yield
+            return
+        here = torch.cuda.current_stream(beside.device)
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside), torch.no_grad():
+            self.source_logits = self.source(self.images)
+        yield
+        here.wait_stream(beside)
 
     @property
     def classes(self) -> int:

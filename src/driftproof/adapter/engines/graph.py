@@ -85,6 +85,8 @@ class Graph(Fixed):
         graph.register_generator_state(step.generator)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        if step.compares:
+            step.beside = torch.cuda.Stream(adapter.device)  # type: ignore[no-untyped-call]
         step.reseed()
         here = torch.cuda.current_stream(adapter.device)
         try:

@@ -58,6 +58,8 @@ class StaticStep:
         generator: Where random numbers come from.
         seed: What they are seeded with.
         draws: Whether any part draws some; not known before the first run.
+        compares: Whether any part asked for the frozen network in the last run.
+        beside: Where the frozen network runs while the adapting one does; None runs it when it is asked for.
     """
 
     def __init__(self, images: Tensor, storage: Storage) -> None:
@@ -65,6 +67,8 @@ class StaticStep:
         self.generator = torch.Generator(images.device)
         self.seed = 0
         self.draws: bool | None = None
+        self.compares = False
+        self.beside: torch.cuda.Stream | None = None
         self._storage = storage
 
     def reseed(self) -> None:
@@ -74,9 +78,10 @@ class StaticStep:
     def run(self, adapter: "Adapter") -> Result:
         """Do what `Eager.run` does with the batch that `images` holds."""
         with self._nothing_lost(adapter):
-            step = adapter._look(self.images, generator=self.generator)
+            step = adapter._look(self.images, generator=self.generator, beside=self.beside)
             result = self._learn(adapter, step) if adapter._names else self._predict(adapter, step)
             self.draws = step.drew
+            self.compares = step.compared_with_source
             return result
 
     def _predict(self, adapter: "Adapter", step: Step) -> Result:
