@@ -14,7 +14,7 @@ from networks import build, lively
 
 EVERY_CASE = tuple(case for case in CASES if case != "source")
 BATCHES = 20
-PATIENCE = 3.0
+PATIENCE = 5.0
 
 
 class Dark(dp.selection.Selection):
