@@ -6,6 +6,7 @@
     ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
     ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
     ├── EngineError          the step could not be recorded or compiled   (also a RuntimeError)
+    ├── RanksError           the ranks differ, or have lost each other    (also a RuntimeError)
     ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
     ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
     ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
@@ -30,6 +31,7 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "NotPreparedError",
+    "RanksError",
     "StateError",
 ]
 
@@ -56,6 +58,10 @@ class ForwardError(DriftproofError, RuntimeError):
 
 class EngineError(DriftproofError, RuntimeError):
     """A fast engine could not record or compile the step; the original error is the cause."""
+
+
+class RanksError(DriftproofError, RuntimeError):
+    """The ranks of a data-parallel adapter are not alike, or have lost each other."""
 
 
 class StateError(DriftproofError, ValueError):

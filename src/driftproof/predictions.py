@@ -7,6 +7,8 @@ Nothing takes the logarithm of a probability, and half-precision logits are wide
 import torch
 from torch import Tensor
 
+from driftproof.ranks import Ranks
+
 __all__ = [
     "confidence_gain",
     "entropy",
@@ -57,13 +59,15 @@ def logit_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
     return (widened(logits).gather(1, classes) - widened(source_logits).gather(1, classes)).squeeze(1)
 
 
-def mean_prediction_entropy(log_p: Tensor, weights: Tensor | None = None) -> Tensor:
-    """H(ȳ) of the mean prediction ȳ over all samples, or over those with a positive weight."""
+def mean_prediction_entropy(log_p: Tensor, weights: Tensor | None = None, ranks: Ranks | None = None) -> Tensor:
+    """H(ȳ) of the mean prediction ȳ over all samples of all ranks, or over those with a positive weight."""
+    ranks = ranks or Ranks()
     p = log_p.exp().transpose(0, 1).flatten(start_dim=1)
     if weights is None:
-        mean = p.mean(dim=1)
+        mean = ranks.sum(p.sum(dim=1))[0] / ranks.total(p.shape[1])
     else:
         chosen = (weights > 0).to(p.dtype).flatten()
-        mean = (p * chosen).sum(dim=1) / chosen.sum().clamp(min=1)
+        total, count = ranks.sum((p * chosen).sum(dim=1), chosen.sum())
+        mean = total / count.clamp(min=1)
     mean = mean.clamp(min=_SMALLEST_PROBABILITY)
     return -(mean * mean.log()).sum()

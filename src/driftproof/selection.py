@@ -191,9 +191,9 @@ class NonRedundant(Selection):
     def on_batch(self, step: Step) -> None:
         """Move the average towards what was kept; where nothing was, leave it."""
         kept = (step.weights > 0).to(step.weights.dtype)
-        count = kept.sum()
         p = step.log_probabilities.detach().exp().transpose(0, 1)
-        mean = (p * kept).flatten(start_dim=1).sum(dim=1) / count.clamp(min=1)
+        total, count = step.ranks.sum((p * kept).flatten(start_dim=1).sum(dim=1), kept.sum())
+        mean = total / count.clamp(min=1)
         # A zero vector stands for "nothing kept yet": its cosine with everything is zero.
         before = torch.zeros_like(mean) if self.average is None else self.average
         moved = torch.where(before.any(), torch.lerp(mean, before, self.momentum), mean)

@@ -12,12 +12,14 @@ from typing_extensions import Self
 from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
+from driftproof.adapter.introduction import agree_on, present
 from driftproof.adapter.settings import Novelty
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Network, Precision, rounding
 from driftproof.parts import Part, Preparation, Progress, SourceBatches, Step
+from driftproof.ranks import RankGroup, Ranks
 from driftproof.record import Record
 from driftproof.regularisers import Regulariser
 from driftproof.scopes import Scope
@@ -62,6 +64,8 @@ class Adapter(nn.Module):
         precision: "fp32", "tf32" or "bf16" for the passes through the networks; losses, selection and statistics are
             computed in single precision in any case. None leaves PyTorch's own switches as they are.
         channels_last: Lay out images and convolutions with channels last, which suits tensor cores.
+        ranks: "all", or a process group, shares every batch out among processes: each is called with its rows and
+            answers for them, and all learn from the whole. `last` is about the rank's own samples but for the loss.
 
     Example:
         >>> from functools import partial
@@ -77,6 +81,7 @@ class Adapter(nn.Module):
     """
 
     _index: int
+    _introduced: bool
     _last: Record | None
     _stepper: Stepper
 
@@ -103,6 +108,7 @@ class Adapter(nn.Module):
         engine: EngineName = "eager",
         precision: Precision | None = None,
         channels_last: bool = False,
+        ranks: RankGroup = None,
     ) -> None:
         super().__init__()
         refuse_unsuitable(model)
@@ -126,6 +132,7 @@ class Adapter(nn.Module):
         self.engine = engine
         self.precision = precision
         self.channels_last = channels_last
+        self.ranks = Ranks(ranks)
         self._novelty = novelty or Step.novelty
         self._make_optimiser = optimiser
         with torch.inference_mode(False):
@@ -135,6 +142,7 @@ class Adapter(nn.Module):
             self.select = copy.deepcopy(select)
             self.regulariser = copy.deepcopy(regulariser)
             accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "precision": precision}
+            accessors["ranks"] = self.ranks
             adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             self.network = Network(adapting, self.statistics, **accessors)
@@ -149,9 +157,15 @@ class Adapter(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch and learn from it; returns the logits, without a graph."""
-        self._expect_ready(images)
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
-        with torch.inference_mode(False), torch.set_grad_enabled(bool(self._names)), rounding(self.precision):
+        with (
+            self.ranks.together(self.device),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(bool(self._names)),
+            rounding(self.precision),
+        ):
+            self._expect_ready(images)
+            present(self, images)
             images = images.clone() if images.is_inference() else images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
@@ -160,6 +174,7 @@ class Adapter(nn.Module):
                 for parameter in self._movable:
                     parameter.requires_grad_(True)
             answer, self._last = self._engine.run(self, images)
+            self._introduced = True
             return answer
 
     def _look(
@@ -203,6 +218,8 @@ class Adapter(nn.Module):
     def prepare(self, source: SourceBatches, *, progress: Progress | None = None) -> Self:
         """Let the parts learn from labelled source data, before the first batch; returns the adapter.
 
+        Ranks all call it and work side by side, each as if alone; what the first of them found is what all go on with.
+
         Args:
             source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
             progress: Called with the name of the stage and the number of images done in it.
@@ -210,15 +227,23 @@ class Adapter(nn.Module):
         self._engine.settle(self)
         if self._index > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
-        before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
+        modules = [module for part in self._parts for module in part.modules()]
+        before = {module: dict(module._buffers) for module in modules}
         self._engine.drop()
-        with torch.inference_mode(False), torch.enable_grad(), rounding(self.precision):
+        with (
+            self.ranks.together(self.device),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            rounding(self.precision),
+        ):
             preparation = Preparation(
                 source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
             )
             try:
-                for part in self._parts:
-                    part.prepare(preparation)
+                with self.ranks.apart():
+                    for part in self._parts:
+                        part.prepare(preparation)
+                agree_on(self, modules)
             except BaseException:
                 for module, buffers in before.items():
                     module._buffers.update(buffers)
@@ -240,6 +265,7 @@ class Adapter(nn.Module):
     def _begin(self) -> None:
         self._engine.drop()
         self._index = 0
+        self._introduced = False
         self._last = None
         self.network.begin()
         self.source.begin()
@@ -251,7 +277,7 @@ class Adapter(nn.Module):
         """Make the optimiser anew, where a state is given with that state."""
         if self._names:
             assert self._make_optimiser is not None  # the constructor saw to it
-            self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate)
+            self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
             self._engine.equip(self._stepper.optimiser)
             if state is not None:
                 self._stepper.load_state_dict(state)
@@ -306,10 +332,14 @@ class Adapter(nn.Module):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
         """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
         snapshot.restore(self, state)
+        self._introduced = False
 
     def save(self, path: str | Path) -> None:
-        """Write the state as a safetensors file, all or nothing: a file that was there survives a failure."""
-        snapshot.write(self.state_dict(), Path(path))
+        """Write the state as a safetensors file, all or nothing: a file that was there survives a failure.
+
+        Ranks all call it; the first of them writes, and the others go on when the file is there.
+        """
+        self.ranks.once(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
         """Continue from a file that `save` wrote; returns the adapter."""

@@ -19,9 +19,9 @@ class Lesson(NamedTuple):
     """What a batch has to teach.
 
     Attributes:
-        objective: The loss to descend, with its graph.
+        objective: The loss to descend, with its graph; with several ranks that of their whole batch.
         selected: The samples it counts.
-        useful: Whether there is anything to learn, as a boolean tensor.
+        useful: Whether there is anything to learn, on any rank, as a boolean tensor.
         novelty: How unfamiliar each sample looks.
     """
 
@@ -39,20 +39,20 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
     if adapter.select is not None:
         step.weights = adapter.select.weigh(step)
     selected = step.weights > 0
-    objective = _objective(adapter, step, losses, selected)
+    weighted, kept = step.ranks.sum((step.weights * losses).sum(), selected.sum())
+    count = kept.clamp(min=1) if adapter.average_over == "selected" else step.ranks.total(selected.numel())
+    objective = _regularised(adapter, step, weighted / count)
     if not objective.requires_grad:
         raise ModelError(f"No parameter that {adapter.scope} lets move has any influence on the model's output.")
     # Without a mean-entropy term, a batch in which nothing is selected has nothing to teach.
-    useful = selected.any() | (adapter.mean_entropy != 0)
+    useful = (kept > 0) | (adapter.mean_entropy != 0)
     with torch.no_grad():
         return Lesson(objective, selected, useful, adapter._novelty(step))
 
 
-def _objective(adapter: "Adapter", step: Step, losses: Tensor, selected: Tensor) -> Tensor:
-    count = selected.sum().clamp(min=1) if adapter.average_over == "selected" else selected.numel()
-    objective = (step.weights * losses).sum() / count
+def _regularised(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
     if adapter.mean_entropy != 0:
         over = step.weights if adapter.mean_entropy_over == "selected" else None
-        objective = objective - adapter.mean_entropy * mean_prediction_entropy(step.log_probabilities, over)
+        objective = objective - adapter.mean_entropy * mean_prediction_entropy(step.log_probabilities, over, step.ranks)
     penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
     return objective if penalty is None else objective + penalty

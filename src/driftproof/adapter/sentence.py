@@ -39,5 +39,7 @@ def shown(adapter: "Adapter") -> str:
     running = [adapter.engine, adapter.precision or "", "channels last" if adapter.channels_last else ""]
     if running != ["eager", "", ""]:
         chosen["engine"] = ", ".join(filter(None, running))
+    if adapter.ranks.size > 1:
+        chosen["ranks"] = f"{adapter.ranks.rank} of {adapter.ranks.size}"
     lines = (f"  {axis:<18} {choice}" for axis, choice in chosen.items() if choice != "None")
     return "\n".join([title, *lines])

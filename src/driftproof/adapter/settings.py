@@ -8,6 +8,7 @@ from torch import Tensor
 from driftproof.adapter.engines import EngineName
 from driftproof.network import LogitsAccessor, Precision
 from driftproof.parts import Step
+from driftproof.ranks import RankGroup
 from driftproof.statistics import Statistics
 
 __all__ = ["Novelty", "Settings"]
@@ -30,3 +31,4 @@ class Settings(TypedDict, total=False):
     engine: EngineName
     precision: Precision | None
     channels_last: bool
+    ranks: RankGroup

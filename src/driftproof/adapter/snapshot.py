@@ -22,7 +22,7 @@ from driftproof.norms import BatchNorm
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["capture", "read", "restore", "write"]
+__all__ = ["bit_sum", "capture", "read", "restore", "write"]
 
 _FORMAT = 1
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -115,12 +115,13 @@ def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
     Sums of integers are exact in any order, so the same weights give the same fingerprint on every device.
     """
     return {
-        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), _bit_sum(tensor)]
+        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), bit_sum(tensor)]
         for name, tensor in model.state_dict().items()
     }
 
 
-def _bit_sum(tensor: Tensor) -> int:
+def bit_sum(tensor: Tensor) -> int:
+    """The sum of all bit patterns of a tensor."""
     flat = tensor.detach().contiguous().reshape(-1)
     return int(flat.view(_INTEGER_OF_SIZE[flat.element_size()]).sum(dtype=torch.int64))
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.undo import Undo, all_finite
+from driftproof.ranks import Ranks
 
 __all__ = ["MakeOptimiser", "Stepper", "Verdict"]
 
@@ -37,6 +38,7 @@ class Stepper:
         parameters: What moves.
         make: Makes the optimiser.
         accumulate: Batches whose gradients are averaged for one step.
+        ranks: Whose gradients are summed; None is this process alone.
 
     Attributes:
         optimiser: The optimiser at work.
@@ -45,13 +47,16 @@ class Stepper:
         taken: How many steps the optimiser has taken.
     """
 
-    def __init__(self, parameters: tuple[nn.Parameter, ...], make: MakeOptimiser, accumulate: int) -> None:
+    def __init__(
+        self, parameters: tuple[nn.Parameter, ...], make: MakeOptimiser, accumulate: int, ranks: Ranks | None = None
+    ) -> None:
         self.parameters = parameters
         self.accumulate = accumulate
         self.optimiser = make(parameters)
         self.total: tuple[Tensor, ...] = ()
         self.waiting = 0
         self.taken = 0
+        self._ranks = ranks or Ranks()
         self._undo = Undo(self.optimiser)
 
     def attempt(self, objective: Tensor, wanted: Tensor) -> Verdict:
@@ -61,7 +66,7 @@ class Stepper:
             objective: The loss, with its graph.
             wanted: Whether the batch holds anything to learn from, as a boolean tensor.
         """
-        gradients = torch.autograd.grad(objective, self.parameters, materialize_grads=True)
+        gradients = self._ranks.gradients(objective, self.parameters)
         if self.waiting:
             gradients = tuple(before + now for before, now in zip(self.total, gradients, strict=True))
         due = self.waiting + 1 == self.accumulate
@@ -82,6 +87,12 @@ class Stepper:
         elif due:
             self._undo.restore()
         return Verdict(sound, useful, stepped=due and sound and useful)
+
+    def rewind(self, total: tuple[Tensor, ...], waiting: int, taken: int) -> None:
+        """Go back to before the last attempt, to what these attributes were then."""
+        if self.taken != taken:
+            self._undo.restore()
+        self.total, self.waiting, self.taken = total, waiting, taken
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""

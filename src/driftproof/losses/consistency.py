@@ -36,9 +36,9 @@ class RandomViews:
 
     def __call__(self, teacher: Predict, step: Step) -> Tensor:
         """The averaged logits."""
-        total = teacher(self.augment(step.images, step.generator))
+        total = teacher(step.view(self.augment))
         for _ in range(self.count - 1):
-            total = total + teacher(self.augment(step.images, step.generator))
+            total = total + teacher(step.view(self.augment))
         return total / self.count
 
     def __repr__(self) -> str:
@@ -148,7 +148,7 @@ class Consistency(Loss):
             top = log_probabilities(step.source_logits).amax(dim=1).exp()
             threshold = self.threshold if self.threshold is not None else self.source_threshold
             if step.logits.ndim == 2:
-                return self.views(self._teach, step) if top.mean() < threshold else plain
+                return self.views(self._teach, step) if step.ranks.mean(top) < threshold else plain
             return torch.where((top > threshold).unsqueeze(1), log_probabilities(plain), self.scales(self._teach, step))
 
     def per_sample(self, step: Step) -> Tensor:

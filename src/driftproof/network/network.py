@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from driftproof.errors import EngineError, ForwardError, ModelError
+from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
 from driftproof.network.convolution import make_ordinary, make_sparing
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
 from driftproof.network.rules import NormalisationRule
 from driftproof.norms import batch_norms
+from driftproof.ranks import Ranks
 
 __all__ = ["Network"]
 
@@ -30,6 +31,7 @@ class Network(nn.Module):
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
         precision: With how many digits to compute; logits and features come out in at least single precision.
+        ranks: Among whom batches are shared out; None is this process alone.
 
     Attributes:
         through: What the model is called through while a compiled form of it stands in; None is the model itself.
@@ -46,16 +48,20 @@ class Network(nn.Module):
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         precision: Precision | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         self.model = model.eval()
         self.precision = precision
+        self.ranks = ranks or Ranks()
         self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
         self._logits = logits
         self._classifier = classifier
         named = enumerate(batch_norms(model)) if statistics is not None else ()
         rules = (statistics.rule_for(index, name, layer) for index, (name, layer) in named) if statistics else ()
         self.layer_rules = tuple(rule for rule in rules if rule is not None)
+        for rule in self.layer_rules:
+            rule.ranks = self.ranks
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
@@ -69,7 +75,7 @@ class Network(nn.Module):
         try:
             with _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
                 output = (self.through or self.model)(images)
-        except EngineError:
+        except (EngineError, RanksError):
             raise
         except Exception as error:
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
@@ -109,6 +115,7 @@ class Network(nn.Module):
             logits=self._logits,
             classifier=self._classifier,
             precision=self.precision,
+            ranks=self.ranks,
         )
 
     def with_source_statistics(self) -> "Network":

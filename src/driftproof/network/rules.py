@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.norms import BatchNorm
+from driftproof.ranks import Ranks
 
 __all__ = ["LayerRule", "NormalisationRule"]
 
@@ -15,6 +16,9 @@ class LayerRule(nn.Module):
 
     The layer's own running statistics are swapped while the network runs and are back afterwards, so between passes the
     model is an ordinary one. What a rule remembers (buffers) changes only in `commit`, never during a pass.
+
+    Attributes:
+        ranks: Among whom the batch is shared out.
     """
 
     def __init__(self, layer: BatchNorm) -> None:
@@ -22,6 +26,7 @@ class LayerRule(nn.Module):
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
         self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
         self._handle: RemovableHandle | None = None
+        self.ranks = Ranks()
 
     @property
     def layer(self) -> BatchNorm:

@@ -7,9 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from driftproof.augment import Augment
 from driftproof.errors import ModelError
 from driftproof.network import Network
 from driftproof.predictions import confidence_gain, log_probabilities, logit_gain, widened
+from driftproof.ranks import Ranks
 
 __all__ = ["Step", "flat", "seed_of"]
 
@@ -79,6 +81,11 @@ class Step:
         here.wait_stream(beside)
 
     @property
+    def ranks(self) -> Ranks:
+        """Among whom the batch is shared out: what a part computes over samples, it computes over theirs."""
+        return self.network.ranks
+
+    @property
     def classes(self) -> int:
         """The number of classes C."""
         return self.logits.shape[1]
@@ -116,6 +123,10 @@ class Step:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
         gain = logit_gain(self.logits.detach(), self.source_logits)
         return torch.zeros_like(gain) if self.alike else gain
+
+    def view(self, augment: Augment) -> Tensor:
+        """A random view of the batch; on each rank, its rows of what one process would see of all of it."""
+        return self.ranks.as_whole(self.images, lambda images: augment(images, self.generator))
 
     def novelty(self) -> Tensor:
         """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""

@@ -108,11 +108,11 @@ class NearestPrototypes(Regulariser):
     def penalty(self, step: Step) -> Tensor:
         """The auxiliary loss of the batch and its transformed copy."""
         log_pi = self._log_assignment(step.features)
-        loss = self.sample_entropy * entropy(log_pi).mean() - self.mean_entropy * mean_prediction_entropy(log_pi)
+        sample, mean = step.ranks.mean(entropy(log_pi)), mean_prediction_entropy(log_pi, ranks=step.ranks)
+        loss = self.sample_entropy * sample - self.mean_entropy * mean
         if self.agreement > 0:
-            view = self.augment(step.images, step.generator)
-            log_pi_view = self._log_assignment(step.network.with_features(view)[1])
-            loss = loss - self.agreement * (log_pi.detach().exp() * log_pi_view).sum(dim=1).mean()
+            log_pi_view = self._log_assignment(step.network.with_features(step.view(self.augment))[1])
+            loss = loss - self.agreement * step.ranks.mean((log_pi.detach().exp() * log_pi_view).sum(dim=1))
         return loss
 
     def _log_assignment(self, features: Tensor) -> Tensor:

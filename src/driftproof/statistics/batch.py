@@ -1,10 +1,12 @@
 """Normalise with the batch's own statistics."""
 
+import torch
 from torch import Tensor
 
 from driftproof.network import LayerRule
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, values_per_channel
+from driftproof.statistics.moments import StatisticsGradient, shared_statistics
 
 __all__ = ["Batch"]
 
@@ -22,7 +24,22 @@ class Batch(Statistics):
 
 
 class _BatchRule(LayerRule):
-    def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self.ranks.size > 1:
+            return self._share(layer, inputs)
         # Without running statistics a batch norm takes the batch's, in every mode.
         if values_per_channel(inputs[0]) >= 2:
             self.use(None, None)
+        return None
+
+    def _share(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Normalise with the statistics of all ranks; each brings a value at least, so there are always two."""
+        x = inputs[0]
+        with torch.no_grad():
+            mean, variance, count = shared_statistics(x, self.ranks)
+        kept, _ = self.source_statistics
+        kind = mean.dtype if kept is None else kept.dtype
+        self.use(mean.to(kind), variance.to(kind))
+        constants = (mean, torch.zeros_like(mean), mean, variance + layer.eps, count)
+        tied: Tensor = StatisticsGradient.apply(x, *constants, 1.0, 1.0, self.ranks)  # type: ignore[no-untyped-call]
+        return (tied, *inputs[1:])

@@ -1,18 +1,15 @@
 """Normalise with a mixture of the batch's statistics and those of training."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from driftproof.errors import ConfigurationError
 from driftproof.network import LayerRule
 from driftproof.norms import BatchNorm
-from driftproof.predictions import widened
 from driftproof.statistics.base import Statistics, require_source_statistics, values_per_channel
+from driftproof.statistics.moments import StatisticsGradient, shared_statistics
 
-__all__ = ["Blend", "Blending", "mixture", "per_channel"]
+__all__ = ["Blend", "Blending", "mixture"]
 
 
 class Blending(Statistics):
@@ -77,14 +74,14 @@ class _BlendRule(LayerRule):
 
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         x = inputs[0]
-        if values_per_channel(x) < 2:
+        if values_per_channel(x) * self.ranks.size < 2:
             return None
         statistics = self._statistics[0]
         alpha = statistics.alpha_of(self._index)
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # rule_for refuses other layers
         with torch.no_grad():
-            batch_mean, batch_variance = batch_statistics(x)
+            batch_mean, batch_variance, count = shared_statistics(x, self.ranks)
             mean, variance, share = batch_mean, batch_variance, 1.0
             if statistics.momentum is not None:
                 if self.mean is not None and self.variance is not None:
@@ -96,7 +93,8 @@ class _BlendRule(LayerRule):
             used_mean, used_variance = mixture(alpha, mean, variance, source_mean, source_variance)
         self.use(used_mean.to(source_mean.dtype), used_variance.to(source_variance.dtype))
         constants = (batch_mean, mean - source_mean, used_mean, used_variance + layer.eps)
-        tied: Tensor = _StatisticsGradient.apply(x, *constants, alpha, share)  # type: ignore[no-untyped-call]
+        ranks = self.ranks if self.ranks.size > 1 else None
+        tied: Tensor = StatisticsGradient.apply(x, *constants, count, alpha, share, ranks)  # type: ignore[no-untyped-call]
         return (tied, *inputs[1:])
 
     def begin(self) -> None:
@@ -110,52 +108,6 @@ class _BlendRule(LayerRule):
         self._seen = None
 
 
-class _StatisticsGradient(torch.autograd.Function):
-    """Hands its input on; adds, on the way back, the gradient that runs through the batch's mean and variance.
-
-    The layer after it normalises with μ̃ and σ̃² as constants. From the gradient g that layer sends to its input,
-    ∂L/∂μ̃ = −Σ g and ∂L/∂σ̃² = −½ Σ g (x − μ̃)/(σ̃² + ε), whatever the layer does afterwards: so this works for every
-    kind of batch norm, and keeps no activation but the input that the layer keeps anyway.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  # torch types it so
-        x: Tensor,
-        batch_mean: Tensor,
-        offset: Tensor,
-        used_mean: Tensor,
-        used_variance: Tensor,
-        alpha: Tensor | float,
-        share: float,
-    ) -> Tensor:
-        ctx.save_for_backward(x, batch_mean, offset, used_mean, used_variance)
-        ctx.alpha, ctx.share = alpha, share
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        x, batch_mean, offset, used_mean, used_variance = ctx.saved_tensors
-        alpha, share = ctx.alpha, ctx.share
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        wide_x, wide_gradient = widened(x), widened(gradient)
-        from_mean = -wide_gradient.sum(axes)
-        from_variance = -0.5 * (wide_gradient * (wide_x - per_channel(used_mean, x))).sum(axes) / used_variance
-        to_mean = share * (alpha * from_mean + 2 * alpha * (1 - alpha) * offset * from_variance)
-        to_variance = share * alpha * from_variance
-        count = values_per_channel(x)
-        through = per_channel(to_mean, x) + 2 * per_channel(to_variance, x) * (wide_x - per_channel(batch_mean, x))
-        return (gradient + (through / count).to(gradient.dtype), None, None, None, None, None, None)
-
-
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel."""
-    axes = [axis for axis in range(x.ndim) if axis != 1]
-    variance, mean = torch.var_mean(widened(x), dim=axes, correction=0)
-    return mean, variance
-
-
 def mixture(
     alpha: Tensor | float, mean: Tensor, variance: Tensor, source_mean: Tensor, source_variance: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -165,8 +117,3 @@ def mixture(
         source_mean + alpha * apart,
         alpha * variance + (1 - alpha) * source_variance + alpha * (1 - alpha) * apart**2,
     )
-
-
-def per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """One value per channel, shaped to meet a tensor with channels along dimension 1."""
-    return values.view(1, -1, *([1] * (like.ndim - 2)))

@@ -13,7 +13,8 @@ from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import LayerRule
 from driftproof.norms import BatchNorm, batch_norms
 from driftproof.parts import Preparation, supervised_loss
-from driftproof.statistics.blend import Blending, batch_statistics, mixture, per_channel
+from driftproof.statistics.blend import Blending, mixture
+from driftproof.statistics.moments import batch_statistics, per_channel
 
 __all__ = ["TTN"]
 

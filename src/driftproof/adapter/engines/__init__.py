@@ -6,6 +6,7 @@ from driftproof.adapter.engines.compiled import Compiled
 from driftproof.adapter.engines.eager import Eager
 from driftproof.adapter.engines.fixed import Fixed
 from driftproof.adapter.engines.graph import Graph, refuse_varying
+from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
@@ -17,6 +18,11 @@ EngineName = Literal["eager", "compile", "graph"]
 
 def engine_for(adapter: "Adapter") -> Eager:
     """The engine that an adapter asks for by name."""
+    if adapter.engine != "eager" and adapter.ranks.size > 1:
+        raise ConfigurationError(
+            f'Expected `engine="eager"` with `ranks`, but got {adapter.engine!r}: what ranks tell each other is not '
+            "compiled or recorded."
+        )
     if adapter.engine == "graph":
         refuse_varying(adapter)
         return Graph()

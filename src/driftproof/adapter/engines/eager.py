@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.lesson import draw_lesson
+from driftproof.adapter.rollback import nothing_lost
 from driftproof.parts import Step
 from driftproof.record import Outcome, Record, reason
 
@@ -24,8 +25,9 @@ class Eager:
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
         """The answer to a batch and what happened to it; what is learned is in the adapter afterwards."""
         try:
-            step = adapter._look(images)
-            return _learn(adapter, step) if adapter._names else _predict(adapter, step)
+            with nothing_lost(adapter):
+                step = adapter._look(images)
+                return _learn(adapter, step) if adapter._names else _predict(adapter, step)
         finally:
             # What was worth keeping has been committed by now.
             adapter.network.discard()
@@ -47,7 +49,7 @@ class Eager:
 
 def _predict(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
     novelty = adapter._novelty(step)
-    sound = bool(step.logits.isfinite().all())
+    sound = bool(step.ranks.all(step.logits.isfinite().all()))
     if sound:
         _commit(adapter, step)
     nobody = torch.zeros_like(step.weights, dtype=torch.bool)
@@ -82,7 +84,9 @@ def _commit(adapter: "Adapter", step: Step) -> None:
 
 def _diagnosis(step: Step, objective: Tensor | None = None, *, sound: bool = False) -> str | None:
     """Why a batch was skipped; only then is there a reason to look closer."""
-    images, logits, loss = (
-        sound or tensor is None or bool(tensor.isfinite().all()) for tensor in (step.images, step.logits, objective)
-    )
-    return reason(sound=sound, useful=False, images=images, logits=logits, loss=loss)
+    if sound:
+        return reason(sound=True, useful=False, images=True, logits=True, loss=True)
+    seen = (step.images, step.logits, step.logits if objective is None else objective)
+    healthy = torch.stack([tensor.isfinite().all() for tensor in seen])
+    images, logits, loss = step.ranks.all(healthy).tolist()
+    return reason(sound=False, useful=False, images=images, logits=logits, loss=loss)

@@ -1,0 +1,47 @@
+"""Putting back what a step had changed when it failed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from driftproof.adapter.adapter import Adapter
+
+__all__ = ["nothing_lost"]
+
+
+@contextmanager
+def nothing_lost(adapter: "Adapter") -> Iterator[None]:
+    """Leave an adapter as it was where a step fails half-way, because another rank was lost when parts asked for it.
+
+    Alone, nothing that can fail comes after the first change.
+    """
+    if adapter.ranks.size == 1:
+        yield
+        return
+    modules = _remembering(adapter)
+    buffers = {module: dict(module._buffers) for module in modules}
+    parameters = {own: own.detach().clone() for module in modules for own in module.parameters(recurse=False)}
+    index, stepper = adapter._index, adapter._stepper if adapter._names else None
+    steps = (stepper.total, stepper.waiting, stepper.taken) if stepper is not None else None
+    try:
+        yield
+    except BaseException:
+        for module, before in buffers.items():
+            module._buffers.update(before)
+        with torch.no_grad():
+            for parameter, value in parameters.items():
+                parameter.copy_(value)
+        adapter._index = index
+        if stepper is not None and steps is not None:
+            stepper.rewind(*steps)
+        raise
+
+
+def _remembering(adapter: "Adapter") -> list[nn.Module]:
+    """All that learns besides the network itself: the parts and the rules of both networks."""
+    roots: list[nn.Module] = [*adapter._parts, adapter.network.rules, adapter.source.rules]
+    return [module for root in roots for module in root.modules()]
