@@ -259,6 +259,13 @@ def test_a_damaged_description_is_refused_and_named(tmp_path, damage):
     assert (tmp_path / "folder.json").read_text() == damage
 
 
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"spec": 3}', '{"spec": {}}'])
+def test_a_cell_whose_description_is_damaged_is_named(tmp_path, damage):
+    (tmp_path / "spec.json").write_text(damage)
+    with pytest.raises(StateError, match=r"spec"):
+        _ = Cell(tmp_path).spec
+
+
 def test_a_cell_is_held_by_one_at_a_time(tmp_path):
     with (
         Cell(tmp_path / "tent-digest").held(),

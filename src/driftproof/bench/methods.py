@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
     (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
     (settings,) = get_args(handed_on)
-    return sorted((own | set(get_type_hints(settings))) - _WITHOUT_WORDS)
+    return sorted((own | settings.__optional_keys__) - _WITHOUT_WORDS)
 
 
 def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes

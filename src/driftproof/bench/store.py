@@ -99,13 +99,12 @@ class Cell:
     @property
     def spec(self) -> Spec:
         """What the cell measures."""
-        return Spec.from_data(_read_json(self.folder / "spec.json")["spec"])
+        return Spec.from_data(self._described("spec"))
 
     @property
     def protocol(self) -> dict[str, str]:
         """The method in its own words."""
-        protocol: dict[str, str] = _read_json(self.folder / "spec.json")["protocol"]
-        return protocol
+        return self._described("protocol")
 
     @property
     def rows(self) -> list[Row]:
@@ -186,6 +185,13 @@ class Cell:
         """Remove what a killed process was writing."""
         for path in self.folder.glob(".*.part"):
             path.unlink(missing_ok=True)
+
+    def _described(self, part: str) -> dict[str, Any]:
+        path = self.folder / "spec.json"
+        content = _read_json(path).get(part)
+        if not isinstance(content, dict):
+            raise StateError(f"Expected {path} to say what the cell measures, but it has no `{part}`.")
+        return content
 
     def _snapshots(self) -> dict[int, Path]:
         found = (

@@ -102,7 +102,7 @@ def s4() -> Suite:
     methods, title = ("tent", "swr", "cotta", "tent+crowd"), "Memory and time of a step on 800 × 1455 frames"
     spec = Spec(
         ",".join(methods), "driving-train", _MODEL, domains=("gtav",), batch_size=2, measures=(), task="costs"
-    ).with_options(trials=500, warm_up=10)
+    ).with_options(trials=500, warm_up=50)
     entries = tuple(
         Entry(method, column, (spec,), measure=measure, domain=method, paper_row=PAPER_NAMES[method])
         for method in methods

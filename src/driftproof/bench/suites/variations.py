@@ -141,7 +141,7 @@ def s3() -> Suite:
         for method in methods
         for column, variant in variants.items()
     ]
-    costs = _costs(",".join(methods), trials=500, warm_up=10)
+    costs = _costs(",".join(methods), trials=500, warm_up=50)
     table = Table(
         "s3a", "CoTTA, classification, closed, 50 rounds", (*entries, *_cost_entries(dict.fromkeys(methods, costs))),
         "S3a_cotta_cls", unit="mixed",
