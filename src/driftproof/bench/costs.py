@@ -8,7 +8,7 @@ from driftproof.adapter import Adapter
 from driftproof.analyses import FORMULAS, components, method_memory, peak_memory, synchroniser, time_steps
 from driftproof.bench.conditions import Watch
 from driftproof.bench.methods import build_method
-from driftproof.bench.runner import Note, Settings, Told, Workbench
+from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.names import expect_known
@@ -38,9 +38,7 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     for option in options:
         expect_known("option of costs", option, _OF_THE_TASK)
     model = workbench.model(spec).to(settings.device)
-    images = next(iter(workbench.stream(spec, 1, lambda stage, done: told(Note(spec, stage, done))))).images.to(
-        settings.device
-    )
+    images = next(iter(workbench.stream(spec, 1, staging(spec, told)))).images.to(settings.device)
     cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
     trials, warm_up = (int(options.get(name) or 0) for name in _OF_THE_TASK)
     adapters = {}

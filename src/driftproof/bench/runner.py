@@ -18,7 +18,7 @@ from driftproof.bench.store import Cell, Row
 from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Batch, Continual, Prefetched
 
-__all__ = ["Note", "Settings", "Told", "Workbench", "run_stream"]
+__all__ = ["Note", "Settings", "Told", "Workbench", "run_stream", "staging"]
 
 
 class Workbench(Protocol):
@@ -101,8 +101,8 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
     if not adapter.prepared:
-        adapter.prepare(workbench.source(spec, settings.device), progress=_staging(spec, told))
-    stream = workbench.stream(spec, rounds, _staging(spec, told))
+        adapter.prepare(workbench.source(spec, settings.device), progress=staging(spec, told))
+    stream = workbench.stream(spec, rounds, staging(spec, told))
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
@@ -122,7 +122,8 @@ def _visit(batch: Batch) -> tuple[int, str]:
     return batch.round, batch.domain
 
 
-def _staging(spec: Spec, told: Told) -> Progress:
+def staging(spec: Spec, told: Told) -> Progress:
+    """What makes or prepares things for a cell reports to this."""
     return lambda stage, done: told(Note(spec, stage, done))
 
 

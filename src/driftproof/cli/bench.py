@@ -13,10 +13,7 @@ from driftproof.cli.output import AsJson, print_json
 from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from driftproof.bench import Spec
-    from driftproof.bench.runner import Told
     from driftproof.bench.tables import Suite
-    from driftproof.parts import Progress
 
 __all__ = ["bench_commands"]
 
@@ -81,7 +78,7 @@ def run_command(
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS
     from driftproof.bench.plan import Choice, plan
-    from driftproof.bench.runner import Settings
+    from driftproof.bench.runner import Settings, staging
     from driftproof.bench.workbench import Files
     from driftproof.cli.live import followed
     from driftproof.names import expect_known
@@ -108,7 +105,7 @@ def run_command(
         store.share(facts)
     with followed() as told:
         for spec in (job.spec for job in jobs):
-            facts |= workbench.facts(spec, _telling(told, spec))
+            facts |= workbench.facts(spec, staging(spec, told))
         store.share(facts)
         run(jobs, out, workbench, settings, told)
     typer.echo(f"Done. See `driftproof bench compare {out}` or `driftproof bench report {out}`.", err=True)
@@ -139,12 +136,6 @@ def report_command(
     from driftproof.report import write_report
 
     typer.echo(write_report(Results(folder), out or folder / "report"))
-
-
-def _telling(told: "Told", spec: "Spec") -> "Progress":
-    from driftproof.bench.runner import Note
-
-    return lambda stage, done: told(Note(spec, stage, done))
 
 
 def _words(text: str | None) -> list[str]:

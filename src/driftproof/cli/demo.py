@@ -27,14 +27,14 @@ def demo_command(
     from driftproof.bench.digits import Digits
     from driftproof.bench.executors import run_locally
     from driftproof.bench.plan import Choice, plan
-    from driftproof.bench.runner import Note, Settings
+    from driftproof.bench.runner import Settings, staging
     from driftproof.cli.live import followed
 
     choice = Choice(rounds=rounds, seeds=[seed])
     jobs, workbench, store = plan(suite("demo"), choice), Digits(out, seed), Store(out)
     with followed() as told:
         spec = jobs[0].spec
-        facts = workbench.facts(spec, lambda stage, done: told(Note(spec, stage, done)))
+        facts = workbench.facts(spec, staging(spec, told))
         store.share(choice.shared() | facts)
         run_locally(jobs, out, workbench, Settings(), told)
     _show(out)
