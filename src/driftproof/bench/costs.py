@@ -1,8 +1,9 @@
 """What the methods cost: memory by counting, time and memory by measuring, all methods in one run."""
 
+from collections.abc import Mapping
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from driftproof.adapter import Adapter
 from driftproof.analyses import FORMULAS, components, method_memory, peak_memory, synchroniser, time_steps
@@ -13,7 +14,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.names import expect_known
 
-__all__ = ["run_costs"]
+__all__ = ["costs_of", "run_costs"]
 
 _OF_THE_TASK = ("trials", "warm_up")
 
@@ -45,25 +46,45 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     for index, name in enumerate(names):
         told(Note(spec, f"preparing {name}", index, len(names)))
         adapters[name] = _adapter(spec, name, model, workbench, settings)
+    told(Note(spec, "timing", 0))
+    rows: list[Row] = [
+        {"round": 1, "domain": name} | costs
+        for name, costs in costs_of(adapters, model, images, trials=trials, warm_up=warm_up).items()
+    ]
+    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
+    for row in rows:
+        told(Note(spec, "measured", len(rows), len(rows), row))
+
+
+def costs_of(
+    adapters: Mapping[str, Adapter], model: nn.Module, images: Tensor, *, trials: int, warm_up: int
+) -> dict[str, dict[str, float | None]]:
+    """What a step of each adapter costs, all of them taking turns.
+
+    Args:
+        adapters: By the name of their method, prepared.
+        model: The model they adapt.
+        images: The batch they are given.
+        trials: How often each is timed.
+        warm_up: How often each runs before that.
+
+    Returns:
+        For each method `memory`, by TinyTL's counting in MiB, where there is a formula; `peak`, in bytes, where the
+        device keeps count; `milliseconds`, the mean; and `median_milliseconds`.
+    """
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
     peaks = {name: peak_memory(step, images.device) for name, step in steps.items()}
-    told(Note(spec, "timing", 0))
     timings = time_steps(steps, trials=trials, warm_up=warm_up, synchronise=synchroniser(images.device))
     counted = components(model, images.shape[1:])
-    rows: list[Row] = [
-        {
-            "round": 1,
-            "domain": name,
+    return {
+        name: {
             "memory": method_memory(name, counted, batch=len(images)) if name in FORMULAS else None,
             "peak": peaks[name],
             "milliseconds": 1e3 * timings[name].mean,
             "median_milliseconds": 1e3 * timings[name].median,
         }
-        for name in names
-    ]
-    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
-    for row in rows:
-        told(Note(spec, "measured", len(rows), len(rows), row))
+        for name in adapters
+    }
 
 
 def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:

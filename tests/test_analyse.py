@@ -1,0 +1,52 @@
+"""The costs of a step, from the command line."""
+
+import json
+
+import pytest
+
+from driftproof.analyses import components, method_memory
+from driftproof.cli import main
+from driftproof.models import build
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as ending:
+        main(["analyse", "costs", *words])
+    return ending.value.code, capsys.readouterr()
+
+
+def test_every_method_is_counted_and_timed(capsys):
+    words = ["--model", "wrn10_1", "--batch-size", "4", "--size", "16", "--trials", "2", "--warm-up", "0", "--json"]
+    status, said = run(capsys, *words, "--methods", "source,ent,tent,eata,tent+crowd")
+    costs = json.loads(said.out)
+    assert status == 0
+    assert list(costs) == ["source", "ent", "tent", "eata", "tent+crowd"]
+    counted = components(build("wrn10_1"), (3, 16, 16))
+    for name, found in costs.items():
+        expected = None if name == "source" else pytest.approx(method_memory(name, counted, batch=4))
+        assert found["memory"] == expected
+        assert found["peak"] is None  # a CPU keeps no count
+        assert found["milliseconds"] > 0
+
+
+def test_a_table_for_readers(capsys):
+    status, said = run(
+        capsys, "--model", "wrn10_1", "--batch-size", "2", "--size", "8", "--trials", "1", "--methods", "tent"
+    )
+    assert status == 0
+    assert "counted MiB" in said.out
+    assert "tent" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "wrn10_1", "--methods", "tnt"], "Did you mean tent"),
+        (["--model", "wrn10_1", "--methods", "tent", "--engine", "warp"], "Expected `engine` to be one of"),
+        (["--methods", "tent"], "Expected `--model` or `--weights`"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(capsys, words, message):
+    status, said = run(capsys, *words, "--batch-size", "2", "--trials", "1")
+    assert status == 2
+    assert message in " ".join(said.err.split())
