@@ -2,9 +2,10 @@
 
     python benchmarks/step.py [--depth 16] [--width 1] [--batch 64] [--rounds 30] [--device cpu] [--compile] [--json F]
 
-With `--compile`, both also run with `engine="compile"`. All take turns, batch by batch, in one process, so that whatever
-else the machine does hits all alike; medians are compared. The targets: `tent` at most 1.05 times the loop, selection at
-most 1.45 times `tent`; compiled, `tent` at most as much as not, and selection at most 1.35 times `tent` as it is.
+With `--compile`, both also run with `engine="compile"`. All take turns, batch by batch, in one process, so that
+whatever else the machine does hits all alike; medians are compared. The targets: `tent` at most 1.05 times the loop,
+selection at most 1.45 times `tent`; compiled, `tent` at most as much as not, and selection at most 1.35 times `tent` as
+it is.
 """
 
 import argparse
