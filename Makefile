@@ -18,11 +18,12 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/driftproof demo
 
+# Files stay whole, so that what is dear to set up is set up once.
 test: setup lint
-	$(BIN)/python -m pytest -n auto --cov
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov
 
 test-slow: setup
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.metrics import Errors, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.names import expect_known
-from driftproof.record import Record
+from driftproof.record import Outcome, PendingOutcome, Record
 from driftproof.streams import Batch
 
 __all__ = ["MEASURES", "Measure", "Tally"]
@@ -106,7 +106,7 @@ class Tally:
         names = [expect_known("measure", name, MEASURES) for name in spec.measures]
         self._measures = [MEASURES[name](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
-        self._records: list[Record] = []
+        self._outcomes: list[Outcome | PendingOutcome] = []
 
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""
@@ -115,12 +115,12 @@ class Tally:
         self._row |= {"round": batch.round, "domain": batch.domain}
         self._row["batches"] += 1
         self._row["samples"] += len(batch.labels)
-        self._records.append(record)
+        self._outcomes.append(record.outcome)
 
     def row(self) -> Row:
         """Everything that was measured; what does not apply is None, as JSON has no NaN."""
-        # Asking a record waits for the device, so it is left to the end.
-        skipped = sum(record.skipped is not None for record in self._records)
+        # Asking waits for the device, so it is left to the end.
+        skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
         found = {name: value for measure in self._measures for name, value in measure.result().items()}
         finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
         return (

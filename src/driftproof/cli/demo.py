@@ -10,12 +10,8 @@ __all__ = ["demo_command"]
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="The results folder; what is in it already is not run again.")] = Path(
-        "demo"
-    ),
-    rounds: Annotated[
-        int | None, typer.Option(help="How often the corruptions come by; five times if not said.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The results folder; what is there is not run again.")] = Path("demo"),
+    rounds: Annotated[int | None, typer.Option(help="How often the corruptions come by; five times.")] = None,
     seed: Annotated[int, typer.Option(help="Of the network and its training.")] = 0,
 ) -> None:
     """Train a small network on some digits, then adapt it to changed ones with unknown digits among them.
