@@ -479,6 +479,14 @@ def test_compare_shows_ours_beside_the_papers(finished, capsys, wide):
     assert "12.4" in out
 
 
+def test_compare_says_how_the_numbers_differ_from_the_papers_in_kind(finished, capsys):
+    shared = Store(finished).shared
+    assert run("compare", finished) == 0
+    shown = capsys.readouterr().out
+    assert (f"Only the first {shared['limit']} images of each domain." in shown) == (shared["limit"] is not None)
+    assert shown.count(" was streamed for ") == len(shared["replaced"])
+
+
 def test_report_writes_one_page(finished, tmp_path, capsys):
     assert run("report", finished, "--out", tmp_path / "report") == 0
     page = tmp_path / "report" / "index.html"

@@ -1,7 +1,8 @@
 """`driftproof bench`: the paper's tables, run, compared and shown."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -117,13 +118,16 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     from driftproof.bench import Results
     from driftproof.report import table_text
 
-    tables = Results(folder).tables()
+    results = Results(folder)
+    tables = results.tables()
     if as_json:
         print_json([measured.as_data() for measured in tables])
         return
     console = Console()
     for measured in tables:
         console.print(table_text(measured), "")
+    for caveat in _caveats(results.shared):
+        console.print(caveat, highlight=False)
 
 
 @bench_commands.command("report")
@@ -136,6 +140,14 @@ def report_command(
     from driftproof.report import write_report
 
     typer.echo(write_report(Results(folder), out or folder / "report"))
+
+
+def _caveats(shared: dict[str, Any]) -> Iterator[str]:
+    """How all these numbers differ from the paper's in kind."""
+    if shared.get("limit") is not None:
+        yield f"Only the first {shared['limit']} images of each domain."
+    for old, new in shared.get("replaced", {}).items():
+        yield f"{new} was streamed for {old}."
 
 
 def _words(text: str | None) -> list[str]:
