@@ -20,7 +20,7 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ShorterSide", "Size", "Subset"]
+__all__ = ["ArraySet", "FileSet", "ImageSet", "ShorterSide", "Size", "Subset", "as_rgb"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class FileSet(ImageSet):
         pillow = _pillow()
         try:
             with pillow.open(path) as opened:
-                return np.array(_scaled(_rgb(opened), self.size))
+                return np.array(_scaled(as_rgb(opened), self.size))
         # Pillow's readers let almost any exception through when a file is damaged.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
@@ -237,7 +237,8 @@ def _pillow() -> ModuleType:
     return require("PIL.Image", "Reading image files")
 
 
-def _rgb(image: "Image.Image") -> "Image.Image":
+def as_rgb(image: "Image.Image") -> "Image.Image":
+    """Any image that Pillow has opened as 8-bit RGB, by the rules of `FileSet`."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 2**16 - 1)
         image = _pillow().fromarray((deep >> 8).astype(np.uint8))
