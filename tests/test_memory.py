@@ -14,6 +14,7 @@ from torch import nn
 import driftproof as dp
 from driftproof.analyses import (
     FORMULAS,
+    SCENE_FORMULAS,
     Formula,
     Timing,
     components,
@@ -131,7 +132,7 @@ def test_the_papers_segmentation_costs_come_out_to_the_printed_digit(deeplab, na
 
 
 def test_the_papers_segmentation_cotta_is_three_and_a_half_passes(deeplab):
-    needed = replace(FORMULAS["cotta"], passes=3.5).mebibytes(deeplab, batch=2)
+    needed = SCENE_FORMULAS["cotta"].mebibytes(deeplab, batch=2)
     assert (f"{needed:.2f}", round(needed)) == ("20275.70", 20276)
 
 
