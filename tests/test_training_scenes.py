@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.metrics import jaccard_score
 from torch import nn
 
+from driftproof import training
 from driftproof.cli import main
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
@@ -198,7 +199,8 @@ def run(*arguments):
     return ended.value.code
 
 
-def test_the_train_command_trains_on_scenes_from_a_backbone(tmp_path, capsys):
+def test_the_train_command_trains_on_scenes_from_a_backbone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "DEEPLAB", replace(DEEPLAB, crop=24))
     camvid_at(tmp_path)
     out, onward = tmp_path / "weights.safetensors", tmp_path / "onward.safetensors"
     options = ("train", "deeplabv3plus_small", "--set", "camvid", "--data", tmp_path, "--epochs", 1)
