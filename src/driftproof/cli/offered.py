@@ -18,6 +18,7 @@ CORRUPTIONS = (
 DATA_SETS = (
     *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "svhn"),
     *("tiny-imagenet", "tiny-imagenet-c", "imagenet-c", "imagenet-o", "imagenet"),
+    *("cityscapes", "bdd100k", "mapillary", "gtav", "synthia", "camvid"),
 )
 
 SUITES = (
