@@ -2,7 +2,10 @@
 
 __all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SUITES"]
 
-NETWORKS = ("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1")
+NETWORKS = (
+    *("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1"),
+    *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
+)
 
 _SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
 METHODS = ("source", "bn_adapt", "ttn", *_SELECTING, *(f"{name}+crowd" for name in _SELECTING))
