@@ -72,6 +72,6 @@ def train_on_scenes(
         "set": dataset,
         "seed": seed,
         "epochs": recipe.epochs,
-        "classes": [each.name for each in taught.classes],
+        "classes": list(taught.classes),
     }
     save_checkpoint(out, network, {**meta, "mean_iou": history[-1].evaluation})
