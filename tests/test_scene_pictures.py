@@ -164,7 +164,7 @@ def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
 
 def test_sentences_say_whether_rejection_was_deserved():
     counted = Tally(100, 30, right=50, wrong=20, unknown=10, rejected_right=5, rejected_wrong=10, rejected_unknown=9)
-    assert counted.sentences() == [
+    assert [sentence.replace("\N{NO-BREAK SPACE}", " ") for sentence in counted.sentences()] == [
         "71.4 % of the known pixels right",
         "30.0 % of the pixels rejected (10.0 % of the right, 50.0 % of the wrong, 90.0 % of the unknown ones)",
         "0 alarms",

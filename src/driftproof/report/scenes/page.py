@@ -68,7 +68,7 @@ def write_scenes(
         raise InputError("Expected at least one frame to draw, but got none.")
     rows = [titled(entry.small, f"{entry.index}: ") for entry in entries]
     save_image(grid(rows), out / "contact-sheet.png")
-    moving = [grid(_folded(row)) for row in rows]
+    moving = [grid([row[place : place + 2] for place in range(0, len(row), 2)]) for row in rows]
     save_animation(moving, out / "scenes.webp")
     still = _data(moving[0], "JPEG")
     page = _rendered(
@@ -93,12 +93,6 @@ def _entry(view: View, shown: Sequence[Panel], counted: Tally, out: Path) -> _En
     small = [(panel.kind, panel.scaled(_ON_SHEET)) for panel in shown]
     sentences = counted.sentences(rejecting=view.rejected is not None)
     return _Entry(view.index + 1, sentences, view.skipped, name, pictures, small)
-
-
-def _folded(cells: "Sequence[tuple[str, Image]]") -> "list[Sequence[tuple[str, Image]]]":
-    """One row as two, the upper of which is not the shorter."""
-    half = (len(cells) + 1) // 2
-    return [cells[:half], cells[half:]]
 
 
 def _data(image: "Image", kind: str) -> str:

@@ -27,7 +27,7 @@ def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
         gap: Pixels between them, and around all of them.
     """
     width, height = rows[0][0][1].size
-    text = max(11, round(width / 22))
+    text = min(max(11, round(width / 16)), 28)
     across, down = width + gap, height + gap + round(1.5 * text)
     pillow, font = require("PIL.Image", "Drawing scenes"), _font(text)
     sheet: Image = pillow.new("RGB", (gap + across * len(rows[0]), gap + down * len(rows)), _PAPER)

@@ -25,8 +25,8 @@ class Tally:
         alarms: Regions that alarmed; not pixels.
 
     Example:
-        >>> Tally(pixels=100, rejected=25, alarms=1).sentences()
-        ['25.0 % of the pixels rejected', '1 alarm']
+        >>> Tally(pixels=100, alarms=1).sentences(rejecting=False)
+        ['1 alarm']
     """
 
     pixels: int = 0
@@ -62,7 +62,7 @@ class Tally:
             "unknown": (self.rejected_unknown, self.unknown),
         }
         shares = [f"{_share(part, whole)} of the {name}" for name, (part, whole) in groups.items() if whole]
-        return f" ({', '.join(shares)} ones)" if shares else ""
+        return f" ({', '.join(shares)} ones)" if shares and self.rejected else ""
 
 
 def tally(view: View) -> Tally:
@@ -78,4 +78,4 @@ def tally(view: View) -> Tally:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{number(100 * part / whole)} %"
+    return f"{number(100 * part / whole)}\N{NO-BREAK SPACE}%"
