@@ -26,7 +26,8 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     counted by `driftproof.analyses.components`, and measured where the device keeps count. Each row is one method.
 
     Args:
-        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`.
+        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`,
+            and as `tent.lr` what a method's own options are, which `tent+crowd` shares.
         cell: Its place, held by the caller.
         workbench: Where model, images and source data come from.
         rounds: Plays no role.
@@ -37,7 +38,8 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
         return
     names, options, watch = spec.method.split(","), dict(spec.options), Watch(settings.device)
     for option in options:
-        expect_known("option of costs", option, _OF_THE_TASK)
+        if option.partition(".")[0] not in {_base(name) for name in names}:
+            expect_known("option of costs", option, _OF_THE_TASK)
     model = workbench.model(spec).to(settings.device)
     images = next(iter(workbench.stream(spec, 1, staging(spec, told)))).images.to(settings.device)
     cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
@@ -87,8 +89,14 @@ def costs_of(
     }
 
 
+def _base(name: str) -> str:
+    return name.partition("+")[0]
+
+
 def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:
-    adapter = build_method(name, model, {"seed": spec.seed} | settings.step)
+    kinds = {_base(name), name}
+    own = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in kinds}
+    adapter = build_method(name, model, own | {"seed": spec.seed} | settings.step)
     if not adapter.prepared:
         adapter.prepare(workbench.source(spec, settings.device))
     return adapter

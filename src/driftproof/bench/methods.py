@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from driftproof import methods
 from driftproof.adapter import Adapter
+from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.names import expect_known
 from driftproof.parts import Step
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection
-from driftproof.statistics import TTN, Batch, Source
+from driftproof.statistics import TTN, Batch, Blend, Source
 
 __all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
 
@@ -44,7 +45,14 @@ def _confidence_difference(step: Step) -> Tensor:
     return -step.confidence_gain
 
 
-_STATISTICS = {"source": Source(), "batch": Batch(), "ttn": TTN(), "online ttn": TTN(momentum=0.1)}
+_STATISTICS = {
+    "source": Source(),
+    "batch": Batch(),
+    "ttn": TTN(),
+    # On scenes, of which a batch holds a few: fewer images for the prior, fewer passes, and statistics that go along.
+    "online ttn": TTN(momentum=0.1, prior_batches=200, epochs=5, batch_size=4),
+    "online blend": Blend(0.5, momentum=0.1),
+}
 
 _MEANINGS: dict[str, dict[str, Any]] = {
     "optimiser": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
@@ -75,9 +83,14 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
     method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
         expect_known(f"option of {name}", key, accepted_options(name))
+    if options.get("oracle") and base not in _selecting():
+        raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
     chosen = {key: _meaning(key, value) for key, value in options.items()}
+    told = bool(chosen.pop("oracle", False))
     if selection:
         chosen["select"] = SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen})
+    if told:
+        chosen["select"] = chosen["select"] & Oracle() if selection else Oracle()
     try:
         return method(model, **chosen)
     except DriftproofError:
@@ -117,7 +130,7 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
     (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
     (settings,) = get_args(handed_on)
-    return sorted((own | settings.__optional_keys__) - _WITHOUT_WORDS)
+    return sorted((own | settings.__optional_keys__ | {"oracle"}) - _WITHOUT_WORDS)
 
 
 def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes

@@ -10,7 +10,7 @@ from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
 from driftproof.cli.offered import CORRUPTIONS, SCENES
 from driftproof.cli.options import MethodName, MethodOptions, method_options
 from driftproof.cli.progress import counting
-from driftproof.cli.scenes import SourceScenes, given_scenes
+from driftproof.cli.scenes import given_scenes, source_scenes
 from driftproof.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from driftproof.analyses.scenes import View
     from driftproof.bench.spec import Option
     from driftproof.data.scenes import SceneClass
+    from driftproof.parts import SourceBatches
 
 __all__ = ["scenes_command"]
 
@@ -91,7 +92,7 @@ def scenes_command(
     _expect_classes(outputs, palette, scenes.name)
     with counting() as progress:
         if not adapter.prepared:
-            _prepare(adapter, SourceScenes(dataset, data, names, scenes.extent, source_frames), progress)
+            _prepare(adapter, source_scenes(dataset, data, names, scenes.extent, source_frames), progress)
         seen = views(
             adapter,
             scenes,
@@ -146,7 +147,7 @@ def _expect_classes(outputs: int, palette: "Sequence[SceneClass]", name: str) ->
         )
 
 
-def _prepare(adapter: "Adapter", source: SourceScenes, progress: "Progress") -> None:
+def _prepare(adapter: "Adapter", source: "SourceBatches", progress: "Progress") -> None:
     task = progress.add_task("preparing", total=None)
     adapter.prepare(source, progress=lambda stage, done: progress.update(task, description=stage, completed=done))
     progress.remove_task(task)

@@ -1,6 +1,6 @@
 """The driving scenes that the caller means."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,10 @@ from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from driftproof.bench.scenes import SourceScenes
     from driftproof.data import Height, Scenes
 
-__all__ = ["SourceScenes", "given_scenes"]
+__all__ = ["given_scenes", "source_scenes"]
 
 
 def given_scenes(
@@ -50,8 +49,10 @@ def given_scenes(
     return replace(frames(folder, size=size), palette=_palette(dataset, unknown))
 
 
-class SourceScenes:
-    """Labelled frames of a set's training part, evenly spaced, in batches of two.
+def source_scenes(
+    dataset: str | None, data: Path, unknown: Sequence[str] | None, extent: tuple[int, int], count: int
+) -> "SourceScenes":
+    """Labelled frames of a set's training part, for methods that learn from them before the first frame.
 
     Args:
         dataset: Name of the set; None is refused, since an unlabelled folder has none.
@@ -60,30 +61,15 @@ class SourceScenes:
         extent: Height and width of the frames that will be adapted to.
         count: How many to take.
     """
+    from driftproof.bench.scenes import SourceScenes
+    from driftproof.data import Height
 
-    def __init__(
-        self, dataset: str | None, data: Path, unknown: Sequence[str] | None, extent: tuple[int, int], count: int
-    ) -> None:
-        from driftproof.data import Height
-
-        if dataset is None:
-            raise ConfigurationError(
-                "Expected `--set`, since this method learns from source data before the first frame. "
-                "Name the set that the model was trained on."
-            )
-        self._scenes = _read(dataset, data, "train", unknown, Height(*extent))
-        count = min(count, len(self._scenes))
-        self._places = [place * len(self._scenes) // count for place in range(count)]
-
-    def __iter__(self) -> "Iterator[tuple[Tensor, Tensor]]":
-        import torch
-
-        from driftproof.data import UNKNOWN, VOID
-
-        for start in range(0, len(self._places), 2):
-            frames, labels = zip(*map(self._scenes.read, self._places[start : start + 2]), strict=True)
-            known = torch.stack(labels).long()
-            yield torch.stack(frames).float().div_(255), known.masked_fill_(known == UNKNOWN, VOID)
+    if dataset is None:
+        raise ConfigurationError(
+            "Expected `--set`, since this method learns from source data before the first frame. "
+            "Name the set that the model was trained on."
+        )
+    return SourceScenes(_read(dataset, data, "train", unknown, Height(*extent)), batch_size=2, limit=count)
 
 
 def _read(

@@ -11,6 +11,7 @@ from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, SceneClass
 from driftproof.data.scenes.frames import frames
 from driftproof.data.scenes.gtav import gtav
 from driftproof.data.scenes.mapillary import mapillary
+from driftproof.data.scenes.pictures import Pictures
 from driftproof.data.scenes.scenes import Scene, Scenes
 from driftproof.data.scenes.sizes import Height
 from driftproof.data.scenes.synthia import synthia
@@ -22,6 +23,7 @@ __all__ = [
     "UNTAUGHT",
     "VOID",
     "Height",
+    "Pictures",
     "Scene",
     "SceneClass",
     "Scenes",

@@ -78,6 +78,14 @@ class Scenes:
         Args:
             index: Place of the frame, counted from 0.
         """
+        return self.read_frame(index), self.read_labels(index)
+
+    def read_frame(self, index: int) -> Tensor:
+        """A frame alone, uint8 of shape (3, H, W).
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
         scene = self._at(index)
         frame = self._read_frame(scene.frame)
         if frame.shape[:2] != self.extent:
@@ -87,8 +95,16 @@ class Scenes:
                 f"and {scene.frame} is {other_height}×{other_width}. "
                 f"Pass `size=Height({height}, width={width})` to scale them and cut or pad their sides."
             )
-        labels = None if scene.labels is None else torch.from_numpy(self._read_labels(scene.labels, scene.frame))
-        return torch.from_numpy(frame).permute(2, 0, 1).contiguous(), labels
+        return torch.from_numpy(frame).permute(2, 0, 1).contiguous()
+
+    def read_labels(self, index: int) -> Tensor | None:
+        """The class of each pixel of a frame alone, uint8 of shape (H, W), if known.
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
+        scene = self._at(index)
+        return None if scene.labels is None else torch.from_numpy(self._read_labels(scene.labels, scene.frame))
 
     def inside(self, index: int) -> Box:
         """The part of a frame that shows the picture; what lies outside is padding, and nothing to learn from.
