@@ -18,7 +18,7 @@ from driftproof.parts import Step
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection
 from driftproof.statistics import TTN, Batch, Blend, Source
 
-__all__ = ["METHODS", "SELECTIONS", "build_method", "expect_method"]
+__all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
 
 METHODS: dict[str, Callable[..., Adapter]] = {
     "source": methods.source,
@@ -80,10 +80,9 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
         ConfidenceDifference(margin=-0.2, on='softmax')
     """
     base, selection = expect_method(name)
-    method = METHODS[base]
-    own = inspect.signature(SELECTIONS[selection]).parameters if selection else {}
+    method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
-        expect_known(f"option of {name}", key, [*own, *_keywords(method)])
+        expect_known(f"option of {name}", key, accepted_options(name))
     if options.get("oracle") and base not in _selecting():
         raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
     chosen = {key: _meaning(key, value) for key, value in options.items()}
@@ -100,11 +99,26 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
         raise ConfigurationError(f"Expected options that {name} understands, but {error}.") from error
 
 
+def accepted_options(name: str) -> list[str]:
+    """The names of the options that a method and its selection take.
+
+    Example:
+        >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
+        (True, False)
+    """
+    base, selection = expect_method(name)
+    return [*_options_of_selection(selection), *_keywords(METHODS[base])]
+
+
 def expect_method(name: str) -> tuple[str, str | None]:
     """The method and the selection that a name stands for; anything else is answered with the nearest names."""
     combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
     base, _, selection = expect_known("method", name, [*METHODS, *combined]).partition("+")
     return base, selection or None
+
+
+def _options_of_selection(selection: str | None) -> list[str]:
+    return list(inspect.signature(SELECTIONS[selection]).parameters) if selection else []
 
 
 def _selecting() -> list[str]:

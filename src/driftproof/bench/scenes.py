@@ -41,7 +41,7 @@ _READERS: dict[str, Callable[..., Scenes]] = {
     "synthia": _synthia,
 }
 
-_SIZES = {"mapillary": Height(800, width=1422)}
+_SIZES = {"mapillary": Height(800, width=1422), "gtav": Height(800, width=1455)}
 """Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows."""
 
 _SOURCE_SCENES = 1600

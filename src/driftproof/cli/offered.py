@@ -1,6 +1,6 @@
 """Names that help and completion offer, without loading what they name."""
 
-__all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SUITES"]
+__all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SCENES", "SUITES"]
 
 NETWORKS = (
     *("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1"),
@@ -18,9 +18,11 @@ CORRUPTIONS = (
     *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
 )
 
+SCENES = ("cityscapes", "bdd100k", "mapillary", "gtav", "synthia", "camvid")
 DATA_SETS = (
     *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "svhn"),
     *("tiny-imagenet", "tiny-imagenet-c", "imagenet-c", "imagenet-o", "imagenet"),
+    *SCENES,
 )
 
 SUITES = (

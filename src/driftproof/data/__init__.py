@@ -1,7 +1,8 @@
 """Data sets in their official formats, and where to get them.
 
 Every reader is called as `reader(root, …) -> ImageSet`, where `root` is the folder the archives were unpacked in; those
-of driving scenes, which have a class for every pixel, as `reader(root, …) -> Scenes`. Images keep the order they are stored in, files being sorted by name; shuffling is a stream's affair.
+of driving scenes, which have a class for every pixel, as `reader(root, …) -> Scenes`. Images keep the order they are
+stored in, files being sorted by name; shuffling is a stream's affair.
 """
 
 from driftproof.data.catalogue import SOURCES, RemoteFile, Source, source

@@ -5,7 +5,7 @@ CamVid are mapped to the nineteen classes of Cityscapes. Frames are sorted by na
 """
 
 from driftproof.data.scenes.bdd100k import bdd100k
-from driftproof.data.scenes.camvid import CAMVID, camvid
+from driftproof.data.scenes.camvid import CAMVID, UNTAUGHT, camvid, camvid_classes
 from driftproof.data.scenes.cityscapes import cityscapes
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, SceneClass
 from driftproof.data.scenes.frames import frames
@@ -20,6 +20,7 @@ __all__ = [
     "CAMVID",
     "CITYSCAPES",
     "UNKNOWN",
+    "UNTAUGHT",
     "VOID",
     "Height",
     "Pictures",
@@ -28,6 +29,7 @@ __all__ = [
     "Scenes",
     "bdd100k",
     "camvid",
+    "camvid_classes",
     "cityscapes",
     "frames",
     "gtav",

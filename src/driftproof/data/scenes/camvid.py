@@ -12,7 +12,7 @@ from driftproof.data.scenes.sizes import Height
 from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
 
-__all__ = ["CAMVID", "camvid"]
+__all__ = ["CAMVID", "UNTAUGHT", "camvid", "camvid_classes"]
 
 CAMVID = (
     SceneClass("sky", (128, 128, 128)),
@@ -29,12 +29,15 @@ CAMVID = (
 )
 """The eleven classes of CamVid, in the order of its labels."""
 
+UNTAUGHT = ("pedestrian", "bicyclist", "sign")
+"""The classes that stand for the unknown unless others are chosen."""
+
 
 def camvid(
     root: Path,
     *,
     split: str = "test",
-    unknown: Sequence[str] = ("pedestrian", "bicyclist", "sign"),
+    unknown: Sequence[str] = UNTAUGHT,
     size: Height | None = None,
 ) -> Scenes:
     """CamVid in the usual arrangement: `train`, `val` and `test` beside `trainannot`, `valannot` and `testannot`.
@@ -47,7 +50,7 @@ def camvid(
         unknown: Names of the classes that the model has not been taught.
         size: What to bring every frame to; stored are 360×480.
     """
-    root, known, scenes = home(root, "CamVid"), _without(unknown), list[Scene]()
+    root, known, scenes = home(root, "CamVid"), camvid_classes(unknown), list[Scene]()
     for part in splits(split, ("train", "val", "test")):
         frames = locate(root, part, source="camvid")
         scenes += labelled(image_files(frames), alike(frames.with_name(f"{part}annot")))
@@ -55,7 +58,13 @@ def camvid(
     return Scenes(f"camvid/{split}", tuple(scenes), known, Numbered({**meanings, len(CAMVID): VOID}), size)
 
 
-def _without(unknown: Sequence[str]) -> tuple[SceneClass, ...]:
+def camvid_classes(unknown: Sequence[str] = UNTAUGHT) -> tuple[SceneClass, ...]:
+    """The classes of CamVid without the unknown ones.
+
+    Example:
+        >>> len(camvid_classes()), len(camvid_classes(["sky"]))
+        (8, 10)
+    """
     names = [each.name for each in CAMVID]
     for name in unknown:
         expect_known("class of CamVid", name, names)
