@@ -53,7 +53,7 @@ def test_it_has_the_public_names():
 
 
 @pytest.mark.parametrize("name", ["deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"])
-@pytest.mark.parametrize("size", [(33, 47), (64, 64)])
+@pytest.mark.parametrize("size", [(33, 47)])
 def test_every_size_of_image_gets_logits_of_its_size_from_features_of_a_sixteenth(name, size):
     with torch.device("meta"):
         model, images = build(name, classes=5), torch.rand(2, 3, *size)
