@@ -50,7 +50,7 @@ _STATISTICS = {
     "batch": Batch(),
     "ttn": TTN(),
     # On scenes, of which a batch holds a few: fewer images for the prior, fewer passes, and statistics that go along.
-    "online ttn": TTN(momentum=0.1, prior_batches=200, epochs=5, batch_size=4),
+    "online ttn": TTN(momentum=0.1, prior_batches=100, epochs=3, batch_size=4),
     "online blend": Blend(0.5, momentum=0.1),
 }
 

@@ -1,5 +1,6 @@
 """Driving scenes as a stream: frames with a label for every pixel, a few at a time."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,8 +28,11 @@ class ScenePart(Part):
 
     def read(self, size: tuple[int, int], move: Move) -> tuple[Tensor, Tensor, Tensor]:
         """Frames as bytes and label maps; pixels of unknown objects are not known, void ones neither."""
-        pixels = move(read_pixels(self.images, self.indices, size=size))
-        maps = move(torch.stack([self._map(index, size) for index in self.indices.tolist()])).long()
+        places = self.indices.tolist()
+        with ThreadPoolExecutor(len(places)) as pool:
+            reading = pool.map(lambda place: self._map(place, size), places)
+            pixels = move(read_pixels(self.images, self.indices, size=size))
+            maps = move(torch.stack(list(reading))).long()
         return pixels, maps.masked_fill(maps == UNKNOWN, -1), maps < UNKNOWN
 
     def _map(self, index: int, size: tuple[int, int]) -> Tensor:
