@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions bench-gpu clean
+.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions bench-gpu bench-scenes clean
 
 setup: $(READY)
 
@@ -42,6 +42,9 @@ bench-corruptions: setup
 
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
+
+bench-scenes: setup
+	$(BIN)/python benchmarks/scenes.py
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -9,6 +9,7 @@ import pytest
 from driftproof.bench import Results
 from driftproof.report import write_report
 from test_report import make_results
+from test_scene_pictures import drawn
 
 DESK, PHONE = (1280, 900), (390, 844)
 SIZES = pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
@@ -152,3 +153,22 @@ def test_on_paper_nothing_is_cut_off(visit):
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 3
+
+
+@SIZES
+def test_the_page_of_scenes_fits_every_window_and_asks_for_nothing(browser, tmp_path, size):
+    scenes, asked = drawn(tmp_path).as_uri(), []
+    page = browser.new_context(viewport=dict(zip(("width", "height"), size, strict=True))).new_page()
+    page.on("request", lambda request: request.url.startswith(("data:", scenes)) or asked.append(request.url))
+    page.goto(scenes)
+    whole, window = page.evaluate(WIDTHS)
+    shown = page.evaluate(
+        "[...document.images].map(image => [image.naturalWidth, image.getBoundingClientRect().width, image.alt])"
+    )
+    assert asked == []
+    assert whole <= window
+    assert len(shown) == 3 * 5 + 1
+    for stored, width, words in shown:
+        assert stored > 0
+        assert 150 < width < size[0]
+        assert words

@@ -14,6 +14,7 @@ from torch import nn
 import driftproof as dp
 from driftproof.analyses import (
     FORMULAS,
+    SCENE_FORMULAS,
     Formula,
     Timing,
     components,
@@ -102,6 +103,37 @@ def test_the_papers_cotta_comes_out_within_one_of_its_last_digit(wide_resnet):
 )
 def test_the_comparison_comes_out_to_the_tenth(wide_resnet, name, printed):
     assert f"{method_memory(name, wide_resnet, batch=200):.1f}" == printed
+
+
+@pytest.fixture(scope="module")
+def deeplab():
+    with torch.device("meta"):
+        model = build("deeplabv3plus_resnet50")
+    return components(model, (3, 800, 1455))
+
+
+def test_the_segmentation_networks_components_come_out_to_the_printed_digit(deeplab):
+    counted = deeplab.mebibytes(batch=2)
+    assert f"{counted['copy']:.2f}" == f"{counted['weights']:.2f}" == "153.93"
+    assert f"{counted['affine_weights']:.2f}" == "38.65"
+    assert f"{counted['layer_inputs']:.2f}" == "2985.93"
+    assert f"{counted['norm_inputs']:.2f}" == "2603.81"
+    assert f"{counted['relu_inputs']:.2f}" == "71.37"
+    assert f"{counted['outputs']:.2f}" == "168.73"
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "published"),
+    [("ent", "5815.05", 5815), ("swr", "5968.98", 5969), ("tent", "2713.83", 2714), ("tent+crowd", "3036.49", 3036)],
+)
+def test_the_papers_segmentation_costs_come_out_to_the_printed_digit(deeplab, name, printed, published):
+    needed = method_memory(name, deeplab, batch=2)
+    assert (f"{needed:.2f}", round(needed)) == (printed, published)
+
+
+def test_the_papers_segmentation_cotta_is_three_and_a_half_passes(deeplab):
+    needed = SCENE_FORMULAS["cotta"].mebibytes(deeplab, batch=2)
+    assert (f"{needed:.2f}", round(needed)) == ("20275.70", 20276)
 
 
 def test_every_formula_on_a_count_by_hand(wide_resnet):

@@ -221,7 +221,7 @@ def test_every_entry_of_the_catalogue_builds(name):
     entry = MODELS[name]
     with torch.device("meta"):
         model = build(name)
-        assert model(torch.rand(2, 3, entry.input_size, entry.input_size)).shape == (2, entry.classes)
+        assert model(torch.rand(2, 3, entry.input_size, entry.input_size)).shape[:2] == (2, entry.classes)
         assert build(name, classes=3).classes == 3
     assert entry.name == name
     assert entry.source

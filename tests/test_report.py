@@ -374,6 +374,15 @@ def test_the_same_results_make_the_same_bytes(folder, report, tmp_path):
         assert (again.parent / path).read_bytes() == (report.parent / path).read_bytes(), path
 
 
+def test_pictures_of_scenes_beside_a_report_are_linked_to(report, tmp_path):
+    make_cell(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
+    scenes = tmp_path / "report" / "scenes" / "index.html"
+    scenes.parent.mkdir(parents=True)
+    scenes.touch()
+    assert 'href="scenes/index.html"' in write_report(Results(tmp_path / "results"), tmp_path / "report").read_text()
+    assert "scenes/index.html" not in report.read_text()
+
+
 def test_a_report_that_fails_leaves_the_earlier_page(tmp_path):
     make_cell(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
     out = tmp_path / "report"

@@ -6,7 +6,15 @@ from functools import partial
 from torch import Tensor, nn
 
 from driftproof.adapter import Adapter
-from driftproof.analyses import FORMULAS, components, method_memory, peak_memory, synchroniser, time_steps
+from driftproof.analyses import (
+    FORMULAS,
+    SCENE_FORMULAS,
+    Components,
+    components,
+    peak_memory,
+    synchroniser,
+    time_steps,
+)
 from driftproof.bench.conditions import Watch
 from driftproof.bench.methods import build_method
 from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
@@ -26,7 +34,8 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     counted by `driftproof.analyses.components`, and measured where the device keeps count. Each row is one method.
 
     Args:
-        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`.
+        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`,
+            and as `tent.lr` the options of a method, which `tent+crowd` shares; `tent+crowd.margin` is its own.
         cell: Its place, held by the caller.
         workbench: Where model, images and source data come from.
         rounds: Plays no role.
@@ -37,7 +46,8 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
         return
     names, options, watch = spec.method.split(","), dict(spec.options), Watch(settings.device)
     for option in options:
-        expect_known("option of costs", option, _OF_THE_TASK)
+        if option.partition(".")[0] not in {*names, *map(_base, names)}:
+            expect_known("option of costs", option, _OF_THE_TASK)
     model = workbench.model(spec).to(settings.device)
     images = next(iter(workbench.stream(spec, 1, staging(spec, told)))).images.to(settings.device)
     cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
@@ -78,7 +88,7 @@ def costs_of(
     counted = components(model, images.shape[1:])
     return {
         name: {
-            "memory": method_memory(name, counted, batch=len(images)) if name in FORMULAS else None,
+            "memory": _counted(name, adapters[name], counted, len(images)),
             "peak": peaks[name],
             "milliseconds": 1e3 * timings[name].mean,
             "median_milliseconds": 1e3 * timings[name].median,
@@ -87,8 +97,19 @@ def costs_of(
     }
 
 
+def _counted(name: str, adapter: Adapter, counted: Components, batch: int) -> float | None:
+    formulas = FORMULAS if adapter.last.novelty.ndim == 1 else SCENE_FORMULAS
+    return formulas[name].mebibytes(counted, batch=batch) if name in formulas else None
+
+
+def _base(name: str) -> str:
+    return name.partition("+")[0]
+
+
 def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:
-    adapter = build_method(name, model, {"seed": spec.seed} | settings.step)
+    kinds = {_base(name), name}
+    own = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in kinds}
+    adapter = build_method(name, model, own | {"seed": spec.seed} | settings.step)
     if not adapter.prepared:
         adapter.prepare(workbench.source(spec, settings.device))
     return adapter

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from driftproof import scores
+from driftproof.bench.pixels import Overlap, Pixels
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.metrics import Errors, SelectionQuality, auroc, fpr_at_tpr
@@ -49,7 +50,7 @@ class _Selection:
 
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
         correct = (logits.argmax(dim=1) == batch.labels) & batch.known
-        self._counts.add(record.selected, correct, batch.known)
+        self._counts.add(record.selected, correct, batch.known, batch.labelled)
 
     def result(self) -> dict[str, float]:
         return self._counts.result()
@@ -91,7 +92,13 @@ class _Scores:
         return found
 
 
-MEASURES: dict[str, Callable[[torch.device], Measure]] = {"error": _Error, "selection": _Selection, "scores": _Scores}
+MEASURES: dict[str, Callable[[torch.device], Measure]] = {
+    "error": _Error,
+    "selection": _Selection,
+    "scores": _Scores,
+    "iou": Overlap,
+    "pixels": Pixels,
+}
 
 
 class Tally:

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from driftproof import methods
 from driftproof.adapter import Adapter
+from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.names import expect_known
 from driftproof.parts import Step
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection
-from driftproof.statistics import TTN, Batch, Source
+from driftproof.statistics import TTN, Batch, Blend, Source
 
-__all__ = ["METHODS", "SELECTIONS", "build_method", "expect_method"]
+__all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
 
 METHODS: dict[str, Callable[..., Adapter]] = {
     "source": methods.source,
@@ -44,7 +45,14 @@ def _confidence_difference(step: Step) -> Tensor:
     return -step.confidence_gain
 
 
-_STATISTICS = {"source": Source(), "batch": Batch(), "ttn": TTN(), "online ttn": TTN(momentum=0.1)}
+_STATISTICS = {
+    "source": Source(),
+    "batch": Batch(),
+    "ttn": TTN(),
+    # On scenes, of which a batch holds a few: fewer images for the prior, fewer passes, and statistics that go along.
+    "online ttn": TTN(momentum=0.1, prior_batches=100, epochs=3, batch_size=4),
+    "online blend": Blend(0.5, momentum=0.1),
+}
 
 _MEANINGS: dict[str, dict[str, Any]] = {
     "optimiser": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
@@ -72,13 +80,17 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
         ConfidenceDifference(margin=-0.2, on='softmax')
     """
     base, selection = expect_method(name)
-    method = METHODS[base]
-    own = inspect.signature(SELECTIONS[selection]).parameters if selection else {}
+    method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
-        expect_known(f"option of {name}", key, [*own, *_keywords(method)])
+        expect_known(f"option of {name}", key, accepted_options(name))
+    if options.get("oracle") and base not in _selecting():
+        raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
     chosen = {key: _meaning(key, value) for key, value in options.items()}
+    told = bool(chosen.pop("oracle", False))
     if selection:
         chosen["select"] = SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen})
+    if told:
+        chosen["select"] = chosen["select"] & Oracle() if selection else Oracle()
     try:
         return method(model, **chosen)
     except DriftproofError:
@@ -87,11 +99,26 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
         raise ConfigurationError(f"Expected options that {name} understands, but {error}.") from error
 
 
+def accepted_options(name: str) -> list[str]:
+    """The names of the options that a method and its selection take.
+
+    Example:
+        >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
+        (True, False)
+    """
+    base, selection = expect_method(name)
+    return [*_options_of_selection(selection), *_keywords(METHODS[base])]
+
+
 def expect_method(name: str) -> tuple[str, str | None]:
     """The method and the selection that a name stands for; anything else is answered with the nearest names."""
     combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
     base, _, selection = expect_known("method", name, [*METHODS, *combined]).partition("+")
     return base, selection or None
+
+
+def _options_of_selection(selection: str | None) -> list[str]:
+    return list(inspect.signature(SELECTIONS[selection]).parameters) if selection else []
 
 
 def _selecting() -> list[str]:
@@ -103,7 +130,7 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
     (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
     (settings,) = get_args(handed_on)
-    return sorted((own | settings.__optional_keys__) - _WITHOUT_WORDS)
+    return sorted((own | settings.__optional_keys__ | {"oracle"}) - _WITHOUT_WORDS)
 
 
 def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes

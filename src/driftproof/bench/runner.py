@@ -13,6 +13,7 @@ from driftproof.adapter.sentence import described
 from driftproof.bench.conditions import Watch
 from driftproof.bench.measures import Tally
 from driftproof.bench.methods import build_method
+from driftproof.bench.oracle import oracle_of
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.parts import Progress, SourceBatches
@@ -106,9 +107,12 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
+    oracle = oracle_of(adapter)
     for _, batches in itertools.groupby(Prefetched(stream, device=settings.device), key=_visit):
         watch, tally = Watch(settings.device), Tally(spec, settings.device)
         for batch in batches:
+            if oracle is not None:
+                oracle.whisper(batch)
             tally.add(adapter(batch.images), batch, adapter.last)
             done += 1
             told(Note(spec, "adapting", done, total))

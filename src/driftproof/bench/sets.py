@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from driftproof.bench.scenes import CLEAN, camvid_streamed, camvid_taught, driving, driving_source
 from driftproof.data import (
     Corrupted,
     ImageSet,
@@ -24,8 +25,9 @@ from driftproof.data import (
     tiny_imagenet_c,
 )
 from driftproof.data.corrupted import PUBLISHED_QUALITY
+from driftproof.data.scenes import Pictures, Scenes
 from driftproof.parts import Progress
-from driftproof.streams import Order, Shuffled, Stored
+from driftproof.streams import Domain, Order, Shuffled, Stored, scene_domain
 
 __all__ = ["SETS", "StreamedSet"]
 
@@ -40,6 +42,8 @@ class StreamedSet:
         trained_on: What source weights for its classes are called; None for sets that only ever are unknown.
         classes: How many; None as above.
         source: Reads labelled source images, for methods that prepare.
+        scenes: Reads the scenes whose label maps go with one appearance; None where an image has one label.
+        source_scenes: Reads labelled source scenes instead of source images.
     """
 
     images: Callable[..., ImageSet]
@@ -47,6 +51,12 @@ class StreamedSet:
     trained_on: str | None = None
     classes: int | None = None
     source: Callable[[Path], ImageSet] | None = None
+    scenes: Callable[[Path, str], Scenes] | None = None
+    source_scenes: Callable[[Path], Scenes] | None = None
+
+    def domain(self, name: str, root: Path, images: ImageSet) -> Domain:
+        """Images of one appearance as a domain, with label maps where the set has them."""
+        return Domain(name, images) if self.scenes is None else scene_domain(name, self.scenes(root, name), images)
 
     def order(self, seed: int) -> Order:
         """In which order the images come."""
@@ -81,6 +91,17 @@ def _made(
     return kept(Corrupted(clean(root), domain, severity, **how), root / f"{home}-made", progress=progress)
 
 
+def _camvid(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed
+    clean = Pictures(camvid_streamed(root))
+    if domain == CLEAN:
+        return clean
+    return _made(root, domain, severity, clean=lambda _: clean, home="CamVid-C", **how)
+
+
+def _frames(root: Path, domain: str, severity: int, *, split: str, **how: Any) -> ImageSet:  # noqa: ANN401  # likewise
+    return Pictures(driving(root, domain, split=split))
+
+
 def _other(root: Path) -> ImageSet:
     return array_folder(root / "imagenet64-other")
 
@@ -113,5 +134,17 @@ SETS: dict[str, StreamedSet] = {
     "imagenet64-other-c": StreamedSet(
         partial(_made, clean=_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
         shuffled=True,
+    ),
+    "camvid-c": StreamedSet(
+        _camvid, trained_on="camvid", classes=8,
+        scenes=lambda root, domain: camvid_streamed(root), source_scenes=camvid_taught,
+    ),
+    "driving-train": StreamedSet(
+        partial(_frames, split="train"), trained_on="gtav", classes=19,
+        scenes=partial(driving, split="train"), source_scenes=partial(driving_source, name="gtav"),
+    ),
+    "driving-val": StreamedSet(
+        partial(_frames, split="val"), trained_on="cityscapes", classes=19,
+        scenes=partial(driving, split="val"), source_scenes=partial(driving_source, name="cityscapes"),
     ),
 }  # fmt: skip

@@ -80,7 +80,6 @@ class Suite:
         tables: The tables it fills.
         rounds: How many rounds they need.
         note: What a reader should know before running it.
-        ready: Whether it can be run; if not, the note says why.
         command: The command that runs it, where `bench run` does not.
     """
 
@@ -89,7 +88,6 @@ class Suite:
     tables: tuple[Table, ...]
     rounds: int
     note: str = ""
-    ready: bool = True
     command: str | None = None
 
     def specs(self) -> Iterator[Spec]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from driftproof.bench.scenes import SourceScenes
 from driftproof.bench.sets import SETS, StreamedSet
 from driftproof.bench.spec import Spec
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
@@ -85,10 +86,12 @@ class Files:
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Labelled source images of a cell, in a fixed random order."""
-        read = _set(spec.images).source
-        if read is None:
+        chosen = _set(spec.images)
+        if chosen.source_scenes is not None:
+            return SourceScenes(chosen.source_scenes(self.data), device=device)
+        if chosen.source is None:
             raise InputError(f"Expected source images for {spec.images}, but none are known.")
-        return SourceImages(read(self.data), device=device)
+        return SourceImages(chosen.source(self.data), device=device)
 
     def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
         """Fingerprints of the weights and of the images that a cell rests on; tells `progress` which sets it makes."""
@@ -101,7 +104,10 @@ class Files:
         return found
 
     def _domains(self, name: str, spec: Spec, progress: Progress | None) -> list[Domain]:
-        return [Domain(domain, self._images(name, domain, spec.severity, progress)) for domain in spec.domains]
+        return [
+            _set(name).domain(domain, self.data, self._images(name, domain, spec.severity, progress))
+            for domain in spec.domains
+        ]
 
     def _images(self, name: str, domain: str, severity: int, progress: Progress | None = None) -> ImageSet:
         def read() -> ImageSet:

@@ -1,6 +1,5 @@
 """`driftproof adapt`: adapt a model of one's own over images of one's own."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from driftproof.cli.device import Device, expect_device
 from driftproof.cli.ending import Status
 from driftproof.cli.images import Reading, found_images, readings
 from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
-from driftproof.cli.offered import METHODS
+from driftproof.cli.options import MethodName, MethodOptions, method_options
 from driftproof.cli.progress import counting
 from driftproof.cli.rows import Row, written_rows
 from driftproof.cli.source import SourceImages, expect_classes
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm
-    from driftproof.bench.spec import Option
 
 __all__ = ["adapt_command"]
 
@@ -36,12 +34,8 @@ def adapt_command(
     model: ModelName = None,
     weights: Weights = None,
     classes: ClassCount = None,
-    method: Annotated[
-        str, typer.Option(help="Such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS))
-    ] = "tent+crowd",
-    option: Annotated[
-        list[str] | None, typer.Option(help="Of the method, as in lr=0.0001 or margin=-0.2; repeatable.")
-    ] = None,
+    method: MethodName = "tent+crowd",
+    option: MethodOptions = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
     size: Annotated[int | None, typer.Option(min=1, help="Scale images to squares of this side first.")] = None,
     source: Annotated[
@@ -62,7 +56,7 @@ def adapt_command(
     from driftproof.alarm import Alarm
     from driftproof.bench.methods import build_method
 
-    paths, options, place = found_images(images), dict(map(_option, option or ())), expect_device(device)
+    paths, options, place = found_images(images), method_options(option), expect_device(device)
     summary = _Summary()
     if state is not None:
         state.parent.mkdir(parents=True, exist_ok=True)
@@ -106,17 +100,6 @@ class _Summary:
         parts = [f"{count} {what}" for what, count in counts.items()]
         parts += [f"{count} batches without a step ({reason})" for reason, count in self.skipped.items()]
         return ", ".join([*parts, f"{self.unreadable} unreadable"])
-
-
-def _option(text: str) -> "tuple[str, Option]":
-    name, _, value = text.partition("=")
-    if not name or not value:
-        raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")
-    try:
-        meant = json.loads(value)
-    except ValueError:
-        return name, value
-    return name, value if isinstance(meant, list | dict) else meant
 
 
 def _make_ready(

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from driftproof.cli.analyse_scenes import scenes_command
 from driftproof.cli.device import Device, expect_device
 from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
 from driftproof.cli.output import AsJson, print_json, print_table
@@ -21,6 +22,9 @@ analyse_commands = typer.Typer(help="Look into what adaptation does, and what it
 @analyse_commands.callback()
 def _options() -> None:
     """Look into what adaptation does, and what it costs."""
+
+
+analyse_commands.command("scenes")(scenes_command)
 
 
 @analyse_commands.command("costs")

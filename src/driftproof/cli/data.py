@@ -10,6 +10,7 @@ from driftproof.cli.ending import Status
 from driftproof.cli.offered import DATA_SETS
 from driftproof.cli.output import AsJson, print_json, print_table
 from driftproof.cli.progress import counting
+from driftproof.errors import DownloadError
 
 if TYPE_CHECKING:
     from driftproof.data import Finding, RemoteFile
@@ -53,6 +54,10 @@ def get_command(
     for entry in [source(name) for name in names]:
         if entry.note:
             typer.echo(f"{entry.name}: {entry.note}", err=True)
+        if not entry.files:
+            raise DownloadError(
+                f"Expected {entry.name} to be free to download, but it has to be got by hand: see {entry.homepage}."
+            )
         for file in entry.files:
             _get(file, root, keep_archives)
 
@@ -76,6 +81,7 @@ def verify_command(
         print_json({name: [asdict(one) for one in found] for name, found in findings.items()})
     else:
         rows = [(name, one.file, one.state, one.detail) for name, found in findings.items() for one in found]
+        rows += [(name, "", "unchecked", "no checksums are published") for name, found in findings.items() if not found]
         print_table(("set", "file", "state", "detail"), rows)
     if any(_is_wrong(one) for found in findings.values() for one in found):
         raise typer.Exit(Status.NO)

@@ -1,8 +1,11 @@
 """Names that help and completion offer, without loading what they name."""
 
-__all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SUITES"]
+__all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SCENES", "SUITES"]
 
-NETWORKS = ("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1")
+NETWORKS = (
+    *("wrn40_2", "wrn28_10", "resnet50", "resnet50_cifar", "resnext29", "wrn10_1", "wrn16_1"),
+    *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
+)
 
 _SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
 METHODS = ("source", "bn_adapt", "ttn", *_SELECTING, *(f"{name}+crowd" for name in _SELECTING))
@@ -15,12 +18,14 @@ CORRUPTIONS = (
     *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
 )
 
+SCENES = ("cityscapes", "bdd100k", "mapillary", "gtav", "synthia", "camvid")
 DATA_SETS = (
     *("cifar10", "cifar100", "cifar10-c", "cifar100-c", "svhn"),
     *("tiny-imagenet", "tiny-imagenet-c", "imagenet-c", "imagenet-o", "imagenet"),
+    *SCENES,
 )
 
 SUITES = (
     *("demo", "table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
-    *("s1", "s2", "s3", "s3b", "s4", "s5"),
+    *("s1", "s2", "s3", "s3b", "s4", "s5", "camvid", "camvid_rates"),
 )

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from driftproof.cli.device import Device, expect_device
+from driftproof.cli.train_scenes import SCENE_RECIPES, SCENE_SETS, train_on_scenes
 from driftproof.names import expect_known
 
 if TYPE_CHECKING:
@@ -34,20 +35,30 @@ RECIPES = {
 SETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
 """Data sets, and the names of their readers in `driftproof.data`."""
 
+_NETWORKS, _ALL_SETS = (*RECIPES, *SCENE_RECIPES), (*SETS, *SCENE_SETS)
+
 
 def train_command(
-    model: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.", autocompletion=lambda: list(RECIPES))],
+    model: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(_NETWORKS)}.", autocompletion=lambda: list(_NETWORKS))
+    ],
     data: Annotated[Path, typer.Option(help="Folder with the data set's official files.")],
     out: Annotated[Path, typer.Option(help="Where the weights go; a checkpoint to resume from lies beside them.")],
     dataset: Annotated[
-        str, typer.Option("--set", help=f"One of {', '.join(SETS)}.", autocompletion=lambda: list(SETS))
+        str, typer.Option("--set", help=f"One of {', '.join(_ALL_SETS)}.", autocompletion=lambda: list(_ALL_SETS))
     ] = "cifar10",
-    start: Annotated[Path | None, typer.Option(help="Weights to start from, all but the last layer's.")] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Weights to start from, all but the last layer's, or a backbone's.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     device: Device = "cpu",
 ) -> None:
     """Train a source model as the paper's were; run the same command again to go on after an interruption."""
+    if model in SCENE_RECIPES:
+        place = expect_device(device)
+        train_on_scenes(model, dataset, data, out, start=start, epochs=epochs, seed=seed, device=place)
+        return
     import torch
 
     from driftproof.models import build, load_checkpoint, save_checkpoint
@@ -74,7 +85,7 @@ def train_command(
 def _recipe(model: str, epochs: int | None) -> "Recipe":
     from driftproof import training
 
-    recipe: Recipe = getattr(training, RECIPES[expect_known("model to train", model, RECIPES)])
+    recipe: Recipe = getattr(training, RECIPES[expect_known("model to train", model, _NETWORKS)])
     return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 

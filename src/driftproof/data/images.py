@@ -20,7 +20,7 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ShorterSide", "Size", "Subset"]
+__all__ = ["ArraySet", "FileSet", "ImageSet", "ShorterSide", "Size", "Subset", "as_rgb"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ArraySet(ImageSet):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices."""
-        places = _positions(indices, len(self))
+        places = positions(indices, len(self))
         if isinstance(self._images, Tensor):
             picked = self._images[places.to(self._images.device)]
         else:
@@ -156,7 +156,7 @@ class FileSet(ImageSet):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices, decoded in parallel."""
-        places = _positions(indices, len(self)).tolist()
+        places = positions(indices, len(self)).tolist()
         if not places:
             return self.batch([0])[:0]
         paths = [self.paths[place] for place in places]
@@ -174,7 +174,7 @@ class FileSet(ImageSet):
         pillow = _pillow()
         try:
             with pillow.open(path) as opened:
-                return np.array(_scaled(_rgb(opened), self.size))
+                return np.array(_scaled(as_rgb(opened), self.size))
         # Pillow's readers let almost any exception through when a file is damaged.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
@@ -195,17 +195,18 @@ class Subset(ImageSet):
     """
 
     def __init__(self, images: ImageSet, indices: Sequence[int] | Tensor, *, name: str | None = None) -> None:
-        places = _positions(indices, len(images))
+        places = positions(indices, len(images))
         super().__init__(len(places), images.labels[places], classes=images.classes, name=name or images.name)
         self._images = images
         self._places = places
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices of the subset."""
-        return self._images.batch(self._places[_positions(indices, len(self))])
+        return self._images.batch(self._places[positions(indices, len(self))])
 
 
-def _positions(indices: Sequence[int] | Tensor, count: int) -> Tensor:
+def positions(indices: Sequence[int] | Tensor, count: int) -> Tensor:
+    """Indices as one row of int64, refused unless every one is in 0..count − 1."""
     places = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
     if places.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
@@ -237,7 +238,8 @@ def _pillow() -> ModuleType:
     return require("PIL.Image", "Reading image files")
 
 
-def _rgb(image: "Image.Image") -> "Image.Image":
+def as_rgb(image: "Image.Image") -> "Image.Image":
+    """Any image that Pillow has opened as 8-bit RGB, by the rules of `FileSet`."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 2**16 - 1)
         image = _pillow().fromarray((deep >> 8).astype(np.uint8))

@@ -132,7 +132,7 @@ class Consistency(Loss):
             return
         histogram = torch.zeros(_BINS, device=preparation.device, dtype=torch.float64)
         with torch.no_grad():
-            for images, _ in preparation.batches("CoTTA threshold", size=200):
+            for images, _ in preparation.batches("CoTTA threshold", size=None):
                 top = log_probabilities(preparation.source_network(images)).amax(dim=1).exp()
                 histogram += torch.histc(top.float(), bins=_BINS, min=0.0, max=1.0)
         self.source_threshold = _quantile(histogram, 0.05) - 0.05

@@ -24,6 +24,8 @@ def swr(
     anchor: Literal["previous", "source"] = "previous",
     prototypes: bool | NearestPrototypes = True,
     augment: Augment = photometric,
+    drift_samples: int = 2000,
+    drift_batch_size: int = 32,
     select: Selection | None = None,
     **options: Unpack[Options],
 ) -> Adapter:
@@ -44,6 +46,8 @@ def swr(
         anchor: What the parameters are held to: "previous" iteration or "source".
         prototypes: Whether to add the nearest-source-prototypes task; a `NearestPrototypes` to set it up yourself.
         augment: The change of appearance used to prepare, and for the transformed copy at test time.
+        drift_samples: Source images that `prepare` measures the regulariser's weights on.
+        drift_batch_size: How many at a time.
         select: Which samples to learn from; None is all of them.
         **options: The keywords all methods share, see `driftproof.methods`.
 
@@ -60,7 +64,9 @@ def swr(
         Choi et al., "Improving Test-Time Adaptation via Shift-agnostic Weight Regularization and Nearest Source
         Prototypes", ECCV 2022.
     """
-    regulariser: Regulariser = WeightedDrift(strength, anchor, augment=augment)
+    regulariser: Regulariser = WeightedDrift(
+        strength, anchor, samples=drift_samples, batch_size=drift_batch_size, augment=augment
+    )
     if prototypes:
         task = prototypes if isinstance(prototypes, NearestPrototypes) else NearestPrototypes(augment=augment)
         regulariser = regulariser + task

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from driftproof.errors import ConfigurationError, InputError
 
-__all__ = ["auroc", "fpr_at_tpr"]
+__all__ = ["auroc", "auroc_of_counts", "fpr_at_tpr", "fpr_of_counts"]
 
 
 def auroc(positives: Tensor, negatives: Tensor) -> float:
@@ -19,13 +19,7 @@ def auroc(positives: Tensor, negatives: Tensor) -> float:
         >>> auroc(torch.tensor([0.9, 0.5]), torch.tensor([0.5, 0.1]))
         0.875
     """
-    accepted, mistaken = _counts_by_score(positives, negatives)
-    pairs = positives.numel() * negatives.numel()
-    if not pairs:
-        return float("nan")
-    at_or_below = mistaken.cumsum(dim=0)
-    twice_won = (accepted * (2 * at_or_below - mistaken)).sum()
-    return int(twice_won) / (2 * pairs)
+    return auroc_of_counts(*_counts_by_score(positives, negatives))
 
 
 def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float:
@@ -44,11 +38,40 @@ def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float
         >>> fpr_at_tpr(torch.arange(100.0), torch.arange(10.0))
         0.5
     """
+    return fpr_of_counts(*_counts_by_score(positives, negatives), tpr)
+
+
+def auroc_of_counts(accepted: Tensor, mistaken: Tensor) -> float:
+    """`auroc` from how many positives and how many negatives have each score, from the lowest.
+
+    Example:
+        >>> auroc_of_counts(torch.tensor([0, 1, 1]), torch.tensor([1, 1, 0]))
+        0.875
+    """
+    pairs = int(accepted.sum()) * int(mistaken.sum())
+    if not pairs:
+        return float("nan")
+    # Python's integers: billions of pixels make more pairs than 64 bits can count.
+    below, twice_won = 0, 0
+    for right, wrong in zip(accepted.tolist(), mistaken.tolist(), strict=True):
+        twice_won += right * (2 * below + wrong)
+        below += wrong
+    return twice_won / (2 * pairs)
+
+
+def fpr_of_counts(accepted: Tensor, mistaken: Tensor, tpr: float = 0.95) -> float:
+    """`fpr_at_tpr` from how many positives and how many negatives have each score, from the lowest.
+
+    Example:
+        >>> fpr_of_counts(torch.ones(100, dtype=torch.int64), torch.cat([torch.ones(10), torch.zeros(90)]).long())
+        0.5
+    """
     if not 0 < tpr <= 1:
         raise ConfigurationError(f"Expected `tpr` to be above 0 and at most 1, but got {tpr}.")
-    accepted, mistaken = _counts_by_score(positives, negatives)
-    if not positives.numel() or not negatives.numel():
+    if not accepted.sum() or not mistaken.sum():
         return float("nan")
+    there = (accepted + mistaken) > 0
+    accepted, mistaken = accepted[there], mistaken[there]
     if len(accepted) == 1:
         return 1.0
     true_rate, false_rate = (_rate_as_the_threshold_falls(counts) for counts in (accepted, mistaken))

@@ -31,18 +31,22 @@ class SelectionQuality:
     def __init__(self, *, device: torch.device | str | None = None) -> None:
         self.counts = torch.zeros(6, dtype=torch.int64, device=device)
 
-    def add(self, selected: Tensor, correct: Tensor, known: Tensor) -> None:
+    def add(self, selected: Tensor, correct: Tensor, known: Tensor, counted: Tensor | None = None) -> None:
         """Count a batch of boolean masks, (N,) or (N, H, W).
 
         Args:
             selected: The samples the step learned from; `adapter.last.selected` fits.
             correct: Where the prediction equals the label.
             known: The samples that show what the model was taught.
+            counted: The samples that count at all, such as labelled pixels; None for all.
         """
         expect_same_shape(selected=selected, correct=correct, known=known)
         correct = correct & known
-        masks = (selected, ~selected, correct, known, selected & correct, selected & known)
-        self.counts = self.counts + torch.stack(masks).flatten(1).sum(dim=1)
+        masks = torch.stack((selected, ~selected, correct, known, selected & correct, selected & known))
+        if counted is not None:
+            expect_same_shape(selected=selected, counted=counted)
+            masks = masks & counted
+        self.counts = self.counts + masks.flatten(1).sum(dim=1)
 
     def result(self) -> dict[str, float]:
         """Shares in [0, 1].

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from driftproof.models.deeplab import DeepLabV3Plus
 from driftproof.models.normalised import Channels
 from driftproof.models.resnet import IMAGENET_MEAN, IMAGENET_STD, ResNet50
 from driftproof.models.resnext import ResNeXt29
@@ -23,7 +24,7 @@ class Entry:
     Attributes:
         name: What `build` calls it.
         build: Makes it, given `classes`, `mean` and `std`.
-        input_size: Height and width of the images it is meant for.
+        input_size: Height and width of the images it is meant for, or of the crops it is trained on.
         classes: Number of classes of the public weights.
         mean: Subtracted from the images.
         std: Divides the images then.
@@ -43,6 +44,7 @@ class Entry:
 
 _ROBUSTBENCH = "RobustBench, https://github.com/RobustBench/robustbench"
 _TORCHVISION = "torchvision, https://download.pytorch.org/models/resnet50-0676ba61.pth (IMAGENET1K_V1)"
+_ROBUSTNET = "RobustNet, https://github.com/shachoi/RobustNet (baseline, DeepR50V3PlusD)"
 _UNTRAINED = ("none are public: train it", "does not apply")
 
 MODELS: dict[str, Entry] = {
@@ -61,6 +63,17 @@ MODELS: dict[str, Entry] = {
         Entry(
             "resnext29", ResNeXt29, 32, 100, 0.5, 0.5,
             f"{_ROBUSTBENCH}: Hendrycks2020AugMix_ResNeXt, corruptions, for cifar10 and cifar100", "MIT",
+        ),
+        Entry(
+            "deeplabv3plus_resnet50", DeepLabV3Plus, 768, 19, IMAGENET_MEAN, IMAGENET_STD, _ROBUSTNET, "BSD-3-Clause",
+        ),
+        Entry(
+            "deeplabv3plus_resnet18", partial(DeepLabV3Plus, depth=18), 768, 19, IMAGENET_MEAN, IMAGENET_STD,
+            *_UNTRAINED,
+        ),
+        Entry(
+            "deeplabv3plus_small", partial(DeepLabV3Plus, depth=18, width=16), 240, 19, IMAGENET_MEAN, IMAGENET_STD,
+            *_UNTRAINED,
         ),
         Entry("wrn10_1", partial(WideResNet, 10, 1), 32, 10, 0.5, 0.5, *_UNTRAINED),
         Entry("wrn16_1", partial(WideResNet, 16, 1), 32, 10, 0.5, 0.5, *_UNTRAINED),

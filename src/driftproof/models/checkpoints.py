@@ -1,6 +1,7 @@
 """Weights in files: read safely, checked whole before anything is loaded, saved with what they need to be used."""
 
 import json
+import logging
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from driftproof.files import written_whole
 from driftproof.models.catalogue import MODELS, build
 from driftproof.models.normalised import Channels, Normalised
 
-__all__ = ["Checkpoint", "load_checkpoint", "read_checkpoint", "restore", "save_checkpoint"]
+__all__ = ["Checkpoint", "load_checkpoint", "read_checkpoint", "restore", "save_checkpoint", "without_prefixes"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_log = logging.getLogger(__name__)
 
 _CONTAINERS = ("state_dict_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
@@ -63,7 +65,8 @@ def load_checkpoint(model: _Model, path: str | Path, *, new_head: bool = False) 
     """Load a file of weights into a model, all of it or nothing.
 
     The prefixes that wrappers leave on the names (`module.`, `_orig_mod.`, `model.`, `backbone.`) are taken off if the
-    names fit the model then. Values are cast to the model's types. If the file says how images are normalised, in its
+    names fit the model then. Layers that only training needs, which a network lists in `training_only`, are left out,
+    and that is logged. Values are cast to the model's types. If the file says how images are normalised, in its
     description or in RobustBench's `mu` and `sigma`, and the model normalises them itself, the two have to agree.
 
     Args:
@@ -195,7 +198,8 @@ def _damaged(path: Path) -> InputError:
 
 def _loaded(model: _Model, checkpoint: Checkpoint, path: str | Path, *, new_head: bool = False) -> _Model:
     own: dict[str, Tensor] = model.state_dict()
-    state = max(_without_prefixes(checkpoint.state_dict), key=lambda state: len(own.keys() & state.keys()))
+    state = max(without_prefixes(checkpoint.state_dict), key=lambda state: len(own.keys() & state.keys()))
+    _leave_out_training_only(model, state, path)
     if new_head:
         state |= {name: tensor for name, tensor in own.items() if name.rpartition(".")[0] == _head(own)}
     if isinstance(model, Normalised):
@@ -210,13 +214,22 @@ def _loaded(model: _Model, checkpoint: Checkpoint, path: str | Path, *, new_head
     return model
 
 
-def _without_prefixes(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _leave_out_training_only(model: nn.Module, state: dict[str, Tensor], path: str | Path) -> None:
+    prefixes: tuple[str, ...] = getattr(model, "training_only", ())
+    extra = [name for name in state if name.startswith(prefixes)]
+    for name in extra:
+        del state[name]
+    if extra:
+        _log.warning("Left out %d tensors of %s that only training needs: %s.", len(extra), path, _listed(extra))
+
+
+def without_prefixes(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The state as it is, then with each prefix off that all weights share."""
     yield dict(state)
     weights = [name for name in state if name not in _NORMALISERS]
     for prefix in _PREFIXES:
         if weights and all(name.startswith(prefix) for name in weights):
-            yield from _without_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
+            yield from without_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
 
 
 def _misfits(own: dict[str, Tensor], state: dict[str, Tensor]) -> Iterator[str]:

@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
 from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.residual import Bottleneck, stage
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ResNet50"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-_EXPANSION = 4
 
 
 class ResNet50(Normalised):
@@ -55,11 +54,11 @@ class ResNet50(Normalised):
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False) if large else nn.Conv2d(3, 64, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
-        self.layer1 = _stage(64, 64, blocks=3, stride=1)
-        self.layer2 = _stage(256, 128, blocks=4, stride=2)
-        self.layer3 = _stage(512, 256, blocks=6, stride=2)
-        self.layer4 = _stage(1024, 512, blocks=3, stride=2)
-        self.fc = nn.Linear(512 * _EXPANSION, classes)
+        self.layer1 = stage(Bottleneck, 64, 64, blocks=3, stride=1)
+        self.layer2 = stage(Bottleneck, 256, 128, blocks=4, stride=2)
+        self.layer3 = stage(Bottleneck, 512, 256, blocks=6, stride=2)
+        self.layer4 = stage(Bottleneck, 1024, 512, blocks=3, stride=2)
+        self.fc = nn.Linear(512 * Bottleneck.expansion, classes)
         self._initialise_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -67,29 +66,3 @@ class ResNet50(Normalised):
         x = self.maxpool(F.relu(self.bn1(self.conv1(self.normalised(images)))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
-
-
-def _stage(channels_in: int, width: int, *, blocks: int, stride: int) -> nn.Sequential:
-    first = _Bottleneck(channels_in, width, stride)
-    return nn.Sequential(first, *(_Bottleneck(width * _EXPANSION, width, 1) for _ in range(blocks - 1)))
-
-
-class _Bottleneck(nn.Module):
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        channels = width * _EXPANSION
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, channels, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels)
-        self.downsample = None
-        if stride != 1 or channels_in != channels:
-            shortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        return F.relu(self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x)))

@@ -64,12 +64,12 @@ class Preparation:
         """The same parameters in a copy of the network."""
         return tuple(network.model.get_parameter(name) for name in self._moving)
 
-    def batches(self, stage: str, *, size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, stage: str, *, size: int | None, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The source data in batches of exactly `size` (the last may be smaller), whatever the loader's batches are.
 
         Args:
             stage: What this pass is for, in words; reported as progress.
-            size: Images per batch.
+            size: Images per batch; None leaves the loader's, for parts to which it makes no difference.
             limit: Stop after so many images.
         """
         done = 0
@@ -91,7 +91,10 @@ def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=ignored)
 
 
-def _regrouped(source: SourceBatches, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _regrouped(source: SourceBatches, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    if size is None:
+        yield from map(_checked, source)
+        return
     waiting: list[tuple[Tensor, Tensor]] = []
     count = 0
     for item in source:

@@ -28,6 +28,7 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
     Args:
         results: What to report.
         out: A folder, made if need be. Files of an earlier report in it are replaced, each in one act, the page last.
+            Pictures that `driftproof analyse scenes` has put in its sub-folder `scenes` are linked to.
         title: Of the page; None takes what the suites in the folder are called.
 
     Returns:
@@ -37,7 +38,8 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
         require(module, "Writing a report", "'driftproof[report]'")
     streams = measured_streams(results)
     sections = [section for section in _sections(results, streams) if section.drawings]
-    page = _rendered(results, streams, sections, title)
+    scenes = (out / "scenes" / "index.html").exists()
+    page = _rendered(results, streams, sections, title, scenes)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawing in itertools.chain.from_iterable(section.drawings for section in sections):
         drawing.save(out / "figures")
@@ -80,7 +82,9 @@ def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
     ]
 
 
-def _rendered(results: Results, streams: Sequence[Stream], sections: Sequence[_Section], title: str | None) -> str:
+def _rendered(
+    results: Results, streams: Sequence[Stream], sections: Sequence[_Section], title: str | None, scenes: bool
+) -> str:
     import jinja2
 
     files = resources.files("driftproof.report")
@@ -99,6 +103,7 @@ def _rendered(results: Results, streams: Sequence[Stream], sections: Sequence[_S
         comparisons=comparisons,
         headed=_headed,
         sections=sections,
+        scenes=scenes,
         wide=WIDE,
         narrow=NARROW,
         streams=streams,

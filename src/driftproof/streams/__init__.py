@@ -9,6 +9,7 @@ from driftproof.streams.domains import Domain
 from driftproof.streams.open_set import OpenSet
 from driftproof.streams.order import LabelShifted, Order, Shuffled, Stored
 from driftproof.streams.prefetch import Prefetched
+from driftproof.streams.scenes import SceneDomain, scene_domain
 
 __all__ = [
     "Batch",
@@ -21,7 +22,9 @@ __all__ = [
     "Part",
     "Plan",
     "Prefetched",
+    "SceneDomain",
     "Shuffled",
     "Stored",
     "Stream",
+    "scene_domain",
 ]

@@ -7,11 +7,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from driftproof.data.scenes import VOID
 from driftproof.errors import InputError
 
 __all__ = ["Batch", "Images", "Part", "Plan", "Stream", "read_pixels"]
 
 _UNKNOWN = -1
+
+Move = Callable[[Tensor], Tensor]
+"""Takes a tensor where it is wanted."""
 
 
 class Images(Protocol):
@@ -39,10 +43,10 @@ class Batch:
 
     Attributes:
         images: (N, 3, H, W) float32 in [0, 1].
-        labels: (N,) int64; −1 for open-set images.
+        labels: (N,) int64, or (N, H, W) for label maps; −1 for what is unknown, in maps `VOID` where nothing is said.
         domain: Name of the domain they come from.
         round: How often the domains have come by, counted from 1.
-        known: (N,) bool; False for open-set images.
+        known: Of the labels' shape, bool; False for what is unknown, and where nothing is said.
     """
 
     images: Tensor
@@ -53,8 +57,13 @@ class Batch:
 
     @property
     def closed(self) -> int:
-        """Number of known images."""
+        """Number of known images, or of known pixels."""
         return int(self.known.sum())
+
+    @property
+    def labelled(self) -> Tensor | None:
+        """Where a label map says anything, known or not; None for images, all of which count."""
+        return None if self.labels.ndim == 1 else self.labels != VOID
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +85,16 @@ class Part:
         """The classes of these images; −1 where they are unknown."""
         return self.images.labels[self.indices].long() if self.known else torch.full_like(self.indices, _UNKNOWN)
 
+    def read(self, size: tuple[int, int], move: Move) -> tuple[Tensor, Tensor, Tensor]:
+        """The pixels as bytes, the labels and what is known, moved where they are wanted.
+
+        Args:
+            size: Height and width that every image has to have.
+            move: Takes a tensor where it is wanted.
+        """
+        known = torch.full_like(self.indices, self.known, dtype=torch.bool)
+        return move(read_pixels(self.images, self.indices, size=size)), move(self.labels), move(known)
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -93,16 +112,15 @@ class Plan:
     round: int
     size: tuple[int, int]
 
-    def read(self, move: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Batch:
+    def read(self, move: Move = lambda tensor: tensor) -> Batch:
         """Read the images.
 
         Args:
             move: Takes a tensor where it is wanted. Pixels are moved as bytes and become floats there.
         """
-        pixels = torch.cat([read_pixels(part.images, part.indices, size=self.size) for part in self.parts])
-        labels = torch.cat([part.labels for part in self.parts])
-        known = torch.cat([torch.full_like(part.indices, part.known, dtype=torch.bool) for part in self.parts])
-        return Batch(move(pixels).float().div_(255), move(labels), self.domain, self.round, move(known))
+        read = [part.read(self.size, move) for part in self.parts]
+        pixels, labels, known = (torch.cat(tensors) for tensors in zip(*read, strict=True))
+        return Batch(pixels.float().div_(255), labels, self.domain, self.round, known)
 
 
 class Stream(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing_extensions import Self
 
 from driftproof.errors import ConfigurationError
-from driftproof.streams.batch import Batch, Part, Plan
+from driftproof.streams.batch import Batch, Plan
 from driftproof.streams.domains import Domain, common_size
 from driftproof.streams.order import Order, Stored, arranged
 
@@ -124,8 +124,8 @@ class Continual:
         domain, size = self.domains[index], self._closed_size
         places = arranged(self.order, domain.images.labels, domain.name, round)[: self._count(domain)]
         for batch in range(first, self.batches_of(domain)):
-            part = Part(domain.images, places[batch * size : (batch + 1) * size])
-            yield Plan((part,), domain.name, round, self.size)
+            part = domain.part(places[batch * size : (batch + 1) * size])
+            yield Plan((part,), domain.name, round, domain.size)
 
 
 def _check_place(name: str, place: int, first: int, last: int) -> None:

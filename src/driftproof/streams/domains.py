@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.streams.batch import Images, read_pixels
+from driftproof.streams.batch import Images, Part, read_pixels
 
 __all__ = ["Domain", "common_size"]
 
@@ -22,6 +24,9 @@ class Domain:
 
     name: str
     images: Images
+
+    varied = False
+    """Whether other domains of the stream may have images of another size."""
 
     def __post_init__(self) -> None:
         count, labels = len(self.images), self.images.labels
@@ -40,21 +45,26 @@ class Domain:
         """What the images have in common: `fog/5` of `cifar10-c/fog/5`, `fog` of `fog`."""
         return self.name.partition("/")[2] or self.name
 
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        height, width = read_pixels(self.images, torch.zeros(1, dtype=torch.long)).shape[2:]
+        return height, width
+
+    def part(self, indices: Tensor) -> Part:
+        """Some of the images."""
+        return Part(self.images, indices)
+
 
 def common_size(domains: Sequence[Domain]) -> tuple[int, int]:
-    """Height and width of the images, the same in every domain."""
+    """Height and width of the images, the same in every domain unless they may vary."""
     if not domains:
         raise ConfigurationError("Expected at least one domain, but got none.")
-    sizes = [_size(domain.images) for domain in domains]
-    for domain, size in zip(domains, sizes, strict=True):
-        if size != sizes[0]:
+    first = domains[0].size
+    for domain in domains:
+        if not domain.varied and domain.size != first:
             raise InputError(
-                f"Expected images of one size in a stream, but got {sizes[0]} in domain {domains[0].name} and {size} "
-                f"in domain {domain.name}. Read them at one size."
+                f"Expected images of one size in a stream, but got {first} in domain {domains[0].name} and "
+                f"{domain.size} in domain {domain.name}. Read them at one size."
             )
-    return sizes[0]
-
-
-def _size(images: Images) -> tuple[int, int]:
-    height, width = read_pixels(images, torch.zeros(1, dtype=torch.long)).shape[2:]
-    return height, width
+    return first

@@ -6,10 +6,20 @@ from typing import Literal, get_args
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["CIFAR_RESNET50", "RESNEXT_AUGMIX", "TINY_RESNET50", "WRN_AUGMIX", "Recipe"]
+__all__ = [
+    "CIFAR_RESNET50",
+    "DEEPLAB",
+    "RESNEXT_AUGMIX",
+    "TINY_RESNET50",
+    "WRN_AUGMIX",
+    "Recipe",
+    "SceneRecipe",
+]
 
 Augmentation = Literal["augmix", "crop+flip", "resized crop"]
-Schedule = Literal["cosine per iteration", "cosine per epoch"]
+Schedule = Literal["cosine per iteration", "cosine per epoch", "polynomial per iteration"]
+
+_POWER = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +30,8 @@ class Recipe:
         epochs: Passes over the training set.
         batch_size: Images per step; the last batch of an epoch may be smaller.
         lr: Learning rate at the start.
-        final_lr: What the cosine falls to.
-        schedule: When the learning rate is renewed.
+        final_lr: What it falls to.
+        schedule: How it falls, and when it is renewed; the polynomial is (1 − t)^0.9.
         momentum: Of stochastic gradient descent.
         nesterov: Whether the momentum is Nesterov's.
         weight_decay: L2 penalty on every parameter.
@@ -71,8 +81,35 @@ class Recipe:
             >>> WRN_AUGMIX.lr_at(0, 0, 391)
             0.1
         """
-        passed = epoch + (batch / batches if self.schedule == "cosine per iteration" else 0.0)
-        return self.final_lr + (self.lr - self.final_lr) * 0.5 * (1.0 + math.cos(math.pi * passed / self.epochs))
+        passed = (epoch + (batch / batches if self.schedule.endswith("iteration") else 0.0)) / self.epochs
+        cosine = 0.5 * (1.0 + math.cos(math.pi * passed))
+        left = (1.0 - passed) ** _POWER if self.schedule.startswith("polynomial") else cosine
+        return self.final_lr + (self.lr - self.final_lr) * left
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneRecipe(Recipe):
+    """A recipe for label maps: parts of scenes at random scales, mirrored at random.
+
+    Attributes:
+        crop: Side of the square parts, in pixels.
+        scales: Smallest and largest factor by which a scene is enlarged before the part is cut out.
+
+    Example:
+        >>> round(DEEPLAB.lr_at(epoch=75, batch=0, batches=45), 4)
+        0.0054
+    """
+
+    schedule: Schedule = "polynomial per iteration"
+    crop: int
+    scales: tuple[float, float] = (0.5, 2.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect_at_least(2, batch_size=self.batch_size)
+        _expect_at_least(1, crop=self.crop)
+        if not 0 < self.scales[0] <= self.scales[1]:
+            raise ConfigurationError(f"Expected `scales` as (smallest, largest), both above 0, but got {self.scales}.")
 
 
 def _expect_at_least(least: int, **values: float) -> None:
@@ -116,3 +153,7 @@ TINY_RESNET50 = Recipe(epochs=50, batch_size=256, lr=0.01, weight_decay=1e-4, au
 
 CIFAR_RESNET50 = Recipe(epochs=200, batch_size=128, lr=0.1, weight_decay=5e-4)
 """ResNet-50 on CIFAR-10. The paper gives no recipe; this is the customary one."""
+
+DEEPLAB = SceneRecipe(epochs=150, batch_size=8, lr=0.01, weight_decay=5e-4, crop=352)
+"""DeepLabV3+ on CamVid. Rate, decay, schedule and scales are RobustNet's; open choices taken: crops that fit frames of
+360 × 480, the number of passes, and neither jittered colours nor blur, which would be taught robustness."""

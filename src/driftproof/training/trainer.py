@@ -89,7 +89,7 @@ class Trainer:
         self.seed = seed
         self.history: list[EpochRecord] = []
         self._images = images.to(self.device)
-        self._labels = _expect_labels(labels, images).to(self.device)
+        self._labels = self._expected_labels(labels, images).to(self.device)
         self._expect_classes()
         self._optimiser = torch.optim.SGD(
             parameters,
@@ -159,23 +159,26 @@ class Trainer:
         self.model.train()
         epoch, count = len(self.history), len(self._images)
         order = torch.randperm(count, generator=_generator(self.seed, epoch, "order")).to(self.device)
-        batches = torch.split(order, self.recipe.batch_size)
+        batches = self._batches(order)
         # Read once at the end: a look at the loss after every batch would make the device wait.
         losses = torch.zeros(len(batches), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        correct = torch.zeros(2, dtype=torch.int64, device=self.device)
         for index, members in enumerate(batches):
             for group in self._optimiser.param_groups:
                 group["lr"] = self.recipe.lr_at(epoch, index, len(batches))
             torch.manual_seed(_number(self.seed, epoch, index, "model"))
-            loss, logits = self._step(members, _generator(self.seed, epoch, index, "views"))
-            losses[index] = loss
-            correct += (logits.argmax(dim=1) == self._labels[members]).sum()
+            losses[index], counts = self._step(members, _generator(self.seed, epoch, index, "views"))
+            correct += counts
         self._expect_finite(losses)
         sizes = torch.tensor([len(members) for members in batches], device=self.device)
-        return float((losses * sizes).sum() / count), int(correct) / count
+        right, counted = correct.tolist()
+        return float((losses * sizes).sum() / sizes.sum()), right / max(counted, 1)
+
+    def _batches(self, order: Tensor) -> list[Tensor]:
+        return list(torch.split(order, self.recipe.batch_size))
 
     def _step(self, members: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Learn from one batch; its loss, and its logits without AugMix."""
+        """Learn from one batch; its loss, and how many it classified rightly, without AugMix, of how many."""
         recipe, labels = self.recipe, self._labels[members]
         if recipe.augmentation == "resized crop":
             images = resized_crop_and_flip(self._images[members], generator)
@@ -189,16 +192,23 @@ class Trainer:
         else:
             logits = self.model(clean)
             loss = F.cross_entropy(logits, labels)
+        self._learn(loss)
+        right = logits.argmax(dim=1) == labels
+        return loss.detach(), torch.stack([right, torch.ones_like(right)]).sum(dim=1)
+
+    def _learn(self, loss: Tensor) -> None:
         self._optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
-        return loss.detach(), logits.detach()
 
     def _is_best(self, record: EpochRecord) -> bool:
         if record.evaluation is None:
             return True
         earlier = [past.evaluation for past in self.history if past.evaluation is not None]
         return not math.isnan(record.evaluation) and not any(past >= record.evaluation for past in earlier)
+
+    def _expected_labels(self, labels: Tensor, images: Tensor) -> Tensor:
+        return _expect_labels(labels, images)
 
     def _expect_classes(self) -> None:
         self.model.eval()
@@ -233,7 +243,8 @@ class Trainer:
 
     def _described(self) -> dict[str, Any]:
         places = torch.arange(1, len(self._labels) + 1, device=self.device)
-        images = [*self._images.shape, int(self._images.sum()), int((self._labels * places).sum())]
+        sums = self._labels.reshape(len(self._labels), -1).sum(dim=1)
+        images = [*self._images.shape, int(self._images.sum()), int((sums * places).sum())]
         return {"format": _FORMAT, "recipe": asdict(self.recipe), "run": {"seed": self.seed, "images": images}}
 
     def _state(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from driftproof.bench.suites.demo import demo
-from driftproof.bench.suites.driving import s1, s3b, s4, table3, table4
+from driftproof.bench.suites.driving import camvid, camvid_rates, s1, s3b, s4, table3, table4
 from driftproof.bench.suites.long_and_short import table1, table2, table5
 from driftproof.bench.suites.variations import s2, s3, s5, table6, table7, table8
 from driftproof.bench.tables import Suite
@@ -14,7 +14,8 @@ __all__ = ["SUITES", "suite"]
 SUITES: dict[str, Callable[[], Suite]] = {
     make.__name__: make
     for make in (
-        demo, table1, table2, table3, table4, table5, table6, table7, table8, s1, s2, s3, s3b, s4, s5
+        demo, table1, table2, table3, table4, table5, table6, table7, table8, s1, s2, s3, s3b, s4, s5,
+        camvid, camvid_rates,
     )
 }  # fmt: skip
 

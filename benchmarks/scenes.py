@@ -1,0 +1,93 @@
+"""The step on driving scenes: TENT with and without selection, time and memory, on frames as large as the paper's.
+
+    python benchmarks/scenes.py [--height 800 --width 1455] [--engine graph] [--precision tf32] [--json FILE]
+
+Both take turns in one process, with statistics that go along with the stream, as in the paper; medians are compared.
+The limit on memory is 1.15 times what TinyTL's counting says selection should cost. On a device that keeps no count of
+its memory, only time is judged.
+"""
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import driftproof as dp
+from driftproof.analyses import components, method_memory, peak_memory, synchroniser, time_steps
+from driftproof.bench.conditions import hardware
+from driftproof.models import build
+
+TIME, MEMORY = "time: tent+crowd / tent", "peak memory: tent+crowd / tent"
+SELECTIONS = {"tent": None, "tent+crowd": dp.ConfidenceDifference(margin=-0.2)}
+
+
+def adapter_for(name: str, model: nn.Module, settings: dict[str, Any]) -> dp.Adapter:
+    """A contestant, as in the paper's segmentation but for shares of the statistics that are not learned."""
+    blend = dp.statistics.Blend(0.5, momentum=0.1)
+    return dp.tent(model, lr=1e-6, select=SELECTIONS[name], statistics=blend, **settings)
+
+
+def peak(name: str, model: nn.Module, images: Tensor, settings: dict[str, Any]) -> int | None:
+    """Bytes that a contestant needs at most, its copies of the network included."""
+
+    def run() -> None:
+        adapter = adapter_for(name, model, settings)
+        for _ in range(5):
+            adapter(images)
+
+    return peak_memory(run, images.device)
+
+
+def limits(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """What the ratios may be."""
+    counted = components(model, images.shape[1:])
+    one, other = (method_memory(name, counted, batch=len(images)) for name in ("tent+crowd", "tent"))
+    return {TIME: 1.3, MEMORY: 1.15 * one / other}
+
+
+def main() -> int:
+    """Measure, print, and fail if a limit is passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--network", default="deeplabv3plus_resnet50")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--height", type=int, default=800)
+    parser.add_argument("--width", type=int, default=1455)
+    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--engine", default="eager", choices=["eager", "compile", "graph"])
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    settings = {name: getattr(arguments, name) for name in ("engine", "precision", "channels_last")}
+    torch.manual_seed(0)
+    model = build(arguments.network).to(device)
+    images = torch.rand(arguments.batch, 3, arguments.height, arguments.width, device=device)
+    peaks = {name: peak(name, model, images, settings) for name in SELECTIONS}
+    adapters = {name: adapter_for(name, model, settings) for name in SELECTIONS}
+    steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
+    timings = time_steps(steps, trials=arguments.trials, warm_up=5, synchronise=synchroniser(device))
+    times, allowed = {name: 1e3 * timing.median for name, timing in timings.items()}, limits(model, images)
+    ratios = {TIME: times["tent+crowd"] / times["tent"]}
+    if peaks["tent"] and peaks["tent+crowd"]:
+        ratios[MEMORY] = peaks["tent+crowd"] / peaks["tent"]
+    print(f"{hardware(device)}, torch {torch.__version__}, {arguments.network}, {tuple(images.shape)}, {settings}\n")
+    for name in SELECTIONS:
+        print(f"{name:<12}{times[name]:9.2f} ms{(peaks[name] or 0) / 2**20:10.0f} MiB")
+    for name, ratio in ratios.items():
+        print(f"{name:<34}{ratio:8.3f}   (at most {allowed[name]:.3f})")
+    if arguments.json:
+        protocol = {"hardware": hardware(device), "torch": torch.__version__, "driftproof": dp.__version__, **settings}
+        measured = {"images": list(images.shape), "ms": times, "peak": peaks, "ratios": ratios, "limits": allowed}
+        arguments.json.write_text(json.dumps({"protocol": protocol, **measured}, indent=2) + "\n")
+    return 0 if all(ratio <= allowed[name] for name, ratio in ratios.items()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

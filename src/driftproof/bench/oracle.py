@@ -1,0 +1,42 @@
+"""An examiner who whispers: what a method would do if it were told which pixels are unknown."""
+
+from torch import Tensor
+
+from driftproof.adapter import Adapter
+from driftproof.errors import StateError
+from driftproof.parts import Step
+from driftproof.selection import Both, Selection
+from driftproof.streams import Batch
+
+__all__ = ["Oracle", "oracle_of"]
+
+
+class Oracle(Selection):
+    """Learn from samples of known classes only, as the labels tell.
+
+    No method can know that; this bounds what a selection could gain by leaving unknown objects out. The labels come in
+    by `whisper`, which the run calls before every batch, and by no other way.
+    """
+
+    varies = "it is told before every batch which samples are known"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: Tensor | None = None
+
+    def whisper(self, batch: Batch) -> None:
+        """Say which samples of the coming batch are known."""
+        self._known = batch.known
+
+    def weigh(self, step: Step) -> Tensor:
+        """One where the label is that of a known class."""
+        if self._known is None or self._known.shape != step.weights.shape:
+            raise StateError("Expected to be told which samples of this batch are known, but was not. Call `whisper`.")
+        return self._known.to(step.weights.dtype)
+
+
+def oracle_of(adapter: Adapter) -> Oracle | None:
+    """The oracle among what an adapter selects by, if there is one."""
+    select = adapter.select
+    parts = select.members if isinstance(select, Both) else [select]
+    return next((part for part in parts if isinstance(part, Oracle)), None)

@@ -1,0 +1,160 @@
+"""`driftproof analyse scenes`: pictures of what adaptation does to driving scenes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftproof.cli.device import Device, expect_device
+from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
+from driftproof.cli.offered import CORRUPTIONS, SCENES
+from driftproof.cli.options import MethodName, MethodOptions, method_options
+from driftproof.cli.progress import counting
+from driftproof.cli.scenes import given_scenes, source_scenes
+from driftproof.errors import ConfigurationError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.progress import Progress
+
+    from driftproof.adapter import Adapter
+    from driftproof.analyses.scenes import View
+    from driftproof.bench.spec import Option
+    from driftproof.data.scenes import SceneClass
+    from driftproof.parts import SourceBatches
+
+__all__ = ["scenes_command"]
+
+_PAPERS: "dict[str, Option]" = {"margin": -0.2, "lr": 1e-6, "prototypes": False}
+"""What the paper takes for pixels; classification's defaults are far too bold for them."""
+
+
+def scenes_command(
+    out: Annotated[Path, typer.Option(help="A folder for the page and the pictures.")],
+    folder: Annotated[
+        Path | None, typer.Argument(help="Frames of one's own, without labels, in sorted order; or say `--set`.")
+    ] = None,
+    model: ModelName = None,
+    weights: Weights = None,
+    classes: ClassCount = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--set",
+            help="A set of scenes, such as camvid; with a folder of frames, only its classes and colours are taken.",
+            autocompletion=lambda: list(SCENES),
+        ),
+    ] = None,
+    data: Annotated[Path, typer.Option(help="The folder that holds the data sets.")] = Path("data"),
+    split: Annotated[str | None, typer.Option(help="Of the set; its validation or test part if not said.")] = None,
+    unknown: Annotated[
+        str | None, typer.Option(help="Classes of CamVid that the model was not taught, separated by commas.")
+    ] = None,
+    method: MethodName = "tent+crowd",
+    option: MethodOptions = None,
+    frames: Annotated[int, typer.Option(min=1, help="How many frames to draw.")] = 12,
+    every: Annotated[int, typer.Option(min=1, help="Draw one of so many; all of them are adapted to.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Frames per step.")] = 2,
+    height: Annotated[int | None, typer.Option(min=1, help="Scale frames to this height.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Then cut or pad them to this width.")] = None,
+    corruption: Annotated[
+        str | None, typer.Option(help="What happens to every frame.", autocompletion=lambda: list(CORRUPTIONS))
+    ] = None,
+    severity: Annotated[int, typer.Option(help="Of the corruption, from 1 to 5.")] = 5,
+    alarm: Annotated[float, typer.Option(help="Novelty above this is an alarm.")] = 0.2,
+    least_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region to alarm.")] = 100,
+    source_frames: Annotated[
+        int, typer.Option(min=1, help="Frames of the set's training part for methods that learn from source data.")
+    ] = 32,
+    device: Device = "cpu",
+) -> None:
+    """Adapt to driving scenes and draw what happens: input, prediction, rejected pixels, alarms, ground truth.
+
+    Writes a page, a strip of pictures for each frame, a contact sheet and an animation. Where nothing else is said,
+    lr is 1e-6, the selection's margin −0.2 and swr without prototypes, as in the paper's segmentation.
+    """
+    import torch
+
+    from driftproof import __version__
+    from driftproof.alarm import Alarm
+    from driftproof.analyses.scenes import Corruption, views
+    from driftproof.bench.methods import build_method
+    from driftproof.report.scenes import palette_for, write_scenes
+
+    place, chosen = expect_device(device), _with_papers(method, method_options(option))
+    damage = None if corruption is None else Corruption(corruption, severity)
+    names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
+    scenes = given_scenes(folder, dataset, data, split, names, height, width)
+    adapter = build_method(method, given_model(model, weights, classes).eval().to(place), chosen)
+    outputs = _outputs(adapter, scenes.extent)
+    palette = scenes.palette or palette_for(outputs)
+    _expect_classes(outputs, palette, scenes.name)
+    with counting() as progress:
+        if not adapter.prepared:
+            _prepare(adapter, source_scenes(dataset, data, names, scenes.extent, source_frames), progress)
+        seen = views(
+            adapter,
+            scenes,
+            alarm=Alarm(alarm, least_area=least_area),
+            count=frames,
+            every=every,
+            batch_size=batch_size,
+            corruption=damage,
+        )
+        shown = f", the first of every {every} drawn" if every > 1 else ""
+        facts = {
+            "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{shown}",
+            "Appearance": f"{corruption}, severity {severity}" if corruption else "as stored",
+            "Model": " ".join(str(part) for part in (model, weights) if part is not None),
+            "Method": ", ".join([method, *(f"{name} {value}" for name, value in chosen.items())]),
+            "Step": f"{batch_size} frames; predictions are those from before it",
+            "Alarm": f"regions of at least {least_area} pixels with a novelty above {alarm}",
+            "Software": f"driftproof {__version__}, torch {torch.__version__}",
+        }
+        title = f"{scenes.name}{f' under {corruption}' if corruption else ''}, seen by {method}".replace("_", " ")
+        drawn = min(frames, (len(scenes) - 1) // every + 1)
+        page = write_scenes(_counted(seen, progress, drawn), palette, out, title=title, facts=facts)
+    typer.echo(page)
+
+
+def _with_papers(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
+    from driftproof.bench.methods import accepted_options
+
+    accepted = accepted_options(method)
+    return {**{name: value for name, value in _PAPERS.items() if name in accepted}, **given}
+
+
+def _outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
+    import torch
+
+    with torch.no_grad():
+        blank = torch.zeros(1, 3, *extent, device=adapter.device)
+        logits = adapter.network.with_source_statistics()(blank)
+    if logits.ndim != 4:
+        raise ModelError(
+            f"Expected a segmentation network, which has logits for every pixel, but got logits of shape "
+            f"{tuple(logits.shape)} for frames of shape {tuple(blank.shape)}."
+        )
+    return int(logits.shape[1])
+
+
+def _expect_classes(outputs: int, palette: "Sequence[SceneClass]", name: str) -> None:
+    if outputs != len(palette):
+        raise ConfigurationError(
+            f"Expected a model of the {len(palette)} classes of {name} ({', '.join(each.name for each in palette)}), "
+            f"but it has {outputs}. For CamVid, say which classes it was not taught with `--unknown`."
+        )
+
+
+def _prepare(adapter: "Adapter", source: "SourceBatches", progress: "Progress") -> None:
+    task = progress.add_task("preparing", total=None)
+    adapter.prepare(source, progress=lambda stage, done: progress.update(task, description=stage, completed=done))
+    progress.remove_task(task)
+
+
+def _counted(seen: "Iterator[View]", progress: "Progress", total: int) -> "Iterator[View]":
+    task = progress.add_task("frames", total=total)
+    for view in seen:
+        yield view
+        progress.advance(task)

@@ -1,0 +1,44 @@
+"""Options of a method, as words."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftproof.cli.offered import METHODS
+from driftproof.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from driftproof.bench.spec import Option
+
+__all__ = ["MethodName", "MethodOptions", "method_options"]
+
+MethodName = Annotated[
+    str, typer.Option("--method", help="Such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS))
+]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Of the method, as in lr=0.0001 or margin=-0.2; repeatable."),
+]
+
+
+def method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
+    """What `--option name=value` means, repeated or not given at all.
+
+    Example:
+        >>> method_options(["lr=0.001", "optimiser=sgd"])
+        {'lr': 0.001, 'optimiser': 'sgd'}
+    """
+    return dict(map(_option, texts or ()))
+
+
+def _option(text: str) -> "tuple[str, Option]":
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")
+    try:
+        meant = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, value if isinstance(meant, list | dict) else meant

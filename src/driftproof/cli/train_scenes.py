@@ -1,0 +1,77 @@
+"""`driftproof train` on driving scenes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from driftproof.names import expect_known
+
+if TYPE_CHECKING:
+    import torch
+
+    from driftproof.training import EpochRecord
+
+__all__ = ["SCENE_RECIPES", "SCENE_SETS", "train_on_scenes"]
+
+SCENE_RECIPES = {
+    "deeplabv3plus_resnet50": "DEEPLAB",
+    "deeplabv3plus_resnet18": "DEEPLAB",
+    "deeplabv3plus_small": "DEEPLAB",
+}
+"""Segmentation networks, and the names of their recipes in `driftproof.training`."""
+
+SCENE_SETS = {"camvid": "camvid"}
+"""Sets of scenes, and the names of their readers in `driftproof.data.scenes`."""
+
+
+def train_on_scenes(
+    model: str,
+    dataset: str,
+    data: Path,
+    out: Path,
+    *,
+    start: Path | None,
+    epochs: int | None,
+    seed: int,
+    device: "torch.device",
+) -> None:
+    """Train a segmentation network on the set's training scenes, rate it on its validation scenes, and save it."""
+    import torch
+
+    from driftproof import training
+    from driftproof.data import scenes as readers
+    from driftproof.models import build, load_backbone, save_checkpoint
+
+    console = Console(stderr=True)
+    recipe = getattr(training, SCENE_RECIPES[model])
+    recipe = recipe if epochs is None else replace(recipe, epochs=epochs)
+    read = getattr(readers, SCENE_SETS[expect_known("set of scenes to train on", dataset, SCENE_SETS)])
+    taught, rated = read(data, split="train"), read(data, split="val")
+    images, labels = training.labelled_scenes(rated)
+    torch.manual_seed(seed)
+    network = build(model, classes=len(taught.classes))
+    if start is not None:
+        console.print(f"{start}: {load_backbone(network, start)}", highlight=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    trainer = training.SceneTrainer(network, *training.labelled_scenes(taught), recipe, seed=seed, device=device)
+
+    def tell(record: "EpochRecord") -> None:
+        found = f"pixels {100 * record.accuracy:.2f} % right, mIoU {100 * (record.evaluation or 0):.2f} %"
+        epoch = f"epoch {record.epoch} of {recipe.epochs}"
+        console.print(f"{epoch}: loss {record.loss:.3f}, {found}, {record.seconds:.0f} s", highlight=False)
+
+    history = trainer.run(
+        checkpoint=out.with_suffix(".training.pt"),
+        progress=tell,
+        evaluate=lambda network: training.mean_iou(network, images, labels, classes=len(taught.classes)),
+    )
+    meta = {
+        "arch": model,
+        "set": dataset,
+        "seed": seed,
+        "epochs": recipe.epochs,
+        "classes": list(taught.classes),
+    }
+    save_checkpoint(out, network, {**meta, "mean_iou": history[-1].evaluation})

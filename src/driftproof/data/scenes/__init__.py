@@ -1,0 +1,38 @@
+"""Driving scenes in the formats of their data sets: a class for every pixel, and the rest kept as unknown.
+
+Every reader is called as `reader(root, …) -> Scenes`, where `root` is the folder the archives were unpacked in. All but
+CamVid are mapped to the nineteen classes of Cityscapes. Frames are sorted by name.
+"""
+
+from driftproof.data.scenes.bdd100k import bdd100k
+from driftproof.data.scenes.camvid import CAMVID, UNTAUGHT, camvid, camvid_classes
+from driftproof.data.scenes.cityscapes import cityscapes
+from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, SceneClass
+from driftproof.data.scenes.frames import frames
+from driftproof.data.scenes.gtav import gtav
+from driftproof.data.scenes.mapillary import mapillary
+from driftproof.data.scenes.pictures import Pictures
+from driftproof.data.scenes.scenes import Scene, Scenes
+from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.synthia import synthia
+
+__all__ = [
+    "CAMVID",
+    "CITYSCAPES",
+    "UNKNOWN",
+    "UNTAUGHT",
+    "VOID",
+    "Height",
+    "Pictures",
+    "Scene",
+    "SceneClass",
+    "Scenes",
+    "bdd100k",
+    "camvid",
+    "camvid_classes",
+    "cityscapes",
+    "frames",
+    "gtav",
+    "mapillary",
+    "synthia",
+]

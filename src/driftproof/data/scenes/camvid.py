@@ -1,0 +1,74 @@
+"""CamVid, with some of its classes taken for unknown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from driftproof.data.folder import image_files, locate
+from driftproof.data.scenes.classes import UNKNOWN, VOID, SceneClass
+from driftproof.data.scenes.labels import Numbered
+from driftproof.data.scenes.layout import alike, home, labelled, splits
+from driftproof.data.scenes.scenes import Scene, Scenes
+from driftproof.data.scenes.sizes import Height
+from driftproof.errors import ConfigurationError
+from driftproof.names import expect_known
+
+__all__ = ["CAMVID", "UNTAUGHT", "camvid", "camvid_classes"]
+
+CAMVID = (
+    SceneClass("sky", (128, 128, 128)),
+    SceneClass("building", (128, 0, 0)),
+    SceneClass("pole", (192, 192, 128)),
+    SceneClass("road", (128, 64, 128)),
+    SceneClass("pavement", (60, 40, 222)),
+    SceneClass("tree", (128, 128, 0)),
+    SceneClass("sign", (192, 128, 128)),
+    SceneClass("fence", (64, 64, 128)),
+    SceneClass("car", (64, 0, 128)),
+    SceneClass("pedestrian", (64, 64, 0)),
+    SceneClass("bicyclist", (0, 128, 192)),
+)
+"""The eleven classes of CamVid, in the order of its labels."""
+
+UNTAUGHT = ("pedestrian", "bicyclist", "sign")
+"""The classes that stand for the unknown unless others are chosen."""
+
+
+def camvid(
+    root: Path,
+    *,
+    split: str = "test",
+    unknown: Sequence[str] = UNTAUGHT,
+    size: Height | None = None,
+) -> Scenes:
+    """CamVid in the usual arrangement: `train`, `val` and `test` beside `trainannot`, `valannot` and `testannot`.
+
+    Its eleven classes are numbered anew without the unknown ones, which become `UNKNOWN`; number 11 is void.
+
+    Args:
+        root: The folder that holds them, or that holds one called CamVid which does.
+        split: train, val or test, or several joined by a plus sign.
+        unknown: Names of the classes that the model has not been taught.
+        size: What to bring every frame to; stored are 360×480.
+    """
+    root, known, scenes = home(root, "CamVid"), camvid_classes(unknown), list[Scene]()
+    for part in splits(split, ("train", "val", "test")):
+        frames = locate(root, part, source="camvid")
+        scenes += labelled(image_files(frames), alike(frames.with_name(f"{part}annot")))
+    meanings = {number: known.index(each) if each in known else UNKNOWN for number, each in enumerate(CAMVID)}
+    return Scenes(f"camvid/{split}", tuple(scenes), known, Numbered({**meanings, len(CAMVID): VOID}), size)
+
+
+def camvid_classes(unknown: Sequence[str] = UNTAUGHT) -> tuple[SceneClass, ...]:
+    """The classes of CamVid without the unknown ones.
+
+    Example:
+        >>> len(camvid_classes()), len(camvid_classes(["sky"]))
+        (8, 10)
+    """
+    names = [each.name for each in CAMVID]
+    for name in unknown:
+        expect_known("class of CamVid", name, names)
+    known = tuple(each for each in CAMVID if each.name not in unknown)
+    if not known:
+        raise ConfigurationError("Expected `unknown` to leave at least one class, but it names all of them.")
+    return known

@@ -1,0 +1,56 @@
+"""Cityscapes."""
+
+from functools import partial
+from pathlib import Path
+
+from driftproof.data.folder import image_files, locate
+from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID
+from driftproof.data.scenes.labels import Numbered
+from driftproof.data.scenes.layout import home, labelled, splits
+from driftproof.data.scenes.scenes import Scenes
+from driftproof.data.scenes.sizes import Height
+
+__all__ = ["LABEL_IDS", "TRAIN_IDS", "cityscapes"]
+
+_TRAINED = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_SAYING_NOTHING = range(4)  # unlabelled, ego vehicle, rectification border, out of the region of interest
+_LICENCE_PLATE = (34, 255)  # −1, as GTAV and as 8 bits write it
+
+LABEL_IDS = Numbered(
+    {
+        **dict.fromkeys((*range(34), *_LICENCE_PLATE), UNKNOWN),
+        **dict.fromkeys(_SAYING_NOTHING, VOID),
+        **{number: place for place, number in enumerate(_TRAINED)},
+    }
+)
+"""Cityscapes' own numbers, which GTAV shares."""
+
+TRAIN_IDS = Numbered({**{place: place for place in range(len(CITYSCAPES))}, 255: UNKNOWN})
+"""Numbers of the nineteen classes; 255, which is all the rest, counts as unknown."""
+
+
+def cityscapes(root: Path, *, split: str = "val", size: Height | None = None) -> Scenes:
+    """Cityscapes from `leftImg8bit` and `gtFine`.
+
+    The label images called `labelIds` tell what is unknown from what is void. Where only `labelTrainIds` are there,
+    which write both as 255, both count as unknown.
+
+    Args:
+        root: The folder that holds both, or that holds one called cityscapes which does.
+        split: train, val or test, or several joined by a plus sign.
+        size: What to bring every frame to; stored are 1024×2048.
+    """
+    pictures = locate(home(root, "cityscapes"), "leftImg8bit", source="cityscapes")
+    found = [
+        frame
+        for part in splits(split, ("train", "val", "test"))
+        for frame in image_files(locate(pictures, part, source="cityscapes"))
+    ]
+    original = any(_labels_of("labelIds", frame).exists() for frame in found)
+    kind, numbers = ("labelIds", LABEL_IDS) if original else ("labelTrainIds", TRAIN_IDS)
+    return Scenes(f"cityscapes/{split}", labelled(found, partial(_labels_of, kind)), CITYSCAPES, numbers, size)
+
+
+def _labels_of(kind: str, frame: Path) -> Path:
+    *above, _, split, city, name = frame.parts
+    return Path(*above, "gtFine", split, city, f"{Path(name).stem.removesuffix('_leftImg8bit')}_gtFine_{kind}.png")

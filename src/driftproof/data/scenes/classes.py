@@ -1,0 +1,50 @@
+"""The classes of driving scenes, and the two numbers that are none."""
+
+from dataclasses import dataclass
+
+__all__ = ["CITYSCAPES", "UNKNOWN", "VOID", "Colour", "SceneClass"]
+
+UNKNOWN = 254
+"""The label of a pixel that shows something outside the trained classes."""
+
+VOID = 255
+"""The label of a pixel that says nothing: unlabelled, padding, the own vehicle, outside the region of interest."""
+
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class SceneClass:
+    """A class of pixels.
+
+    Attributes:
+        name: What it is called.
+        colour: How its data set paints it, as red, green and blue in 0..255.
+    """
+
+    name: str
+    colour: Colour
+
+
+CITYSCAPES = (
+    SceneClass("road", (128, 64, 128)),
+    SceneClass("sidewalk", (244, 35, 232)),
+    SceneClass("building", (70, 70, 70)),
+    SceneClass("wall", (102, 102, 156)),
+    SceneClass("fence", (190, 153, 153)),
+    SceneClass("pole", (153, 153, 153)),
+    SceneClass("traffic light", (250, 170, 30)),
+    SceneClass("traffic sign", (220, 220, 0)),
+    SceneClass("vegetation", (107, 142, 35)),
+    SceneClass("terrain", (152, 251, 152)),
+    SceneClass("sky", (70, 130, 180)),
+    SceneClass("person", (220, 20, 60)),
+    SceneClass("rider", (255, 0, 0)),
+    SceneClass("car", (0, 0, 142)),
+    SceneClass("truck", (0, 0, 70)),
+    SceneClass("bus", (0, 60, 100)),
+    SceneClass("train", (0, 80, 100)),
+    SceneClass("motorcycle", (0, 0, 230)),
+    SceneClass("bicycle", (119, 11, 32)),
+)
+"""The nineteen classes that Cityscapes trains, to which every other data set of driving scenes is mapped."""

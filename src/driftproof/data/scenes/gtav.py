@@ -1,0 +1,68 @@
+"""GTAV, "Playing for Data"."""
+
+from pathlib import Path
+
+from driftproof.data.folder import image_files, locate
+from driftproof.data.scenes.cityscapes import LABEL_IDS
+from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, Colour
+from driftproof.data.scenes.labels import Coloured
+from driftproof.data.scenes.layout import alike, home, labelled, splits
+from driftproof.data.scenes.scenes import Scenes
+from driftproof.data.scenes.sizes import Height
+from driftproof.errors import InputError
+from driftproof.optional import require
+
+__all__ = ["gtav"]
+
+_OTHERS: tuple[Colour, ...] = (
+    (20, 20, 20),  # static
+    (111, 74, 0),  # dynamic
+    (81, 0, 81),  # ground
+    (250, 170, 160),  # parking
+    (230, 150, 140),  # rail track
+    (180, 165, 180),  # guard rail
+    (150, 100, 100),  # bridge
+    (150, 120, 90),  # tunnel
+    (0, 0, 90),  # caravan
+    (0, 0, 110),  # trailer
+)
+
+_LABELS = Coloured(
+    {
+        (0, 0, 0): VOID,
+        **dict.fromkeys(_OTHERS, UNKNOWN),
+        **{each.colour: place for place, each in enumerate(CITYSCAPES)},
+    },
+    grey=LABEL_IDS,
+)
+
+
+def gtav(root: Path, *, split: str = "all", size: Height | None = None) -> Scenes:
+    """GTAV from `images` and `labels`.
+
+    Labels are told by colour, whether through a palette or directly; grey ones are Cityscapes' own numbers.
+
+    Args:
+        root: The folder that holds both, or that holds one called gtav which does.
+        split: all; or train, val or test of the official `split.mat`, which then has to be there too, or several of
+            them joined by a plus sign.
+        size: What to bring every frame to. Most are stored as 1052×1914, a few differ by some rows:
+            `Height(800, width=1455)` makes them one size.
+    """
+    folder = locate(home(root, "gtav"), "images", source="gtav")
+    frames = image_files(folder)
+    if split != "all":
+        frames = _chosen(frames, locate(folder.parent, "split.mat", source="gtav"), split)
+    scenes = labelled(frames, alike(folder.with_name("labels")))
+    return Scenes(f"gtav/{split}", scenes, CITYSCAPES, _LABELS, size)
+
+
+def _chosen(frames: list[Path], table: Path, split: str) -> list[Path]:
+    reader, parts = require("scipy.io", "Reading GTAV's split"), splits(split, ("train", "val", "test"))
+    try:
+        content = reader.loadmat(table)
+        numbers = {int(number) for part in parts for number in content[f"{part}Ids"].flat}
+    # A damaged file can raise almost anything.
+    except Exception as error:
+        raise InputError(f"Expected {table} to hold the official split, but it cannot be read: {error!r}.") from error
+    return [frame for frame in frames if frame.stem.isdecimal() and int(frame.stem) in numbers]

@@ -1,0 +1,156 @@
+"""Frames of driving scenes with a class for every pixel, read when asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from driftproof.data.images import as_rgb
+from driftproof.data.scenes.classes import VOID, SceneClass
+from driftproof.data.scenes.sizes import Box, Height
+from driftproof.errors import InputError
+from driftproof.optional import require
+
+__all__ = ["Scene", "Scenes"]
+
+_ASPECT_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The files of one frame.
+
+    Attributes:
+        frame: The picture.
+        labels: Its label image; None if there is none.
+    """
+
+    frame: Path
+    labels: Path | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scenes:
+    """A sequence of frames, all of one size.
+
+    Attributes:
+        name: What the set is called in results, such as "cityscapes/val".
+        scenes: The files, in the order in which they are streamed.
+        palette: The classes in the order of the labels; empty where there are no labels.
+        labels_of: Reads a label image as classes, `UNKNOWN` and `VOID`.
+        size: What to bring every frame to; None for as stored, in which case they have to agree.
+    """
+
+    name: str
+    scenes: tuple[Scene, ...]
+    palette: tuple[SceneClass, ...] = ()
+    labels_of: Callable[[Path], npt.NDArray[np.uint8]] | None = None
+    size: Height | None = None
+
+    def __post_init__(self) -> None:
+        if not self.scenes:
+            raise InputError(f"Expected at least one frame in {self.name}, but found none.")
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __repr__(self) -> str:
+        return f"Scenes({self.name!r}, {len(self)} frames, {len(self.palette)} classes)"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        return tuple(each.name for each in self.palette)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """Height and width of every frame."""
+        return self._fitted_extent(*_stored_extent(self.scenes[0].frame))
+
+    def read(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """A frame, uint8 of shape (3, H, W), and the class of each of its pixels, uint8 of shape (H, W), if known.
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
+        return self.read_frame(index), self.read_labels(index)
+
+    def read_frame(self, index: int) -> Tensor:
+        """A frame alone, uint8 of shape (3, H, W).
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
+        scene = self._at(index)
+        frame = self._read_frame(scene.frame)
+        if frame.shape[:2] != self.extent:
+            (height, width), (other_height, other_width) = self.extent, frame.shape[:2]
+            raise InputError(
+                f"Expected the frames of {self.name} to be of one size, but {self.scenes[0].frame} is {height}×{width} "
+                f"and {scene.frame} is {other_height}×{other_width}. "
+                f"Pass `size=Height({height}, width={width})` to scale them and cut or pad their sides."
+            )
+        return torch.from_numpy(frame).permute(2, 0, 1).contiguous()
+
+    def read_labels(self, index: int) -> Tensor | None:
+        """The class of each pixel of a frame alone, uint8 of shape (H, W), if known.
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
+        scene = self._at(index)
+        return None if scene.labels is None else torch.from_numpy(self._read_labels(scene.labels, scene.frame))
+
+    def inside(self, index: int) -> Box:
+        """The part of a frame that shows the picture; what lies outside is padding, and nothing to learn from.
+
+        Args:
+            index: Place of the frame, counted from 0.
+        """
+        height, width = _stored_extent(self._at(index).frame)
+        return (0, 0, height, width) if self.size is None else self.size.inside(height, width)
+
+    def _at(self, index: int) -> Scene:
+        if not 0 <= index < len(self):
+            raise InputError(f"Expected an index in 0..{len(self) - 1} of {self.name}, but got {index}.")
+        return self.scenes[index]
+
+    def _fitted_extent(self, height: int, width: int) -> tuple[int, int]:
+        return (height, width) if self.size is None else self.size.extent(height, width)
+
+    def _read_frame(self, path: Path) -> npt.NDArray[np.uint8]:
+        pillow = require("PIL.Image", "Reading frames")
+        try:
+            with pillow.open(path) as opened:
+                image = as_rgb(opened)
+                return np.array(image if self.size is None else self.size.fit(image, smooth=True))
+        # Pillow's readers let almost any exception through when a file is damaged.
+        except Exception as error:
+            raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
+
+    def _read_labels(self, path: Path, frame: Path) -> npt.NDArray[np.uint8]:
+        assert self.labels_of is not None  # whoever names label images says how to read them
+        pillow = require("PIL.Image", "Reading label images")
+        image = pillow.fromarray(self.labels_of(path))
+        height, width = _stored_extent(frame)
+        if abs(image.width * height / (image.height * width) - 1) > _ASPECT_TOLERANCE:
+            raise InputError(
+                f"Expected {path} to label every pixel of {frame}, which is {height}×{width}, "
+                f"but it is {image.height}×{image.width}."
+            )
+        if image.size != (width, height):
+            image = image.resize((width, height), pillow.Resampling.NEAREST)
+        return np.array(image if self.size is None else self.size.fit(image, smooth=False, padding=VOID))
+
+
+def _stored_extent(path: Path) -> tuple[int, int]:
+    try:
+        with require("PIL.Image", "Reading frames").open(path) as image:
+            return image.height, image.width
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error

@@ -1,0 +1,128 @@
+"""The page of scenes, and the pictures beside it."""
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftproof.analyses.scenes import View
+from driftproof.data.scenes import SceneClass
+from driftproof.errors import InputError
+from driftproof.files import written_whole
+from driftproof.optional import require
+from driftproof.report.scenes.paint import REJECTED_COLOUR, UNKNOWN_COLOUR, VOID_COLOURS
+from driftproof.report.scenes.panels import ALARM_COLOUR, TITLES, Panel, panels
+from driftproof.report.scenes.sheets import grid, save_animation, save_image, titled
+from driftproof.report.scenes.tally import Tally, tally
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["write_scenes"]
+
+_ON_PAGE, _ON_SHEET = 480, 320
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A frame on the page: its number, what is said of it, its strip's file, and its pictures as data."""
+
+    index: int
+    sentences: Sequence[str]
+    skipped: str | None
+    strip: str
+    pictures: Mapping[str, str]
+    small: "Sequence[tuple[str, Image]]"
+
+
+def write_scenes(
+    seen: Iterable[View], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
+) -> Path:
+    """Draw frames and what an adapter made of them.
+
+    Writes a strip of pictures for each frame (`frames/0001.png`), all of them on a contact sheet, an animation
+    (`scenes.webp`), and a page that needs no other file (`index.html`), written last.
+
+    Args:
+        seen: The frames, which may be made one by one.
+        palette: The model's classes.
+        out: A folder, made if need be.
+        title: Of the page.
+        facts: What the reader has to know about the run, by name.
+
+    Returns:
+        The page.
+    """
+    for module in ("PIL", "jinja2"):
+        require(module, "Drawing scenes", "'driftproof[data,report]'")
+    (out / "frames").mkdir(parents=True, exist_ok=True)
+    entries, total, rejecting = list[_Entry](), Tally(), True
+    for view in seen:
+        counted, rejecting = tally(view), view.rejected is not None
+        total += counted
+        entries.append(_entry(view, panels(view, palette), counted, out))
+    if not entries:
+        raise InputError("Expected at least one frame to draw, but got none.")
+    rows = [titled(entry.small, f"{entry.index}: ") for entry in entries]
+    save_image(grid(rows), out / "contact-sheet.png")
+    moving = [grid([row[place : place + 2] for place in range(0, len(row), 2)]) for row in rows]
+    save_animation(moving, out / "scenes.webp")
+    still = _data(moving[0], "JPEG")
+    page = _rendered(
+        title=title,
+        facts=facts,
+        entries=entries,
+        sentences=total.sentences(rejecting=rejecting),
+        palette=palette,
+        animation=f"data:image/webp;base64,{_encoded((out / 'scenes.webp').read_bytes())}",
+        still=still,
+        size=moving[0].size,
+    )
+    with written_whole(out / "index.html") as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    return out / "index.html"
+
+
+def _entry(view: View, shown: Sequence[Panel], counted: Tally, out: Path) -> _Entry:
+    name = f"frames/{view.index + 1:04}.png"
+    save_image(grid([titled([(panel.kind, panel.image) for panel in shown])]), out / name)
+    pictures = {panel.kind: _data(panel.scaled(_ON_PAGE), "JPEG" if panel.photograph else "PNG") for panel in shown}
+    small = [(panel.kind, panel.scaled(_ON_SHEET)) for panel in shown]
+    sentences = counted.sentences(rejecting=view.rejected is not None)
+    return _Entry(view.index + 1, sentences, view.skipped, name, pictures, small)
+
+
+def _data(image: "Image", kind: str) -> str:
+    content = io.BytesIO()
+    image.save(content, format=kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
+    return f"data:image/{kind.lower()};base64,{_encoded(content.getvalue())}"
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _rendered(**content: object) -> str:
+    import jinja2
+
+    files = resources.files("driftproof.report")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(files.joinpath("scenes/page.html").read_text(encoding="utf-8"))
+    styles = [files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "scenes/scenes.css")]
+    colours = {
+        "rejected": _css(REJECTED_COLOUR),
+        "unknown": _css(UNKNOWN_COLOUR),
+        "alarm": _css(ALARM_COLOUR),
+        "void": [_css(colour) for colour in VOID_COLOURS],
+    }
+    text: str = template.render(style="\n".join(styles), titles=TITLES, colours=colours, css=_css, **content)
+    return text
+
+
+def _css(colour: tuple[int, int, int]) -> str:
+    return f"rgb{colour}"

@@ -1,0 +1,60 @@
+"""Classes as colours."""
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID, SceneClass
+from driftproof.data.scenes.classes import Colour
+
+__all__ = ["REJECTED_COLOUR", "UNKNOWN_COLOUR", "VOID_COLOURS", "painted", "palette_for"]
+
+REJECTED_COLOUR: Colour = (0, 0, 0)
+UNKNOWN_COLOUR: Colour = (255, 255, 255)
+VOID_COLOURS: tuple[Colour, Colour] = ((150, 150, 150), (185, 185, 185))
+"""Of the stripes that mark what is not labelled."""
+
+_GOLDEN = 0.618034
+_STRIPE = 6
+
+
+def palette_for(classes: int) -> tuple[SceneClass, ...]:
+    """Names and colours for a model that is known by its number of classes alone.
+
+    Example:
+        >>> palette_for(19)[0].name, palette_for(3)[2].name
+        ('road', 'class 2')
+    """
+    known = {len(palette): palette for palette in (CITYSCAPES, CAMVID)}
+    return known.get(classes) or tuple(SceneClass(f"class {place}", _hue(place)) for place in range(classes))
+
+
+def painted(classes: Tensor, palette: Sequence[SceneClass]) -> npt.NDArray[np.uint8]:
+    """A map of classes in their colours, (H, W, 3); unknown is white, void striped.
+
+    Args:
+        classes: A class for each pixel, `UNKNOWN` or `VOID`, (H, W).
+        palette: The classes.
+    """
+    table = np.zeros((256, 3), dtype=np.uint8)
+    table[: len(palette)] = [each.colour for each in palette]
+    table[UNKNOWN] = UNKNOWN_COLOUR
+    numbers = classes.numpy().astype(np.uint8)
+    picture: npt.NDArray[np.uint8] = table[numbers]
+    void = numbers == VOID
+    picture[void] = _striped(*numbers.shape)[void]
+    return picture
+
+
+def _striped(height: int, width: int) -> npt.NDArray[np.uint8]:
+    diagonal = np.add.outer(np.arange(height), np.arange(width)) // _STRIPE % 2
+    stripes: npt.NDArray[np.uint8] = np.array(VOID_COLOURS, dtype=np.uint8)[diagonal]
+    return stripes
+
+
+def _hue(place: int) -> Colour:
+    red, green, blue = colorsys.hsv_to_rgb(place * _GOLDEN % 1, 0.65, 0.85)
+    return round(255 * red), round(255 * green), round(255 * blue)

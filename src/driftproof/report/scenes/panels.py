@@ -1,0 +1,91 @@
+"""One frame in pictures: what came in, what the model saw in it, what it left out, what alarmed it, what is true."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from driftproof.alarm import Event
+from driftproof.analyses.scenes import View
+from driftproof.data.scenes import SceneClass
+from driftproof.optional import require
+from driftproof.report.scenes.paint import REJECTED_COLOUR, painted
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ALARM_COLOUR", "TITLES", "Panel", "panels"]
+
+ALARM_COLOUR = (255, 214, 0)
+
+TITLES = {
+    "input": "Input",
+    "prediction": "Prediction",
+    "rejected": "Rejected in black",
+    "alarm": "Alarms",
+    "truth": "Ground truth",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a frame.
+
+    Attributes:
+        kind: A key of `TITLES`.
+        image: The picture, of the frame's size.
+        photograph: Whether it shows the frame itself; else it is a map of flat colours, to be scaled without mixing.
+    """
+
+    kind: str
+    image: "Image"
+    photograph: bool
+
+    def scaled(self, width: int) -> "Image":
+        """The picture at most so many pixels wide."""
+        if self.image.width <= width:
+            return self.image
+        how = require("PIL.Image", "Drawing scenes").Resampling
+        height = max(1, round(self.image.height * width / self.image.width))
+        return self.image.resize((width, height), how.BICUBIC if self.photograph else how.NEAREST)
+
+
+def panels(view: View, palette: Sequence[SceneClass]) -> list[Panel]:
+    """The pictures of a frame, in the order of `TITLES`; those that there is nothing to show for are left out.
+
+    Args:
+        view: What an adapter made of the frame.
+        palette: Its classes.
+    """
+    shown = [Panel("input", _photograph(view.frame), photograph=True)]
+    prediction = painted(view.predicted, palette)
+    shown.append(Panel("prediction", _image(prediction), photograph=False))
+    if view.rejected is not None:
+        without = prediction.copy()
+        without[view.rejected.numpy()] = REJECTED_COLOUR
+        shown.append(Panel("rejected", _image(without), photograph=False))
+    shown.append(Panel("alarm", _boxed(_photograph(view.frame), view.events), photograph=True))
+    if view.labels is not None:
+        shown.append(Panel("truth", _image(painted(view.labels, palette)), photograph=False))
+    return shown
+
+
+def _photograph(frame: Tensor) -> "Image":
+    return _image(frame.permute(1, 2, 0).contiguous().numpy())
+
+
+def _image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":
+    image: Image = require("PIL.Image", "Drawing scenes").fromarray(pixels)
+    return image
+
+
+def _boxed(image: "Image", events: Sequence[Event]) -> "Image":
+    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(image)
+    line = max(1, round(image.height / 150))
+    for top, left, bottom, right in (event.box for event in events if event.box is not None):
+        outer = (left - line, top - line, right - 1 + line, bottom - 1 + line)
+        draw.rectangle((outer[0] - 1, outer[1] - 1, outer[2] + 1, outer[3] + 1), outline=(0, 0, 0), width=line + 1)
+        draw.rectangle(outer, outline=ALARM_COLOUR, width=line)
+    return image

@@ -1,0 +1,83 @@
+"""Many panels in one picture: a strip for a frame, a sheet for all frames, an animation of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from driftproof.files import written_whole
+from driftproof.optional import require
+from driftproof.report.scenes.panels import TITLES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Cell", "grid", "save_animation", "save_image", "titled"]
+
+Cell = tuple[str, "Image"]
+"""Words, and the picture below them."""
+
+_PAPER, _INK = (253, 253, 252), (29, 33, 38)
+
+
+def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
+    """Pictures of one size in rows and columns, each with its words above it.
+
+    Args:
+        rows: The first has the most columns.
+        gap: Pixels between them, and around all of them.
+    """
+    width, height = rows[0][0][1].size
+    text = min(max(11, round(width / 16)), 28)
+    across, down = width + gap, height + gap + round(1.5 * text)
+    pillow, font = require("PIL.Image", "Drawing scenes"), _font(text)
+    sheet: Image = pillow.new("RGB", (gap + across * len(rows[0]), gap + down * len(rows)), _PAPER)
+    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
+    for row, cells in enumerate(rows):
+        for column, (words, image) in enumerate(cells):
+            left, top = gap + column * across, gap + row * down
+            draw.text((left, top), words, fill=_INK, font=font)
+            sheet.paste(image, (left, top + down - gap - height))
+    return sheet
+
+
+def save_image(image: "Image", path: Path) -> None:
+    """Write a picture in one act."""
+    with written_whole(path) as unfinished:
+        image.save(unfinished, format=path.suffix.removeprefix(".").upper())
+
+
+def save_animation(images: "Sequence[Image]", path: Path, *, seconds: float = 0.8) -> None:
+    """Write pictures as one that moves, round and round, as WebP.
+
+    Args:
+        images: All of one size.
+        path: Where to.
+        seconds: How long each stays.
+    """
+    first, *others = images
+    with written_whole(path) as unfinished:
+        first.save(
+            unfinished,
+            format="WEBP",
+            save_all=True,
+            append_images=others,
+            duration=round(1000 * seconds),
+            loop=0,
+            quality=80,
+            method=2,
+        )
+
+
+def titled(kinds: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[Cell]:
+    """Pictures by kind, under the titles of their kinds.
+
+    Args:
+        kinds: Keys of `TITLES`, and the pictures.
+        prefix: What to say before the first title.
+    """
+    cells = [(TITLES[kind], image) for kind, image in kinds]
+    return [(f"{prefix}{words}" if place == 0 else words, image) for place, (words, image) in enumerate(cells)]
+
+
+def _font(size: int) -> Any:  # noqa: ANN401  # whichever font Pillow comes with
+    return require("PIL.ImageFont", "Drawing scenes").load_default(size)

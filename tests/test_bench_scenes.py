@@ -1,0 +1,140 @@
+"""The driving suites on tiny files in the official formats: what streams, what prepares, what comes out."""
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from driftproof.bench import methods, suite
+from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.results import Results, filled
+from driftproof.bench.runner import Settings
+from driftproof.bench.scenes import SourceScenes, camvid_taught, driving
+from driftproof.bench.sets import SETS
+from driftproof.bench.store import Store
+from driftproof.bench.workbench import Files
+from driftproof.data.scenes import VOID, camvid
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
+from driftproof.statistics import TTN
+from test_scene_streams import write_camvid
+
+NETWORK = "deeplabv3plus_resnet50"
+
+
+@pytest.fixture(scope="module")
+def small_network():
+    """For a while, the segmentation network is a tiny one, and TTN learns from next to nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        build = partial(DeepLabV3Plus, depth=18, width=4)
+        patch.setitem(MODELS, NETWORK, dataclasses.replace(MODELS[NETWORK], build=build))
+        quick = TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4)
+        patch.setitem(methods._STATISTICS, "online ttn", quick)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(small_network, tmp_path_factory):
+    root = tmp_path_factory.mktemp("road")
+    write_camvid(root / "data" / "CamVid", ("train", "val", "test"), count=3, height=24, width=32)
+    (root / "weights").mkdir()
+    torch.manual_seed(0)
+    for trained_on, classes in (("camvid", 8), ("gtav", 19)):
+        model = MODELS[NETWORK].build(classes)
+        save_checkpoint(root / "weights" / f"{NETWORK}_{trained_on}.safetensors", model, {"arch": NETWORK})
+    return Files(root / "data", root / "weights", made_up_frost=True)
+
+
+def cells(name, *wanted):
+    return {spec.method: spec for spec in suite(name).specs() if spec.method in wanted}
+
+
+def test_camvid_runs_through_weather_and_its_numbers_fill_the_tables(files, tmp_path):
+    specs = cells("camvid", "source", "tent+crowd")
+    for spec in specs.values():
+        run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: None)
+    store = Store(tmp_path)
+    rows = {method: store.cell(spec).rows for method, spec in specs.items()}
+    for method in specs:
+        assert [row["domain"] for row in rows[method]] == list(specs[method].domains)
+        assert all((row["batches"], row["samples"]) == (3, 6) for row in rows[method])
+        assert all(0 <= row["mean_iou"] <= 100 and row["skipped"] == 0 for row in rows[method])
+    assert rows["tent+crowd"][0]["rejected"] < 1
+    assert rows["tent+crowd"][0]["novelty/unknown/auroc"] is not None
+    table = filled(Results(tmp_path), suite("camvid").tables[0])
+    mean = np.mean([row["mean_iou"] for row in rows["source"]])
+    assert table.values["source", "Round 1"].ours == pytest.approx(mean)
+    assert table.values["ttn", "Round 1"].ours is None
+
+
+def test_cotta_and_swr_prepare_on_scenes_and_adapt_to_them(files):
+    batch = next(iter(files.stream(cells("camvid", "swr")["swr"], 1)))
+    spec = cells("camvid", "swr+crowd")["swr+crowd"]
+    for method, options in {"swr+crowd": dict(spec.options), "cotta": {"lr": 7.5e-6, "threshold": None}}.items():
+        adapter = methods.build_method(method, files.model(spec), options)
+        adapter.prepare(files.source(spec, "cpu"))
+        assert adapter(batch.images).shape == (2, 8, 24, 32)
+        assert adapter.last.stepped
+
+
+def test_corrupted_frames_go_with_the_labels_of_the_clean_ones(files):
+    spec = cells("camvid", "source")["source"]
+    batches = list(files.stream(spec, 1))
+    clean, foggy = batches[0], batches[3]
+    assert (clean.domain, foggy.domain) == ("clean", "fog")
+    assert torch.equal(clean.labels, foggy.labels)
+    assert not torch.equal(clean.images, foggy.images)
+    assert len({fact for fact in files.facts(spec) if fact.startswith("images")}) == 1
+
+
+def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files):
+    taught = camvid_taught(files.data)
+    source = SourceScenes(taught, batch_size=2, limit=3)
+    first, again = list(source), list(source)
+    assert [len(images) for images, _ in first] == [2, 1]
+    for (images, maps), (same, same_maps) in zip(first, again, strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(maps, same_maps)
+        assert ((maps < 8) | (maps == VOID)).all()
+    assert sum(len(images) for images, _ in SourceScenes(taught, limit=2)) == 2
+    unlabelled = dataclasses.replace(taught, scenes=tuple(dataclasses.replace(s, labels=None) for s in taught.scenes))
+    with pytest.raises(InputError, match="source scenes with labels"):
+        next(iter(SourceScenes(unlabelled)))
+
+
+def test_driving_domains_are_read_at_a_height_of_800(tmp_path):
+    frames, labels = tmp_path / "bdd100k/images/10k/val", tmp_path / "bdd100k/labels/sem_seg/masks/val"
+    for folder, mode in ((frames, "RGB"), (labels, "L")):
+        folder.mkdir(parents=True)
+        Image.new(mode, (128, 72)).save(folder / "a.png")
+    scenes = driving(tmp_path, "bdd100k", split="val")
+    assert scenes.extent == (800, 1422)
+    with pytest.raises(ConfigurationError, match="Did you mean bdd100k"):
+        driving(tmp_path, "bdd10k", split="val")
+    domain = SETS["driving-val"].domain("bdd100k", tmp_path, SETS["driving-val"].images(tmp_path, "bdd100k", 5))
+    assert domain.size == (800, 1422)
+    assert {"driving-train", "driving-val", "camvid-c"} <= set(SETS)
+
+
+def test_costs_of_segmentation_are_measured_with_each_methods_options(files, tmp_path, monkeypatch):
+    scenes = partial(camvid, files.data, split="val")
+    monkeypatch.setitem(
+        SETS, "driving-train",
+        dataclasses.replace(
+            SETS["camvid-c"], trained_on="gtav", classes=19,
+            images=lambda root, domain, severity, **how: SETS["camvid-c"].images(root, "clean", severity),
+            scenes=lambda root, domain: SETS["camvid-c"].scenes(root, "clean"), source_scenes=lambda root: scenes(),
+        ),
+    )  # fmt: skip
+    (spec,) = suite("s4").specs()
+    spec = spec.with_options(trials=1, warm_up=0)
+    run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: None)
+    rows = Store(tmp_path).cell(spec).rows
+    assert [row["domain"] for row in rows] == ["tent", "swr", "cotta", "tent+crowd"]
+    assert all(row["milliseconds"] > 0 and row["memory"] > 0 for row in rows)
+    wrong = spec.with_options(**{"eata.lr": 1.0})
+    with pytest.raises(ConfigurationError, match="option of costs"):
+        run_job(Job(wrong, rounds=1), tmp_path, files, Settings(), lambda note: None)

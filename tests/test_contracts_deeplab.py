@@ -1,0 +1,44 @@
+"""What every method promises, kept on the paper's segmentation network, made small."""
+
+import pytest
+import torch
+
+from driftproof.models import DeepLabV3Plus
+from networks import CLASSES, lively
+from test_contracts import (
+    make,
+    test_1_replay_after_reset_is_bit_equal,
+    test_3_the_users_model_is_untouched_and_shares_no_storage,
+    test_4_unwrap_after_reset_equals_the_source_model,
+    test_5_a_batch_of_one_is_defined,
+    test_5_bad_input_is_named_and_leaves_the_state_intact,
+    test_8_save_and_load_mid_stream_continues_bit_identically,
+    test_the_frozen_network_never_changes_and_holds_no_graph,
+)
+
+__all__ = [
+    "make",
+    "test_1_replay_after_reset_is_bit_equal",
+    "test_3_the_users_model_is_untouched_and_shares_no_storage",
+    "test_4_unwrap_after_reset_equals_the_source_model",
+    "test_5_a_batch_of_one_is_defined",
+    "test_5_bad_input_is_named_and_leaves_the_state_intact",
+    "test_8_save_and_load_mid_stream_continues_bit_identically",
+    "test_the_frozen_network_never_changes_and_holds_no_graph",
+]
+
+
+@pytest.fixture
+def case():
+    return "tent+crowd"
+
+
+@pytest.fixture
+def segmentation():
+    return True
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return lively(DeepLabV3Plus(CLASSES, depth=18, width=4))

@@ -1,0 +1,165 @@
+"""DeepLabV3+: the published size and names, weights from public files and from classifiers, and single images."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import driftproof as dp
+from driftproof.models import DeepLabV3Plus, ResNet50, build, load_backbone, load_checkpoint, restore, save_checkpoint
+
+
+def norm_names(path):
+    return {f"{path}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+
+
+def layer_names(path, first=0):
+    return {f"{path}.{first}.weight"} | norm_names(f"{path}.{first + 1}")
+
+
+def small(**settings):
+    torch.manual_seed(0)
+    return build("deeplabv3plus_small", **{"classes": 4} | settings).eval()
+
+
+def wide(model, **also):
+    """The auxiliary head's weights as public files carry them."""
+    head = {"dsn.0.weight": torch.rand(8, 4, 3, 3), "dsn.4.bias": torch.rand(4)}
+    return {f"module.{name}": value for name, value in {**model.state_dict(), **head, **also}.items()}
+
+
+def test_it_has_the_published_size():
+    with torch.device("meta"):
+        model = build("deeplabv3plus_resnet50")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 40_351_667
+    assert sum(1 for _ in dp.norms.batch_norms(model)) == 62
+    moving = dp.scopes.norm_affine().parameters(model)
+    assert sum(parameter.numel() for parameter in moving.values()) == 57_312
+
+
+def test_it_has_the_public_names():
+    names = layer_names("layer0") | layer_names("aspp.img_conv") | layer_names("bot_fine") | layer_names("bot_aspp")
+    names |= layer_names("final1") | layer_names("final1", first=3) | {"final2.0.weight", "final2.0.bias"}
+    for branch in range(4):
+        names |= layer_names(f"aspp.features.{branch}")
+    for layer, blocks in enumerate([3, 4, 6, 3], start=1):
+        names |= layer_names(f"layer{layer}.0.downsample")
+        for block, part in itertools.product(range(blocks), (1, 2, 3)):
+            names |= {f"layer{layer}.{block}.conv{part}.weight"} | norm_names(f"layer{layer}.{block}.bn{part}")
+    with torch.device("meta"):
+        assert set(DeepLabV3Plus().state_dict()) == names
+
+
+@pytest.mark.parametrize("name", ["deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"])
+@pytest.mark.parametrize("size", [(33, 47)])
+def test_every_size_of_image_gets_logits_of_its_size_from_features_of_a_sixteenth(name, size):
+    with torch.device("meta"):
+        model, images = build(name, classes=5), torch.rand(2, 3, *size)
+        coarse = model.layer4(model.layer3(model.layer2(model.layer1(model.layer0(images)))))
+        assert model(images).shape == (2, 5, *size)
+    assert coarse.shape[2:] == tuple(-(-side // 16) for side in size)
+
+
+def decoded_by_hand(model, images):
+    """The published arrangement, step by step, from the network's own layers."""
+    images = (images - model.mean) / model.std
+    x = F.max_pool2d(F.relu(model.layer0[1](model.layer0[0](images))), 3, 2, 1)
+    fine = model.layer1(x)
+    x = model.layer4(model.layer3(model.layer2(fine)))
+    pooled = model.aspp.img_conv(F.adaptive_avg_pool2d(x, 1))
+    enlarge = {"mode": "bilinear", "align_corners": True}
+    branches = [F.interpolate(pooled, size=x.shape[2:], **enlarge)]
+    branches += [branch(x) for branch in model.aspp.features]
+    coarse = F.interpolate(model.bot_aspp(torch.cat(branches, 1)), size=fine.shape[2:], **enlarge)
+    decoded = model.final1(torch.cat([model.bot_fine(fine), coarse], 1))
+    return F.interpolate(model.final2(decoded), size=images.shape[2:], **enlarge)
+
+
+def test_it_computes_what_was_published():
+    model, images = small(), torch.rand(2, 3, 40, 56)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), decoded_by_hand(model, images))
+    rates = [branch[0].dilation[0] for branch in model.aspp.features]
+    assert rates == [1, 6, 12, 18]
+    with torch.device("meta"):
+        last = DeepLabV3Plus().layer4
+    assert all(block.conv2.dilation == (2, 2) and block.conv2.stride == (1, 1) for block in last)
+
+
+def test_variants_that_do_not_exist():
+    with pytest.raises(dp.errors.ConfigurationError, match="`depth` to be 18 or 50 and `width` a multiple of 4"):
+        DeepLabV3Plus(depth=34)
+    with pytest.raises(dp.errors.ConfigurationError, match="multiple of 4, but got 18 and 10"):
+        DeepLabV3Plus(depth=18, width=10)
+
+
+def test_a_public_file_is_loaded_and_its_auxiliary_head_left_out_aloud(tmp_path, caplog):
+    model, other = small(), small(classes=4)
+    torch.save({"epoch": 3, "state_dict": wide(model), "mean_iu": 0.5}, tmp_path / "public.pth")
+    torch.nn.init.zeros_(other.final2[0].weight)
+    with caplog.at_level(logging.WARNING):
+        load_checkpoint(other, tmp_path / "public.pth")
+    assert torch.equal(other.final2[0].weight, model.final2[0].weight)
+    assert "dsn.0.weight" in caplog.text
+    torch.save(wide(model, strange=torch.zeros(1)), tmp_path / "strange.pth")
+    with pytest.raises(dp.errors.InputError, match="it has strange, unknown to the model"):
+        load_checkpoint(other, tmp_path / "strange.pth")
+
+
+def test_it_is_saved_and_restored_whole(tmp_path):
+    model, images = small(), torch.rand(1, 3, 24, 24)
+    save_checkpoint(tmp_path / "w.safetensors", model, {"arch": "deeplabv3plus_small", "classes": list("abcd")})
+    with torch.no_grad():
+        assert torch.equal(restore(tmp_path / "w.safetensors")(images), model(images))
+
+
+def test_a_classifiers_weights_become_the_backbone_and_what_does_not_fit_is_told(tmp_path):
+    classifier = ResNet50(7)
+    torch.save({"state_dict": {f"module.{k}": v for k, v in classifier.state_dict().items()}}, tmp_path / "c.pt")
+    model = DeepLabV3Plus(4)
+    fresh = model.final2[0].weight.clone()
+    transfer = load_backbone(model, tmp_path / "c.pt")
+    assert transfer.unused == ("fc.weight", "fc.bias")
+    assert {name.partition(".")[0] for name in transfer.fresh} == {"aspp", "bot_fine", "bot_aspp", "final1", "final2"}
+    assert {*transfer.taken, *transfer.fresh} == set(model.state_dict())
+    assert torch.equal(model.layer0[0].weight, classifier.conv1.weight)
+    assert torch.equal(model.layer0[1].running_mean, classifier.bn1.running_mean)
+    assert torch.equal(model.layer4[2].conv3.weight, classifier.layer4[2].conv3.weight)
+    assert torch.equal(model.final2[0].weight, fresh)
+    assert "fc.weight, fc.bias" in str(transfer)
+
+
+def test_a_backbone_that_does_not_fit_or_is_spoilt_is_refused(tmp_path):
+    model = small()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.save({"odd.weight": torch.rand(3)}, tmp_path / "odd.pt")
+    with pytest.raises(dp.errors.InputError, match="but none do"):
+        load_backbone(model, tmp_path / "odd.pt")
+    spoilt = {"conv1.weight": torch.full_like(model.layer0[0].weight, torch.nan)}
+    torch.save(spoilt, tmp_path / "spoilt.pt")
+    with pytest.raises(dp.errors.InputError, match=r"finite, but those of layer0\.0\.weight"):
+        load_backbone(model, tmp_path / "spoilt.pt")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_one_image_is_refused_in_training_and_takes_source_statistics_when_adapting():
+    model, image = small(), torch.rand(1, 3, 32, 32)
+    with pytest.raises(dp.errors.InputError, match="at least two images in training mode"):
+        model.train()(image)
+    model.eval()
+    norm = model.aspp.img_conv[1]
+    with torch.no_grad():
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    seen = []
+    adapter = dp.bn_adapt(model)
+    pooled = adapter.network.model.aspp.img_conv
+    pooled[0].register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    pooled[1].register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    adapter(image)
+    into, out = seen
+    by_hand = (into - norm.running_mean.view(-1, 1, 1)) / (norm.running_var + norm.eps).sqrt().view(-1, 1, 1)
+    torch.testing.assert_close(out, by_hand * norm.weight.view(-1, 1, 1) + norm.bias.view(-1, 1, 1))
+    assert adapter.last.skipped is None

@@ -1,0 +1,302 @@
+"""Driving scenes adapted to, counted and drawn, against loops by hand and the files that were written."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import nn
+
+import driftproof as dp
+from driftproof.analyses.scenes import Corruption, View, views
+from driftproof.cli import main
+from driftproof.corruptions import corrupt
+from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
+from driftproof.errors import ConfigurationError, InputError, ModelError
+from driftproof.report.scenes import palette_for, write_scenes
+from driftproof.report.scenes.paint import painted
+from driftproof.report.scenes.panels import ALARM_COLOUR, panels
+from driftproof.report.scenes.tally import Tally, tally
+
+HEIGHT, WIDTH = 24, 36
+
+
+class Segmenter(nn.Module):
+    """As small as a segmentation network can be."""
+
+    def __init__(self, classes=8):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(8, classes, 1)
+
+    def forward(self, images):
+        return 4 * self.last(torch.relu(self.norm(self.first(images))))
+
+
+def segmenter():
+    torch.manual_seed(3)
+    return Segmenter()
+
+
+def classifier():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Made:
+    """Frames made up, with labels."""
+
+    name = "made"
+
+    def __init__(self, count=5, labelled=True):
+        random = torch.Generator().manual_seed(0)
+        self.frames = torch.randint(0, 256, (count, 3, HEIGHT, WIDTH), dtype=torch.uint8, generator=random)
+        self.labels = torch.randint(0, 8, (count, HEIGHT, WIDTH), dtype=torch.uint8, generator=random)
+        self.labels[:, :4], self.labels[:, 4:7] = UNKNOWN, VOID
+        self.labelled = labelled
+
+    def __len__(self):
+        return len(self.frames)
+
+    def read(self, index):
+        return self.frames[index], self.labels[index] if self.labelled else None
+
+
+def adapter():
+    return dp.tent(segmenter(), lr=0.3, select=dp.ConfidenceDifference(margin=-0.02))
+
+
+# Looking
+
+
+@pytest.mark.parametrize(("count", "every", "batch_size"), [(5, 1, 2), (9, 1, 3), (2, 2, 2), (1, 1, 1)])
+def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
+    scenes, alarm = Made(), dp.Alarm(0.05, least_area=2)
+    seen = list(views(adapter(), scenes, alarm=alarm, count=count, every=every, batch_size=batch_size))
+    by_hand, expected = adapter(), {}
+    for start in range(0, 5, batch_size):
+        logits = by_hand(scenes.frames[start : start + batch_size].float() / 255)
+        events = alarm(by_hand.last.novelty)
+        for row in range(len(logits)):
+            own = [event for event in events if event.sample == row]
+            expected[start + row] = (logits[row].argmax(dim=0), ~by_hand.last.selected[row], own)
+    assert [view.index for view in seen] == list(range(0, 5, every))[:count]
+    for view in seen:
+        predicted, rejected, events = expected[view.index]
+        assert torch.equal(view.predicted, predicted)
+        assert torch.equal(view.rejected, rejected)
+        assert list(view.events) == events
+        assert torch.equal(view.frame, scenes.frames[view.index])
+        assert torch.equal(view.labels, scenes.labels[view.index])
+
+
+def test_a_corrupted_frame_is_the_same_in_any_batch():
+    scenes = Made(4, labelled=False)
+    seen = views(adapter(), scenes, alarm=dp.Alarm(), count=4, batch_size=3, corruption=Corruption("fog", 2))
+    alone = [
+        corrupt(scenes.frames[[place]], "fog", 2, dataset="made", indices=torch.tensor([place]))[0]
+        for place in range(4)
+    ]
+    assert all(torch.equal(view.frame, alone[view.index]) and view.labels is None for view in seen)
+
+
+def test_a_method_that_learns_nothing_rejects_nothing():
+    (view,) = views(dp.source(segmenter()), Made(), alarm=dp.Alarm(), count=1)
+    assert view.rejected is None
+    assert [panel.kind for panel in panels(view, palette_for(8))] == ["input", "prediction", "alarm", "truth"]
+    assert "rejected" not in " ".join(tally(view).sentences(rejecting=False))
+
+
+def test_what_cannot_be_looked_at_is_named():
+    with pytest.raises(ModelError, match="logits for every pixel"):
+        list(views(dp.source(classifier()), Made(), alarm=dp.Alarm(), count=1))
+    with pytest.raises(ConfigurationError, match="at least 1, but got 0, 1 and 2"):
+        list(views(adapter(), Made(), alarm=dp.Alarm(), count=0))
+    with pytest.raises(ConfigurationError, match="fog"):
+        Corruption("fogg")
+    scenes = Made()
+    scenes.labels = scenes.labels[:, 1:]
+    with pytest.raises(InputError, match="frame 0 of made"):
+        list(views(adapter(), scenes, alarm=dp.Alarm(), count=1))
+
+
+# Drawing
+
+
+@given(st.sampled_from([CITYSCAPES, CAMVID, palette_for(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+def test_classes_are_painted_in_their_colours(palette, height, width, seed):
+    numbers = torch.randint(0, len(palette) + 2, (height, width), generator=torch.Generator().manual_seed(seed))
+    classes = torch.tensor([*range(len(palette)), UNKNOWN, VOID], dtype=torch.uint8)[numbers]
+    picture = painted(classes, palette)
+    for row, column in np.ndindex(height, width):
+        colour, number = tuple(picture[row, column].tolist()), int(classes[row, column])
+        if number == VOID:
+            assert len(set(colour)) == 1
+            assert 140 < colour[0] < 200
+        else:
+            assert colour == ((255, 255, 255) if number == UNKNOWN else palette[number].colour)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 999), st.booleans())
+def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
+    random = torch.Generator().manual_seed(seed)
+    predicted = torch.randint(0, 3, (5, 6), generator=random)
+    rejected = torch.rand(5, 6, generator=random) < 0.4
+    labels = torch.tensor([0, 1, 2, UNKNOWN, VOID])[torch.randint(0, 5, (5, 6), generator=random)]
+    frame = torch.zeros(3, 5, 6, dtype=torch.uint8)
+    counted = tally(View(0, frame, predicted, rejected, (dp.Event(0, 1.0),), labels if labelled else None))
+    expected = {"pixels": 30, "rejected": 0, "alarms": 1}
+    for guess, out, truth in zip(predicted.flatten(), rejected.flatten(), labels.flatten(), strict=True):
+        group = "unknown" if truth == UNKNOWN else "right" if truth == guess else "wrong"
+        expected["rejected"] += bool(out)
+        if labelled and truth != VOID:
+            expected[group] = expected.get(group, 0) + 1
+            expected[f"rejected_{group}"] = expected.get(f"rejected_{group}", 0) + bool(out)
+    assert counted == Tally(**expected)
+    assert counted + counted == Tally(**{name: 2 * count for name, count in expected.items()})
+
+
+def test_sentences_say_whether_rejection_was_deserved():
+    counted = Tally(100, 30, right=50, wrong=20, unknown=10, rejected_right=5, rejected_wrong=10, rejected_unknown=9)
+    assert [sentence.replace("\N{NO-BREAK SPACE}", " ") for sentence in counted.sentences()] == [
+        "71.4 % of the known pixels right",
+        "30.0 % of the pixels rejected (10.0 % of the right, 50.0 % of the wrong, 90.0 % of the unknown ones)",
+        "0 alarms",
+    ]
+
+
+def test_rejected_pixels_are_black_and_alarms_are_framed_from_outside():
+    rejected = torch.zeros(40, 60, dtype=torch.bool)
+    rejected[10:20, 30:45] = True
+    frame = torch.randint(0, 200, (3, 40, 60), dtype=torch.uint8)
+    event = dp.Event(0, 1.0, 150, (10, 30, 20, 45))
+    view = View(0, frame, torch.ones(40, 60, dtype=torch.int64), rejected, (event,))
+    shown = {panel.kind: np.asarray(panel.image) for panel in panels(view, CITYSCAPES)}
+    assert list(shown) == ["input", "prediction", "rejected", "alarm"]
+    assert (shown["rejected"][rejected.numpy()] == 0).all()
+    assert (shown["rejected"][~rejected.numpy()] == CITYSCAPES[1].colour).all()
+    original = frame.permute(1, 2, 0).numpy()
+    assert (shown["input"] == original).all()
+    assert (shown["alarm"][10:20, 30:45] == original[10:20, 30:45]).all()
+    assert (shown["alarm"][9, 30:45] == ALARM_COLOUR).all()
+    assert (shown["alarm"][10:20, 45] == ALARM_COLOUR).all()
+
+
+# The page
+
+
+def pictures_of(page):
+    for kind, content in re.findall(r"data:image/(\w+);base64,([\w+/=]+)", page):
+        image = Image.open(io.BytesIO(base64.b64decode(content)))
+        assert image.format.lower() == kind
+        yield image
+
+
+def drawn(out, **more):
+    seen = views(adapter(), Made(**more), alarm=dp.Alarm(0.05), count=3)
+    facts = {"Model": "<b>mine</b>"}
+    return write_scenes(seen, palette_for(8), out, title="made & seen", facts=facts)
+
+
+def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
+    page = drawn(tmp_path / "scenes")
+    text = page.read_text()
+    pictures = list(pictures_of(text))
+    assert len(pictures) == 3 * 5 + 2  # and the animation, and its still
+    links = re.findall(r'href="([^"#][^"]*)"', text)
+    assert set(links) == {"contact-sheet.png", "scenes.webp", *(f"frames/000{number}.png" for number in (1, 2, 3))}
+    assert all((page.parent / link).exists() for link in links)
+    assert re.findall(r'(?:src|srcset)="(?!data:)', text) == []
+    assert "http" not in re.sub(r"base64,[\w+/=]+", "", text)
+    assert "&lt;b&gt;mine" in text
+    assert "made &amp; seen" in text
+    assert "rejected: not learned from" in text
+    with Image.open(page.parent / "scenes.webp") as animation:
+        assert (animation.format, animation.n_frames) == ("WEBP", 3)
+    with Image.open(page.parent / "frames" / "0001.png") as strip:
+        assert strip.width > 5 * WIDTH
+    assert [path.name for path in page.parent.rglob(".*")] == []
+
+
+def test_frames_without_labels_have_no_truth_to_show(tmp_path):
+    text = drawn(tmp_path, labelled=False).read_text()
+    assert len(list(pictures_of(text))) == 3 * 4 + 2
+    assert "Ground truth" not in text
+    assert "truth:" not in text
+
+
+def test_nothing_to_draw_is_refused(tmp_path):
+    with pytest.raises(InputError, match="at least one frame"):
+        write_scenes([], CAMVID, tmp_path, title="", facts={})
+
+
+# The command
+
+
+@pytest.fixture
+def camvid(tmp_path):
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for number in range(5):
+            for folder, shape, top in ((split, (HEIGHT, WIDTH, 3), 256), (f"{split}annot", (HEIGHT, WIDTH), 12)):
+                path = tmp_path / "CamVid" / folder / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(random.integers(0, top, shape).astype(np.uint8)).save(path)
+    return tmp_path
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ending:
+        main(["analyse", "scenes", *map(str, words)])
+    return ending.value.code
+
+
+MODEL = ("--model", "test_scene_pictures:segmenter")
+
+
+@pytest.mark.parametrize("method", ["tent+crowd", "source", "ttn", "swr+crowd"])
+def test_the_command_draws_a_set(camvid, capsys, method):
+    words = ("--set", "camvid", "--data", camvid, "--frames", 3, "--method", method, "--corruption", "contrast")
+    assert run(*MODEL, *words, "--severity", 2, "--source-frames", 4, "--out", camvid / "out") == 0
+    assert capsys.readouterr().out.strip() == str(camvid / "out" / "index.html")
+    text = (camvid / "out" / "index.html").read_text()
+    assert f"camvid/test under contrast, seen by {method}".replace("_", " ") in text
+    assert "contrast, severity 2" in text
+    assert "pavement" in text
+
+
+def test_the_command_draws_a_folder_of_frames(camvid):
+    frames = camvid / "CamVid" / "test"
+    words = ("--out", camvid / "out", "--every", 2, "--height", 12, "--width", 20)
+    assert run(frames, *MODEL, *words) == 0
+    text = (camvid / "out" / "index.html").read_text()
+    assert re.findall(r"<h3>Frame (\d)</h3>", text) == ["1", "3", "5"]
+    assert "12×20 pixels" in text
+    assert "class 7" in text
+    assert run(frames, *MODEL, *words, "--set", "camvid", "--unknown", "sky,road,car") == 0
+    assert "bicyclist" in (camvid / "out" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*MODEL,), "Expected a folder of frames or `--set`"),
+        ((*MODEL, "--set", "camvit"), "Did you mean camvid"),
+        ((*MODEL, "--set", "camvid", "--unknown", "sky"), "Expected a model of the 10 classes of camvid/test"),
+        ((*MODEL, "--set", "camvid", "--width", 9), "Expected `--height` with `--width`"),
+        ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
+        ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method learns from source data"),
+        (("--model", "test_scene_pictures:classifier", "--set", "camvid"), "Expected a segmentation network"),
+    ],
+)
+def test_what_the_command_cannot_do_is_said(camvid, capsys, words, message):
+    given_words = [str(word).format(camvid / "CamVid" / "test") for word in words]
+    assert run(*given_words, "--data", camvid, "--out", camvid / "out") == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (camvid / "out").exists()

@@ -1,0 +1,277 @@
+"""Segmentation, pixel by pixel: selection against a loop, alarms against scipy, measures against scikit-learn."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import driftproof as dp
+from driftproof.bench.measures import MEASURES
+from driftproof.bench.methods import build_method
+from driftproof.bench.oracle import Oracle, oracle_of
+from driftproof.bench.spec import Spec
+from driftproof.data.scenes import VOID
+from driftproof.metrics import BinnedScores, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.models import DeepLabV3Plus
+from driftproof.record import Record
+from driftproof.streams import Batch
+from networks import CLASSES, lively
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    return lively(DeepLabV3Plus(CLASSES, depth=18, width=4), shape=(3, 24, 32)).eval()
+
+
+def scenes(count=2, seed=0):
+    return torch.rand(count, 3, 24, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def adapted(model, steps=4, **options):
+    """An adapter some steps into its stream, and the batch that comes next."""
+    adapter = dp.tent(model, lr=3e-2, select=dp.ConfidenceDifference(margin=-0.2), **options)
+    for seed in range(steps):
+        adapter(scenes(seed=seed))
+    return adapter, scenes(seed=steps)
+
+
+def label_maps(count=2, height=6, width=7, seed=0):
+    """Labels with unknown and void pixels, as a stream gives them."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-1, CLASSES + 1, (count, height, width), generator=random)
+    labels[labels == CLASSES] = VOID
+    return labels
+
+
+def batch_of(labels, images=None):
+    images = torch.zeros(len(labels), 3, *labels.shape[1:]) if images is None else images
+    return Batch(images, labels, "fog", 1, (labels >= 0) & (labels != VOID))
+
+
+# Selection and alarms
+
+
+@pytest.mark.parametrize("on", ["softmax", "logits"])
+def test_selection_equals_a_loop_over_pixels(model, on):
+    margin = -0.02
+    adapter = dp.tent(model, lr=3e-2, select=dp.ConfidenceDifference(margin, on=on))
+    for seed in range(3):
+        adapter(scenes(seed=seed))
+    images = scenes(seed=3)
+    with torch.no_grad():
+        ours, original = adapter.network(images), adapter.source(images)
+    adapter(images)
+    selected = adapter.last.selected
+    assert 0 < adapter.last.kept < 1
+    for place, row, column in np.ndindex(*selected.shape):
+        now, before = ours[place, :, row, column], original[place, :, row, column]
+        first = int(before.argmax())
+        if on == "softmax":
+            now, before = now.softmax(0), before.softmax(0)
+        gain = float(now[first] - before[first])
+        if abs(gain - margin) > 1e-5:
+            assert bool(selected[place, row, column]) == (gain >= margin)
+
+
+def test_the_loss_is_the_mean_entropy_of_selected_pixels_less_that_of_the_mean(model):
+    adapter, images = adapted(model)
+    with torch.no_grad():
+        p = adapter.network(images).softmax(dim=1)
+    adapter(images)
+    entropy = -(p * p.log()).sum(dim=1)
+    mean = p.mean(dim=(0, 2, 3))
+    expected = entropy[adapter.last.selected].mean() + 0.5 * (mean * mean.log()).sum()
+    assert adapter.last.loss == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_alarms_of_a_segmentation_step_are_scipys_regions(model):
+    adapter, images = adapted(model)
+    adapter(images)
+    novelty = adapter.last.novelty
+    threshold = float(novelty.quantile(0.8))
+    events = dp.Alarm(threshold, least_area=2)(novelty)
+    expected = set()
+    for place, picture in enumerate(novelty.numpy()):
+        regions, _ = scipy.ndimage.label(picture > threshold)
+        for index, (rows, columns) in enumerate(scipy.ndimage.find_objects(regions), start=1):
+            area = int((regions == index).sum())
+            if area >= 2:
+                expected.add((place, area, (rows.start, columns.start, rows.stop, columns.stop)))
+    assert {(event.sample, event.area, event.box) for event in events} == expected
+    assert expected
+
+
+def test_the_first_batch_selects_every_pixel_and_an_odd_tail_goes_on(model):
+    adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference(margin=-0.2))
+    adapter(scenes())
+    assert adapter.last.kept == 1
+    assert adapter(scenes(count=1)).isfinite().all()
+    assert adapter.last.stepped
+
+
+# Measures
+
+
+def truncated(scores):
+    """Scores as their leading 16 bits tell them."""
+    return torch.from_numpy((scores.numpy().view(np.int32) & ~0xFFFF).view(np.float32))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**31), st.sampled_from([1.0, 1e-6, 1e-30]), st.integers(1, 60), st.integers(1, 60))
+def test_binned_ranking_is_exact_but_for_ties_of_the_leading_bits(seed, scale, positives, negatives):
+    random = torch.Generator().manual_seed(seed)
+    one = truncated(scale * torch.randn(positives, generator=random))
+    other = truncated(scale * (torch.randn(negatives, generator=random) - 0.5))
+    binned = BinnedScores(3)
+    binned.add(torch.cat([one, other]), torch.tensor([2] * positives + [0] * negatives))
+    binned.add(torch.tensor([5.0, math.nan]), torch.tensor([-1, -1]))
+    assert binned.ranked
+    assert binned.auroc(2, 0, 1) == pytest.approx(auroc(one, other))
+    assert binned.fpr_at_tpr(2, 0) == pytest.approx(fpr_at_tpr(one, other))
+    assert math.isnan(binned.auroc(1, 0))
+
+
+def test_binned_scores_are_in_order_and_near_ones_differ_by_at_most_a_hundredth():
+    scores = torch.tensor([-math.inf, -2.0, -1.0, -1e-30, -0.0, 0.0, 1e-38, 1e-7, 1.01e-7, 0.5, 0.505, 3.0, math.inf])
+    for low, high in itertools.pairwise(scores):
+        binned = BinnedScores(2)
+        binned.add(torch.stack([high, low]), torch.tensor([0, 1]))
+        assert binned.auroc(0, 1) == (0.5 if high == low else 1.0)
+
+
+def test_what_is_not_a_number_ranks_nothing():
+    binned = BinnedScores(2)
+    binned.add(torch.tensor([0.0, math.nan]), torch.tensor([0, 1]))
+    assert not binned.ranked
+    assert math.isnan(binned.auroc(0, 1))
+    with pytest.raises(dp.errors.ConfigurationError, match="groups"):
+        BinnedScores(0)
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=15)
+def test_selection_is_counted_over_labelled_pixels_alone(seed):
+    labels = label_maps(seed=seed)
+    random = torch.Generator().manual_seed(seed + 1)
+    selected = torch.rand(labels.shape, generator=random) < 0.5
+    correct = torch.rand(labels.shape, generator=random) < 0.5
+    batch = batch_of(labels)
+    whole, part = SelectionQuality(), SelectionQuality()
+    whole.add(selected, correct, batch.known, batch.labelled)
+    counted = labels != VOID
+    part.add(selected[counted], correct[counted], batch.known[counted])
+    assert torch.equal(whole.counts, part.counts)
+
+
+def measured(name, parts):
+    measure = MEASURES[name](CPU)
+    for logits, batch, record in parts:
+        measure.add(logits, batch, record)
+    return measure.result()
+
+
+def visits(count, seed=0):
+    """Logits, batches and records of a domain that takes so many batches."""
+    random = torch.Generator().manual_seed(seed)
+    for index in range(count):
+        labels = label_maps(seed=1000 * seed + index)
+        logits = torch.randn(2, CLASSES, *labels.shape[1:], generator=random)
+        novelty = truncated(torch.randn(labels.shape, generator=random))
+        yield logits, batch_of(labels), Record(torch.rand(labels.shape, generator=random) < 0.7, novelty)
+
+
+def mean_iou_of(parts):
+    truth = np.concatenate([batch.labels[batch.known].numpy() for _, batch, _ in parts])
+    predicted = np.concatenate([logits.argmax(1)[batch.known].numpy() for logits, batch, _ in parts])
+    overlaps = sklearn.metrics.jaccard_score(truth, predicted, average=None, labels=sorted({*truth, *predicted}))
+    return 100 * overlaps.mean()
+
+
+@pytest.mark.parametrize("count", [1, 7, 20, 45])
+def test_overlap_is_scikit_learns_at_twenty_points_of_a_domain(count):
+    parts = list(visits(count, seed=count))
+    found = measured("iou", parts)
+    assert found["mean_iou"] == pytest.approx(mean_iou_of(parts)) == pytest.approx(found["mean_iou@100"])
+    points = {name: value for name, value in found.items() if name.startswith("mean_iou@")}
+    assert list(points) == [f"mean_iou@{percent:02}" for percent in range(5, 101, 5)]
+    for name, value in points.items():
+        passed = math.ceil(count * int(name.partition("@")[2]) / 100)
+        assert value == pytest.approx(mean_iou_of(parts[:passed]))
+    by_class = [found[f"iou/{index:02}"] for index in range(CLASSES)]
+    assert found["mean_iou"] == pytest.approx(np.nanmean(by_class))
+
+
+def test_a_class_that_is_nowhere_has_no_overlap():
+    logits = torch.zeros(1, CLASSES, 1, 2)
+    logits[:, 1] = 1
+    found = measured("iou", [(logits, batch_of(torch.tensor([[[1, VOID]]])), None)])
+    assert found["iou/01"] == 100
+    assert math.isnan(found["iou/00"])
+    assert found["mean_iou"] == 100
+
+
+def test_novelty_and_rejection_of_pixels_are_scikit_learns():
+    parts = list(visits(5))
+    found = measured("pixels", parts)
+    labels = torch.cat([batch.labels for _, batch, _ in parts]).flatten()
+    predicted = torch.cat([logits.argmax(1) for logits, _, _ in parts]).flatten()
+    novelty = torch.cat([record.novelty for _, _, record in parts]).flatten()
+    rejected = ~torch.cat([record.selected for _, _, record in parts]).flatten()
+    unknown, labelled = labels == -1, labels != VOID
+    right = labelled & (predicted == labels)
+    wrong = labelled & ~right & ~unknown
+    for name, others in {"wrong": wrong, "unknown": unknown, "both": wrong | unknown}.items():
+        asked = right | others
+        expected = sklearn.metrics.roc_auc_score(others[asked], novelty[asked])
+        assert found[f"novelty/{name}/auroc"] == pytest.approx(100 * expected)
+        assert found[f"novelty/{name}/fpr"] == pytest.approx(100 * fpr_at_tpr(-novelty[right], -novelty[others]))
+    bad = (wrong | unknown)[labelled]
+    assert found["rejection/precision"] == pytest.approx(sklearn.metrics.precision_score(bad, rejected[labelled]))
+    assert found["rejection/recall"] == pytest.approx(sklearn.metrics.recall_score(bad, rejected[labelled]))
+    assert found["rejection/recall_wrong"] == pytest.approx(float(rejected[wrong].float().mean()))
+    assert found["rejection/recall_unknown"] == pytest.approx(float(rejected[unknown].float().mean()))
+
+
+# The oracle
+
+
+def test_the_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
+    labels = label_maps(height=24, width=32)
+    batch = batch_of(labels, scenes())
+    adapter = build_method("tent", model, {"lr": 1e-2, "oracle": True})
+    with torch.no_grad():
+        p = adapter.network(batch.images).softmax(dim=1)
+    oracle_of(adapter).whisper(batch)
+    adapter(batch.images)
+    entropy = -(p * p.log()).sum(dim=1)
+    known = torch.tensor([[[0 <= int(label) < CLASSES for label in row] for row in rows] for rows in labels])
+    assert adapter.last.loss == pytest.approx(float(entropy[known].mean()), rel=1e-4)
+    assert torch.equal(adapter.last.selected, known)
+
+
+def test_an_oracle_that_is_not_told_is_an_error_and_ordinary_methods_have_none(model):
+    adapter = build_method("tent+crowd", model, {"lr": 1e-2, "oracle": True, "margin": -0.2})
+    assert isinstance(oracle_of(adapter), Oracle)
+    with pytest.raises(dp.errors.StateError, match="whisper"):
+        adapter(scenes())
+    oracle_of(adapter).whisper(batch_of(label_maps(height=24, width=32)))
+    adapter(scenes())
+    assert oracle_of(build_method("tent+crowd", model, {"margin": -0.2})) is None
+    assert oracle_of(build_method("source", model, {})) is None
+    with pytest.raises(dp.errors.ConfigurationError, match="learns from a selection"):
+        build_method("source", model, {"oracle": True})
+
+
+def test_an_oracle_cannot_be_recorded():
+    assert Oracle().varies
+    assert Spec("tent", "camvid-c", "m", domains=("fog",)).with_options(oracle=True).options == (("oracle", True),)
