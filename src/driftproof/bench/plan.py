@@ -1,6 +1,7 @@
 """From a suite to the work there is to do."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
 
-__all__ = ["Choice", "plan"]
+__all__ = ["Choice", "plan", "together"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Choice:
         limit: Only the first so many images of each domain.
         seeds: One run for each.
         replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand.
+        prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
     """
 
     methods: Sequence[str] = ()
@@ -35,10 +37,12 @@ class Choice:
     limit: int | None = None
     seeds: Sequence[int] = (0,)
     replaced: Mapping[str, str] = field(default_factory=dict)
+    prepared_on_test: Sequence[str] = ()
 
     def shared(self) -> dict[str, Any]:
         """What has to be the same for all cells of a results folder."""
-        return {"limit": self.limit, "replaced": dict(self.replaced)}
+        shared: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
+        return shared | {"prepared on test images": sorted(self.prepared_on_test)}
 
     def wants(self, spec: Spec) -> bool:
         """Whether a cell of the suite is chosen."""
@@ -75,6 +79,7 @@ def plan(suite: Suite, choice: Choice) -> list[Job]:
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
         ("image set", choice.replaced, [name for spec in specs for name in (spec.images, spec.unknown) if name]),
+        ("image set", choice.prepared_on_test, [spec.images for spec in specs]),
         ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
     ):
         for name in names:
@@ -88,3 +93,15 @@ def plan(suite: Suite, choice: Choice) -> list[Job]:
             f"Expected at least one cell of {suite.name} to run, but none is both chosen and there."
         )
     return [Job(spec, rounds) for spec in chosen]
+
+
+def together(plans: Iterable[Sequence[Job]]) -> list[Job]:
+    """The jobs of several plans, a cell that several of them want once, as far as the furthest of them wants it.
+
+    Args:
+        plans: For example of two tables that share cells.
+    """
+    furthest: dict[Spec, int] = {}
+    for job in itertools.chain.from_iterable(plans):
+        furthest[job.spec] = max(job.rounds, furthest.get(job.spec, 0))
+    return [Job(spec, rounds) for spec, rounds in furthest.items()]

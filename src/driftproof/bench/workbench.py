@@ -1,7 +1,7 @@
 """Models and streams from files."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Files:
         frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
         made_up_frost: Take procedural frost instead.
         device: Where sets are made.
+        prepared_on_test: Sets whose clean test images stand in for their source images, where those are not at hand.
     """
 
     data: Path
@@ -48,12 +49,13 @@ class Files:
     frost: Path | None = None
     made_up_frost: bool = False
     device: str = "cpu"
+    prepared_on_test: Collection[str] = ()
     _opened: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is open here is opened again elsewhere, by a process that may stand in another folder.
         paths = (path and path.absolute() for path in (self.data, self.weights, self.frost))
-        return Files, (*paths, self.made_up_frost, self.device)
+        return Files, (*paths, self.made_up_frost, self.device, tuple(self.prepared_on_test))
 
     def model(self, spec: Spec) -> nn.Module:
         """The source model of a cell, with its weights."""
@@ -84,8 +86,9 @@ class Files:
         return OpenSet(closed, self._domains(spec.unknown, spec, progress), **settings)
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
-        """Labelled source images of a cell, in a fixed random order."""
-        read = _set(spec.images).source
+        """Labelled source images of a cell, or what stands in for them, in a fixed random order."""
+        known = _set(spec.images)
+        read = known.clean if spec.images in self.prepared_on_test else known.source
         if read is None:
             raise InputError(f"Expected source images for {spec.images}, but none are known.")
         return SourceImages(read(self.data), device=device)

@@ -20,8 +20,9 @@ __all__ = ["bench_commands"]
 
 bench_commands = typer.Typer(help="The paper's tables: run them, compare them, show them.", no_args_is_help=True)
 
-SuiteName = Annotated[
-    str, typer.Argument(metavar="SUITE", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES))
+SuiteNames = Annotated[
+    list[str],
+    typer.Argument(metavar="SUITE…", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES)),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder: what `bench run --out` was given.")]
 
@@ -48,7 +49,7 @@ def list_command(
 
 @bench_commands.command("run")
 def run_command(
-    name: SuiteName,
+    names: SuiteNames,
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")] = Path("data"),
     weights: Annotated[Path, typer.Option(help="Folder that holds the source weights.")] = Path("weights"),
     out: Annotated[Path, typer.Option(help="The results folder.")] = Path("bench"),
@@ -66,6 +67,13 @@ def run_command(
     replace: Annotated[
         list[str] | None, typer.Option(help="Stream one set for another, as OLD=NEW; repeatable.")
     ] = None,
+    prepare_on_test: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SET",
+            help="Prepare on the clean test images of this set, not on its training images; repeatable.",
+        ),
+    ] = None,
     device: Device = "cpu",
     executor: Annotated[str, typer.Option(help="Where cells run: local, or ray for a cluster.")] = "local",
     engine: Annotated[str, typer.Option(help="How a step runs: eager, compile or graph.")] = "eager",
@@ -75,10 +83,10 @@ def run_command(
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
     procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
 ) -> None:
-    """Run a suite, or the chosen part of it; run it again to go on after an interruption, or for more rounds."""
+    """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS
-    from driftproof.bench.plan import Choice, plan
+    from driftproof.bench.plan import Choice, plan, together
     from driftproof.bench.runner import Settings, staging
     from driftproof.bench.workbench import Files
     from driftproof.cli.live import followed
@@ -93,14 +101,18 @@ def run_command(
         limit=limit,
         seeds=[_integer("--seeds", word) for word in _words(seeds)],
         replaced=dict(_pair(text) for text in replace or ()),
+        prepared_on_test=prepare_on_test or (),
     )
     settings = Settings(device, save_every, engine, precision, channels_last)
-    chosen = suite(name)
-    if chosen.command is not None:
-        raise ConfigurationError(f"Expected a suite that reads data sets, but got {name}. Run `{chosen.command}`.")
-    jobs = plan(chosen, choice)
+    chosen = [suite(name) for name in names]
+    for each in chosen:
+        if each.command is not None:
+            raise ConfigurationError(
+                f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
+            )
+    jobs = together(plan(each, choice) for each in chosen)
     expect_device(device)
-    workbench = Files(data, weights, frost=frost, made_up_frost=procedural, device=device)
+    workbench = Files(data, weights, frost, procedural, device, choice.prepared_on_test)
     store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
     if store.shared:  # what will be refused is refused before sets are made for it
         store.share(facts)
