@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from driftproof.bench.archive import Recorded, read_cells
 from driftproof.bench.paper import paper_table
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Store
@@ -78,17 +79,16 @@ class Measured:
 
 
 class Results:
-    """The rows of a results folder.
+    """The rows of a results folder, or of an archive made of some.
 
     Args:
         folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        store = Store(folder)
         self.folder = Path(folder)
-        self.shared = store.shared
-        self.cells = {cell.spec: cell for cell in store.cells()}
+        self.shared = Store(folder).shared
+        self.cells: dict[Spec, Recorded] = {cell.spec: cell for cell in read_cells(self.folder)}
         if not self.cells:
             raise InputError(f"Expected results in {folder}, but there are none. Run `driftproof bench run` first.")
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}

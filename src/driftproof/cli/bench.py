@@ -154,6 +154,20 @@ def report_command(
     typer.echo(write_report(Results(folder), out or folder / "report"))
 
 
+@bench_commands.command("export")
+def export_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders, or archives of some.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", help="Where it goes; an archive that is there is replaced.")
+    ],
+) -> None:
+    """Write everything that was measured into one small file, to keep and to compare; nothing can go on from it."""
+    from driftproof.bench.archive import write_archive
+
+    write_archive(folders, out)
+    typer.echo(f"See `driftproof bench compare {out}`.", err=True)
+
+
 def _caveats(shared: dict[str, Any]) -> Iterator[str]:
     """How all these numbers differ from the paper's in kind."""
     if shared.get("limit") is not None:
