@@ -116,13 +116,15 @@ class Results:
     def value(self, entry: Entry, paper: float | None = None) -> Value:
         """The number of a table's entry, from the last round that all its cells have reached if it is not yet done.
 
-        Where it is the mean of several cells, only seeds that all of them were run with count.
+        Where it is the mean of several cells, only seeds that all of them were run with count. What learns nothing does
+        the same in every round, so its last one stands for all that follow.
         """
         cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
         runs = [[of_seed[seed] for of_seed in cells] for seed in cells[0] if all(seed in others for others in cells)]
         if not runs:
             return Value(paper=paper, wanted=entry.round)
-        round = min(entry.round, *(self.rounds(run) for together in runs for run in together))
+        reached = [self.rounds(run) for together in runs for run in together if not self._is_steady(run)]
+        round = min([entry.round, *reached])
         by_seed = [
             statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in together)
             for together in runs
@@ -132,7 +134,13 @@ class Results:
         deviation = statistics.stdev(by_seed) if len(by_seed) > 1 else None
         return Value(statistics.fmean(by_seed), paper, round, entry.round, len(by_seed), deviation)
 
+    def _is_steady(self, spec: Spec) -> bool:
+        """Whether nothing moves and nothing is remembered, so that every round is like the first."""
+        protocol = self.cells[spec].protocol
+        return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+
     def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
+        round = min(round, self.rounds(spec)) if self._is_steady(spec) else round
         values = [
             row.get(measure) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
         ]

@@ -1,8 +1,7 @@
 """`driftproof bench`: the paper's tables, run, compared and shown."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -128,7 +127,7 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has numbers, ours beside the paper's."""
     from driftproof.bench import Results
-    from driftproof.report import table_text
+    from driftproof.report import caveats, table_text
 
     results = Results(folder)
     tables = results.tables()
@@ -138,7 +137,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     console = Console()
     for measured in tables:
         console.print(table_text(measured), "")
-    for caveat in _caveats(results.shared):
+    for caveat in caveats(results.shared):
         console.print(caveat, highlight=False)
 
 
@@ -168,12 +167,28 @@ def export_command(
     typer.echo(f"See `driftproof bench compare {out}`.", err=True)
 
 
-def _caveats(shared: dict[str, Any]) -> Iterator[str]:
-    """How all these numbers differ from the paper's in kind."""
-    if shared.get("limit") is not None:
-        yield f"Only the first {shared['limit']} images of each domain."
-    for old, new in shared.get("replaced", {}).items():
-        yield f"{new} was streamed for {old}."
+@bench_commands.command("summarise")
+def summarise_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of archives, such as `results`.")],
+    out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/RESULTS.md if not said.")] = None,
+    fill: Annotated[list[Path] | None, typer.Option(help="A page that quotes results; repeatable.")] = None,
+) -> None:
+    """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
+
+    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg.
+    """
+    from driftproof.files import written_whole
+    from driftproof.report import archives, filled_in, quotable, summary
+
+    everything, page = archives(folder), out or folder / "RESULTS.md"
+    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
+    figures = [str(path.relative_to(folder)) for path in sorted(folder.glob("figures/*.svg"))]
+    texts = {page: summary(everything, notes=notes, figures=figures)}
+    texts |= {path: filled_in(path.read_text(encoding="utf-8"), quotable(everything)) for path in fill or ()}
+    for path, text in texts.items():
+        with written_whole(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+        typer.echo(path)
 
 
 def _words(text: str | None) -> list[str]:
