@@ -1,6 +1,7 @@
 """The summary against the rows it is made of, put together by hand here; what other pages quote of it."""
 
 import re
+import shutil
 import statistics
 from dataclasses import replace
 from random import Random
@@ -12,7 +13,7 @@ from driftproof.bench.archive import write_archive
 from driftproof.bench.paper import paper_table
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError
-from driftproof.report import archives, claims, filled_in, quotable, summary
+from driftproof.report import archives, claims, filled_in, quotable, summary, written_up
 
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
@@ -178,12 +179,12 @@ def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
 
 def test_every_table_says_what_its_numbers_rest_on(finished):
     folder, _ = finished
-    text = summary(archives(folder), notes=["## Why\n\nBecause."], figures=["figures/a.svg"])
+    text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
     for section in text.split("\n### ")[1:]:
         assert "were its clean test images." in section
         assert "was streamed for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
     assert "## Why\n\nBecause." in text
-    assert "![a](figures/a.svg)" in text
+    assert "![a](figures/a.svg)\n\nA curve." in text
     assert "a card (cuda)" in text
     assert "Not measured: " not in text.split("### Error after 50 rounds")[1].split("###")[0]
 
@@ -223,6 +224,17 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
     assert capsys.readouterr().out.split() == [str(tmp_path / "R.md"), str(tmp_path / "page.md")]
     assert (tmp_path / "R.md").read_text() == summary(archives(folder))
     assert "| claim | verdict | numbers |" in (tmp_path / "page.md").read_text()
+
+
+def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(finished[0], folder)
+    for path, text in {"notes/b.md": "## B", "notes/a.md": "## A", "figures/x.svg": "", "figures/y.svg": ""}.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
+    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y"}
+    assert written_up(folder) == summary(archives(folder), notes=["## A", "## B"], figures=figures)
 
 
 def test_nothing_measured_is_said():

@@ -175,16 +175,15 @@ def summarise_command(
 ) -> None:
     """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
 
-    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg.
+    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions.
     """
     from driftproof.files import written_whole
-    from driftproof.report import archives, filled_in, quotable, summary
+    from driftproof.report import archives, filled_in, quotable, written_up
 
-    everything, page = archives(folder), out or folder / "RESULTS.md"
-    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
-    figures = [str(path.relative_to(folder)) for path in sorted(folder.glob("figures/*.svg"))]
-    texts = {page: summary(everything, notes=notes, figures=figures)}
-    texts |= {path: filled_in(path.read_text(encoding="utf-8"), quotable(everything)) for path in fill or ()}
+    texts = {out or folder / "RESULTS.md": written_up(folder)}
+    if fill:
+        named = quotable(archives(folder))
+        texts |= {path: filled_in(path.read_text(encoding="utf-8"), named) for path in fill}
     for path, text in texts.items():
         with written_whole(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")

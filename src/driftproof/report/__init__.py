@@ -4,12 +4,15 @@ from driftproof.report.caveats import caveats
 from driftproof.report.claims import Claim, claims
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
 from driftproof.report.findings import told
+from driftproof.report.insights import ANALYSES, Insight
 from driftproof.report.page import write_report
-from driftproof.report.summary import archives, filled_in, quotable, summary
+from driftproof.report.summary import archives, filled_in, quotable, summary, written_up
 from driftproof.report.terminal import curve_text, table_text
 
 __all__ = [
+    "ANALYSES",
     "Claim",
+    "Insight",
     "archives",
     "caveats",
     "claims",
@@ -23,4 +26,5 @@ __all__ = [
     "write_csv",
     "write_parquet",
     "write_report",
+    "written_up",
 ]

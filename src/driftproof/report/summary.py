@@ -1,8 +1,10 @@
 """Archived results in words and tables: one Markdown page, and the numbers that other pages quote from it."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from driftproof.bench import Measured, Results
 from driftproof.names import expect_known
@@ -14,7 +16,7 @@ from driftproof.report.markdown import markdown_table, table_markdown
 from driftproof.report.numbers import number, signed
 from driftproof.report.protocol import protocol
 
-__all__ = ["archives", "filled_in", "quotable", "summary"]
+__all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
 _FAR_OFF = 3.0
@@ -30,13 +32,32 @@ def archives(folder: Path) -> list[Results]:
     return [Results(path.parent) for path in sorted(folder.glob("*/cells.jsonl"))]
 
 
-def summary(everything: Sequence[Results], *, notes: Sequence[str] = (), figures: Sequence[str] = ()) -> str:
+def written_up(folder: Path) -> str:
+    """The summary of a folder: of its archives, with the sections in `notes` and the figures in `figures`.
+
+    Args:
+        folder: Such as `results`.
+    """
+    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
+    figures = {f"figures/{path.name}": _caption(path) for path in sorted(folder.glob("figures/*.svg"))}
+    return summary(archives(folder), notes=notes, figures=figures)
+
+
+def _caption(figure: Path) -> str:
+    beside = figure.with_suffix(".json")
+    said = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    return ". ".join(filter(None, (said.get("title"), said.get("caption")))) or figure.stem
+
+
+def summary(
+    everything: Sequence[Results], *, notes: Sequence[str] = (), figures: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """The page: every table beside the paper's, then its claims, what is far off, explanations, and the protocol.
 
     Args:
         everything: The archives.
         notes: Sections written by hand, in Markdown, that explain what the numbers alone do not.
-        figures: Paths of figures to show, as seen from the page.
+        figures: Captions of the figures to show, by their paths as seen from the page.
     """
     sections = [
         "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
@@ -121,8 +142,9 @@ def _far_off(everything: Sequence[Results]) -> str:
     return markdown_table(["table", "method", "setting", "ours", "paper", "difference"], rows) if rows else "None."
 
 
-def _gallery(figures: Sequence[str]) -> str:
-    return "\n\n".join(["## Figures", *(f"![{Path(path).stem}]({path})" for path in figures)])
+def _gallery(figures: Mapping[str, str]) -> str:
+    shown = (f"![{Path(path).stem}]({path})\n\n{caption}" for path, caption in figures.items())
+    return "\n\n".join(["## Figures", *shown])
 
 
 def _protocol(everything: Sequence[Results]) -> str:
