@@ -27,7 +27,7 @@ from driftproof.bench import METHODS, Results, Spec, Store, build_method, condit
 from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
 from driftproof.bench.measures import Tally
-from driftproof.bench.plan import Choice, Job, plan, together
+from driftproof.bench.plan import Choice, Job, plan
 from driftproof.bench.tables import Entry, Summary, Table
 from driftproof.cli import live
 from driftproof.errors import ConfigurationError, InputError, StateError
@@ -304,12 +304,15 @@ def test_everything_of_a_suite_is_planned_in_its_order():
 
 
 def test_cells_that_several_suites_share_are_planned_once_as_far_as_any_wants_them():
-    short, long = (plan(suite(name), Choice()) for name in ("table2", "rules"))
-    jobs = together([short, long])
-    assert [job.spec for job in jobs] == list(dict.fromkeys(job.spec for job in (*short, *long)))
-    wanted = {job.spec: job.rounds for job in (*short, *long)}
-    assert {job.spec: job.rounds for job in jobs} == wanted
-    assert {job.spec: job.rounds for job in together([long, short])} == wanted
+    short, long = suite("table2"), suite("rules")
+    jobs = plan([short, long], Choice())
+    assert [job.spec for job in jobs] == list(dict.fromkeys([*short.specs(), *long.specs()]))
+    further = set(long.specs())
+    assert all(job.rounds == (50 if job.spec in further else 1) for job in jobs)
+    both = plan([long, suite("gradients")], Choice(methods=["tent+certain", "bn_adapt"], sets=["cifar10-c"]))
+    assert {job.spec.task for job in both} == {"stream", "gradients"}, "each name is known to one of them"
+    with pytest.raises(ConfigurationError, match="known method of table2 or rules, but got 'cotta'"):
+        plan([short, long], Choice(methods=["cotta"]))
 
 
 def test_a_choice_filters_by_method_set_and_setting():
@@ -492,6 +495,29 @@ def test_summaries_are_means_and_sample_deviations(tmp_path):
     assert (measured.values["tent", "Std"].round, measured.values["tent", "Std"].wanted) == (1, 2)
     assert not measured.values["tent", "Mean"].complete
     assert measured.values["source", "Mean"].ours is None, "two of its columns are missing"
+
+
+def test_one_round_of_what_learns_nothing_stands_for_all(tmp_path):
+    errors, domains = random_errors(3, 2), ("fog", "frost", "snow")
+    still, moving = (Spec(method, "x", "y", domains=domains) for method in ("bn_adapt", "tent"))
+    for spec, scope in ((still, "nothing()"), (moving, "norm_affine()")):
+        cell = Store(tmp_path).cell(spec)
+        cell.folder.mkdir(parents=True)
+        cell.begin(spec, {"scope": scope, "statistics": "Batch()"})
+        rows = [
+            {"round": round, "domain": domain, "error": error}
+            for round, of_round in enumerate(errors, start=1)
+            for domain, error in zip(domains, of_round, strict=True)
+        ]
+        cell.append(rows, [{}] * len(rows))
+    results = Results(tmp_path)
+    found = {spec: results.value(Entry(spec.method, "", (spec,), round=50)) for spec in (still, moving)}
+    assert (found[still].round, found[still].complete) == (50, True)
+    assert (found[moving].round, found[moving].complete) == (2, False)
+    assert found[still].ours == found[moving].ours == pytest.approx(np.mean(errors[1]))
+    assert results.per_round(still) == pytest.approx(np.mean(errors, axis=1)), "its own rounds are its own"
+    both = results.value(Entry("both", "", (still, moving), round=50))
+    assert both.round == 2
 
 
 def test_a_table_stands_beside_the_papers_numbers(tmp_path):

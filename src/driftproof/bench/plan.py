@@ -1,7 +1,6 @@
 """From a suite to the work there is to do."""
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
 
-__all__ = ["Choice", "plan", "together"]
+__all__ = ["Choice", "plan"]
 
 
 @dataclass(frozen=True)
@@ -63,45 +62,46 @@ class Choice:
         )
 
 
-def plan(suite: Suite, choice: Choice) -> list[Job]:
-    """The jobs of the chosen part of a suite, each once, in the order of its tables.
+def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
+    """The jobs of the chosen part of one suite or several, each once, in the order of the tables.
+
+    A cell that several suites want goes as far as the furthest of them wants it.
 
     Args:
-        suite: What could be run.
-        choice: What shall be.
+        suites: What could be run.
+        choice: What shall be; every name in it has to be known to one of the suites.
     """
-    if not suite.ready:
-        raise ConfigurationError(f"Expected a suite that can be run, but got {suite.name}. {suite.note}")
+    suites = [suites] if isinstance(suites, Suite) else suites
+    names = " or ".join(suite.name for suite in suites)
+    wanted: dict[Spec, int] = {}
+    for suite in suites:
+        if not suite.ready:
+            raise ConfigurationError(f"Expected a suite that can be run, but got {suite.name}. {suite.note}")
+        for spec in suite.specs():
+            wanted[spec] = max(wanted.get(spec, 0), suite.rounds if choice.rounds is None else choice.rounds)
+    _expect_known(choice, list(wanted), names)
+    if choice.rounds is not None and choice.rounds < 1:
+        raise ConfigurationError(f"Expected `rounds` to be at least 1, but got {choice.rounds}.")
+    chosen = {
+        choice.applied(spec, seed): rounds
+        for seed in choice.seeds
+        for spec, rounds in wanted.items()
+        if choice.wants(spec)
+    }
+    if not chosen:
+        raise ConfigurationError(f"Expected at least one cell of {names} to run, but none is both chosen and there.")
+    return [Job(spec, rounds) for spec, rounds in chosen.items()]
+
+
+def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
     for name in choice.methods:
         expect_method(name)
-    specs = list(suite.specs())
-    for kind, names, known in (
+    for kind, chosen, known in (
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
         ("image set", choice.replaced, [name for spec in specs for name in (spec.images, spec.unknown) if name]),
         ("image set", choice.prepared_on_test, [spec.images for spec in specs]),
         ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
     ):
-        for name in names:
-            expect_known(f"{kind} of {suite.name}", name, dict.fromkeys(known))
-    rounds = suite.rounds if choice.rounds is None else choice.rounds
-    if rounds < 1:
-        raise ConfigurationError(f"Expected `rounds` to be at least 1, but got {rounds}.")
-    chosen = dict.fromkeys(choice.applied(spec, seed) for seed in choice.seeds for spec in specs if choice.wants(spec))
-    if not chosen:
-        raise ConfigurationError(
-            f"Expected at least one cell of {suite.name} to run, but none is both chosen and there."
-        )
-    return [Job(spec, rounds) for spec in chosen]
-
-
-def together(plans: Iterable[Sequence[Job]]) -> list[Job]:
-    """The jobs of several plans, a cell that several of them want once, as far as the furthest of them wants it.
-
-    Args:
-        plans: For example of two tables that share cells.
-    """
-    furthest: dict[Spec, int] = {}
-    for job in itertools.chain.from_iterable(plans):
-        furthest[job.spec] = max(job.rounds, furthest.get(job.spec, 0))
-    return [Job(spec, rounds) for spec, rounds in furthest.items()]
+        for name in chosen:
+            expect_known(f"{kind} of {names}", name, dict.fromkeys(known))

@@ -92,6 +92,7 @@ class Results:
         if not self.cells:
             raise InputError(f"Expected results in {folder}, but there are none. Run `driftproof bench run` first.")
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
+        self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
         for spec in sorted(self.cells, key=lambda spec: spec.seed):
             self._runs.setdefault(_unseeded(spec), []).append(spec)
@@ -136,8 +137,10 @@ class Results:
 
     def _is_steady(self, spec: Spec) -> bool:
         """Whether nothing moves and nothing is remembered, so that every round is like the first."""
-        protocol = self.cells[spec].protocol
-        return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+        if spec not in self._steady:
+            said = self.cells[spec].protocol
+            self._steady[spec] = said.get("scope") == "nothing()" and said.get("statistics") in ("Source()", "Batch()")
+        return self._steady[spec]
 
     def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
         round = min(round, self.rounds(spec)) if self._is_steady(spec) else round

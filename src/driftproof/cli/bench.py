@@ -85,7 +85,7 @@ def run_command(
     """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS
-    from driftproof.bench.plan import Choice, plan, together
+    from driftproof.bench.plan import Choice, plan
     from driftproof.bench.runner import Settings, staging
     from driftproof.bench.workbench import Files
     from driftproof.cli.live import followed
@@ -109,7 +109,7 @@ def run_command(
             raise ConfigurationError(
                 f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
             )
-    jobs = together(plan(each, choice) for each in chosen)
+    jobs = plan(chosen, choice)
     expect_device(device)
     workbench = Files(data, weights, frost, procedural, device, choice.prepared_on_test)
     store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
