@@ -14,6 +14,7 @@ import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof.adapter.engines import Compiled, Fixed, Graph, graph
 from driftproof.adapter.engines.shapes import MOST_SHAPES
+from driftproof.adapter.engines.static import finite_groups
 from driftproof.adapter.flat import Flat
 from networks import NORM_NETWORKS, WideResNet, build, lively
 from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
@@ -498,9 +499,19 @@ def test_many_tensors_as_few_vectors():
     assert all(not tensor.any() for tensor in tensors)
     flat.pour(tensors)
     assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
-    assert torch.stack(flat.finite()).tolist() == [True, True]
-    tensors[3][2] = torch.inf
-    assert torch.stack(Flat(tensors).finite()).tolist() == [False, True]
+    assert sorted(len(vector) for vector in flat.fractional()) == sorted(
+        sum(tensor.numel() for tensor in tensors if tensor.dtype == kind)
+        for kind in {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    )
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_bad_number_shows_in_its_group_alone(value):
+    bad = torch.ones(3, 4)
+    bad[1, 2] = value
+    large, wide = torch.tensor([-3e38]), torch.ones(2, dtype=torch.float64)
+    flags = finite_groups([large, wide], [torch.ones(2), bad], [], [large])
+    assert [bool(flag) for flag in flags] == [True, False, True, True]
 
 
 # --- compiled ---------------------------------------------------------------------------------------------------------

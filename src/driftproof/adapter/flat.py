@@ -27,9 +27,9 @@ class Flat:
                 kind: torch.cat([tensor.reshape(-1) for tensor in alike]) for kind, alike in _by_kind(tensors).items()
             }
 
-    def finite(self) -> list[Tensor]:
-        """For each vector of fractional numbers, whether none of them is NaN or infinite."""
-        return [vector.isfinite().all() for vector in self._vectors.values() if vector.is_floating_point()]
+    def fractional(self) -> list[Tensor]:
+        """The vectors of fractional numbers."""
+        return [vector for vector in self._vectors.values() if vector.is_floating_point()]
 
     def where(self, condition: Tensor, other: "Flat") -> "Flat":
         """These values where the condition holds, else those of `other`; changes and returns itself."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["make_ordinary", "make_sparing"]
+__all__ = ["make_ordinary", "make_sparing", "round_weights"]
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -27,7 +27,18 @@ def make_ordinary(model: nn.Module) -> None:
     """Undo `make_sparing`."""
     for layer in model.modules():
         if type(layer) in _KINDS and _is_sparing(layer):
-            del layer.forward
+            for name in ("forward", "_rounded", "_rounded_from"):
+                vars(layer).pop(name, None)
+
+
+def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep weights that stay at hand in the type that autocast would give them, where it would do so in every pass."""
+    for layer in model.modules():
+        if type(layer) in _KINDS and _is_sparing(layer):
+            weight = cast("nn.Conv2d", layer).weight
+            written = (weight.data_ptr(), weight._version, dtype)
+            if not weight.requires_grad and vars(layer).get("_rounded_from") != written:
+                vars(layer).update(_rounded=weight.detach().to(dtype), _rounded_from=written)
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -42,13 +53,14 @@ def _is_sparing(layer: nn.Module) -> bool:
 
 def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
-    learns = weight.requires_grad or (bias is not None and bias.requires_grad)
-    single = x.ndim < weight.ndim
-    if learns or single or not (x.requires_grad and torch.is_grad_enabled()):
+    if weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        rounded = vars(layer).get("_rounded", weight)
+        x, weight, bias = x.to(dtype), rounded.to(dtype), None if bias is None else bias.to(dtype)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return cast("Tensor", layer._conv_forward(x, weight, bias))
     window = (layer.stride, layer.padding, layer.dilation, layer.groups)
     convolved: Tensor = _SparingConvolution.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]
     return convolved

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
-from driftproof.network.convolution import make_ordinary, make_sparing
+from driftproof.network.convolution import make_ordinary, make_sparing, round_weights
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
 from driftproof.network.rules import NormalisationRule
@@ -72,6 +72,8 @@ class Network(nn.Module):
         """The logits for `images`."""
         if any(module.training for module in self._every_module):
             self.model.eval()
+        if self.precision == "bf16":
+            round_weights(self.model, torch.bfloat16)
         try:
             with _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
                 output = (self.through or self.model)(images)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.engines.eager import Eager
+from driftproof.adapter.engines.fusion import fused_inductor
 from driftproof.adapter.engines.graph import Graph, can_record
 from driftproof.adapter.engines.shapes import Shapes, shape_key
 from driftproof.errors import EngineError
@@ -28,10 +29,10 @@ class Compiled(Eager):
 
     Args:
         records: Whether the method's step can be recorded; then, on a CUDA device, it is.
-        backend: What torch compiles with.
+        backend: What torch compiles with; None is inductor, on a CUDA device after `fuse`.
     """
 
-    def __init__(self, *, records: bool, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(self, *, records: bool, backend: str | Callable[..., Any] | None = None) -> None:
         self._records = records
         self._backend = backend
         self._shapes = Shapes(after=2)
@@ -45,7 +46,11 @@ class Compiled(Eager):
         if not self._shapes.worth(key):
             self._shapes.meet(key)
             return inner.run_eagerly(adapter, images)
-        with self._through(adapter.network), self._through(adapter.source), _named_errors():
+        with (
+            self._through(adapter.network, images),
+            self._through(adapter.source, images),
+            _named_errors(),
+        ):
             return inner.run(adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
@@ -62,9 +67,10 @@ class Compiled(Eager):
         self._graph.drop()
 
     @contextmanager
-    def _through(self, network: Network) -> Iterator[None]:
+    def _through(self, network: Network, images: Tensor) -> Iterator[None]:
         if network not in self._forms:
-            self._forms[network] = _compiled(network.model, self._backend)
+            backend = self._backend or (fused_inductor if can_record(images.device) else "inductor")
+            self._forms[network] = _compiled(network.model, backend)
         network.through = self._forms[network]
         try:
             yield

@@ -86,7 +86,7 @@ class Fixed(Eager):
         groups = _hyper_parameters(adapter)
         if self._storage is None:
             self._storage, self._groups = Storage(adapter), groups
-        fits = groups == self._groups and self._storage.stands(adapter)
+        fits = groups == self._groups and self._storage.stands()
         if fits and not self._device_knows:
             fits = self._device_knows = self._storage.adopt(adapter)
         if not fits:

@@ -41,13 +41,11 @@ class Storage:
         self.total = [torch.zeros_like(parameter) for parameter in adapter._movable] if accumulates else []
         self._slots = list(_slots(adapter))
         # Aliases: they keep the memory alive even where somebody gives a parameter other data.
-        self._fixed = [tensor.detach() for tensor in _parameters(adapter)]
+        self._fixed = [(table, key, tensor.detach()) for table, key, tensor in _parameters(adapter)]
 
-    def stands(self, adapter: "Adapter") -> bool:
+    def stands(self) -> bool:
         """Whether the parameters are where they were."""
-        return all(
-            held.data_ptr() == tensor.data_ptr() for held, tensor in zip(self._fixed, _parameters(adapter), strict=True)
-        )
+        return all(table[key].data_ptr() == held.data_ptr() for table, key, held in self._fixed)
 
     def adopt(self, adapter: "Adapter") -> bool:
         """Take over what the host knows; False where the adapter has come to hold other tensors than at the start."""
@@ -113,9 +111,13 @@ class Storage:
         return new, old
 
 
-def _parameters(adapter: "Adapter") -> Iterator[nn.Parameter]:
-    yield from adapter.network.model.parameters()
-    yield from adapter.source.model.parameters()
+def _parameters(adapter: "Adapter") -> Iterator[tuple[dict[str, Any], str, nn.Parameter]]:
+    """Where the networks keep their parameters: looking there is quick, and is done for every batch."""
+    for network in (adapter.network, adapter.source):
+        for module in network.model.modules():
+            yield from (
+                (module._parameters, key, value) for key, value in module._parameters.items() if value is not None
+            )
 
 
 def _slots(adapter: "Adapter") -> Iterator[_Slot]:

@@ -1,0 +1,156 @@
+"""Fused normalisation: the operations against PyTorch's own, and the rewriting of networks that puts them in."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from driftproof.adapter.engines.fusion import fuse
+from driftproof.kernels import add_normalise, new_tickets, normalise
+from networks import build
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CHANNELS_LAST = torch.channels_last
+
+
+def drawn(shape, device="cpu", dtype=torch.float32, seed=0):
+    """Two images, a weight and a bias; a mean far from zero makes careless variances show."""
+    generator = torch.Generator().manual_seed(seed)
+    images = (3 * torch.randn(shape, generator=generator) + 5, torch.randn(shape, generator=generator))
+    layer = (torch.randn(shape[1], generator=generator) for _ in range(2))
+    return (
+        *(image.to(device, dtype).to(memory_format=CHANNELS_LAST).requires_grad_() for image in images),
+        *(values.to(device).requires_grad_() for values in layer),
+    )
+
+
+def reference(x, addend, weight, bias, *, relu):
+    """What torch does, operation by operation, in double precision."""
+    total = x.double() if addend is None else x.double() + addend.double()
+    if addend is not None and x.dtype != torch.float32:
+        total = total + (total.to(x.dtype).double() - total).detach()  # the sum is stored
+    y = F.batch_norm(total, None, None, weight.double(), bias.double(), training=True, eps=1e-5)
+    return (F.relu(y) if relu else y), total
+
+
+def fused(x, addend, weight, bias, *, relu):
+    tickets = new_tickets(2, x.shape[1], x.device)
+    if addend is None:
+        y, _, _ = normalise(x, weight, bias, tickets, 1, 1e-5, relu)
+        return y, x
+    y, total, _, _ = add_normalise(x, addend, weight, bias, tickets, 1, 1e-5, relu)
+    return y, total
+
+
+def distance(found, wanted):
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-12))
+
+
+def assert_like_torch(x, addend, weight, bias, *, relu, forward, backward):
+    inputs = [tensor for tensor in (x, addend, weight, bias) if tensor is not None]
+    results = []
+    for way in (fused, reference):
+        y, total = way(x, addend, weight, bias, relu=relu)
+        generator = torch.Generator().manual_seed(1)
+        upstream, beside = (torch.randn(y.shape, generator=generator).to(y) for _ in range(2))
+        objective = (y * upstream).sum() + (total * beside).sum()
+        results.append((y, total, *torch.autograd.grad(objective, inputs)))
+    for place, (found, wanted) in enumerate(zip(*results, strict=True)):
+        assert distance(found, wanted) < (forward if place < 2 else backward)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(2, 7), st.integers(2, 7)),
+    adds=st.booleans(),
+    relu=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_one_operation_equals_three(shape, adds, relu, seed):
+    x, addend, weight, bias = drawn(shape, seed=seed)
+    assert_like_torch(x, addend if adds else None, weight, bias, relu=relu, forward=1e-5, backward=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(200, 32, 32, 32), (7, 48, 9, 9), (3, 2048, 3, 3), (1, 5, 1, 2), (200, 128, 8, 8)])
+def test_the_kernels_equal_torch(shape, relu, adds, dtype):
+    x, addend, weight, bias = drawn(shape, "cuda", dtype)
+    exact = dtype == torch.float32
+    limits = {"forward": 1e-5 if exact else 1e-2, "backward": 1e-4 if exact else 6e-2}
+    assert_like_torch(x, addend if adds else None, weight, bias, relu=relu, **limits)
+
+
+@on_gpu
+def test_the_kernels_repeat_to_the_last_bit_and_leave_their_tickets_at_zero():
+    x, addend, weight, bias = drawn((64, 48, 16, 16), "cuda")
+    tickets = new_tickets(1, 48, x.device)
+    once, again = (add_normalise(x, addend, weight, bias, tickets, 0, 1e-5, True) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    assert not tickets.any()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_torch_finds_the_operations_well_formed(adds):
+    x, addend, weight, bias = drawn((2, 3, 4, 4))
+    operation, images = (add_normalise, (x, addend)) if adds else (normalise, (x,))
+    torch.library.opcheck(operation, (*images, weight, bias, new_tickets(1, 3, x.device), 0, 1e-5, True))
+
+
+class _Kinds(nn.Module):
+    """Batch norms that can be fused in every way, and some that cannot be."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(
+            nn.BatchNorm2d(4, track_running_stats=tracks, affine=affine)
+            for tracks, affine in [(False, True)] * 4 + [(True, True), (False, False)]
+        )
+
+    def forward(self, x):
+        plain, rectified, summed, twice, source, bare = self.norms
+        a = plain(x)
+        b = torch.relu(rectified(a))
+        total = a + b
+        c = F.relu(summed(total)) + total
+        d = twice(c * 2)
+        return d.relu() + d + source.eval()(c) + bare(x)
+
+
+def traced(module, x):
+    """Run through `fuse`, otherwise operation by operation; also how many were fused."""
+    counts = []
+
+    def backend(graph, _):
+        counts.append(fuse(graph))
+        return graph.forward
+
+    return torch.compile(module, backend=backend)(x), counts
+
+
+def test_what_can_be_fused_is_and_the_rest_is_left():
+    torch.manual_seed(0)
+    module, x = _Kinds(), torch.rand(3, 4, 5, 5)
+    found, counts = traced(module, x)
+    assert counts == [4]
+    torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
+def test_a_fused_network_computes_what_it_did(network):
+    model = build(network).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = module.running_var = None
+    x = torch.rand(4, 3, 16, 16)
+    answers = []
+    for logits, _ in (traced(model, x), (model(x), None)):
+        objective = (logits.logsumexp(1).reshape(4, -1).mean(1) * torch.arange(4)).sum()
+        answers.append((logits, *torch.autograd.grad(objective, list(model.parameters()))))
+    for found, wanted in zip(*answers, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
