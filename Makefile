@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint docs bench-step bench-corruptions bench-gpu bench-scenes clean
+.PHONY: setup demo test test-slow lint docs results bench-step bench-corruptions bench-gpu bench-scenes clean
 
 setup: $(READY)
 
@@ -33,6 +33,10 @@ lint: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict
+
+# Everything that quotes a number quotes it from here.
+results: setup
+	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py

@@ -24,6 +24,7 @@ import driftproof as dp
 from driftproof.adapter.sentence import described
 from driftproof.analyses import components, method_memory
 from driftproof.bench import METHODS, Results, Spec, Store, build_method, conditions, filled, runner, suite
+from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
 from driftproof.bench.measures import Tally
 from driftproof.bench.plan import Choice, Job, plan
@@ -235,6 +236,49 @@ def test_scores_equal_sklearns_in_both_protocols(found):
     assert set(row) == counts
 
 
+@given(domains())
+def test_the_crowd_rejects_what_lost_confidence_whatever_was_learned_from(found):
+    row, every = tallied(found, "crowd"), list(samples_of(found))
+    kept, rejected = ([s for s in every if (s.novelty <= 0) is which] for which in (True, False))
+    assert row["crowd/rejected"] == pytest.approx(share(rejected, every))
+    for name, part, whole in (
+        ("npv", [s for s in rejected if not s.correct], rejected),
+        ("precision", [s for s in kept if s.correct], kept),
+        ("recall", [s for s in kept if s.correct], [s for s in every if s.correct]),
+    ):
+        expected = share(part, whole)
+        assert row[f"crowd/{name}"] == (None if expected is None else pytest.approx(expected))
+
+
+@given(domains())
+def test_histograms_equal_numpys_and_hold_every_sample(found):
+    row, every = tallied(found, "histograms"), list(samples_of(found))
+    scores = {"confidence": FAMILIARITY["msp"], "confidence_difference": FAMILIARITY["confidence_difference"]}
+    for name, score in scores.items():
+        for kind, chosen in {
+            "correct": [s for s in every if s.correct],
+            "wrong": [s for s in every if s.known and not s.correct],
+            "unknown": [s for s in every if not s.known],
+        }.items():
+            counts = row[f"histogram/{name}/{kind}"]
+            assert sum(counts) == len(chosen)
+            # In single precision a score may fall on the other side of an edge.
+            middle = np.add(edges(name)[:-1], np.diff(edges(name)) / 2)
+            apart = np.abs(np.repeat(middle, counts) - np.sort([score(s) for s in chosen]))
+            assert (apart <= np.diff(edges(name))[0] / 2 + 1e-6).all()
+    json.dumps(row, allow_nan=False)
+
+
+def test_a_confidence_that_fell_by_next_to_nothing_lies_left_of_zero():
+    logits, known = torch.tensor([[2.0, 0.0], [2.0, 0.0], [math.nan, 0.0]]), torch.tensor([True, True, True])
+    batch = Batch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, 0]), "fog", 1, known)
+    record = Record(known, torch.tensor([1e-9, 0.0, math.nan]), outcome=Outcome())
+    row = tallied([(logits, batch, record)], "histograms", "crowd")
+    counts, zero = row["histogram/confidence_difference/correct"], edges("confidence_difference").index(0.0)
+    assert (counts[zero - 1], counts[zero], sum(counts)) == (1, 1, 2)
+    assert row["crowd/rejected"] == pytest.approx(2 / 3), "what is no number did not hold its confidence"
+
+
 def test_a_network_that_left_the_finite_numbers_ranks_nothing():
     logits = torch.tensor([[math.nan, 0.0], [2.0, 0.0], [0.0, 3.0]])
     batch = Batch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, -1]), "fog", 1, torch.tensor([True, True, False]))
@@ -259,6 +303,18 @@ def test_everything_of_a_suite_is_planned_in_its_order():
         assert plan(made, Choice()) == [Job(spec, made.rounds) for spec in made.specs()]
 
 
+def test_cells_that_several_suites_share_are_planned_once_as_far_as_any_wants_them():
+    short, long = suite("table2"), suite("rules")
+    jobs = plan([short, long], Choice())
+    assert [job.spec for job in jobs] == list(dict.fromkeys([*short.specs(), *long.specs()]))
+    further = set(long.specs())
+    assert all(job.rounds == (50 if job.spec in further else 1) for job in jobs)
+    both = plan([long, suite("gradients")], Choice(methods=["tent+certain", "bn_adapt"], sets=["cifar10-c"]))
+    assert {job.spec.task for job in both} == {"stream", "gradients"}, "each name is known to one of them"
+    with pytest.raises(ConfigurationError, match="known method of table2 or rules, but got 'cotta'"):
+        plan([short, long], Choice(methods=["cotta"]))
+
+
 def test_a_choice_filters_by_method_set_and_setting():
     choice = Choice(methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6])
     jobs = plan(suite("table1"), choice)
@@ -266,7 +322,7 @@ def test_a_choice_filters_by_method_set_and_setting():
     assert found == [(seed, method, "cifar10-c", "open", 3) for seed in (5, 6) for method in ("tent", "tent+crowd")]
     assert {job.spec.limit for job in jobs} == {7}
     assert len(plan(suite("table1"), Choice(setting="closed"))) == 39
-    assert choice.shared() == {"limit": 7, "replaced": {}}
+    assert choice.shared() == {"limit": 7, "replaced": {}, "prepared on test images": []}
 
 
 def test_a_set_can_be_replaced_wherever_it_is_streamed():
@@ -436,6 +492,29 @@ def test_summaries_are_means_and_sample_deviations(tmp_path):
     assert measured.values["source", "Mean"].ours is None, "two of its columns are missing"
 
 
+def test_one_round_of_what_learns_nothing_stands_for_all(tmp_path):
+    errors, domains = random_errors(3, 2), ("fog", "frost", "snow")
+    still, moving = (Spec(method, "x", "y", domains=domains) for method in ("bn_adapt", "tent"))
+    for spec, scope in ((still, "nothing()"), (moving, "norm_affine()")):
+        cell = Store(tmp_path).cell(spec)
+        cell.folder.mkdir(parents=True)
+        cell.begin(spec, {"scope": scope, "statistics": "Batch()"})
+        rows = [
+            {"round": round, "domain": domain, "error": error}
+            for round, of_round in enumerate(errors, start=1)
+            for domain, error in zip(domains, of_round, strict=True)
+        ]
+        cell.append(rows, [{}] * len(rows))
+    results = Results(tmp_path)
+    found = {spec: results.value(Entry(spec.method, "", (spec,), round=50)) for spec in (still, moving)}
+    assert (found[still].round, found[still].complete) == (50, True)
+    assert (found[moving].round, found[moving].complete) == (2, False)
+    assert found[still].ours == found[moving].ours == pytest.approx(np.mean(errors[1]))
+    assert results.per_round(still) == pytest.approx(np.mean(errors, axis=1)), "its own rounds are its own"
+    both = results.value(Entry("both", "", (still, moving), round=50))
+    assert both.round == 2
+
+
 def test_a_table_stands_beside_the_papers_numbers(tmp_path):
     columns = {"CIFAR-10-C/Closed": None, "CIFAR-10-C/Open": "svhn-c"}
     specs = {
@@ -448,7 +527,7 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
         put(tmp_path, spec, errors[place])
     results = Results(tmp_path)
     tables = {measured.table.name: measured for measured in results.tables()}
-    assert set(tables) == {"table1", "table2", "table6", "s3a", "s5"}, "all that show one of these runs"
+    assert set(tables) == {"table1", "table2", "table6", "s3a", "s5", "rules"}, "all that show one of these runs"
     measured = tables["table2"]
     paper = {("tent", "CIFAR-10-C/Open"): 27.8, ("tent+crowd", "CIFAR-10-C/Closed"): 12.39}
     for place in specs:

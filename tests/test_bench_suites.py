@@ -31,7 +31,7 @@ CORRUPTIONS = (
 MADE = {name: make() for name, make in SUITES.items()}
 TABLES = {table.name: table for made in MADE.values() for table in made.tables}
 CELLS = {name: list(made.specs()) for name, made in MADE.items()}
-OUR_OWN = ("demo", "camvid", "camvid_rates")
+OUR_OWN = ("demo", "camvid", "camvid_rates", "rules", "gradients", "open_choices")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", "camvid", "camvid_rates")
 
 
@@ -41,8 +41,8 @@ DRIVING = ("table3", "table4", "s1", "s3b", "s4", "camvid", "camvid_rates")
 def test_every_table_of_the_paper_is_filled_by_one_of_ours():
     filled = [table.paper for table in TABLES.values() if table.paper]
     assert sorted(filled) == sorted(PAPER_TABLES)
-    ours = [table for name in OUR_OWN for table in MADE[name].tables]
-    assert [table for table in TABLES.values() if table.paper is None] == ours
+    ours = {table.name for name in OUR_OWN for table in MADE[name].tables}
+    assert {table.name for table in TABLES.values() if table.paper is None} == ours
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
@@ -140,7 +140,7 @@ def test_a_number_is_made_of_the_cells_it_says():
 # The paper's settings
 
 
-@pytest.mark.parametrize("name", [name for name in SUITES if name not in (*DRIVING, "demo")])
+@pytest.mark.parametrize("name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices")])
 def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_papers_size(name):
     unknown = {
         "cifar10-c": "svhn-c",
@@ -159,7 +159,12 @@ def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_
 
 
 def test_networks_are_the_papers():
-    used = {(name, spec.images, spec.model) for name, specs in CELLS.items() for spec in specs if name not in DRIVING}
+    used = {
+        (name, spec.images, spec.model)
+        for name, specs in CELLS.items()
+        for spec in specs
+        if name not in (*DRIVING, *OUR_OWN[1:])
+    }
     assert used - {("demo", spec.images, spec.model) for spec in CELLS["demo"]} == {
         *(
             (name, images, model)
@@ -282,7 +287,7 @@ def test_the_paper_and_the_suite_agree_on_every_hyper_parameter(name):
 
 @pytest.mark.parametrize(("method", "statistics"), [("source", "Source()"), ("bn_adapt", "Batch()")])
 def test_what_does_not_learn_has_nothing_to_set(method, statistics):
-    specs = {spec for specs in CELLS.values() for spec in specs if spec.method == method}
+    specs = {spec for specs in CELLS.values() for spec in specs if spec.method == method and spec.task == "stream"}
     assert {spec.options for spec in specs} == {()}
     assert {described(adapter_of(spec))["statistics"] for spec in specs} == {statistics}
     assert all(not adapter_of(spec).moving for spec in specs)
@@ -318,9 +323,12 @@ def test_cotta_has_its_own_thresholds_and_then_one_derived_anew():
     assert {spec.setting for spec in CELLS["s3"]} == {"closed"}
 
 
-def test_scores_are_measured_on_plain_tent_among_unknown_images():
-    for spec in set(itertools.chain(*(CELLS[name] for name in ("table1", "table5", "table7", "s2")))):
-        scored = spec.method == "tent" and spec.setting == "open"
+def test_plain_tent_is_looked_into_among_unknown_images_and_on_cifar():
+    for spec in set(
+        itertools.chain(*(CELLS[name] for name in ("table1", "table5", "table7", "table8", "s2", "rules")))
+    ):
+        scored = spec.method == "tent" and (spec.setting == "open" or spec.images.startswith("cifar"))
+        assert {"scores", "crowd", "histograms"} <= set(spec.measures) or not scored
         assert ("scores" in spec.measures) == scored
         assert (dict(spec.options).get("novelty") == "confidence_difference") == scored
 
@@ -336,6 +344,46 @@ def test_costs_are_measured_as_the_paper_measured_them():
                 if spec.task == "costs":
                     assert entry.domain in spec.method.split(",")
                     assert entry.measure == {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}[entry.column]
+
+
+def test_the_rules_of_selection_differ_in_the_rule_alone():
+    assert {"tent", "tent+crowd"} == {spec.method for spec in set(CELLS["rules"]) & set(CELLS["table1"])}
+    rules = {"tent": ("None", 0.0), "tent+crowd": (CROWD, 0.5)}
+    rules |= {"tent+confident": ("ConfidenceAbove(threshold=0.9)", 0.0)}
+    rules |= {"tent+certain": ("EntropyBelow(threshold=None)", 0.0)}
+    for spec in CELLS["rules"]:
+        assert settings_of(spec) == (AFFINE, "Adam", 1e-3, "Entropy()", *rules[spec.method], "None")
+    streams = {(spec.images, spec.unknown) for spec in CELLS["rules"]}
+    assert len(CELLS["rules"]) == len(rules) * len(streams) == 4 * 2 * 2
+
+
+def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
+    papers = {(spec.method, spec.images, spec.unknown): spec for spec in reversed(CELLS["table1"])}
+    choices = {
+        "conjugate": [{}, {"epsilon": 0.0}, {"output": "after"}],
+        "swr": [{}, {"strength": 25.0}, {"strength": 2500.0}, {"prototypes": False}],
+        "tent+crowd": [{}, {"batch_size": 400}, {"source_statistics": "source"}, {"average_over": "batch"}],
+        "eata": [{}, {"redundancy": 0.1}, {"redundancy": 0.05}],
+        "gce": [{}, {"output": "after"}],
+        "tent": [{}, {"batch_size": 400}],
+        "bn_adapt": [{}, {"batch_size": 400}],
+    }
+    seen = {}
+    for spec in CELLS["open_choices"]:
+        assert spec.domains == ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+        theirs = papers[spec.method, spec.images, spec.unknown]
+        plain = {key: value for key, value in theirs.options if key != "novelty"}
+        changed = {key: value for key, value in spec.options if plain.get(key) != value}
+        assert set(plain) <= set(dict(spec.options))
+        if spec.batch_size != theirs.batch_size:
+            assert spec.unknown is not None
+            changed["batch_size"] = spec.batch_size
+        assert changed in choices[spec.method]
+        seen.setdefault(spec.method, []).append((spec.images, spec.unknown, str(changed)))
+    for method, ways in choices.items():
+        everywhere = 2 if method == "eata" else 4
+        halved = {"batch_size": 400} in ways
+        assert len(seen[method]) == len(set(seen[method])) == len(ways) * everywhere - 2 * halved
 
 
 # What moves, learning rate, selection's margin, λ_max, statistics, share of the online statistics.

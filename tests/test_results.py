@@ -1,13 +1,18 @@
-"""The tables in the repository are made of the rows beside them."""
+"""The tables in the repository are made of the rows beside them, and every number that is quoted is one of them."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
 
+from driftproof.bench import Spec, suite
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.report import archives, filled_in, quotable, written_up
 
-FOLDER = Path(__file__).parents[1] / "results" / "corruptions"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results" / "corruptions"
+ARCHIVES = sorted(path.parent for path in (ROOT / "results").glob("*/cells.jsonl"))
 
 
 @pytest.mark.parametrize("method", ["source", "bn_adapt"])
@@ -20,3 +25,53 @@ def test_the_table_of_corruption_errors(name, method):
     shown = [float(cell) for cell in line.strip("| ").split(" | ")[1:]]
     values = [errors[corruption] for corruption in CORRUPTIONS]
     assert shown == pytest.approx([errors["clean"], sum(values) / 15, *values], abs=0.051)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return archives(ROOT / "results")
+
+
+def test_the_summary_is_made_of_the_archives_and_the_notes():
+    text = (ROOT / "results" / "RESULTS.md").read_text(encoding="utf-8")
+    assert text == written_up(ROOT / "results"), "`make results` makes it anew"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md"])
+def test_numbers_that_pages_quote_are_the_measured_ones(everything, page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "<!-- results:" in text
+    assert text == filled_in(text, quotable(everything)), "`make results` fills them in anew"
+
+
+def rows_of(line):
+    """Errors by round and domain, read without the library."""
+    spec, errors = line["spec"], line["rows"]["error"]
+    errors = errors if isinstance(errors, list) else [errors] * line["count"]
+    each = len(spec["domains"])
+    return [errors[start : start + each] for start in range(0, len(errors) - each + 1, each)]
+
+
+@pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
+    lines = [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
+    shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
+    rounds = {Spec.from_data(line["spec"]): rows_of(line) for line in lines if "error" in line["rows"]}
+    shown = {
+        (value["row"], value["column"]): value
+        for measured in archives(folder.parent)[ARCHIVES.index(folder)].tables()
+        if measured.table.name == name
+        for value in measured.as_data()["values"]
+    }
+    for entry in suite(name).tables[0].entries:
+        (spec,) = entry.specs
+        unknown = shared["replaced"].get(spec.unknown, spec.unknown)
+        there = rounds.get(Spec.from_data(spec.as_data() | {"unknown": unknown, "limit": shared["limit"]}), [])
+        if there:
+            last = there[min(entry.round, len(there)) - 1]
+            assert shown[entry.row, entry.column]["ours"] == pytest.approx(statistics.fmean(last), abs=1e-4)
+
+
+def test_the_archives_are_a_few_megabytes():
+    assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 8 * 2**20

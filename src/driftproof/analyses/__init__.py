@@ -1,5 +1,6 @@
-"""What adaptation costs: memory counted on paper and measured on the device, and time, fairly compared."""
+"""What adaptation costs, in memory and time, and which way single samples pull it."""
 
+from driftproof.analyses.gradients import GradientAgreement, SampleGradients
 from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Components, Formula, components, method_memory
 from driftproof.analyses.timing import Timing, peak_memory, synchroniser, time_steps
 
@@ -8,6 +9,8 @@ __all__ = [
     "SCENE_FORMULAS",
     "Components",
     "Formula",
+    "GradientAgreement",
+    "SampleGradients",
     "Timing",
     "components",
     "method_memory",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driftproof.bench.costs import run_costs
+from driftproof.bench.gradients import run_gradients
 from driftproof.bench.runner import Settings, Told, Workbench, run_stream
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Store
@@ -15,6 +16,7 @@ __all__ = ["TASKS", "Job", "run_job"]
 TASKS: dict[str, Callable[[Spec, Cell, Workbench, int, Settings, Told], None]] = {
     "stream": run_stream,
     "costs": run_costs,
+    "gradients": run_gradients,
 }
 
 

@@ -1,13 +1,14 @@
 """What is measured while a stream runs: counted on the device, read once per domain."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from driftproof import scores
+from driftproof.bench.histograms import Histograms
 from driftproof.bench.pixels import Overlap, Pixels
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
@@ -16,7 +17,10 @@ from driftproof.names import expect_known
 from driftproof.record import Outcome, PendingOutcome, Record
 from driftproof.streams import Batch
 
-__all__ = ["MEASURES", "Measure", "Tally"]
+__all__ = ["MEASURES", "Found", "Measure", "Tally"]
+
+Found = float | list[int]
+"""A number, or the counts of a histogram."""
 
 
 class Measure(Protocol):
@@ -25,7 +29,7 @@ class Measure(Protocol):
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch, without waiting for the device."""
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> Mapping[str, Found]:
         """The numbers, by name, over everything taken in."""
 
 
@@ -54,6 +58,23 @@ class _Selection:
 
     def result(self) -> dict[str, float]:
         return self._counts.result()
+
+
+class _Crowd:
+    """What the paper's selection would have rejected and how rightly, whatever the method itself learned from.
+
+    The confidence difference is what the adapter reports as novelty, so its spec has to ask for that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = SelectionQuality(device=device)
+
+    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+        correct = (logits.argmax(dim=1) == batch.labels) & batch.known
+        self._counts.add(record.novelty <= 0, correct, batch.known)
+
+    def result(self) -> dict[str, float]:
+        return {f"crowd/{name}": value for name, value in self._counts.result().items()}
 
 
 class _Scores:
@@ -95,7 +116,9 @@ class _Scores:
 MEASURES: dict[str, Callable[[torch.device], Measure]] = {
     "error": _Error,
     "selection": _Selection,
+    "crowd": _Crowd,
     "scores": _Scores,
+    "histograms": Histograms,
     "iou": Overlap,
     "pixels": Pixels,
 }
@@ -129,9 +152,13 @@ class Tally:
         # Asking waits for the device, so it is left to the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
         found = {name: value for measure in self._measures for name, value in measure.result().items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        finite = {name: value if _is_known(value) else None for name, value in found.items()}
         return (
             {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
             | {"skipped": skipped}
             | finite
         )
+
+
+def _is_known(value: Found) -> bool:
+    return isinstance(value, list) or math.isfinite(value)

@@ -26,6 +26,7 @@ class Choice:
         limit: Only the first so many images of each domain.
         seeds: One run for each.
         replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand.
+        prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
     """
 
     methods: Sequence[str] = ()
@@ -35,10 +36,12 @@ class Choice:
     limit: int | None = None
     seeds: Sequence[int] = (0,)
     replaced: Mapping[str, str] = field(default_factory=dict)
+    prepared_on_test: Sequence[str] = ()
 
     def shared(self) -> dict[str, Any]:
         """What has to be the same for all cells of a results folder."""
-        return {"limit": self.limit, "replaced": dict(self.replaced)}
+        shared: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
+        return shared | {"prepared on test images": sorted(self.prepared_on_test)}
 
     def wants(self, spec: Spec) -> bool:
         """Whether a cell of the suite is chosen."""
@@ -59,30 +62,44 @@ class Choice:
         )
 
 
-def plan(suite: Suite, choice: Choice) -> list[Job]:
-    """The jobs of the chosen part of a suite, each once, in the order of its tables.
+def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
+    """The jobs of the chosen part of one suite or several, each once, in the order of the tables.
+
+    A cell that several suites want goes as far as the furthest of them wants it.
 
     Args:
-        suite: What could be run.
-        choice: What shall be.
+        suites: What could be run.
+        choice: What shall be; every name in it has to be known to one of the suites.
     """
+    suites = [suites] if isinstance(suites, Suite) else suites
+    names = " or ".join(suite.name for suite in suites)
+    wanted: dict[Spec, int] = {}
+    for suite in suites:
+        for spec in suite.specs():
+            wanted[spec] = max(wanted.get(spec, 0), suite.rounds if choice.rounds is None else choice.rounds)
+    _expect_known(choice, list(wanted), names)
+    if choice.rounds is not None and choice.rounds < 1:
+        raise ConfigurationError(f"Expected `rounds` to be at least 1, but got {choice.rounds}.")
+    chosen = {
+        choice.applied(spec, seed): rounds
+        for seed in choice.seeds
+        for spec, rounds in wanted.items()
+        if choice.wants(spec)
+    }
+    if not chosen:
+        raise ConfigurationError(f"Expected at least one cell of {names} to run, but none is both chosen and there.")
+    return [Job(spec, rounds) for spec, rounds in chosen.items()]
+
+
+def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
     for name in choice.methods:
         expect_method(name)
-    specs = list(suite.specs())
-    for kind, names, known in (
+    for kind, chosen, known in (
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
         ("image set", choice.replaced, [name for spec in specs for name in (spec.images, spec.unknown) if name]),
+        ("image set", choice.prepared_on_test, [spec.images for spec in specs]),
         ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
     ):
-        for name in names:
-            expect_known(f"{kind} of {suite.name}", name, dict.fromkeys(known))
-    rounds = suite.rounds if choice.rounds is None else choice.rounds
-    if rounds < 1:
-        raise ConfigurationError(f"Expected `rounds` to be at least 1, but got {rounds}.")
-    chosen = dict.fromkeys(choice.applied(spec, seed) for seed in choice.seeds for spec in specs if choice.wants(spec))
-    if not chosen:
-        raise ConfigurationError(
-            f"Expected at least one cell of {suite.name} to run, but none is both chosen and there."
-        )
-    return [Job(spec, rounds) for spec in chosen]
+        for name in chosen:
+            expect_known(f"{kind} of {names}", name, dict.fromkeys(known))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from driftproof.bench.archive import Recorded, read_cells
 from driftproof.bench.paper import paper_table
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Store
@@ -78,20 +79,20 @@ class Measured:
 
 
 class Results:
-    """The rows of a results folder.
+    """The rows of a results folder, or of an archive made of some.
 
     Args:
         folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        store = Store(folder)
         self.folder = Path(folder)
-        self.shared = store.shared
-        self.cells = {cell.spec: cell for cell in store.cells()}
+        self.shared = Store(folder).shared
+        self.cells: dict[Spec, Recorded] = {cell.spec: cell for cell in read_cells(self.folder)}
         if not self.cells:
             raise InputError(f"Expected results in {folder}, but there are none. Run `driftproof bench run` first.")
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
+        self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
         for spec in sorted(self.cells, key=lambda spec: spec.seed):
             self._runs.setdefault(_unseeded(spec), []).append(spec)
@@ -116,13 +117,15 @@ class Results:
     def value(self, entry: Entry, paper: float | None = None) -> Value:
         """The number of a table's entry, from the last round that all its cells have reached if it is not yet done.
 
-        Where it is the mean of several cells, only seeds that all of them were run with count.
+        Where it is the mean of several cells, only seeds that all of them were run with count. What learns nothing does
+        the same in every round, so its last one stands for all that follow.
         """
         cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
         runs = [[of_seed[seed] for of_seed in cells] for seed in cells[0] if all(seed in others for others in cells)]
         if not runs:
             return Value(paper=paper, wanted=entry.round)
-        round = min(entry.round, *(self.rounds(run) for together in runs for run in together))
+        reached = [self.rounds(run) for together in runs for run in together if not self._is_steady(run)]
+        round = min([entry.round, *reached])
         by_seed = [
             statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in together)
             for together in runs
@@ -132,7 +135,15 @@ class Results:
         deviation = statistics.stdev(by_seed) if len(by_seed) > 1 else None
         return Value(statistics.fmean(by_seed), paper, round, entry.round, len(by_seed), deviation)
 
+    def _is_steady(self, spec: Spec) -> bool:
+        """Whether nothing moves and nothing is remembered, so that every round is like the first."""
+        if spec not in self._steady:
+            said = self.cells[spec].protocol
+            self._steady[spec] = said.get("scope") == "nothing()" and said.get("statistics") in ("Source()", "Batch()")
+        return self._steady[spec]
+
     def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
+        round = min(round, self.rounds(spec)) if self._is_steady(spec) else round
         values = [
             row.get(measure) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
         ]

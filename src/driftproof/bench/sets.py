@@ -42,6 +42,7 @@ class StreamedSet:
         trained_on: What source weights for its classes are called; None for sets that only ever are unknown.
         classes: How many; None as above.
         source: Reads labelled source images, for methods that prepare.
+        clean: Reads the test images before any corruption, which can take the place of source images.
         scenes: Reads the scenes whose label maps go with one appearance; None where an image has one label.
         source_scenes: Reads labelled source scenes instead of source images.
     """
@@ -51,6 +52,7 @@ class StreamedSet:
     trained_on: str | None = None
     classes: int | None = None
     source: Callable[[Path], ImageSet] | None = None
+    clean: Callable[[Path], ImageSet] | None = None
     scenes: Callable[[Path, str], Scenes] | None = None
     source_scenes: Callable[[Path], Scenes] | None = None
 
@@ -109,11 +111,11 @@ def _other(root: Path) -> ImageSet:
 SETS: dict[str, StreamedSet] = {
     "cifar10-c": StreamedSet(
         partial(_published_or_made, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
-        trained_on="cifar10", classes=10, source=partial(cifar10, train=True),
+        trained_on="cifar10", classes=10, source=partial(cifar10, train=True), clean=cifar10,
     ),
     "cifar100-c": StreamedSet(
         partial(_published_or_made, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
-        trained_on="cifar100", classes=100, source=partial(cifar100, train=True),
+        trained_on="cifar100", classes=100, source=partial(cifar100, train=True), clean=cifar100,
     ),
     "tiny-imagenet-c": StreamedSet(
         partial(
@@ -121,7 +123,7 @@ SETS: dict[str, StreamedSet] = {
             resave=PUBLISHED_QUALITY,
         ),
         shuffled=True, trained_on="tinyimagenet", classes=200,
-        source=partial(tiny_imagenet, train=True),
+        source=partial(tiny_imagenet, train=True), clean=tiny_imagenet,
     ),
     "imagenet-c": StreamedSet(
         lambda root, domain, severity, **how: imagenet_c(root, domain, severity),

@@ -73,7 +73,11 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Between reading and writing, nobody else may add a fact.
         with FileLock(self.folder / ".lock"):
-            _write_json(self.folder / "folder.json", {"format": _FORMAT, **self._sharing(facts)})
+            self.declare(self._sharing(facts))
+
+    def declare(self, facts: Mapping[str, Any]) -> None:
+        """Say anew what every cell shares, whatever was said before."""
+        _write_json(self.folder / "folder.json", {"format": _FORMAT, **facts})
 
     def _sharing(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         before = self.shared

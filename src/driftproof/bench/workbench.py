@@ -1,7 +1,7 @@
 """Models and streams from files."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Files:
         frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
         made_up_frost: Take procedural frost instead.
         device: Where sets are made.
+        prepared_on_test: Sets whose clean test images stand in for their source images, where those are not at hand.
     """
 
     data: Path
@@ -49,12 +50,13 @@ class Files:
     frost: Path | None = None
     made_up_frost: bool = False
     device: str = "cpu"
+    prepared_on_test: Collection[str] = ()
     _opened: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is open here is opened again elsewhere, by a process that may stand in another folder.
         paths = (path and path.absolute() for path in (self.data, self.weights, self.frost))
-        return Files, (*paths, self.made_up_frost, self.device)
+        return Files, (*paths, self.made_up_frost, self.device, tuple(self.prepared_on_test))
 
     def model(self, spec: Spec) -> nn.Module:
         """The source model of a cell, with its weights."""
@@ -85,13 +87,14 @@ class Files:
         return OpenSet(closed, self._domains(spec.unknown, spec, progress), **settings)
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
-        """Labelled source images of a cell, in a fixed random order."""
+        """Labelled source images of a cell, or what stands in for them, in a fixed random order."""
         chosen = _set(spec.images)
         if chosen.source_scenes is not None:
             return SourceScenes(chosen.source_scenes(self.data), device=device)
-        if chosen.source is None:
+        read = chosen.clean if spec.images in self.prepared_on_test else chosen.source
+        if read is None:
             raise InputError(f"Expected source images for {spec.images}, but none are known.")
-        return SourceImages(chosen.source(self.data), device=device)
+        return SourceImages(read(self.data), device=device)
 
     def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
         """Fingerprints of the weights and of the images that a cell rests on; tells `progress` which sets it makes."""

@@ -6,6 +6,7 @@ import typer
 
 from driftproof.cli.analyse_scenes import scenes_command
 from driftproof.cli.device import Device, expect_device
+from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
 from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["analyse_commands"]
 
 analyse_commands = typer.Typer(help="Look into what adaptation does, and what it costs.", no_args_is_help=True)
+
+
+analyse_commands.command("selection")(selection_command)
+analyse_commands.command("scores")(scores_command)
+analyse_commands.command("gradients")(gradients_command)
+analyse_commands.command("curves")(curves_command)
 
 
 @analyse_commands.callback()

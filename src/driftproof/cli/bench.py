@@ -1,8 +1,7 @@
 """`driftproof bench`: the paper's tables, run, compared and shown."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,8 +19,9 @@ __all__ = ["bench_commands"]
 
 bench_commands = typer.Typer(help="The paper's tables: run them, compare them, show them.", no_args_is_help=True)
 
-SuiteName = Annotated[
-    str, typer.Argument(metavar="SUITE", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES))
+SuiteNames = Annotated[
+    list[str],
+    typer.Argument(metavar="SUITE…", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES)),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder: what `bench run --out` was given.")]
 
@@ -48,7 +48,7 @@ def list_command(
 
 @bench_commands.command("run")
 def run_command(
-    name: SuiteName,
+    names: SuiteNames,
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")] = Path("data"),
     weights: Annotated[Path, typer.Option(help="Folder that holds the source weights.")] = Path("weights"),
     out: Annotated[Path, typer.Option(help="The results folder.")] = Path("bench"),
@@ -66,6 +66,13 @@ def run_command(
     replace: Annotated[
         list[str] | None, typer.Option(help="Stream one set for another, as OLD=NEW; repeatable.")
     ] = None,
+    prepare_on_test: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SET",
+            help="Prepare on the clean test images of this set, not on its training images; repeatable.",
+        ),
+    ] = None,
     device: Device = "cpu",
     executor: Annotated[str, typer.Option(help="Where cells run: local, or ray for a cluster.")] = "local",
     engine: Annotated[str, typer.Option(help="How a step runs: eager, compile or graph.")] = "eager",
@@ -75,7 +82,7 @@ def run_command(
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
     procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
 ) -> None:
-    """Run a suite, or the chosen part of it; run it again to go on after an interruption, or for more rounds."""
+    """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS
     from driftproof.bench.plan import Choice, plan
@@ -93,14 +100,18 @@ def run_command(
         limit=limit,
         seeds=[_integer("--seeds", word) for word in _words(seeds)],
         replaced=dict(_pair(text) for text in replace or ()),
+        prepared_on_test=prepare_on_test or (),
     )
     settings = Settings(device, save_every, engine, precision, channels_last)
-    chosen = suite(name)
-    if chosen.command is not None:
-        raise ConfigurationError(f"Expected a suite that reads data sets, but got {name}. Run `{chosen.command}`.")
+    chosen = [suite(name) for name in names]
+    for each in chosen:
+        if each.command is not None:
+            raise ConfigurationError(
+                f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
+            )
     jobs = plan(chosen, choice)
     expect_device(device)
-    workbench = Files(data, weights, frost=frost, made_up_frost=procedural, device=device)
+    workbench = Files(data, weights, frost, procedural, device, choice.prepared_on_test)
     store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
     if store.shared:  # what will be refused is refused before sets are made for it
         store.share(facts)
@@ -116,7 +127,7 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has numbers, ours beside the paper's."""
     from driftproof.bench import Results
-    from driftproof.report import table_text
+    from driftproof.report import caveats, table_text
 
     results = Results(folder)
     tables = results.tables()
@@ -126,7 +137,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     console = Console()
     for measured in tables:
         console.print(table_text(measured), "")
-    for caveat in _caveats(results.shared):
+    for caveat in caveats(results.shared):
         console.print(caveat, highlight=False)
 
 
@@ -142,12 +153,41 @@ def report_command(
     typer.echo(write_report(Results(folder), out or folder / "report"))
 
 
-def _caveats(shared: dict[str, Any]) -> Iterator[str]:
-    """How all these numbers differ from the paper's in kind."""
-    if shared.get("limit") is not None:
-        yield f"Only the first {shared['limit']} images of each domain."
-    for old, new in shared.get("replaced", {}).items():
-        yield f"{new} was streamed for {old}."
+@bench_commands.command("export")
+def export_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders, or archives of some.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", help="Where it goes; an archive that is there is replaced.")
+    ],
+) -> None:
+    """Write everything that was measured into one small file, to keep and to compare; nothing can go on from it."""
+    from driftproof.bench.archive import write_archive
+
+    write_archive(folders, out)
+    typer.echo(f"See `driftproof bench compare {out}`.", err=True)
+
+
+@bench_commands.command("summarise")
+def summarise_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of archives, such as `results`.")],
+    out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/RESULTS.md if not said.")] = None,
+    fill: Annotated[list[Path] | None, typer.Option(help="A page that quotes results; repeatable.")] = None,
+) -> None:
+    """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
+
+    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions.
+    """
+    from driftproof.files import written_whole
+    from driftproof.report import archives, filled_in, quotable, written_up
+
+    texts = {out or folder / "RESULTS.md": written_up(folder)}
+    if fill:
+        named = quotable(archives(folder))
+        texts |= {path: filled_in(path.read_text(encoding="utf-8"), named) for path in fill}
+    for path, text in texts.items():
+        with written_whole(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+        typer.echo(path)
 
 
 def _words(text: str | None) -> list[str]:

@@ -44,6 +44,8 @@ def _options(results: Results, suite: Suite, cells: list[Spec]) -> Iterator[str]
         yield from ("--limit", str(shared["limit"]))
     for theirs, ours in (shared.get("replaced") or {}).items():
         yield from ("--replace", f"{theirs}={ours}")
+    for name in shared.get("prepared on test images") or ():
+        yield from ("--prepare-on-test", name)
 
 
 def _fewer(found: Iterable[str], known: Iterable[str]) -> set[str]:

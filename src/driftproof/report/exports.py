@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench import Results, Spec
-from driftproof.bench.store import Cell, Row
+from driftproof.bench.archive import Recorded
+from driftproof.bench.store import Row
 from driftproof.files import written_whole
 from driftproof.optional import require
 
@@ -52,7 +53,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         parquet.write_table(arrow.table(columns), unfinished)
 
 
-def _rows(spec: Spec, cell: Cell) -> list[Row]:
+def _rows(spec: Spec, cell: Recorded) -> list[Row]:
     known = {"cell": spec.name, **spec.as_data()}
     known |= {"domains": " ".join(spec.domains), "measures": " ".join(spec.measures), "setting": spec.setting}
     known |= {f"option/{key}": value for key, value in known.pop("options").items()}

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from driftproof.report.figures import INK, PAPER, Layout, longest, new_figure, plotting, shortened
@@ -29,25 +29,29 @@ class Grid:
         methods: Names of the rows.
         domains: Names of the columns.
         values: Row by row.
+        digits: After the point.
+        summed_up: Whether the last domain stands for all others, and so is set apart.
     """
 
     methods: Sequence[str]
     domains: Sequence[str]
     values: Sequence[Sequence[float]]
+    digits: int = 1
+    summed_up: bool = True
 
 
 def draw_heat(grid: Grid, layout: Layout) -> "Figure":
     """Methods below each other where the page is wide; beside each other, a few at a time, where it is narrow.
 
     Args:
-        grid: The numbers; those of the last domain are set apart.
+        grid: The numbers.
         layout: Of the page.
     """
     wide, room = layout.panels > 1, 0.4 * layout.width
     methods, domains = (
         [shortened(name, layout.text, room) for name in names] for names in (grid.methods, grid.domains)
     )
-    grid = Grid(methods, domains, grid.values)
+    grid = replace(grid, methods=methods, domains=domains)
     tables = [grid] if wide else [_part(grid, first) for first in range(0, len(grid.methods), _METHODS_ABREAST)]
     shown = [_Shown(part, turned=not wide) for part in tables]
     text, cell = layout.text, 2.0 * layout.text
@@ -86,7 +90,7 @@ class _Shown:
 
 def _part(grid: Grid, first: int) -> Grid:
     some = slice(first, first + _METHODS_ABREAST)
-    return Grid(grid.methods[some], grid.domains, grid.values[some])
+    return replace(grid, methods=grid.methods[some], values=grid.values[some])
 
 
 def _overhang(names: Sequence[str], text: float, room: float) -> float:
@@ -112,11 +116,14 @@ def _draw(axes: "Axes", shown: _Shown, layout: Layout, limits: tuple[float, floa
         squares.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
         colours.append(colour)
         axes.text(
-            column + 0.5, row + 0.53, _short(value) if known else "–", ha="center", va="center",
+            column + 0.5, row + 0.53, _short(value, shown.grid.digits) if known else "–", ha="center", va="center",
             fontsize=layout.text - 1, color=_readable_on(colour) if known else INK,
         )  # fmt: skip
     axes.add_collection(plotting("collections").PolyCollection(squares, facecolors=colours, linewidths=0))
-    (axes.axhline if shown.turned else axes.axvline)((rows if shown.turned else columns) - 1, color=PAPER, linewidth=4)
+    if shown.grid.summed_up:
+        (axes.axhline if shown.turned else axes.axvline)(
+            (rows if shown.turned else columns) - 1, color=PAPER, linewidth=4
+        )
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
     axes.set_xticks([place + 0.5 for place in range(columns)], shown.columns, rotation=_SLANT, ha="left")
@@ -135,8 +142,8 @@ def _shade(value: float, limits: tuple[float, float]) -> tuple[float, ...]:
     return tuple((start + (place - below) * (end - start)) / 255 for start, end in ends)
 
 
-def _short(value: float) -> str:
-    return number(value, 1 if abs(value) < 99.95 else 0)
+def _short(value: float, digits: int) -> str:
+    return number(value, digits if abs(value) < 99.95 else 0)
 
 
 def _readable_on(colour: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from driftproof.bench import Results
 from driftproof.files import written_whole
 from driftproof.optional import require
+from driftproof.report.caveats import caveats
 from driftproof.report.commands import commands
 from driftproof.report.comparison import Comparison, compared
 from driftproof.report.drawings import domain_drawings, round_drawings, share_drawings
@@ -139,6 +140,7 @@ def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
         beware = " Beside the paper's numbers, they are a rough guide." * any(found.reference for found in comparisons)
         notes.append(f"These numbers come from the first {limit} images of each domain.{beware}")
     notes += [f"{ours} stands in for {theirs}." for theirs, ours in replaced.items()]
+    notes += caveats({**results.shared, "limit": None, "replaced": {}})
     if any(comparison.unfinished for comparison in comparisons):
         notes.append(
             "Numbers marked with @ are from an earlier round than their table asks for: the runs stopped there."

@@ -1,10 +1,12 @@
-"""The paper's results tables, and the demo, as lists of cells."""
+"""The paper's results tables, what its figures look into, and the demo, as lists of cells."""
 
 from collections.abc import Callable
 
 from driftproof.bench.suites.demo import demo
 from driftproof.bench.suites.driving import camvid, camvid_rates, s1, s3b, s4, table3, table4
 from driftproof.bench.suites.long_and_short import table1, table2, table5
+from driftproof.bench.suites.looking_in import gradients, rules
+from driftproof.bench.suites.open_choices import open_choices
 from driftproof.bench.suites.variations import s2, s3, s5, table6, table7, table8
 from driftproof.bench.tables import Suite
 from driftproof.names import expect_known
@@ -16,6 +18,7 @@ SUITES: dict[str, Callable[[], Suite]] = {
     for make in (
         demo, table1, table2, table3, table4, table5, table6, table7, table8, s1, s2, s3, s3b, s4, s5,
         camvid, camvid_rates,
+        rules, gradients, open_choices,
     )
 }  # fmt: skip
 

@@ -48,6 +48,10 @@ _OF_THE_FILTER = ("redundancy",)
 """Options of a method's own filter, which a selection replaces."""
 
 
+_LOOKED_INTO = ("cifar10-c", "cifar100-c")
+_INSIGHTS = ("scores", "crowd", "histograms")
+
+
 def options_for(method: str, images: str) -> dict[str, Option]:
     """The paper's hyper-parameters of a method on a set; where the paper is silent, the documented choice.
 
@@ -59,16 +63,18 @@ def options_for(method: str, images: str) -> dict[str, Option]:
     chosen = _RATES.get(base, {}) | _ON_SETS.get((base, images), {})
     if not selection:
         return dict(chosen)
-    return {key: value for key, value in chosen.items() if key not in _OF_THE_FILTER} | {"mean_entropy": 0.5}
+    kept = {key: value for key, value in chosen.items() if key not in _OF_THE_FILTER}
+    return kept | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
 
 
 def corrupted(method: str, images: str, model: str, *, unknown: str | None = None, batch_size: int = 200) -> Spec:
     """A method on the fifteen corruptions at severity 5, with the paper's hyper-parameters.
 
-    Plain TENT among unknown images is what the paper compares novelty scores on, so there they are measured as well.
+    Plain TENT is what the paper looks into: among unknown images, and on CIFAR without them, novelty scores and what
+    its selection would have made of the samples are measured as well.
     """
     spec = Spec(method, images, model, unknown, domains=CORRUPTIONS, batch_size=batch_size)
     spec = spec.with_options(**options_for(method, images))
-    if method != "tent" or unknown is None:
+    if method != "tent" or (unknown is None and images not in _LOOKED_INTO):
         return spec
-    return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, "scores"))
+    return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, *_INSIGHTS))

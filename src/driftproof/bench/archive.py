@@ -1,0 +1,186 @@
+"""Results to keep and to hand on: everything that was measured in one small file, without what going on would need.
+
+    FOLDER/folder.json      what all cells share, as in a results folder
+    FOLDER/cells.jsonl      one line for each cell: spec, protocol, rows column by column, conditions
+
+Numbers are rounded to five digits after the point. Of histograms, only those of the first and the last complete round
+are kept. Whatever reads a results folder reads an archive as well.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from driftproof.bench.spec import Spec, differences
+from driftproof.bench.store import Row, Store
+from driftproof.errors import InputError, StateError
+from driftproof.files import written_whole
+
+__all__ = ["KeptCell", "Recorded", "read_cells", "write_archive"]
+
+_CELLS = "cells.jsonl"
+_DIGITS = 5
+
+
+class Recorded(Protocol):
+    """What can be read back of a cell, wherever it is kept."""
+
+    @property
+    def spec(self) -> Spec:
+        """What the cell measures."""
+
+    @property
+    def protocol(self) -> dict[str, str]:
+        """The method in its own words."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was measured, in order."""
+
+    @property
+    def conditions(self) -> list[Row]:
+        """How each row was measured."""
+
+
+@dataclass(frozen=True)
+class KeptCell:
+    """A cell in an archive.
+
+    Attributes:
+        spec: What it measures.
+        protocol: The method in its own words.
+        rows: What was measured, in order.
+        conditions: How each row was measured; the peak of memory is that of all rows under the same conditions.
+    """
+
+    spec: Spec
+    protocol: dict[str, str]
+    rows: list[Row]
+    conditions: list[Row]
+
+
+def read_cells(folder: Path) -> list[Recorded]:
+    """Every cell of a results folder or of an archive.
+
+    Args:
+        folder: Either.
+    """
+    path = folder / _CELLS
+    if not path.exists():
+        return list(Store(folder).cells())
+    try:
+        return [_read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"Expected one cell on each line of {path}, but it cannot be read: {error!r}.") from error
+
+
+def write_archive(folders: Sequence[Path], out: Path) -> None:
+    """Write what was measured into one archive; of a cell that several folders hold, the longest.
+
+    Args:
+        folders: Results folders or archives. What their cells share must not contradict each other.
+        out: The archive; made if need be, replaced if there is one.
+    """
+    if (out / "cells").exists():
+        raise InputError(f"Expected a folder of its own for the archive, but {out} holds results to go on from.")
+    shared: dict[str, Any] = {}
+    longest: dict[Spec, Recorded] = {}
+    for folder in folders:
+        shared = _agreeing(shared, Store(folder).shared, folder)
+        for cell in read_cells(folder):
+            if cell.rows and (cell.spec not in longest or len(cell.rows) > len(longest[cell.spec].rows)):
+                longest[cell.spec] = cell
+    if not longest:
+        raise InputError(f"Expected results in {', '.join(map(str, folders))}, but there are none.")
+    out.mkdir(parents=True, exist_ok=True)
+    with written_whole(out / _CELLS) as unfinished:
+        cells = sorted(longest.values(), key=lambda cell: cell.spec.name)
+        unfinished.write_text("".join(f"{_written(cell)}\n" for cell in cells), encoding="utf-8")
+    Store(out).declare(shared)
+
+
+def _agreeing(ours: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    both = ours.keys() & theirs.keys()
+    changed = differences({key: theirs[key] for key in both}, {key: ours[key] for key in both})
+    if changed:
+        raise StateError(f"The results in {folder} were made differently: {'; '.join(changed)}. Archive them apart.")
+    return {**ours, **theirs}
+
+
+def _written(cell: Recorded) -> str:
+    spec, rows, conditions = cell.spec, cell.rows, cell.conditions[: len(cell.rows)]
+    placed = [(row["round"], row["domain"]) for row in rows]
+    derived = ("round", "domain") if placed == _places(spec, len(rows)) else ()
+    names = [name for name in dict.fromkeys(itertools.chain.from_iterable(rows)) if name not in derived]
+    told = _in_which_histograms_stay(spec, len(rows))
+    content = {
+        "spec": spec.as_data(),
+        "protocol": cell.protocol,
+        "count": len(rows),
+        "rows": {name: _column([row.get(name) for row in rows], told) for name in names},
+        "seconds": _column([round(row.get("seconds") or 0.0, 2) for row in conditions], told),
+        "conditions": list(_stretches(conditions)),
+    }
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+
+
+def _read(content: dict[str, Any]) -> KeptCell:
+    spec, count = Spec.from_data(content["spec"]), content["count"]
+    columns = {name: _values(column, count) for name, column in content["rows"].items()}
+    if "round" not in columns:
+        rounds, domains = zip(*_places(spec, count), strict=True)
+        columns = {"round": list(rounds), "domain": list(domains), **columns}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    seconds = _values(content["seconds"], count)
+    facts = [stretch for stretch in content["conditions"] for _ in range(stretch["rows"])]
+    conditions = [
+        {"seconds": second} | {key: value for key, value in fact.items() if key != "rows"}
+        for second, fact in zip(seconds, facts, strict=True)
+    ]
+    return KeptCell(spec, content["protocol"], rows, conditions)
+
+
+def _places(spec: Spec, count: int) -> list[tuple[int, str]]:
+    """Round and domain of every row of a stream."""
+    return [(place // len(spec.domains) + 1, spec.domains[place % len(spec.domains)]) for place in range(count)]
+
+
+def _in_which_histograms_stay(spec: Spec, count: int) -> range | set[int]:
+    each = len(spec.domains)
+    last = count // each
+    return {*range(each), *range((last - 1) * each, last * each)} if spec.task == "stream" and last else range(count)
+
+
+def _column(values: Sequence[Any], told: Iterable[int]) -> Any:  # noqa: ANN401  # as JSON has it
+    """One value if all are the same; those that are told, by their place, where they are lists; else all."""
+    rounded = [_rounded(value) for value in values]
+    if any(isinstance(value, list) for value in rounded):
+        return {"at": {str(place): rounded[place] for place in told if place < len(rounded)}}
+    return rounded[0] if rounded and all(value == rounded[0] for value in rounded) else rounded
+
+
+def _values(column: Any, count: int) -> list[Any]:  # noqa: ANN401
+    if isinstance(column, dict):
+        return [column["at"].get(str(place)) for place in range(count)]
+    return column if isinstance(column, list) else [column] * count
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def _stretches(conditions: Sequence[Row]) -> Iterable[Row]:
+    """Rows in a row that were measured alike."""
+    for facts, alike in itertools.groupby(conditions, key=_lasting):
+        rows = list(alike)
+        peaks = [row["peak_memory"] for row in rows if row.get("peak_memory") is not None]
+        yield {"rows": len(rows), "peak_memory": max(peaks, default=None), **dict(facts)}
+
+
+def _lasting(row: Row) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, value) for key, value in row.items() if key not in ("seconds", "peak_memory"))

@@ -1,0 +1,76 @@
+"""How the gradients of wrong samples agree with those of right ones, on a network that has not moved."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof.analyses import GradientAgreement, SampleGradients
+from driftproof.bench.conditions import Watch
+from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Cell, Row
+from driftproof.names import expect_known
+from driftproof.streams import Prefetched
+
+__all__ = ["EVERYWHERE", "run_gradients"]
+
+EVERYWHERE = "all"
+"""The domain of the row that all domains are pooled in."""
+
+_OF_THE_TASK = ("layer", "mixing")
+
+
+def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
+    """Measure, for each domain and for all together, the mean cosine between samples' gradients, group by group.
+
+    A row's `sizes` and `cosines` are matrices by label and prediction; `right` is the mean of the diagonal, `wrong` of
+    the rest.
+
+    Args:
+        spec: The cell; its options name the `layer`, and say whether samples are `mixing` behind it.
+        cell: Its place, held by the caller.
+        workbench: Where model and images come from.
+        rounds: Plays no role.
+        settings: How to run it.
+        told: Hears how it goes.
+    """
+    if cell.length:
+        return
+    options: dict[str, Any] = dict(spec.options)
+    for option in options:
+        expect_known("option of gradients", option, _OF_THE_TASK)
+    watch, model = Watch(settings.device), workbench.model(spec).to(settings.device)
+    gradients_of = SampleGradients(model, options["layer"], mixing=options["mixing"])
+    cell.begin(spec, {"statistics": "Batch()", "loss": "Entropy()", **{name: str(options[name]) for name in options}})
+    stream = workbench.stream(spec, 1, staging(spec, told))
+    found: dict[str, GradientAgreement] = {}
+    for done, batch in enumerate(Prefetched(stream, device=settings.device), start=1):
+        gradients, logits = gradients_of(batch.images)
+        seen = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
+        for domain in (batch.domain, EVERYWHERE):
+            found.setdefault(domain, GradientAgreement(logits.shape[1], device=settings.device)).add(*seen)
+        told(Note(spec, "differentiating", done, len(stream)))
+    rows = [_row(domain, agreement) for domain, agreement in found.items()]
+    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
+    for row in rows:
+        told(Note(spec, "measured", len(stream), len(stream), row))
+
+
+def _row(domain: str, agreement: GradientAgreement) -> Row:
+    cosines = agreement.cosines()
+    off_diagonal = ~torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
+    return {
+        "round": 1,
+        "domain": domain,
+        "right": _mean(cosines.diagonal()),
+        "wrong": _mean(cosines[off_diagonal]),
+        "sizes": agreement.sizes.tolist(),
+        "cosines": [[None if math.isnan(value) else value for value in row] for row in cosines.tolist()],
+    }
+
+
+def _mean(values: Tensor) -> float | None:
+    mean = float(values.nanmean())
+    return None if math.isnan(mean) else mean

@@ -1,0 +1,100 @@
+"""What the paper leaves open, decided on the four corruptions that its tables do not use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from driftproof.bench.spec import Option, Spec
+from driftproof.bench.suites.settings import options_for
+from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.corruptions import HELD_OUT
+
+__all__ = ["open_choices"]
+
+_ROUNDS = 5
+_SETS = {"CIFAR-10-C": "cifar10-c", "CIFAR-100-C": "cifar100-c"}
+_UNKNOWN = {"Closed": None, "Open": "svhn-c"}
+
+
+def _cell(method: str, images: str, unknown: str | None, batch_size: int, options: dict[str, Option]) -> Spec:
+    spec = Spec(method, images, "wrn40_2", unknown, domains=HELD_OUT, batch_size=batch_size)
+    return spec.with_options(**(options_for(method, images) | options))
+
+
+def _table(name: str, title: str, rows: Mapping[str, Mapping[str, Spec]]) -> Table:
+    """The rounds in between are in the rows, for whoever wants to see which way a choice is going."""
+    entries = tuple(
+        Entry(row, column, (spec,), round=_ROUNDS) for row, cells in rows.items() for column, spec in cells.items()
+    )
+    return Table(f"choice_{name}", title, entries)
+
+
+def _everywhere(
+    method: str,
+    *,
+    sets: Mapping[str, str] = _SETS,
+    settings: tuple[str, ...] = ("Closed", "Open"),
+    batch_size: int = 200,
+    **options: Option,
+) -> dict[str, Spec]:
+    return {
+        f"{column}/{setting}": _cell(method, images, _UNKNOWN[setting], batch_size, options)
+        for column, images in sets.items()
+        for setting in settings
+    }
+
+
+def _conjugate() -> Table:
+    rows = {"tent": _everywhere("tent")}
+    rows |= {f"conjugate, ε = {epsilon:g}": _everywhere("conjugate", epsilon=epsilon) for epsilon in (0.0, 6.0)}
+    return _table("conjugate", "Conjugate: for a network trained with cross-entropy, or the reference's default", rows)
+
+
+def _swr() -> Table:
+    rows = {f"swr, λ = {strength:g}": _everywhere("swr", strength=strength) for strength in (25.0, 250.0, 2500.0)}
+    rows["swr, λ = 250, no prototypes"] = _everywhere("swr", strength=250.0, prototypes=False)
+    return _table("swr", "SWR: strength of the regulariser, and whether there are prototypes", rows)
+
+
+def _batch() -> Table:
+    rows = {
+        f"{method}, {size // 2} + {size // 2}": _everywhere(method, settings=("Open",), batch_size=size)
+        for method in ("bn_adapt", "tent", "tent+crowd")
+        for size in (200, 400)
+    }
+    return _table("batch", "Open batches: 200 images in all, or 200 of each kind", rows)
+
+
+def _selection() -> Table:
+    rows = {
+        "bn_adapt": _everywhere("bn_adapt"),
+        "tent+crowd": _everywhere("tent+crowd"),
+        "tent+crowd, source statistics in θ_o": _everywhere("tent+crowd", source_statistics="source"),
+        "tent+crowd, loss over the batch": _everywhere("tent+crowd", average_over="batch"),
+    }
+    return _table(
+        "selection", "Selection: what the frozen network normalises with, and what the loss is averaged over", rows
+    )
+
+
+def _eata() -> Table:
+    hundred = {"CIFAR-100-C": "cifar100-c"}
+    rows = {f"eata, ε = {limit:g}": _everywhere("eata", sets=hundred, redundancy=limit) for limit in (0.4, 0.1, 0.05)}
+    return _table("eata", "EATA on a hundred classes: how alike a redundant sample is", rows)
+
+
+def _output() -> Table:
+    moments: dict[str, dict[str, Any]] = {"before": {}, "after": {"output": "after"}}
+    rows = {
+        f"{name}, {when} the update": _everywhere(method, **options)
+        for name, method in (("gce", "gce"), ("conjugate, ε = 6", "conjugate"))
+        for when, options in moments.items()
+    }
+    return _table("output", "GCE and Conjugate: which prediction counts", rows)
+
+
+def open_choices() -> Suite:
+    """One table for each question, all on held-out corruptions."""
+    tables = (_conjugate(), _swr(), _batch(), _selection(), _eata(), _output())
+    title = "What the paper leaves open, on held-out corruptions"
+    note = "Choices are made here, never on the corruptions of the paper's tables."
+    return Suite("open_choices", title, tables, _ROUNDS, note)

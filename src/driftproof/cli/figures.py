@@ -1,0 +1,74 @@
+"""`driftproof analyse selection | scores | gradients | curves`: the paper's figures, drawn from results."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from driftproof.cli.output import AsJson, print_json
+from driftproof.errors import InputError
+from driftproof.files import written_whole
+
+__all__ = ["curves_command", "gradients_command", "scores_command", "selection_command"]
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder, or an archive of some.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the figures; FOLDER/figures if not said.")]
+
+
+def selection_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
+    """Draw precision and recall of TENT under each rule of selection, and what of plain TENT lost confidence.
+
+    Needs cells of the suite `rules`, or those it shares with `table1`.
+    """
+    _draw("selection", folder, out, as_json)
+
+
+def scores_command(
+    folder: Folder,
+    out: Out = None,
+    round: Annotated[int | None, typer.Option(min=1, help="Which; the last complete one if not said.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw histograms of confidence and of its change, for right, wrong and unknown predictions of plain TENT.
+
+    Needs cells of `tent` of the suites `table1` or `rules`.
+    """
+    _draw("scores", folder, out, as_json, round=round)
+
+
+def gradients_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
+    """Draw the matrix of cosines between gradients of single samples, by class and prediction.
+
+    Needs cells of the suite `gradients`.
+    """
+    _draw("gradients", folder, out, as_json)
+
+
+def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
+    """Draw the error of every method in each round. Needs cells of more than one round."""
+    _draw("curves", folder, out, as_json)
+
+
+def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+    from driftproof.bench import Results
+    from driftproof.report import ANALYSES
+
+    insights = list(ANALYSES[name](Results(folder), **options))
+    if not insights:
+        raise InputError(
+            f"Expected results in {folder} that `analyse {name}` can draw, but there are none. "
+            f"`driftproof analyse {name} --help` says which it needs."
+        )
+    if as_json:
+        print_json({insight.name: insight.as_data() for insight in insights})
+        return
+    home = out or folder / "figures"
+    home.mkdir(parents=True, exist_ok=True)
+    for insight in insights:
+        drawing = insight.draw()
+        drawing.save(home)
+        said = {"title": drawing.title, "caption": drawing.caption, "numbers": insight.as_data()}
+        with written_whole(home / f"{insight.name}.json") as unfinished:
+            unfinished.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
+        typer.echo(home / f"{insight.name}.svg")

@@ -1,0 +1,191 @@
+"""What the paper claims, held against what was measured."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from driftproof.bench import SUITES, Results, filled
+from driftproof.bench.tables import Table
+from driftproof.report.numbers import number, signed
+
+__all__ = ["Case", "Claim", "claims"]
+
+_CIFAR = ("CIFAR-10-C", "CIFAR-100-C")
+_SETS = (*_CIFAR, "TinyImageNet-C")
+_BASES = ("ent", "tent", "eata", "swr")
+
+_NEAR, _FAR = 2.0, 20.0
+"""Percentage points: within so much of BN Adapt is as good as it; so much above it has collapsed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One place where a claim can be tested.
+
+    Attributes:
+        holds: Whether it holds there.
+        numbers: What was measured.
+        round: In which round.
+        wanted: In which round the paper looks.
+    """
+
+    holds: bool
+    numbers: str
+    round: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and every place where it was tested.
+
+    Attributes:
+        text: The claim.
+        cases: Where it was tested; none if nothing was measured that bears on it.
+    """
+
+    text: str
+    cases: tuple[Case, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it holds, in a few words."""
+        if not self.cases:
+            return "not measured"
+        held, total = sum(case.holds for case in self.cases), len(self.cases)
+        word = "holds" if held == total else "does not hold" if not held else f"holds in {held} of {total} cases"
+        early = any(case.round < case.wanted for case in self.cases)
+        return f"so far, {word}" if early else word
+
+    @property
+    def evidence(self) -> list[str]:
+        """The numbers of each case; where it looked too early, in which round."""
+        return [f"{case.numbers}{'' if case.holds else ' ✗'}{_early(case)}" for case in self.cases]
+
+
+def _early(case: Case) -> str:
+    return "" if case.round >= case.wanted else f" (round {case.round} of {case.wanted})"
+
+
+def claims(everything: Sequence[Results]) -> list[Claim]:
+    """The paper's claims on classification, each with its verdict.
+
+    Args:
+        everything: Results folders or archives; a case counts in the first one that has all its numbers.
+    """
+    return [Claim(text, tuple(find(everything))) for text, find in _CLAIMS.items()]
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers of one table and one column, from the last round that all of them have reached."""
+
+    values: dict[str, float]
+    round: int
+    wanted: int
+
+    def case(self, holds: bool, numbers: str) -> Case:
+        return Case(holds, numbers, self.round, self.wanted)
+
+
+def _numbers(everything: Sequence[Results], table: str, column: str, *rows: str) -> _Numbers | None:
+    entries = {entry.row: entry for entry in _table(table).entries if entry.column == column}
+    if not set(rows) <= set(entries):
+        return None
+    for results in everything:
+        found = [results.value(entries[row]) for row in rows]
+        if all(value.ours is not None for value in found):
+            round = min(value.round or 0 for value in found)
+            values = {row: results.value(replace(entries[row], round=round)).ours for row in rows}
+            known = {row: value for row, value in values.items() if value is not None}
+            if len(known) == len(rows):
+                return _Numbers(known, round, max(value.wanted for value in found))
+    return None
+
+
+@cache
+def _table(name: str) -> Table:
+    return next(table for make in SUITES.values() for table in make().tables if table.name == name)
+
+
+def _centre(everything: Sequence[Results]) -> Iterator[Case]:
+    for name in _CIFAR:
+        found = _numbers(everything, "table1", f"{name}/Open", "bn_adapt", "tent+crowd")
+        if found:
+            gap = found.values["tent+crowd"] - found.values["bn_adapt"]
+            yield found.case(gap <= _NEAR, f"{name}: {_pair(found, 'tent+crowd', 'bn_adapt')}")
+    found = _numbers(everything, "table1", "CIFAR-10-C/Open", "bn_adapt", "tent")
+    if found:
+        gap = found.values["tent"] - found.values["bn_adapt"]
+        yield found.case(gap >= _FAR, f"CIFAR-10-C: {_pair(found, 'tent', 'bn_adapt')}")
+
+
+def _rescue(setting: str) -> Callable[[Sequence[Results]], Iterator[Case]]:
+    def find(everything: Sequence[Results]) -> Iterator[Case]:
+        for name in _SETS:
+            for base in _BASES:
+                found = _numbers(everything, "table1", f"{name}/{setting}", base, f"{base}+crowd")
+                if found:
+                    better = found.values[f"{base}+crowd"] < found.values[base]
+                    yield found.case(better, f"{name}: {_pair(found, f'{base}+crowd', base)}")
+
+    return find
+
+
+def _separation(everything: Sequence[Results]) -> Iterator[Case]:
+    rivals = ("msp", "max_logit", "energy")
+    for table, protocol in (("table5a", "wrong and unknown"), ("table5b", "unknown")):
+        for name in ("CIFAR-10/SVHN-C", "CIFAR-100/SVHN-C"):
+            found = _numbers(everything, table, f"{name} AUROC", "confidence_difference", *rivals)
+            if found:
+                rival, best = max(((name, found.values[name]) for name in rivals), key=lambda pair: pair[1])
+                ours = found.values["confidence_difference"]
+                numbers = f"{name}, {protocol}: AUROC {number(ours)}, the best other {number(best)} ({rival})"
+                yield found.case(ours > best, numbers)
+
+
+def _softmax(everything: Sequence[Results]) -> Iterator[Case]:
+    for name in _SETS:
+        found = _numbers(everything, "s5", name, "tent+crowd", "tent+crowd (logits)")
+        if found:
+            better = found.values["tent+crowd"] < found.values["tent+crowd (logits)"]
+            yield found.case(better, f"{name}: {_pair(found, 'tent+crowd', 'tent+crowd (logits)')}")
+
+
+def _robust(everything: Sequence[Results]) -> Iterator[Case]:
+    for name, words in (("table8a", "learning rates"), ("table8b", "batch sizes")):
+        for results in everything:
+            values = filled(results, _table(name)).values
+            with_it, without = values["tent+crowd", "Std"], values["tent", "Std"]
+            if with_it.ours is not None and without.ours is not None:
+                numbers = f"{words}: deviation {number(with_it.ours)} with selection, {number(without.ours)} without"
+                round = min(with_it.round or 0, without.round or 0)
+                yield Case(with_it.ours < without.ours, numbers, round, with_it.wanted)
+                break
+
+
+def _hard(everything: Sequence[Results]) -> Iterator[Case]:
+    for name in _CIFAR:
+        found = _numbers(everything, "table1", f"{name}/Open", "swr+crowd", "bn_adapt")
+        if found:
+            worse = found.values["swr+crowd"] > found.values["bn_adapt"]
+            yield found.case(worse, f"{name}: {_pair(found, 'swr+crowd', 'bn_adapt')}")
+
+
+def _pair(found: _Numbers, ours: str, other: str) -> str:
+    gap = found.values[ours] - found.values[other]
+    return f"{ours} {number(found.values[ours])}, {other} {number(found.values[other])} ({signed(gap, 1)})"
+
+
+_CLAIMS: dict[str, Callable[[Sequence[Results]], Iterator[Case]]] = {
+    f"Among unknown images, TENT with selection ends within {_NEAR:g} points of BN Adapt or better on both CIFAR sets, "
+    f"while plain TENT ends at least {_FAR:g} points above it on CIFAR-10-C": _centre,
+    "Selection rescues long-term adaptation: without unknown images, every method ends better with it": _rescue(
+        "Closed"
+    ),
+    "Selection rescues open-set adaptation: among unknown images, every method ends better with it": _rescue("Open"),
+    "The confidence difference separates better than MSP, max logit and energy": _separation,
+    "Selecting by softmax beats selecting by logits": _softmax,
+    "Selection makes TENT robust to learning rate and batch size": _robust,
+    "SWR among unknown images stays hard: even with selection it ends above BN Adapt": _hard,
+}

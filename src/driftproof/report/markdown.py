@@ -1,0 +1,60 @@
+"""Tables in Markdown: ours, the paper's, and the difference, side by side."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from driftproof.bench import Measured
+from driftproof.report.comparison import Comparison, Shown, compared
+
+__all__ = ["markdown_table", "table_markdown"]
+
+
+def table_markdown(measured: Measured) -> str:
+    """A table of which something was measured; one for each group of columns where the paper has numbers too.
+
+    A number from an earlier round than the table asks for is followed by `@` and that round.
+
+    Args:
+        measured: The table with its numbers.
+    """
+    comparison = compared(measured)
+    if not comparison.reference:
+        rows = [[row, *(_ours(comparison, row, column) for column in comparison.columns)] for row in comparison.rows]
+        return markdown_table(["", *comparison.columns], rows)
+    groups = itertools.groupby(comparison.columns, key=lambda column: column.partition("/")[0])
+    return "\n\n".join(_beside_the_papers(comparison, list(columns)) for _, columns in groups)
+
+
+def _beside_the_papers(comparison: Comparison, columns: Sequence[str]) -> str:
+    head = ["", *itertools.chain.from_iterable((column, "paper", "difference") for column in columns)]
+    rows = []
+    for row in comparison.rows:
+        places = [comparison.places.get((row, column), Shown()) for column in columns]
+        if any(place.ours for place in places):
+            told = (
+                (_ours(comparison, row, column), place.paper, place.difference)
+                for column, place in zip(columns, places, strict=True)
+            )
+            rows.append([row, *itertools.chain.from_iterable(told)])
+    return markdown_table(head, rows)
+
+
+def _ours(comparison: Comparison, row: str, column: str) -> str:
+    place = comparison.places.get((row, column), Shown())
+    number = f"**{place.ours}**" if place.best and place.ours else place.ours
+    return " ".join(filter(None, (number, place.deviation, place.reached))) or "–"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first column is words, the others numbers.
+
+    Example:
+        >>> print(markdown_table(["", "error"], [["tent", "12.3"]]))
+        |  | error |
+        |---|---:|
+        | tent | 12.3 |
+    """
+    lines = [head, *rows]
+    rule = "|".join(["", "---", *["---:"] * (len(head) - 1), ""])
+    first, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([first, rule, *others])

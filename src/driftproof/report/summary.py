@@ -1,0 +1,159 @@
+"""Archived results in words and tables: one Markdown page, and the numbers that other pages quote from it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from driftproof.bench import Measured, Results
+from driftproof.names import expect_known
+from driftproof.report.caveats import caveats_of
+from driftproof.report.claims import claims
+from driftproof.report.comparison import compared
+from driftproof.report.lines import measured_streams
+from driftproof.report.markdown import markdown_table, table_markdown
+from driftproof.report.numbers import number, signed
+from driftproof.report.protocol import protocol
+
+__all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
+
+_NOTHING = "Nothing has been measured yet."
+_FAR_OFF = 3.0
+"""Percentage points from the paper that call for an explanation."""
+
+
+def archives(folder: Path) -> list[Results]:
+    """Every archive in a folder, by name.
+
+    Args:
+        folder: Such as `results`.
+    """
+    return [Results(path.parent) for path in sorted(folder.glob("*/cells.jsonl"))]
+
+
+def written_up(folder: Path) -> str:
+    """The summary of a folder: of its archives, with the sections in `notes` and the figures in `figures`.
+
+    Args:
+        folder: Such as `results`.
+    """
+    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
+    figures = {f"figures/{path.name}": _caption(path) for path in sorted(folder.glob("figures/*.svg"))}
+    return summary(archives(folder), notes=notes, figures=figures)
+
+
+def _caption(figure: Path) -> str:
+    beside = figure.with_suffix(".json")
+    said = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    return ". ".join(filter(None, (said.get("title"), said.get("caption")))) or figure.stem
+
+
+def summary(
+    everything: Sequence[Results], *, notes: Sequence[str] = (), figures: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The page: every table beside the paper's, then its claims, what is far off, explanations, and the protocol.
+
+    Args:
+        everything: The archives.
+        notes: Sections written by hand, in Markdown, that explain what the numbers alone do not.
+        figures: Captions of the figures to show, by their paths as seen from the page.
+    """
+    sections = [
+        "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
+        "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
+        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest.",
+        *(f"## {results.folder.name}\n\n{_tables(results)}" for results in everything),
+        f"## The paper's claims\n\n{_claims(everything)}",
+        f"## More than {_FAR_OFF:g} points from the paper\n\n{_far_off(everything)}",
+        *([_gallery(figures)] if figures else []),
+        *notes,
+        *([f"## Protocol\n\n{_protocol(everything)}"] if everything else []),
+    ]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+def quotable(everything: Sequence[Results]) -> dict[str, str]:
+    """What other pages can quote, by name: `claims`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
+
+    Args:
+        everything: The archives; of a table or number that several have, the first counts.
+    """
+    named = {"claims": f"\n\n{_claims(everything)}\n\n"}
+    for results in everything:
+        for measured in results.tables():
+            named.setdefault(measured.table.name, f"\n\n{table_markdown(measured)}\n\n")
+            for (row, column), value in measured.values.items():
+                if value.ours is not None:
+                    text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
+                    named.setdefault(f"{measured.table.name}/{row}/{column}", text)
+    return named
+
+
+def filled_in(text: str, named: Mapping[str, str]) -> str:
+    """A page with everything it quotes put between its marks, `<!-- results:claims -->` and `<!-- /results -->`.
+
+    Args:
+        text: The page; what stands between the marks is replaced.
+        named: What can be quoted.
+
+    Example:
+        >>> filled_in("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
+        'error <!-- results:x -->12.3<!-- /results --> %'
+    """
+
+    def quoted(match: re.Match[str]) -> str:
+        name = expect_known("result", match["name"], named)
+        return f"<!-- results:{name} -->{named[name]}<!-- /results -->"
+
+    return re.sub(r"<!-- results:(?P<name>.+?) -->.*?<!-- /results -->", quoted, text, flags=re.DOTALL)
+
+
+def _claims(everything: Sequence[Results]) -> str:
+    if not everything:
+        return _NOTHING
+    rows = [[claim.text, claim.verdict, "<br>".join(claim.evidence)] for claim in claims(everything)]
+    return markdown_table(["claim", "verdict", "numbers"], rows).replace("---:", "---")
+
+
+def _tables(results: Results) -> str:
+    return "\n\n".join(_table(results, measured) for measured in results.tables()) or _NOTHING
+
+
+def _table(results: Results, measured: Measured) -> str:
+    comparison = compared(measured)
+    where = ", ".join(filter(None, (comparison.reference, comparison.unit, comparison.better)))
+    parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
+    if comparison.missing:
+        parts.append(f"Not measured: {', '.join(comparison.missing)}.")
+    return "\n\n".join([*parts, *caveats_of(measured, results.shared)])
+
+
+def _far_off(everything: Sequence[Results]) -> str:
+    rows = [
+        [measured.table.name, row, column, number(value.ours, 2), number(value.paper, 2), signed(value.difference, 2)]
+        for results in everything
+        for measured in results.tables()
+        if measured.table.unit != "mixed"
+        for (row, column), value in measured.values.items()
+        if value.complete and value.ours is not None and value.paper is not None and value.difference is not None
+        if abs(value.difference) > _FAR_OFF
+    ]
+    return markdown_table(["table", "method", "setting", "ours", "paper", "difference"], rows) if rows else "None."
+
+
+def _gallery(figures: Mapping[str, str]) -> str:
+    shown = (f"![{Path(path).stem}]({path})\n\n{caption}" for path, caption in figures.items())
+    return "\n\n".join(["## Figures", *shown])
+
+
+def _protocol(everything: Sequence[Results]) -> str:
+    """What every number rests on; the spec and the protocol of each cell are in the archive."""
+    head, rows = ["archive", "cells", "versions", "hardware", "time measured", "shared"], []
+    for results in everything:
+        told = protocol(results, measured_streams(results))
+        versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
+        shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
+        facts = [versions, told.facts["hardware"], told.facts["time measured"], shared]
+        rows.append([results.folder.name, str(len(results.cells)), *facts])
+    return markdown_table(head, rows).replace("---:", "---")

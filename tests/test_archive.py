@@ -1,0 +1,147 @@
+"""Archives against the results folders they were made of."""
+
+import json
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench.archive import write_archive
+from driftproof.cli import main
+from driftproof.errors import InputError, StateError
+from driftproof.report import write_report
+
+DOMAINS = ("fog", "snow", "frost")
+CONDITIONS = {"device": "cuda", "hardware": "some card", "threads": 2, "torch": "2.11", "engine": "graph"}
+HISTOGRAM = "histogram/confidence/correct"
+
+
+def row_of(random, round, domain):
+    shares = {name: random.random() for name in ("precision", "recall", "npv", "rejected")}
+    counts = {HISTOGRAM: [random.randrange(9) for _ in range(4)]}
+    return {
+        "round": round,
+        "domain": domain,
+        "batches": 50,
+        "error": random.randrange(10_000) / 100,
+        **shares,
+        **counts,
+    }
+
+
+def put(folder, spec, rounds, begun=0):
+    random, cell = Random(spec.name), Store(folder).cell(spec)
+    cell.folder.mkdir(parents=True)
+    cell.begin(spec, {"loss": "Entropy()", "output": "before"})
+    visits = [(round + 1, domain) for round in range(rounds + 1) for domain in spec.domains]
+    rows = [row_of(random, *visit) for visit in visits[: rounds * len(spec.domains) + begun]]
+    facts = [CONDITIONS | {"seconds": random.random(), "peak_memory": random.randrange(2**30)} for _ in rows]
+    cell.append(rows, [fact | ({"engine": "eager"} if place < 2 else {}) for place, fact in enumerate(facts)])
+    return rows
+
+
+SPECS = [Spec(method, "x", "y", domains=DOMAINS) for method in ("tent", "tent+crowd")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Store(tmp_path / "store").share({"limit": None, "replaced": {"a": "b"}})
+    for spec in SPECS:
+        put(tmp_path / "store", spec, 3, begun=2)
+    put(tmp_path / "store", Spec("tent", "x", "y", domains=("fog",), task="costs"), 1)
+    return tmp_path / "store"
+
+
+def test_everything_measured_is_read_back_but_for_digits_and_most_histograms(folder, tmp_path):
+    write_archive([folder], tmp_path / "kept")
+    before, after = Results(folder), Results(tmp_path / "kept")
+    assert after.shared == before.shared
+    assert set(after.cells) == set(before.cells)
+    for spec, cell in before.cells.items():
+        kept = after.cells[spec]
+        assert (kept.spec, kept.protocol) == (spec, cell.protocol)
+        assert after.rounds(spec) == before.rounds(spec)
+        assert len(kept.rows) == len(cell.rows)
+        stays = {1, before.rounds(spec)}
+        for ours, theirs in zip(kept.rows, cell.rows, strict=True):
+            assert ours.pop(HISTOGRAM) == (theirs[HISTOGRAM] if theirs["round"] in stays else None)
+            assert ours == pytest.approx({key: value for key, value in theirs.items() if key != HISTOGRAM}, abs=1e-5)
+        for ours, theirs in zip(kept.conditions, cell.conditions, strict=True):
+            assert ours["seconds"] == pytest.approx(theirs["seconds"], abs=0.006)
+            same = [row["peak_memory"] for row in cell.conditions if row["engine"] == theirs["engine"]]
+            assert ours["peak_memory"] == max(same)
+            assert {key: ours[key] for key in CONDITIONS} == {key: theirs[key] for key in CONDITIONS}
+
+
+def test_an_archive_is_small_and_the_same_bytes_each_time(tmp_path):
+    spec = next(suite("table1").specs())
+    put(tmp_path / "store", spec, 50)
+    for name in ("one", "two"):
+        write_archive([tmp_path / "store"], tmp_path / name)
+    write_archive([tmp_path / "one"], tmp_path / "again")
+    first, second, again = ((tmp_path / name / "cells.jsonl").read_bytes() for name in ("one", "two", "again"))
+    assert first == second == again
+    assert len(first) < 60_000, "a cell of 750 rows"
+
+
+def test_of_a_cell_in_several_folders_the_longest_is_kept(folder, tmp_path):
+    put(tmp_path / "more", SPECS[0], 5)
+    put(tmp_path / "more", SPECS[1], 1)
+    write_archive([folder, tmp_path / "more"], tmp_path / "kept")
+    rounds = Results(tmp_path / "kept").rounds
+    assert (rounds(SPECS[0]), rounds(SPECS[1])) == (5, 3)
+    assert main_status("export", folder, tmp_path / "more", tmp_path / "other") == 0
+    assert contents(tmp_path / "other") == contents(tmp_path / "kept")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def main_status(*words):
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", *map(str, words)])
+    return ending.value.code
+
+
+def test_results_that_were_made_differently_stay_apart(folder, tmp_path):
+    put(tmp_path / "other", SPECS[0], 1)
+    Store(tmp_path / "other").share({"replaced": {}})
+    with pytest.raises(StateError, match=r"replaced was \{'a': 'b'\} and is \{\} here. Archive them apart"):
+        write_archive([folder, tmp_path / "other"], tmp_path / "kept")
+    with pytest.raises(InputError, match="holds results to go on from"):
+        write_archive([folder], folder)
+    with pytest.raises(InputError, match="there are none"):
+        write_archive([tmp_path / "nowhere"], tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_damaged_archive_is_named(folder, tmp_path):
+    write_archive([folder], tmp_path / "kept")
+    path = tmp_path / "kept" / "cells.jsonl"
+    whole = path.read_text()
+    for damaged in (whole[:-9], "[]\n", "{}\n", json.dumps(json.loads(whole.splitlines()[0]) | {"count": "x"})):
+        path.write_text(damaged)
+        with pytest.raises(StateError, match=r"one cell on each line of .*cells.jsonl"):
+            Results(tmp_path / "kept")
+
+
+def test_tables_and_reports_come_from_an_archive_as_from_the_folder(tmp_path, capsys):
+    for spec in suite("table2").specs():
+        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
+            put(tmp_path / "store", spec, 2)
+            put(tmp_path / "store", replace(spec, seed=1), 1)
+    write_archive([tmp_path / "store"], tmp_path / "kept")
+    said = []
+    for name in ("store", "kept"):
+        assert main_status("compare", tmp_path / name) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    before, after = (Results(tmp_path / name).tables() for name in ("store", "kept"))
+    for ours, theirs in zip(after, before, strict=True):
+        for place, value in theirs.values.items():
+            if value.ours is not None:
+                assert math.isclose(ours.values[place].ours, value.ours, abs_tol=1e-5)
+    assert write_report(Results(tmp_path / "kept"), tmp_path / "report").exists()

@@ -1,0 +1,183 @@
+"""The paper's figures against the samples their rows were counted from."""
+
+import json
+import math
+from random import Random
+
+import pytest
+
+from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench.archive import write_archive
+from driftproof.bench.histograms import BINS, KINDS, edges
+from driftproof.cli import main
+from driftproof.report.pooled import pooled
+
+ROUNDS = 3
+SPECS = [spec for spec in suite("rules").specs() if spec.images == "cifar10-c"]
+(MATRIX,) = (spec for spec in suite("gradients").specs() if dict(spec.options)["mixing"])
+
+
+def share(part, whole):
+    return len(part) / len(whole) if whole else None
+
+
+def row_of(samples, prefix, chosen):
+    """Shares of (selected, correct) pairs, as the benchmark writes them."""
+    selected = [correct for correct, *picks in samples if picks[chosen]]
+    rejected = [correct for correct, *picks in samples if not picks[chosen]]
+    return {
+        f"{prefix}precision": share([c for c in selected if c], selected),
+        f"{prefix}recall": share([c for c in selected if c], [c for c, *_ in samples if c]),
+        f"{prefix}npv": share([c for c in rejected if not c], rejected),
+        f"{prefix}rejected": share(rejected, samples),
+    }
+
+
+def write(cell, spec, rows):
+    cell.folder.mkdir(parents=True)
+    cell.begin(spec, {"loss": "Entropy()"})
+    cell.append(rows, [{"seconds": 1.0}] * len(rows))
+
+
+def make(folder):
+    """Cells whose every sample is known: whether it was right, learned from, and would have been by the crowd."""
+    samples = {}
+    for spec in SPECS:
+        random, rows = Random(spec.name), []
+        for round in range(1, ROUNDS + 1):
+            for domain in spec.domains:
+                few = [
+                    (random.random() < 0.7, spec.method == "tent" or random.random() < 0.6, random.random() < 0.8)
+                    for _ in range(random.randrange(1, 30))
+                ]
+                samples.setdefault((spec, round), []).extend(few)
+                row = {"round": round, "domain": domain, "samples": len(few), "error": 20.0} | row_of(few, "", 0)
+                if "crowd" in spec.measures:
+                    aurocs = dict.fromkeys(
+                        ("msp/including/auroc", "confidence_difference/including/auroc"), 60.0 + round
+                    )
+                    row |= row_of(few, "crowd/", 1) | histograms(random) | aurocs
+                rows.append(row)
+        write(Store(folder).cell(spec), spec, rows)
+    return samples
+
+
+def histograms(random):
+    return {
+        f"histogram/{name}/{kind}": [random.randrange(5) for _ in range(BINS)]
+        for name in ("confidence", "confidence_difference")
+        for kind in KINDS
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("insights")
+    samples = make(root / "store")
+    cosines = [[None if row == column == 3 else (row - column) / 10 for column in range(10)] for row in range(10)]
+    row = {"domain": "all", "round": 1, "sizes": [[1] * 10] * 10, "cosines": cosines, "right": 0.0, "wrong": None}
+    write(Store(root / "store").cell(MATRIX), MATRIX, [row | {"domain": "fog"}, row])
+    write_archive([root / "store"], root / "kept")
+    return root, samples
+
+
+def percent(part, whole):
+    return 100 * len(part) / len(whole) if whole else math.nan
+
+
+@pytest.mark.parametrize("folder", ["store", "kept"])
+def test_a_rounds_quality_is_that_of_all_its_samples(made, folder):
+    root, samples = made
+    results = Results(root / folder)
+    for spec in SPECS:
+        for prefix, chosen in {"": 1, "crowd/": 2}.items():
+            found = pooled(results, spec, prefix)
+            if prefix and "crowd" not in spec.measures:
+                assert found == []
+                continue
+            assert len(found) == ROUNDS
+            for round, quality in enumerate(found, start=1):
+                every = samples[spec, round]
+                selected, rejected = ([s for s in every if s[chosen] is which] for which in (True, False))
+                assert (quality.selected, quality.rejected) == (len(selected), len(rejected))
+                expected = {
+                    "precision": percent([s for s in selected if s[0]], selected),
+                    "recall": percent([s for s in selected if s[0]], [s for s in every if s[0]]),
+                    "negative_precision": percent([s for s in rejected if not s[0]], rejected),
+                    "rejected_share": percent(rejected, every),
+                }
+                for name, value in expected.items():
+                    assert getattr(quality, name) == pytest.approx(value, nan_ok=True)
+
+
+def analyse(capsys, *words):
+    with pytest.raises(SystemExit) as ending:
+        main(["analyse", *map(str, words)])
+    return ending.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("folder", ["store", "kept"])
+def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
+    root, _ = made
+    results = Results(root / folder)
+    status, said = analyse(capsys, "selection", root / folder, "--json")
+    figures = json.loads(said.out, parse_constant=pytest.fail)
+    assert (status, len(figures)) == (0, 4), "for each setting one of all rules, and one of plain TENT"
+    closed = {spec.method: spec for spec in SPECS if spec.unknown is None}
+    shown = figures["selection-1"]
+    assert set(shown) == set(closed) == {"tent", "tent+confident", "tent+certain", "tent+crowd"}
+    for method, spec in closed.items():
+        assert shown[method]["recall"] == [quality.recall for quality in pooled(results, spec)]
+    assert shown["tent"]["recall"] == [100.0] * ROUNDS
+    lost = [quality.rejected_share for quality in pooled(results, closed["tent"], "crowd/")]
+    assert figures["rejected-1"]["tent"]["lost confidence"] == lost
+
+
+def test_histograms_are_those_of_the_round_added_up(made, capsys):
+    root, _ = made
+    for words, round in ((("--round", 1), 1), ((), ROUNDS)):
+        status, said = analyse(capsys, "scores", root / "store", "--json", *words)
+        assert status == 0
+        for shown in json.loads(said.out).values():
+            (spec,) = (spec for spec in SPECS if spec.name == shown["cell"])
+            rows = [row for row in Results(root / "store").rows(spec) if row["round"] == round]
+            for name in ("confidence", "confidence_difference"):
+                assert shown["edges"][name] == edges(name)
+                for kind in KINDS:
+                    each = [row[f"histogram/{name}/{kind}"] for row in rows]
+                    assert shown["counts"][name][kind] == [sum(counts) for counts in zip(*each, strict=True)]
+            assert shown["auroc"] == {"confidence": 60.0 + round, "confidence_difference": 60.0 + round}
+    status, said = analyse(capsys, "scores", root / "kept", "--round", 2)
+    assert status == 2
+    assert "Archives keep those of the first and the last round." in " ".join(said.err.split())
+
+
+def test_the_matrix_is_that_of_all_domains_together(made, capsys):
+    root, _ = made
+    status, said = analyse(capsys, "gradients", root / "kept", "--json")
+    (shown,) = json.loads(said.out).values()
+    assert status == 0
+    assert (shown["domain"], shown["cosines"][3][3], shown["cosines"][9][0]) == ("all", None, 0.9)
+
+
+@pytest.mark.parametrize(("name", "count"), [("selection", 4), ("scores", 2), ("gradients", 1), ("curves", 1)])
+def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
+    root, _ = made
+    status, said = analyse(capsys, name, root / "kept", "--out", tmp_path / "figures")
+    assert status == 0
+    paths = said.out.split()
+    assert len(paths) == count
+    for path in paths:
+        stem = path.removesuffix(".svg")
+        assert "</svg>" in (tmp_path / path).read_text()
+        assert (tmp_path / f"{stem}.png").stat().st_size > 1000
+        assert set(json.loads((tmp_path / f"{stem}.json").read_text())) == {"title", "caption", "numbers"}
+
+
+def test_results_without_what_a_figure_needs_are_named(tmp_path, capsys):
+    spec = Spec("tent", "x", "y", domains=("fog",))
+    write(Store(tmp_path).cell(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
+    for name in ("selection", "scores", "gradients", "curves"):
+        status, said = analyse(capsys, name, tmp_path)
+        assert status == 2
+        assert f"that `analyse {name}` can draw, but there are none" in " ".join(said.err.split())

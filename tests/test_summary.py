@@ -1,0 +1,253 @@
+"""The summary against the rows it is made of, put together by hand here; what other pages quote of it."""
+
+import re
+import shutil
+import statistics
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from driftproof.bench import Results, Store, suite
+from driftproof.bench.archive import write_archive
+from driftproof.bench.paper import paper_table
+from driftproof.cli import main
+from driftproof.errors import ConfigurationError
+from driftproof.report import archives, claims, filled_in, quotable, summary, written_up
+
+STILL = {"source": "Source()", "bn_adapt": "Batch()"}
+
+
+def put(folder, spec, rounds, error):
+    """A cell whose errors a function of the round gives, a little different in every domain."""
+    cell, random = Store(folder).cell(spec), Random(spec.name)
+    moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
+    rows = [
+        {"round": round, "domain": domain, "error": about(error(round), random)} | scores(spec, random)
+        for round in range(1, rounds + 1)
+        for domain in spec.domains
+    ]
+    with cell.held():
+        cell.begin(spec, moves)
+        cell.append(rows, [{"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11"}] * len(rows))
+    return rows
+
+
+def about(error, random):
+    """Of ten thousand images so many, give or take a few."""
+    return round(error + random.uniform(-0.4, 0.4), 2)
+
+
+def scores(spec, random):
+    kinds = {"msp": 60, "max_logit": 61, "energy": 62, "confidence_difference": 80}
+    wanted = "scores" in spec.measures and spec.unknown
+    return {
+        f"{name}/{protocol}/{kind}": base + random.random()
+        for name, base in kinds.items()
+        for protocol in ("including", "excluding")
+        for kind in ("auroc", "fpr")
+        if wanted
+    }
+
+
+def error_of(method, setting):
+    """As in the paper, more or less: what learns from everything collapses among unknown images."""
+    if method in STILL or "+crowd" in method:
+        return lambda round: 15.0 + (9.0 if method == "swr+crowd" and setting == "open" else 0.0)
+    return lambda round: 14.0 + (1.5 if setting == "open" else 0.1) * round
+
+
+def make(folder, rounds=50, sets=("cifar10-c",), names=("table1",)):
+    measured = {}
+    for name in names:
+        for spec in suite(name).specs():
+            if spec.images in sets and spec not in measured:
+                reached = 2 if spec.method in STILL else rounds
+                measured[spec] = put(folder, spec, reached, error_of(spec.method, spec.setting))
+    Store(folder).share(
+        {"limit": None, "replaced": {"imagenet-o-c-64": "other"}, "prepared on test images": list(sets)}
+    )
+    return measured
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("results")
+    measured = make(root / "store")
+    write_archive([root / "store"], root / "results" / "cifar")
+    return root / "results", measured
+
+
+def mean_of(rows, round):
+    return statistics.fmean(row["error"] for row in rows if row["round"] == round)
+
+
+def numbers_of(text, heading):
+    """The tables below a heading, by method and column: ours, the paper's, the difference."""
+    section = text.split(f"### {heading}\n")[1].split("\n#")[0]
+    found = {}
+    for table in re.findall(r"((?:^\|.*\n)+)", section, flags=re.MULTILINE):
+        head, _, *rows = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines())
+        for row in rows:
+            for place in range(1, len(head), 3):
+                found[row[0], head[place]] = tuple(cell.replace("−", "-").strip("*") for cell in row[place : place + 3])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "round"),
+    [("Error after 50 rounds", "T1_rounds50", 50), ("Error after one round", "T2_round1", 1)],
+)
+def test_every_number_of_a_table_comes_from_the_rows_and_stands_beside_the_papers(finished, heading, name, round):
+    folder, measured = finished
+    shown = numbers_of(summary(archives(folder)), heading)
+    assert set(shown) >= {(spec.method, f"CIFAR-10-C/{spec.setting.title()}") for spec in measured}
+    names = {"tent": "TENT", "tent+crowd": "TENT + Ours", "source": "Source", "bn_adapt": "BN Adapt"}
+    for spec, rows in measured.items():
+        if spec.method in names:
+            place = f"CIFAR-10-C/{spec.setting.title()}"
+            ours = mean_of(rows, min(round, rows[-1]["round"]))
+            paper = paper_table(name).value(names[spec.method], place)
+            text, theirs, difference = shown[spec.method, place]
+            assert float(text.replace("*", "")) == pytest.approx(ours, abs=0.0051)
+            assert float(theirs) == paper
+            assert float(difference) == pytest.approx(ours - paper, abs=0.0051)
+
+
+def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
+    measured = make(tmp_path / "store", rounds=7)
+    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
+    text = summary(archives(tmp_path / "results"))
+    shown = numbers_of(text, "Error after 50 rounds")
+    for spec, rows in measured.items():
+        if spec.method in ("tent", "source", "eata+crowd"):
+            ours, _, difference = shown[spec.method, f"CIFAR-10-C/{spec.setting.title()}"]
+            assert ours.endswith("@7") == (spec.method != "source"), "what learns nothing is the same in every round"
+            assert bool(difference) == (spec.method == "source")
+            number = float(ours.replace("@7", "").replace("*", ""))
+            assert number == pytest.approx(mean_of(rows, min(7, rows[-1]["round"])), abs=0.0051)
+    (centre, *_) = claims(archives(tmp_path / "results"))
+    assert centre.verdict.startswith("so far, ")
+    assert all("(round 7 of 50)" in words for words in centre.evidence)
+
+
+def verdicts(folder):
+    return {claim.text.split(":")[0].split(",")[0]: claim for claim in claims(archives(folder))}
+
+
+def test_claims_follow_from_the_numbers(finished):
+    folder, _ = finished
+    found = verdicts(folder)
+    assert found["Among unknown images"].verdict == "holds"
+    assert len(found["Among unknown images"].cases) == 2, "only one of the two sets was measured"
+    assert found["Selection rescues open-set adaptation"].verdict == "holds"
+    assert found["The confidence difference separates better than MSP"].verdict == "holds"
+    assert found["Selecting by softmax beats selecting by logits"].verdict == "not measured"
+    assert found["SWR among unknown images stays hard"].verdict == "holds"
+    long = found["Selection rescues long-term adaptation"]
+    assert (long.verdict, len(long.cases)) == ("holds", 4)
+
+
+def test_a_claim_that_fails_says_where(tmp_path):
+    make(tmp_path / "store")
+    tent = next(s for s in suite("table1").specs() if (s.method, s.images, s.setting) == ("tent", "cifar10-c", "open"))
+    crowd = next(s for s in suite("table1").specs() if (s.method, s.images) == ("ent+crowd", "cifar10-c"))
+    for spec, error in ((tent, 16.0), (crowd, 60.0)):
+        put(tmp_path / "other", spec, 51, lambda round, error=error: error)
+    write_archive([tmp_path / "store", tmp_path / "other"], tmp_path / "results" / "cifar")
+    found = verdicts(tmp_path / "results")
+    assert found["Among unknown images"].verdict == "holds in 1 of 2 cases"
+    (failed,) = (words for words in found["Among unknown images"].evidence if "✗" in words)
+    assert failed.startswith("CIFAR-10-C: tent 1")
+    assert found["Selection rescues long-term adaptation"].verdict == "holds in 3 of 4 cases"
+    assert found["Selection rescues open-set adaptation"].verdict == "holds"
+
+
+def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
+    for name, sets in (("table8", ("tiny-imagenet-c",)), ("s5", ("cifar100-c",))):
+        for spec in suite(name).specs():
+            if spec.images in sets:
+                options = dict(spec.options)
+                spread = options.get("lr", 0) * 5000 + 40 / spec.batch_size
+                worse = spread * (0.1 if "+crowd" in spec.method else 1.0) + (3 if options.get("on") == "logits" else 0)
+                put(tmp_path / "store", spec, 50 if name == "s5" else 10, lambda round, worse=worse: 20 + worse)
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    found = verdicts(tmp_path / "results")
+    assert found["Selection makes TENT robust to learning rate and batch size"].verdict == "holds"
+    assert found["Selecting by softmax beats selecting by logits"].verdict == "holds"
+
+
+def test_every_table_says_what_its_numbers_rest_on(finished):
+    folder, _ = finished
+    text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
+    for section in text.split("\n### ")[1:]:
+        assert "were its clean test images." in section
+        assert "was streamed for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
+    assert "## Why\n\nBecause." in text
+    assert "![a](figures/a.svg)\n\nA curve." in text
+    assert "a card (cuda)" in text
+    assert "Not measured: " not in text.split("### Error after 50 rounds")[1].split("###")[0]
+
+
+def test_what_is_far_from_the_paper_is_listed(finished):
+    folder, measured = finished
+    text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+    listed = {tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines()[4:]}
+    (tent,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent", "open"))
+    assert ("table2", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
+    assert ("table2", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
+    assert tent in measured
+
+
+def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
+    folder, measured = finished
+    (spec,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent+crowd", "open"))
+    page = (
+        "Ends at <!-- results:table1/tent+crowd/CIFAR-10-C/Open -->9<!-- /results --> %.\n"
+        "<!-- results:claims -->old\nlines<!-- /results -->\n<!-- results:table2 --><!-- /results -->\n"
+    )
+    text = filled_in(page, quotable(archives(folder)))
+    assert f"-->{mean_of(measured[spec], 50):.1f}<!--" in text
+    assert "old\nlines" not in text
+    assert "| claim | verdict | numbers |" in text
+    assert filled_in(text, quotable(archives(folder))) == text
+    with pytest.raises(ConfigurationError, match="Did you mean claims"):
+        filled_in("<!-- results:clams --><!-- /results -->", quotable([]))
+
+
+def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):
+    folder, _ = finished
+    (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")
+    with pytest.raises(SystemExit) as ending:
+        main(["bench", "summarise", str(folder), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
+    assert ending.value.code == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "R.md"), str(tmp_path / "page.md")]
+    assert (tmp_path / "R.md").read_text() == summary(archives(folder))
+    assert "| claim | verdict | numbers |" in (tmp_path / "page.md").read_text()
+
+
+def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(finished[0], folder)
+    for path, text in {"notes/b.md": "## B", "notes/a.md": "## A", "figures/x.svg": "", "figures/y.svg": ""}.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
+    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y"}
+    assert written_up(folder) == summary(archives(folder), notes=["## A", "## B"], figures=figures)
+
+
+def test_nothing_measured_is_said():
+    assert "Nothing has been measured yet." in summary([])
+    assert "Nothing has been measured yet." in quotable([])["claims"]
+
+
+def test_a_number_is_that_of_the_first_archive_that_has_it(tmp_path):
+    spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
+    for name, error in (("a", 20.0), ("b", 30.0)):
+        put(tmp_path / f"store-{name}", spec, 1, lambda round, error=error: error)
+        put(tmp_path / f"store-{name}", replace(spec, seed=1), 1, lambda round, error=error: error)
+        write_archive([tmp_path / f"store-{name}"], tmp_path / "results" / name)
+    first = Results(tmp_path / "results" / "a")
+    assert quotable(archives(tmp_path / "results"))["table2"] == quotable([first])["table2"]
+    assert "±" in quotable([first])["table2"]
