@@ -12,6 +12,7 @@ from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.names import expect_known
+from driftproof.network import rounding
 from driftproof.streams import Prefetched
 
 __all__ = ["EVERYWHERE", "run_gradients"]
@@ -47,7 +48,8 @@ def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, set
     stream = workbench.stream(spec, 1, staging(spec, told))
     found: dict[str, GradientAgreement] = {}
     for done, batch in enumerate(Prefetched(stream, device=settings.device), start=1):
-        gradients, logits = gradients_of(batch.images)
+        with rounding(settings.precision):
+            gradients, logits = gradients_of(batch.images)
         seen = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
         for domain in (batch.domain, EVERYWHERE):
             found.setdefault(domain, GradientAgreement(logits.shape[1], device=settings.device)).add(*seen)
