@@ -12,6 +12,7 @@ from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.names import expect_known
+from driftproof.network import rounding
 from driftproof.streams import Prefetched
 
 __all__ = ["EVERYWHERE", "run_gradients"]
@@ -20,6 +21,7 @@ EVERYWHERE = "all"
 """The domain of the row that all domains are pooled in."""
 
 _OF_THE_TASK = ("layer", "mixing")
+_AS_RUN = {"engine": "eager", "precision": "fp32", "channels_last": False}
 
 
 def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
@@ -33,7 +35,7 @@ def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, set
         cell: Its place, held by the caller.
         workbench: Where model and images come from.
         rounds: Plays no role.
-        settings: How to run it.
+        settings: Where to run it; always in full precision.
         told: Hears how it goes.
     """
     if cell.length:
@@ -47,13 +49,14 @@ def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, set
     stream = workbench.stream(spec, 1, staging(spec, told))
     found: dict[str, GradientAgreement] = {}
     for done, batch in enumerate(Prefetched(stream, device=settings.device), start=1):
-        gradients, logits = gradients_of(batch.images)
+        with rounding("fp32"):
+            gradients, logits = gradients_of(batch.images)
         seen = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
         for domain in (batch.domain, EVERYWHERE):
             found.setdefault(domain, GradientAgreement(logits.shape[1], device=settings.device)).add(*seen)
         told(Note(spec, "differentiating", done, len(stream)))
     rows = [_row(domain, agreement) for domain, agreement in found.items()]
-    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
+    cell.append(rows, [watch.conditions() | _AS_RUN] * len(rows))
     for row in rows:
         told(Note(spec, "measured", len(stream), len(stream), row))
 
