@@ -172,12 +172,13 @@ def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 
 def _to_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    leaving, to_weight, to_bias = _backward(gradient, None, *ctx.saved_tensors, ctx.place, ctx.relu)
+    leaving, to_weight, to_bias = _backward(_laid_out(gradient), None, *ctx.saved_tensors, ctx.place, ctx.relu)
     return leaving, to_weight, to_bias, None, None, None, None
 
 
 def _to_summands(ctx: Any, gradient: Tensor, beside: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    leaving, to_weight, to_bias = _backward(gradient, beside, *ctx.saved_tensors, ctx.place, ctx.relu)
+    gradients = _laid_out(gradient), _laid_out(beside)
+    leaving, to_weight, to_bias = _backward(*gradients, *ctx.saved_tensors, ctx.place, ctx.relu)
     return leaving, leaving, to_weight, to_bias, None, None, None, None
 
 
@@ -196,6 +197,11 @@ def _affine(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor
 
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _laid_out(gradient: Tensor) -> Tensor:
+    # Said where a compiler sees it, so that whatever makes the gradient writes it like this.
+    return _channels_last(gradient) if gradient.is_cuda else gradient
 
 
 def _like(x: Tensor) -> Tensor:
