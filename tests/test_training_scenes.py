@@ -108,6 +108,23 @@ def test_a_step_follows_the_gradient_of_the_mean_over_taught_pixels():
     torch.testing.assert_close(weight, (model.weight - DEEPLAB.lr * model.weight.grad).detach())
 
 
+def test_mixed_precision_computes_the_network_in_few_bits_and_learns_much_the_same():
+    frames, labels = scenes(count=4, height=9, width=9)
+    kinds = set()
+
+    def noted(mixed):
+        model = pixelwise()
+        model.register_forward_hook(lambda _, __, output: kinds.add(output.dtype))
+        recipe = replace(TINY, scales=(1.0, 1.0), crop=9, lr=0.1)
+        return SceneTrainer(model, frames, labels, recipe, mixed=mixed).run()[-1].loss
+
+    full = noted(mixed=False)
+    assert kinds == {torch.float32}
+    rounded = noted(mixed=True)
+    assert kinds == {torch.float32, torch.bfloat16}
+    assert rounded == pytest.approx(full, rel=1e-2)
+
+
 def test_the_rate_falls_as_a_polynomial():
     rates = [DEEPLAB.lr_at(epoch, batch, 45) for epoch in range(DEEPLAB.epochs) for batch in range(45)]
     passed = np.arange(len(rates)) / len(rates)
@@ -213,3 +230,4 @@ def test_the_train_command_trains_on_scenes_from_a_backbone(tmp_path, capsys, mo
     assert run(*options, "--out", onward, "--start", out) == 0
     assert "tensors taken; without a place: nothing; fresh: nothing" in capsys.readouterr().err.replace("\n", " ")
     assert run("train", "deeplabv3plus_small", "--set", "cifar10", "--data", tmp_path, "--out", out) == 2
+    assert run("train", "wrn10_1", "--mixed", "--data", tmp_path, "--out", out) == 2

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from driftproof.cli.device import Device, expect_device
 from driftproof.cli.train_scenes import SCENE_RECIPES, SCENE_SETS, train_on_scenes
+from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
 
 if TYPE_CHECKING:
@@ -52,13 +53,16 @@ def train_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    mixed: Annotated[bool, typer.Option("--mixed", help="On scenes: compute in bfloat16 where that is safe.")] = False,
     device: Device = "cpu",
 ) -> None:
     """Train a source model as the paper's were; run the same command again to go on after an interruption."""
     if model in SCENE_RECIPES:
         place = expect_device(device)
-        train_on_scenes(model, dataset, data, out, start=start, epochs=epochs, seed=seed, device=place)
+        train_on_scenes(model, dataset, data, out, start=start, epochs=epochs, seed=seed, device=place, mixed=mixed)
         return
+    if mixed:
+        raise ConfigurationError(f"Expected `--mixed` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
     import torch
 
     from driftproof.models import build, load_checkpoint, save_checkpoint

@@ -36,6 +36,7 @@ def train_on_scenes(
     epochs: int | None,
     seed: int,
     device: "torch.device",
+    mixed: bool,
 ) -> None:
     """Train a segmentation network on the set's training scenes, rate it on its validation scenes, and save it."""
     import torch
@@ -55,7 +56,8 @@ def train_on_scenes(
     if start is not None:
         console.print(f"{start}: {load_backbone(network, start)}", highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    trainer = training.SceneTrainer(network, *training.labelled_scenes(taught), recipe, seed=seed, device=device)
+    scenes = training.labelled_scenes(taught)
+    trainer = training.SceneTrainer(network, *scenes, recipe, seed=seed, device=device, mixed=mixed)
 
     def tell(record: "EpochRecord") -> None:
         found = f"pixels {100 * record.accuracy:.2f} % right, mIoU {100 * (record.evaluation or 0):.2f} %"

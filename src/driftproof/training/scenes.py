@@ -42,6 +42,7 @@ class SceneTrainer(Trainer):
         recipe: How to train.
         seed: Seed of every random choice.
         device: Where to train; where the model is, unless given.
+        mixed: Compute the network in bfloat16 where that is safe, and the loss in single precision: faster on GPUs.
 
     Example:
         >>> from dataclasses import replace
@@ -63,8 +64,10 @@ class SceneTrainer(Trainer):
         *,
         seed: int = 0,
         device: torch.device | str | None = None,
+        mixed: bool = False,
     ) -> None:
         super().__init__(model, images, labels, recipe, seed=seed, device=device)
+        self.mixed = mixed
 
     def _batches(self, order: Tensor) -> list[Tensor]:
         return [batch for batch in super()._batches(order) if len(batch) > 1]
@@ -75,8 +78,10 @@ class SceneTrainer(Trainer):
             self._images[members], self._labels[members], generator, crop=recipe.crop, scales=recipe.scales
         )
         labels = views[1].long().masked_fill(views[1] == UNKNOWN, VOID)
-        logits, taught = self.model(views[0]), labels != VOID
-        losses = F.cross_entropy(logits, labels, ignore_index=VOID, reduction="sum")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
+            logits = self.model(views[0])
+        taught = labels != VOID
+        losses = F.cross_entropy(logits.float(), labels, ignore_index=VOID, reduction="sum")
         loss = losses / taught.sum().clamp(min=1)
         self._learn(loss)
         right = (logits.argmax(dim=1) == labels) & taught

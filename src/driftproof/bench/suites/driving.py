@@ -13,10 +13,7 @@ _METHODS = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd
 _STREAM = {"Cityscapes": "cityscapes", "BDD-100K": "bdd100k", "Mapillary": "mapillary"}
 _TARGETS = {"BDD-100K": "bdd100k", "Mapillary": "mapillary", "GTAV": "gtav", "SYNTHIA": "synthia"}
 _MODEL = "deeplabv3plus_resnet50"
-_NOTE = (
-    "Open choices: frames of height 800 in the order of their names; Mapillary's cut or padded to 1422 columns, the "
-    "padding black, seen by the network and not scored."
-)
+_NOTE = "Frames of height 800, in the order of their names; Mapillary's cut or padded to 1422 columns."
 _AVERAGE = Summary("Average", tuple(_STREAM))
 
 _OPTIONS: dict[str, dict[str, Option]] = {
@@ -132,8 +129,8 @@ def s4() -> Suite:
 
 _UNTAUGHT = "with pedestrians, bicyclists and signs unknown"
 _TOLD = (
-    "Its source model is trained by `driftproof train deeplabv3plus_resnet50 --set camvid`. Validation and test scenes "
-    "come by clean and at severity 3; brightness is glare, since the published corruptions know no night."
+    "Train its model with `driftproof train deeplabv3plus_resnet50 --set camvid`. Severity 3; brightness is glare: the "
+    "published corruptions know no night."
 )
 
 
