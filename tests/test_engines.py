@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof.adapter.engines import Compiled, Fixed, Graph, graph
+from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
 from driftproof.adapter.flat import Flat
@@ -545,6 +546,18 @@ def test_compiled_networks_are_not_compiled_anew_for_every_batch():
 def run_through(adapter, stream):
     run(adapter, stream)
     return adapter
+
+
+@traced
+@pytest.mark.parametrize("case", ["ent", "tent+crowd", "eata+crowd", "conjugate+crowd", "swr+crowd"])
+def test_compiled_lessons_are_the_same_lessons(case):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    stream = eventful()
+    assert_same(run(make(case), stream), run(make(case, engine=Fixed(compiled_lesson("aot_eager"))), stream))
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+    expected = 0 if case == "swr+crowd" else 1  # with prototypes it looks at another view
+    assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == expected
 
 
 def test_a_compiler_that_fails_is_a_named_error():

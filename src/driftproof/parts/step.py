@@ -1,8 +1,8 @@
 """What a part may read while one batch is processed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,26 @@ from driftproof.predictions import confidence_gain, log_probabilities, logit_gai
 from driftproof.ranks import Ranks
 
 __all__ = ["Step", "flat", "seed_of"]
+
+_Value = TypeVar("_Value")
+
+
+class _once(Generic[_Value]):  # noqa: N801  # reads as what it decorates with
+    """A property that is computed when it is first asked for.
+
+    As `functools.cached_property`, whose lock (Python 3.11 still has one) torch.compile cannot trace.
+    """
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, step: object, owner: type) -> _Value:
+        value = step.__dict__[self._name] = self._compute(step)
+        return value
 
 
 class Step:
@@ -97,19 +117,19 @@ class Step:
             raise ModelError("A part that reads features must declare `needs_features = True`.")
         return self._features
 
-    @cached_property
+    @_once
     def log_probabilities(self) -> Tensor:
         """Ln ŷ of the adapting network, with its graph even where the first to ask needs none."""
         with torch.set_grad_enabled(self.logits.requires_grad):
             return log_probabilities(self.logits)
 
-    @cached_property
+    @_once
     def source_logits(self) -> Tensor:
         """z̃ of the frozen network on the same batch; never part of a graph."""
         with torch.no_grad():
             return self.source(self.images)
 
-    @cached_property
+    @_once
     def confidence_gain(self) -> Tensor:
         """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class.
 
@@ -118,7 +138,7 @@ class Step:
         gain = confidence_gain(self.logits.detach(), self.source_logits)
         return torch.zeros_like(gain) if self.alike else gain
 
-    @cached_property
+    @_once
     def logit_gain(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
         gain = logit_gain(self.logits.detach(), self.source_logits)
@@ -139,7 +159,7 @@ class Step:
         """Whether anybody asked for the frozen network's logits."""
         return "source_logits" in self.__dict__
 
-    @cached_property
+    @_once
     def generator(self) -> torch.Generator:
         """The random numbers of this batch: a function of the seed and the batch's index alone.
 

@@ -1,5 +1,6 @@
 """The networks compiled; on a CUDA device the step around them recorded as well."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -12,14 +13,17 @@ from driftproof.adapter.engines.eager import Eager
 from driftproof.adapter.engines.fusion import fused_inductor
 from driftproof.adapter.engines.graph import Graph, can_record
 from driftproof.adapter.engines.shapes import Shapes, shape_key
+from driftproof.adapter.engines.static import Draw
+from driftproof.adapter.lesson import Lesson, draw_lesson
 from driftproof.errors import EngineError
 from driftproof.network import Network
+from driftproof.parts import Step
 from driftproof.record import Record
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "compiled_lesson"]
 
 _Call = Callable[[Tensor], Any]
 
@@ -36,7 +40,7 @@ class Compiled(Eager):
         self._records = records
         self._backend = backend
         self._shapes = Shapes(after=2)
-        self._eager, self._graph = Eager(), Graph()
+        self._eager, self._graph = Eager(), Graph(compiled_lesson(backend or "inductor"))
         self._forms: dict[Network, _Call] = {}
 
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
@@ -82,15 +86,32 @@ def _compiled(model: nn.Module, backend: str | Callable[..., Any]) -> _Call:
     def call(images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
         return model(images)
 
-    # Torch keeps compiled code, up to a limit, with the code object: a network needs one of its own.
-    own = FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
-    compiled: _Call = torch.compile(own, dynamic=False, backend=backend)
+    compiled: _Call = torch.compile(_own(call), dynamic=False, backend=backend)
 
     def run(images: Tensor) -> Any:  # noqa: ANN401
         with _named_errors():
             return compiled(images)
 
     return run
+
+
+def compiled_lesson(backend: str | Callable[..., Any] = "inductor") -> Draw:
+    """Drawing a lesson as few operations: there are fifty small ones between the forward and the backward pass."""
+    compiled: Draw = torch.compile(_own(draw_lesson), dynamic=False, backend=backend)
+
+    def draw(adapter: "Adapter", step: Step) -> Lesson:
+        with warnings.catch_warnings():
+            # Of every tensor it meets, torch.compile asks whether it has a `grad`.
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            return compiled(adapter, step)
+
+    return draw
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function apart: torch keeps compiled code, up to a limit, with the code object."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
 
 
 @contextmanager

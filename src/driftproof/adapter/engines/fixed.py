@@ -7,8 +7,9 @@ from torch import Tensor
 
 from driftproof.adapter.engines.eager import Eager
 from driftproof.adapter.engines.shapes import Key, Shapes, shape_key
-from driftproof.adapter.engines.static import Result, StaticStep
+from driftproof.adapter.engines.static import Draw, Result, StaticStep
 from driftproof.adapter.engines.storage import Storage
+from driftproof.adapter.lesson import draw_lesson
 from driftproof.parts import seed_of
 from driftproof.record import Record
 
@@ -26,9 +27,13 @@ class Fixed(Eager):
     whichever runs next finds what the other left.
 
     Here static steps run as they are; `Graph` records them.
+
+    Args:
+        draw: How lessons are drawn that look at nothing but the networks' answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Draw = draw_lesson) -> None:
+        self._draw = draw
         self._shapes = Shapes(after=1)
         self._begin()
 
@@ -94,7 +99,12 @@ class Fixed(Eager):
             self.drop()
         return fits
 
+    def _lesson_of(self, step: StaticStep) -> Draw:
+        # Random numbers are for further views of the batch, which a network has to look at.
+        return self._draw if step.draws is False else draw_lesson
+
     def _execute(self, step: StaticStep, adapter: "Adapter") -> Result:
+        step.draw = self._lesson_of(step)
         step.reseed()
         return step.run(adapter)
 

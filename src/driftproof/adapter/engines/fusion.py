@@ -1,6 +1,7 @@
 """Puts fused operations in the place of what they fuse, in a network that torch.compile has traced."""
 
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -24,7 +25,10 @@ def fused_inductor(traced: GraphModule, inputs: Sequence[Any]) -> Callable[..., 
     from torch._inductor.compile_fx import compile_fx
 
     fuse(traced)
-    return cast("Callable[..., Any]", compile_fx(traced, inputs))
+    with warnings.catch_warnings():
+        # What it advises is what `precision` decides.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        return cast("Callable[..., Any]", compile_fx(traced, inputs))
 
 
 def fuse(traced: GraphModule) -> int:

@@ -21,6 +21,7 @@ class Graph(Fixed):
 
     Of every shape the first batch runs eagerly, the second as a static step, the third is recorded. A graph reads
     and writes the addresses it was recorded with; `Storage` owns them, and whatever moves them drops the graphs.
+    With a compiled lesson, the step is rehearsed once more before it is recorded.
     """
 
     def _begin(self) -> None:
@@ -59,6 +60,10 @@ class Graph(Fixed):
         if step.draws is None:
             _refuse_host_state(adapter)
             return self._rehearsed(step, adapter)
+        if step.compares and step.beside is None:
+            step.beside = torch.cuda.Stream(adapter.device)  # type: ignore[no-untyped-call]
+        if step.draw is not self._lesson_of(step):
+            return self._rehearsed(step, adapter)
         if step not in self._graphs:
             self._graphs[step] = self._recorded(step, adapter)
         graph, result = self._graphs[step]
@@ -85,8 +90,6 @@ class Graph(Fixed):
         graph.register_generator_state(step.generator)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        if step.compares:
-            step.beside = torch.cuda.Stream(adapter.device)  # type: ignore[no-untyped-call]
         step.reseed()
         here = torch.cuda.current_stream(adapter.device)
         try:

@@ -1,7 +1,7 @@
 """The step without a host: always the same operations, over tensors that stay where they are."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from driftproof.adapter.engines.storage import Storage
 from driftproof.adapter.flat import Flat
-from driftproof.adapter.lesson import draw_lesson
+from driftproof.adapter.lesson import Lesson, draw_lesson
 from driftproof.parts import Step
 from driftproof.record import PendingOutcome, Record
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["Result", "StaticStep", "finite_groups"]
+__all__ = ["Draw", "Result", "StaticStep", "finite_groups"]
+
+Draw = Callable[["Adapter", Step], Lesson]
 
 
 class Result(NamedTuple):
@@ -62,6 +64,7 @@ class StaticStep:
         draws: Whether any part draws some; not known before the first run.
         compares: Whether any part asked for the frozen network in the last run.
         beside: Where the frozen network runs while the adapting one does; None runs it when it is asked for.
+        draw: How the lesson is drawn: `draw_lesson`, or a compiled form of it.
     """
 
     def __init__(self, images: Tensor, storage: Storage) -> None:
@@ -71,6 +74,7 @@ class StaticStep:
         self.draws: bool | None = None
         self.compares = False
         self.beside: torch.cuda.Stream | None = None
+        self.draw: Draw = draw_lesson
         self._storage = storage
 
     def reseed(self) -> None:
@@ -81,6 +85,8 @@ class StaticStep:
         """Do what `Eager.run` does with the batch that `images` holds."""
         with self._nothing_lost(adapter):
             step = adapter._look(self.images, generator=self.generator, beside=self.beside)
+            if self.compares:
+                step.source_logits  # noqa: B018  # before the lesson is drawn: a compiled one holds no network
             result = self._learn(adapter, step) if adapter._names else self._predict(adapter, step)
             self.draws = step.drew
             self.compares = step.compared_with_source
@@ -97,7 +103,7 @@ class StaticStep:
         return Result(step.answer, nobody, novelty, flags, None)
 
     def _learn(self, adapter: "Adapter", step: Step) -> Result:
-        lesson = draw_lesson(adapter, step)
+        lesson = self.draw(adapter, step)
         stepper, objective = adapter._stepper, lesson.objective
         gradients = torch.autograd.grad(objective, stepper.parameters, materialize_grads=True)
         if self._storage.total:
