@@ -1,6 +1,6 @@
 """The step on a GPU: every engine and precision against a plain eager TENT loop and against what the hardware allows.
 
-    python benchmarks/gpu.py [--batch 200] [--trials 40] [--json FILE] [--data DIR --weights FILE]
+    python benchmarks/gpu.py [--batch 200] [--trials 40] [--data DIR --weights FILE] [--out DIR]
 
 The plain loop is TENT as public reference code writes it, with PyTorch's defaults. All contestants take turns in one
 process; medians are compared. Ratios are those of steps in a row, as a stream is worked through, with a wait for the
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import driftproof as dp
 from driftproof.analyses import peak_memory, synchroniser, time_steps
+from driftproof.bench.conditions import hardware
 from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
 from driftproof.data import cifar10
 from driftproof.models import build, restore
@@ -39,6 +40,10 @@ LIMITS = {
 PRECISIONS = {"tf32": torch.float32, "bf16": torch.bfloat16}
 ENGINES = ("eager", "graph", "compile")
 ROW = 10
+KINDS = {
+    "convolutions": ("xmma", "conv", "cutlass", "nvjet", "gemm"),
+    "normalisation": ("_statistics", "_normalised", "_gradient"),
+}
 
 
 def contestants(model: Callable[[], nn.Module]) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -177,13 +182,11 @@ def peaks(model: Callable[[], nn.Module], images: Tensor) -> dict[str, int | Non
 
     def plain() -> None:
         step = tent_by_hand(model())
-        for _ in range(5):
-            step(images)
+        in_a_row(step, images)
 
     def ours(**settings: Any) -> None:  # noqa: ANN401  # relayed
         adapter = dp.tent(model(), select=dp.ConfidenceDifference(), channels_last=True, **settings)
-        for _ in range(5):
-            adapter(images)
+        in_a_row(adapter, images)
 
     runs = {"plain loop": plain} | {
         f"{precision} {engine} tent+crowd": partial(ours, precision=precision, engine=engine)
@@ -213,6 +216,96 @@ def judged(times: dict[str, float], memory: dict[str, int | None]) -> dict[str, 
     return ratios
 
 
+def filling(model: Callable[[], nn.Module], images: Tensor) -> dict[str, dict[str, float]]:
+    """Microseconds of a compiled TENT step by kind of kernel: without selection, since nothing runs beside it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found = {}
+    for precision in PRECISIONS:
+        settings: dict[str, Any] = {"engine": "compile", "precision": precision, "channels_last": True}
+        adapter = dp.tent(model(), **settings)
+        in_a_row(adapter, images)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            in_a_row(adapter, images)
+            torch.cuda.synchronize()
+        spent = dict.fromkeys((*KINDS, "other"), 0.0)
+        launches = 0
+        for event in profiled.events() or ():
+            if event.device_type.name == "CUDA":
+                kind = next((kind for kind, words in KINDS.items() if any(w in event.name for w in words)), "other")
+                spent[kind] += event.device_time / ROW
+                launches += 1
+        found[precision] = {**spent, "launches": launches / ROW}
+    return found
+
+
+def measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything, in the order in which it is told."""
+    device = torch.device(arguments.device)
+    images = torch.rand(arguments.batch, 3, 32, 32, device=device)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return build("wrn40_2").to(device)
+
+    def medians(steps: dict[str, Callable[[], object]], each: int) -> dict[str, float]:
+        timings = time_steps(steps, trials=arguments.trials, warm_up=3, synchronise=synchroniser(device))
+        return {name: 1e3 * timing.median / each for name, timing in timings.items()}
+
+    everybody = contestants(model)
+    times = medians({name: partial(in_a_row, step, images) for name, step in everybody.items()}, ROW)
+    alone = medians({name: partial(step, images) for name, step in everybody.items()}, 1)
+    del everybody
+    memory = peaks(model, images)
+    real = arguments.data and arguments.weights
+    return {
+        "protocol": {
+            "hardware": hardware(device),
+            "host": hardware(torch.device("cpu")),
+            "torch": torch.__version__,
+            "driftproof": dp.__version__,
+            "network": f"WRN-40-2, batch {arguments.batch}",
+            "trials": arguments.trials,
+        },
+        "ratios": judged(times, memory),
+        "ms": times,
+        "ms alone": alone,
+        "floors": floors(model(), images),
+        "peak": memory,
+        "filling": filling(model, images),
+        "agreement": {precision: agreement(arguments, precision) for precision in PRECISIONS} if real else {},
+    }
+
+
+def told(found: dict[str, Any]) -> str:
+    """The same in tables."""
+    plain = found["ms"]["plain loop"]
+    lines = [", ".join(map(str, found["protocol"].values())), ""]
+    lines += ["| | ratio | at most |", "|---|---:|---:|"]
+    lines += [f"| {name} | {ratio:.3f} | {LIMITS[name]:.2f} |" for name, ratio in found["ratios"].items()]
+    lines += ["", "| | ms | / plain loop | ms alone | floor, ms | peak, MiB |", "|---|---:|---:|---:|---:|---:|"]
+    for name, taken in found["ms"].items():
+        precision, _, method = name.partition(" ")
+        floor = found["floors"].get(f"{precision} {method.partition(' ')[2]}")
+        below = "" if floor is None else f"{max(floor.values()):.2f}"
+        peak = found["peak"].get(name)
+        above = "" if peak is None else f"{peak / 2**20:.0f}"
+        alone = found["ms alone"][name]
+        lines.append(f"| {name} | {taken:.2f} | {taken / plain:.3f} | {alone:.2f} | {below} | {above} |")
+    lines += ["", "| floor | bytes, ms | operations, ms |", "|---|---:|---:|"]
+    lines += [f"| {name} | {low['bytes']:.2f} | {low['operations']:.2f} |" for name, low in found["floors"].items()]
+    kinds = [*KINDS, "other", "launches"]
+    lines += ["", f"| compiled tent, µs | {' | '.join(kinds)} |", "|---|" + "---:|" * len(kinds)]
+    for precision, spent in found["filling"].items():
+        lines.append(f"| {precision} | {' | '.join(f'{spent[kind]:.0f}' for kind in kinds)} |")
+    if found["agreement"]:
+        lines += ["", "| one round of real corruptions | error, % | masks as the eager ones, % |", "|---|---:|---:|"]
+    for precision, engines in found["agreement"].items():
+        for name, numbers in engines.items():
+            lines.append(f"| {precision} {name} | {numbers['error %']:.3f} | {numbers['masks agree %']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Check, time, print, and fail if a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -222,64 +315,18 @@ def main() -> int:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--frost", type=Path, help="folder of frost photos; otherwise the installed package's")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for gpu.json and the tables in gpu.md")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("This measures a CUDA device, and there is none.")
         return 2
-    device = torch.device(arguments.device)
-    images = torch.rand(arguments.batch, 3, 32, 32, device=device)
-
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return build("wrn40_2").to(device)
-
-    everybody = contestants(model)
-    rows = {name: partial(in_a_row, step, images) for name, step in everybody.items()}
-    timings = time_steps(rows, trials=arguments.trials, warm_up=3, synchronise=synchroniser(device))
-    times = {name: 1e3 * timing.median / ROW for name, timing in timings.items()}
-    single = {name: partial(step, images) for name, step in everybody.items()}
-    alone = time_steps(single, trials=arguments.trials, warm_up=3, synchronise=synchroniser(device))
-    del everybody, rows, single
-    lowest, memory = floors(model(), images), peaks(model, images)
-    ratios = judged(times, memory)
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, WRN-40-2, batch {arguments.batch}\n")
-    print(f"{'':<28}{'ms':>8}{'/ plain':>9}{'alone ms':>10}{'floor ms':>10}{'peak MiB':>10}")
-    for name, taken in times.items():
-        precision, _, method = name.partition(" ")
-        floor = lowest.get(f"{precision} {method.partition(' ')[2]}")
-        below = f"{max(floor.values()):10.2f}" if floor else " " * 10
-        peak = memory.get(name)
-        above = "" if peak is None else f"{peak / 2**20:10.0f}"
-        print(f"{name:<28}{taken:8.2f}{taken / times['plain loop']:9.3f}{1e3 * alone[name].median:10.2f}{below}{above}")
-    for name, floor in lowest.items():
-        print(f"floor of {name}: " + ", ".join(f"{kind} {value:.2f} ms" for kind, value in floor.items()))
-    print()
-    for name, ratio in ratios.items():
-        print(f"{name:<44}{ratio:8.3f}   (at most {LIMITS[name]})")
-    found = {}
-    if arguments.data and arguments.weights:
-        for precision in PRECISIONS:
-            found[precision] = agreement(arguments, precision)
-            for name, numbers in found[precision].items():
-                print(f"{precision} {name}, one round: " + ", ".join(f"{key} {v:.3f}" for key, v in numbers.items()))
-    if arguments.json:
-        apart = {name: 1e3 * timing.median for name, timing in alone.items()}
-        measured = {
-            "ms": times,
-            "ms_alone": apart,
-            "floors": lowest,
-            "peak": memory,
-            "ratios": ratios,
-            "agreement": found,
-        }
-        protocol = {
-            "hardware": torch.cuda.get_device_name(device),
-            "torch": torch.__version__,
-            "driftproof": dp.__version__,
-        }
-        arguments.json.write_text(json.dumps({"protocol": protocol, **measured}, indent=2) + "\n")
-    return 0 if all(ratio <= LIMITS[name] for name, ratio in ratios.items()) else 1
+    found = measured(arguments)
+    print(told(found))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
+        (arguments.out / "gpu.md").write_text(told(found))
+    return 0 if all(ratio <= LIMITS[name] for name, ratio in found["ratios"].items()) else 1
 
 
 if __name__ == "__main__":

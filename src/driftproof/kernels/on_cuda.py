@@ -14,6 +14,7 @@ from driftproof.kernels.normalisation import NARROWEST
 
 __all__ = ["apply", "apply_backward", "reduce", "reduce_backward"]
 
+# As measured best on an H200, over the shapes of WRN-40-2 at batch 200.
 _COLUMNS = 32
 _TILE = 8192
 _APPLIED = 4096
@@ -104,6 +105,14 @@ def _merge(
 
 
 @triton.jit
+def _layer(mean, scale, weight, bias, across, within):
+    centre = tl.load(mean + across, mask=within, other=0.0)
+    spread = tl.load(scale + across, mask=within, other=0.0)
+    slope = spread * tl.load(weight + across, mask=within, other=0.0)
+    return centre, spread, slope, tl.load(bias + across, mask=within, other=0.0)
+
+
+@triton.jit
 def _normalised(
     x, mean, scale, weight, bias, y, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
@@ -111,9 +120,7 @@ def _normalised(
     column = tl.program_id(1) * COLUMNS
     across = column + tl.arange(0, COLUMNS)
     within = across < columns
-    centre = tl.load(mean + across, mask=within, other=0.0)
-    slope = tl.load(scale + across, mask=within, other=0.0) * tl.load(weight + across, mask=within, other=0.0)
-    offset = tl.load(bias + across, mask=within, other=0.0)
+    centre, _, slope, offset = _layer(mean, scale, weight, bias, across, within)
     values, places, inside = _tile(x, rows, columns, tl.program_id(0) * ROWS, column, ROWS, COLUMNS)
     out = (values - centre[None, :]) * slope[None, :] + offset[None, :]
     if RELU:
@@ -142,10 +149,7 @@ def _gradient_sums(
     program, column = tl.program_id(0), tl.program_id(1) * COLUMNS
     across = column + tl.arange(0, COLUMNS)
     within = across < columns
-    centre = tl.load(mean + across, mask=within, other=0.0)
-    spread = tl.load(scale + across, mask=within, other=0.0)
-    slope = spread * tl.load(weight + across, mask=within, other=0.0)
-    offset = tl.load(bias + across, mask=within, other=0.0)
+    centre, spread, slope, offset = _layer(mean, scale, weight, bias, across, within)
     plain = tl.zeros([ROWS, COLUMNS], tl.float32)
     scaled = tl.zeros([ROWS, COLUMNS], tl.float32)
     for row in range(program * ROWS, rows, PROGRAMS * ROWS):
@@ -186,10 +190,7 @@ def _gradient(
     row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
     across = column + tl.arange(0, COLUMNS)
     within = across < columns
-    centre = tl.load(mean + across, mask=within, other=0.0)
-    spread = tl.load(scale + across, mask=within, other=0.0)
-    slope = spread * tl.load(weight + across, mask=within, other=0.0)
-    offset = tl.load(bias + across, mask=within, other=0.0)
+    centre, spread, slope, offset = _layer(mean, scale, weight, bias, across, within)
     level = tl.load(to_bias + across, mask=within, other=0.0) / rows
     tilt = tl.load(to_weight + across, mask=within, other=0.0) / rows
     arrived, normal, places, inside = _arriving(
@@ -214,7 +215,7 @@ def _reduction(x: Tensor) -> tuple[tuple[int, int], dict[str, int], Tensor]:
     """How a reduction is divided, and where its programs leave their sums."""
     rows, columns, wide = _shape(x)
     high, blocks = _TILE // wide, triton.cdiv(columns, wide)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = max(1, min(triton.cdiv(rows, high), _WAVES * processors // blocks, 512))
     parts = torch.empty(programs, 2, columns, dtype=torch.float32, device=x.device)
     shape = {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, "AT_ONCE": _AT_ONCE, "num_warps": _WARPS}
