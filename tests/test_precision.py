@@ -59,6 +59,26 @@ def test_bf16_computes_the_networks_in_bfloat16_and_the_rest_in_single_precision
     assert all(tensor.dtype != torch.bfloat16 for tensor in (*adapter.parameters(), *adapter.buffers()))
 
 
+def test_the_frozen_network_alone_can_compute_in_bfloat16():
+    blurred, exact = (
+        make("tent+crowd", source_precision=precision, select=dp.ConfidenceDifference(margin=-0.2), lr=1e-2)
+        for precision in ("bf16", None)
+    )
+    seen = {network: [] for network in (blurred.network, blurred.source)}
+    for network, dtypes in seen.items():
+        network.model.blocks[1].conv2.register_forward_pre_hook(lambda _, x, dtypes=dtypes: dtypes.append(x[0].dtype))
+    for index, images in enumerate(batches(6)):
+        torch.testing.assert_close(blurred(images), exact(images))
+        assert torch.equal(blurred.last.selected, exact.last.selected)
+        apart = (blurred.last.novelty - exact.last.novelty).abs().max()
+        assert (apart == 0) if index == 0 else (0 < apart < 0.05)
+    assert set(seen[blurred.network]) == {torch.float32}
+    assert set(seen[blurred.source]) == {torch.bfloat16}
+    assert "frozen network bf16" in repr(blurred)
+    with pytest.raises(dp.errors.ConfigurationError, match="`source_precision` to be one of bf16, but got 'fp8'"):
+        make("tent+crowd", source_precision="fp8")
+
+
 @pytest.mark.parametrize("case", ["ttn", "ent", "tent+crowd", "swr"])
 def test_channels_last_changes_the_layout_alone(case, tmp_path):
     stream = [images.double() for images in batches(5)]

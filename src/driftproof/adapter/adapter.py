@@ -63,6 +63,8 @@ class Adapter(nn.Module):
             shape of batch and replayed (CUDA devices only). The results are the same.
         precision: "fp32", "tf32" or "bf16" for the passes through the networks; losses, selection and statistics are
             computed in single precision in any case. None leaves PyTorch's own switches as they are.
+        source_precision: "bf16" for the frozen network alone. It costs less then, and what it is compared by is blurred
+            by a hundredth or so: for selection with a margin. None is as `precision`.
         channels_last: Lay out images and convolutions with channels last, which suits tensor cores.
         ranks: "all", or a process group, shares every batch out among processes: each is called with its rows and
             answers for them, and all learn from the whole. `last` is about the rank's own samples but for the loss.
@@ -107,6 +109,7 @@ class Adapter(nn.Module):
         seed: int = 0,
         engine: EngineName = "eager",
         precision: Precision | None = None,
+        source_precision: Literal["bf16"] | None = None,
         channels_last: bool = False,
         ranks: RankGroup = None,
     ) -> None:
@@ -116,8 +119,8 @@ class Adapter(nn.Module):
         _expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
         _expect_choice("output", output, ("before", "after"))
         _expect_choice("engine", engine, ("eager", "compile", "graph"))
-        if precision is not None:
-            _expect_choice("precision", precision, ("fp32", "tf32", "bf16"))
+        _expect_choice("precision", precision, (None, "fp32", "tf32", "bf16"))
+        _expect_choice("source_precision", source_precision, (None, "bf16"))
         if accumulate < 1:
             raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
         if mean_entropy is None:
@@ -141,12 +144,12 @@ class Adapter(nn.Module):
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
             self.regulariser = copy.deepcopy(regulariser)
-            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "precision": precision}
-            accessors["ranks"] = self.ranks
+            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
             adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-            self.network = Network(adapting, self.statistics, **accessors)
-            self.source = Network(frozen, self.source_statistics or self.statistics, **accessors)
+            followed = self.source_statistics or self.statistics
+            self.network = Network(adapting, self.statistics, precision=precision, **accessors)
+            self.source = Network(frozen, followed, precision=source_precision or precision, **accessors)
             if self._names and (loss is None or optimiser is None):
                 raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
             self._find_parameters()
@@ -390,6 +393,8 @@ class Adapter(nn.Module):
         return [part for part in parts if part is not None]
 
 
-def _expect_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _expect_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ConfigurationError(f"Expected `{name}` to be one of {', '.join(choices)}, but got {value!r}.")
+        raise ConfigurationError(
+            f"Expected `{name}` to be one of {', '.join(filter(None, choices))}, but got {value!r}."
+        )

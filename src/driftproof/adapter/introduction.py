@@ -41,7 +41,7 @@ def _introduction(adapter: "Adapter") -> Card:
     """Method, source weights and state: what has to be the same on every rank before the first batch."""
     state = capture(adapter)
     meta = json.loads(bytes(state.pop("meta").tolist()))
-    method = [meta.pop("method"), meta.pop("seed"), adapter.output, adapter.precision]
+    method = [meta.pop("method"), meta.pop("seed"), adapter.output, adapter.precision, adapter.source.precision]
     weights = meta.pop("source")
     tensors = {name: [list(tensor.shape), bit_sum(tensor)] for name, tensor in state.items()}
     return Card(method=_digest(method), weights=_digest(weights), state=_digest([meta, tensors]))

@@ -36,8 +36,14 @@ def shown(adapter: "Adapter") -> str:
     else:
         kind, rate = type(adapter.optimiser).__name__, adapter.optimiser.param_groups[0].get("lr")
         chosen["optimiser"] = chosen["optimiser"].replace(kind, f"{kind}(lr={rate})")
-    running = [adapter.engine, adapter.precision or "", "channels last" if adapter.channels_last else ""]
-    if running != ["eager", "", ""]:
+    apart = adapter.source.precision != adapter.precision
+    running = [
+        adapter.engine,
+        adapter.precision or "",
+        f"frozen network {adapter.source.precision}" if apart else "",
+        "channels last" if adapter.channels_last else "",
+    ]
+    if running != ["eager", "", "", ""]:
         chosen["engine"] = ", ".join(filter(None, running))
     if adapter.ranks.size > 1:
         chosen["ranks"] = f"{adapter.ranks.rank} of {adapter.ranks.size}"

@@ -30,5 +30,6 @@ class Settings(TypedDict, total=False):
     seed: int
     engine: EngineName
     precision: Precision | None
+    source_precision: Literal["bf16"] | None
     channels_last: bool
     ranks: RankGroup
