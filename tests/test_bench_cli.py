@@ -100,6 +100,17 @@ def test_a_published_set_is_read_where_it_is(files):
     assert torch.equal(images_of(limited), stored[:5] / 255)
 
 
+def test_a_few_images_of_a_set_that_is_not_there_are_computed_and_nothing_is_kept(files):
+    few, whole = on_cifar10("brightness", "contrast", limit=5), on_cifar10("brightness", "contrast")
+    told = []
+    computed = images_of(files.stream(few, 1, lambda stage, done: told.append(stage)))
+    assert not told
+    assert not (files.data / "CIFAR-10-C-made").exists()
+    made = images_of(files.stream(whole, 1)).reshape(2, 12, 3, 32, 32)
+    assert torch.equal(computed, made[:, :5].flatten(0, 1))
+    assert files.facts(few) == files.facts(whole)
+
+
 def test_a_set_that_is_not_there_is_made_once_and_kept(files, monkeypatch):
     told, spec = [], on_cifar10("brightness", "contrast")
     stream = files.stream(spec, 1, lambda stage, done: told.append((stage, done)))

@@ -37,7 +37,7 @@ class StreamedSet:
     """An image set that comes in many appearances.
 
     Attributes:
-        images: Reads one appearance: `images(root, domain, severity, frost_photos=…, device=…, progress=…)`.
+        images: Reads one appearance: `images(root, domain, severity, frost_photos=…, device=…, make=…, progress=…)`.
         shuffled: Whether it is stored class by class, and so has to be shuffled.
         trained_on: What source weights for its classes are called; None for sets that only ever are unknown.
         classes: How many; None as above.
@@ -87,10 +87,12 @@ def _made(
     *,
     clean: Callable[[Path], ImageSet],
     home: str,
+    make: bool = True,
     progress: Progress | None = None,
     **how: Any,  # noqa: ANN401  # relayed to `Corrupted`
 ) -> ImageSet:
-    return kept(Corrupted(clean(root), domain, severity, **how), root / f"{home}-made", progress=progress)
+    images = Corrupted(clean(root), domain, severity, **how)
+    return kept(images, root / f"{home}-made", make=make, progress=progress)
 
 
 def _camvid(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed

@@ -101,23 +101,24 @@ class Files:
         path = self._weights_of(spec)
         found = {f"weights {spec.model} {spec.images}": self._once(path, lambda: sha256(path))}
         for name in filter(None, (spec.images, spec.unknown)):
-            images = self._images(name, spec.domains[0], spec.severity, progress)
+            images = self._images(name, spec.domains[0], spec, progress)
             label = f"images {name} {spec.domains[0]} {spec.severity}"
             found[label] = self._once(label, lambda images=images: fingerprint(images))
         return found
 
     def _domains(self, name: str, spec: Spec, progress: Progress | None) -> list[Domain]:
         return [
-            _set(name).domain(domain, self.data, self._images(name, domain, spec.severity, progress))
-            for domain in spec.domains
+            _set(name).domain(domain, self.data, self._images(name, domain, spec, progress)) for domain in spec.domains
         ]
 
-    def _images(self, name: str, domain: str, severity: int, progress: Progress | None = None) -> ImageSet:
-        def read() -> ImageSet:
-            how = {"frost_photos": self._photos(domain), "device": self.device, "progress": progress}
-            return _set(name).images(self.data, domain, severity, **how)
+    def _images(self, name: str, domain: str, spec: Spec, progress: Progress | None) -> ImageSet:
+        make = spec.limit is None  # a few images are computed sooner than a set is made
 
-        images: ImageSet = self._once((name, domain, severity), read)
+        def read() -> ImageSet:
+            how = {"frost_photos": self._photos(domain), "device": self.device, "make": make, "progress": progress}
+            return _set(name).images(self.data, domain, spec.severity, **how)
+
+        images: ImageSet = self._once((name, domain, spec.severity, make), read)
         return images
 
     def _photos(self, domain: str) -> FrostPhotos | None:

@@ -91,7 +91,7 @@ class Corrupted(ImageSet):
         return (result if self.resave is None else jpeg(result, self.resave)).cpu()
 
 
-def kept(images: Corrupted, folder: Path, *, progress: Progress | None = None) -> ArraySet:
+def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progress | None = None) -> ImageSet:
     """The corrupted set as an array on disk, made if it is not there yet.
 
     Interrupted work is taken up where it stopped; an unfinished file bears another name and is never read as finished.
@@ -100,10 +100,14 @@ def kept(images: Corrupted, folder: Path, *, progress: Progress | None = None) -
     Args:
         images: What to keep.
         folder: Gets `{corruption}/{severity}.npy` with its protocol beside it.
+        make: Otherwise what is not there yet stays so, and its images are computed whenever they are asked for: less
+            work where only a few of them will be.
         progress: Called with the set's name and the number of images done.
     """
     path = folder / images.corruption / f"{images.severity}.npy"
     if not path.exists():
+        if not make:
+            return images
         path.parent.mkdir(parents=True, exist_ok=True)
         _make(images, path, progress)
     _refuse_other_protocol(_protocol_of(path), images)

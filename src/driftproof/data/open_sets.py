@@ -23,6 +23,7 @@ def svhn_c(
     *,
     frost_photos: FrostPhotos | None = None,
     device: torch.device | str = "cpu",
+    make: bool = True,
     progress: Progress | None = None,
 ) -> ImageSet:
     """SVHN-C, which goes with CIFAR-10-C and CIFAR-100-C: made at the first call, read from `SVHN-C` afterwards.
@@ -35,12 +36,13 @@ def svhn_c(
         severity: From 1 to 5.
         frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
         device: Where to make it.
+        make: Otherwise, unless it is there, images are computed whenever they are asked for.
         progress: Called with the set's name and the number of images done.
     """
     images = Corrupted(
         svhn(root, limit=10_000), corruption, severity, constants=32, frost_photos=frost_photos, device=device
     )
-    return kept(images, Path(root) / "SVHN-C", progress=progress)
+    return kept(images, Path(root) / "SVHN-C", make=make, progress=progress)
 
 
 def imagenet_o_c(
@@ -51,6 +53,7 @@ def imagenet_o_c(
     side: int = 64,
     frost_photos: FrostPhotos | None = None,
     device: torch.device | str = "cpu",
+    make: bool = True,
     progress: Progress | None = None,
 ) -> ImageSet:
     """ImageNet-O-C, which goes with Tiny-ImageNet-C (64 pixels) and ImageNet-C (224): made once and kept.
@@ -64,6 +67,7 @@ def imagenet_o_c(
         side: 64 or 224.
         frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
         device: Where to make it.
+        make: Otherwise, unless it is there, images are computed whenever they are asked for.
         progress: Called with the set's name and the number of images done.
     """
     if side not in _SIZES:
@@ -77,4 +81,4 @@ def imagenet_o_c(
         frost_photos=frost_photos,
         device=device,
     )
-    return kept(images, Path(root) / f"ImageNet-O-C-{side}", progress=progress)
+    return kept(images, Path(root) / f"ImageNet-O-C-{side}", make=make, progress=progress)
