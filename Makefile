@@ -36,6 +36,8 @@ docs: setup
 
 # Everything that quotes a number quotes it from here.
 results: setup
+	for figure in selection scores curves; do \
+	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
 	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md
 
 bench-step: setup

@@ -124,7 +124,7 @@ class Results:
         runs = [[of_seed[seed] for of_seed in cells] for seed in cells[0] if all(seed in others for others in cells)]
         if not runs:
             return Value(paper=paper, wanted=entry.round)
-        reached = [self.rounds(run) for together in runs for run in together if not self._is_steady(run)]
+        reached = [self.rounds(run) for together in runs for run in together if not self.is_steady(run)]
         round = min([entry.round, *reached])
         by_seed = [
             statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in together)
@@ -135,7 +135,7 @@ class Results:
         deviation = statistics.stdev(by_seed) if len(by_seed) > 1 else None
         return Value(statistics.fmean(by_seed), paper, round, entry.round, len(by_seed), deviation)
 
-    def _is_steady(self, spec: Spec) -> bool:
+    def is_steady(self, spec: Spec) -> bool:
         """Whether nothing moves and nothing is remembered, so that every round is like the first."""
         if spec not in self._steady:
             said = self.cells[spec].protocol
@@ -143,7 +143,7 @@ class Results:
         return self._steady[spec]
 
     def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
-        round = min(round, self.rounds(spec)) if self._is_steady(spec) else round
+        round = min(round, self.rounds(spec)) if self.is_steady(spec) else round
         values = [
             row.get(measure) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
         ]

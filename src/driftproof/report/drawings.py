@@ -24,8 +24,7 @@ def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]
     for together in _by_images(results, streams):
         quantity = together[0].quantity
         panels = [
-            Panel(stream.setting, quantity.unit, [_curve(results, line, quantity.measure) for line in stream.lines])
-            for stream in together
+            Panel(stream.setting, quantity.unit, _curves_of(results, stream, quantity.measure)) for stream in together
         ]
         caption = f"{quantity.words.capitalize()} in each round, mean over {_domains(together[0])}{_seeds(together)}."
         drawings.append(_curves(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
@@ -62,7 +61,7 @@ def domain_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing
 
 def _share_panels(results: Results, stream: Stream) -> Iterator[Panel]:
     for measure, words in _SHARES.items():
-        curves = [_curve(results, line, measure, scale=100) for line in stream.lines]
+        curves = _curves_of(results, stream, measure, scale=100)
         selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
         if selecting:
             yield Panel(words if stream.spec.unknown else "all images", "learned from, %", selecting, whole=True)
@@ -81,10 +80,16 @@ def _by_images(results: Results, streams: Sequence[Stream]) -> list[list[Stream]
     return list(groups.values())
 
 
-def _curve(results: Results, line: Line, measure: str, scale: float = 1.0) -> Curve:
+def _curves_of(results: Results, stream: Stream, measure: str, scale: float = 1.0) -> list[Curve]:
+    last = stream.rounds(results)
+    return [_curve(results, line, measure, scale, last if line.steady(results) else 0) for line in stream.lines]
+
+
+def _curve(results: Results, line: Line, measure: str, scale: float, least: int) -> Curve:
+    """A line's course; drawn on to a round that it would not change in."""
     seeds = list(zip(*line.by_seed(results, measure), strict=True))
-    means = [scale * value for value in line.per_round(results, measure)]
-    low, high = ([scale * extreme(values) for values in seeds] for extreme in (min, max))
+    seeds += seeds[-1:] * (least - len(seeds))
+    means, low, high = ([scale * of(values) for values in seeds] for of in (statistics.fmean, min, max))
     return Curve(line.name, line.base, line.selection, means, low, high)
 
 
@@ -99,7 +104,7 @@ def _range(values: Sequence[float]) -> str:
 
 def _reached(line: Line, results: Results, last: int) -> str:
     rounds = line.rounds(results)
-    return line.name if rounds == last else f"{line.name} @{rounds}"
+    return line.name if rounds == last or line.steady(results) else f"{line.name} @{rounds}"
 
 
 def _title(stream: Stream, streams: Sequence[Stream]) -> str:

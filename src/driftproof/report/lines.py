@@ -66,6 +66,10 @@ class Line:
         """How many rounds all seeds have completed."""
         return min(results.rounds(cell) for cell in self.cells)
 
+    def steady(self, results: Results) -> bool:
+        """Whether it learns nothing, so that its last round stands for all that follow."""
+        return all(results.is_steady(cell) for cell in self.cells)
+
     def by_seed(self, results: Results, measure: str) -> list[list[float]]:
         """The mean over domains for each round that all seeds have completed, seed by seed."""
         rounds = self.rounds(results)
