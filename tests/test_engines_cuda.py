@@ -221,3 +221,17 @@ def test_precisions_can_be_recorded(precision):
         outputs.append(torch.stack(run(adapter, stream)[0]))
     tolerance = 1e-4 if precision == "fp32" else 5e-2
     torch.testing.assert_close(*outputs, rtol=tolerance, atol=tolerance)
+
+
+@on_gpu
+@pytest.mark.parametrize("case", ["tent", "tent+crowd", "eata+crowd"])
+def test_fused_layers_change_rounding_alone(case):
+    torch._dynamo.reset()
+    stream = [images.cuda() for images in batches(8)]
+    answers = []
+    for engine in ("eager", "compile"):
+        settings = {"engine": engine, "precision": "fp32", "channels_last": True, "select": with_rejection(case)}
+        adapter = adapter_for(case, build("wide_resnet").cuda(), prepared=False, lr=1e-3, **settings)
+        adapter.prepare(source_data())
+        answers.append(torch.stack([adapter(images) for images in stream]))
+    torch.testing.assert_close(*answers, rtol=1e-3, atol=1e-3)

@@ -16,11 +16,11 @@ __all__ = ["apply", "apply_backward", "reduce", "reduce_backward"]
 
 # As measured best on an H200, over the shapes of WRN-40-2 at batch 200.
 _COLUMNS = 32
-_TILE = 8192
 _APPLIED = 4096
-_WAVES = 1
-_AT_ONCE = 64
-_WARPS = 8
+_BYTES = 2**15
+_LARGE = {"num_warps": 8, "AT_ONCE": 64}, 8192, 1
+_SMALL = {"num_warps": 4, "AT_ONCE": 128}, 4096, 2
+"""Options of a reduction, the values of a tile, and how many programs there are for each processor."""
 
 
 @triton.jit
@@ -211,15 +211,15 @@ def _per_channel(x: Tensor) -> Tensor:
     return torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
 
 
-def _reduction(x: Tensor) -> tuple[tuple[int, int], dict[str, int], Tensor]:
-    """How a reduction is divided, and where its programs leave their sums."""
+def _reduction(x: Tensor, inputs: int) -> tuple[tuple[int, int], dict[str, int], Tensor]:
+    """How a reduction over so many tensors like `x` is divided, and where its programs leave their sums."""
     rows, columns, wide = _shape(x)
-    high, blocks = _TILE // wide, triton.cdiv(columns, wide)
+    options, tile, waves = _LARGE if inputs * x.element_size() * _LARGE[1] <= _BYTES else _SMALL
+    high, blocks = tile // wide, triton.cdiv(columns, wide)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    programs = max(1, min(triton.cdiv(rows, high), _WAVES * processors // blocks, 512))
+    programs = max(1, min(triton.cdiv(rows, high), waves * processors // blocks))
     parts = torch.empty(programs, 2, columns, dtype=torch.float32, device=x.device)
-    shape = {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, "AT_ONCE": _AT_ONCE, "num_warps": _WARPS}
-    return (programs, blocks), shape, parts
+    return (programs, blocks), {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, **options}, parts
 
 
 def _elementwise(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
@@ -233,7 +233,7 @@ def reduce(x: Tensor, addend: Tensor | None, eps: float, tickets: Tensor) -> tup
     total = x if addend is None else torch.empty_like(x)
     rows, columns, _ = _shape(x)
     mean, scale = _per_channel(x), _per_channel(x)
-    grid, blocks, parts = _reduction(x)
+    grid, blocks, parts = _reduction(x, 1 if addend is None else 2)
     beside = x if addend is None else addend
     _statistics[grid](
         x, beside, total, parts, tickets, mean, scale, rows, columns, eps, **blocks, ADDS=addend is not None
@@ -255,7 +255,7 @@ def reduce_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of weight and bias."""
     to_weight, to_bias = _per_channel(x), _per_channel(x)
-    grid, blocks, parts = _reduction(x)
+    grid, blocks, parts = _reduction(x, 2)
     _gradient_sums[grid](
         gradient, x, mean, scale, weight, bias, parts, tickets, to_weight, to_bias, *_shape(x)[:2], **blocks, RELU=relu
     )
