@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint docs results bench-step bench-corruptions bench-gpu bench-scenes clean
+.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-scenes clean
 
 setup: $(READY)
 
@@ -20,6 +20,9 @@ demo: setup
 
 # Files stay whole, so that what is dear to set up is set up once.
 test: setup lint
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+coverage: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile --cov
 
 test-slow: setup

@@ -29,6 +29,7 @@ RANDOM = {
     **dict.fromkeys(("motion_blur", "snow"), 1000),
     "elastic_transform": 3000,
 }
+DEAR = ("fog", "glass_blur")  # seconds for a few hundred images of the reference
 FROST = procedural_frost()
 
 
@@ -79,8 +80,14 @@ def assert_same_distribution(images, ours, reference, tolerance=0.03):
     assert mine.mean() == pytest.approx(other.mean(), abs=tolerance * np.abs(other).mean())
 
 
-@pytest.mark.parametrize("severity", [2, 5])
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        pytest.param(name, severity, marks=pytest.mark.slow if name in DEAR and severity == 2 else ())
+        for name in RANDOM
+        for severity in (2, 5)
+    ],
+)
 def test_random_ones_agree_in_distribution(name, severity):
     images = pictures(RANDOM[name])
     constant = CONSTANTS[32][name][severity - 1]
