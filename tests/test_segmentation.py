@@ -275,3 +275,41 @@ def test_an_oracle_that_is_not_told_is_an_error_and_ordinary_methods_have_none(m
 def test_an_oracle_cannot_be_recorded():
     assert Oracle().varies
     assert Spec("tent", "camvid-c", "m", domains=("fog",)).with_options(oracle=True).options == (("oracle", True),)
+
+
+# Black bars
+
+
+def within_frame_slowly(image):
+    """Pixel by pixel: outside is what lies in a column, or a row, that is black like all between it and an edge."""
+    _, height, width = image.shape
+    dark_column = [all(image[:, y, x].tolist() == [0, 0, 0] for y in range(height)) for x in range(width)]
+    dark_row = [all(image[:, y, x].tolist() == [0, 0, 0] for x in range(width)) for y in range(height)]
+    return [
+        [
+            not any(all(dark[: place + 1]) or all(dark[place:]) for dark, place in ((dark_column, x), (dark_row, y)))
+            for x in range(width)
+        ]
+        for y in range(height)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    left=st.integers(0, 3), right=st.integers(0, 3), top=st.integers(0, 2), hole=st.booleans(), seed=st.integers(0, 9)
+)
+def test_nothing_is_learned_from_the_bars_around_a_frame(left, right, top, hole, seed):
+    images = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(seed)) + 0.1
+    images[0, :, :, :left] = images[0, :, :, 7 - right :] = images[0, :, :top] = 0.0
+    if hole:
+        images[1, :, :, 3] = 0.0  # black, but not at an edge
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    adapter = build_method("tent", model, {"framed": True})
+    adapter(images)
+    assert adapter.last.selected.tolist() == [within_frame_slowly(image) for image in images]
+
+
+def test_black_bars_are_about_pixels():
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 4))
+    with pytest.raises(dp.errors.ModelError, match="prediction for every pixel"):
+        build_method("tent", model, {"framed": True})(torch.rand(2, 3, 2, 2))

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from driftproof.errors import ConfigurationError
+from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
 from driftproof.parts import Part, Several, Step
 from driftproof.predictions import entropy
@@ -21,6 +21,7 @@ __all__ = [
     "EntropyWeight",
     "NonRedundant",
     "Selection",
+    "WithinFrame",
 ]
 
 
@@ -198,6 +199,43 @@ class NonRedundant(Selection):
         before = torch.zeros_like(mean) if self.average is None else self.average
         moved = torch.where(before.any(), torch.lerp(mean, before, self.momentum), mean)
         self.average = torch.where(count > 0, moved, before)
+
+
+class WithinFrame(Selection):
+    """Learn from no pixel of the black bars that a frame was padded with.
+
+    A bar is made of whole columns, or whole rows, of black pixels along an edge of the frame.
+
+    Example:
+        >>> frame = torch.ones(1, 3, 2, 5)
+        >>> frame[..., :1] = frame[..., 3:] = 0.0
+        >>> _frames_of(frame)
+        tensor([[[False,  True,  True, False, False],
+                 [False,  True,  True, False, False]]])
+    """
+
+    def weigh(self, step: Step) -> Tensor:
+        """One for every pixel of the picture itself."""
+        inside = _frames_of(step.images)
+        if inside.shape != step.weights.shape:
+            raise ModelError(
+                f"Expected a model with a prediction for every pixel, {tuple(inside.shape)}, for `WithinFrame`, "
+                f"but its predictions are {tuple(step.weights.shape)}."
+            )
+        return inside.to(step.weights.dtype)
+
+
+def _frames_of(images: Tensor) -> Tensor:
+    black = (images == 0).all(dim=1)
+    columns, rows = _at_the_edges(black.all(dim=1)), _at_the_edges(black.all(dim=2))
+    return ~(columns.unsqueeze(1) | rows.unsqueeze(2))
+
+
+def _at_the_edges(dark: Tensor) -> Tensor:
+    """The dark ones from which there are only dark ones up to one of the ends."""
+    before = dark.byte().cummin(dim=1).values
+    after = dark.flip(1).byte().cummin(dim=1).values.flip(1)
+    return (before | after).bool()
 
 
 def _entropy(step: Step) -> Tensor:

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, get_args
 
 import torch
@@ -15,7 +16,7 @@ from driftproof.bench.spec import Option
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.names import expect_known
 from driftproof.parts import Step
-from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection
+from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection, WithinFrame
 from driftproof.statistics import TTN, Batch, Blend, Source
 
 __all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
@@ -39,6 +40,10 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
     "certain": EntropyBelow,
 }
 """What follows the plus sign: the paper's selection, and the static thresholds it is compared with."""
+
+
+_LEFT_OUT: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": WithinFrame}
+"""Switches that leave more samples out than the selection does."""
 
 
 def _confidence_difference(step: Step) -> Tensor:
@@ -83,14 +88,14 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
     method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
         expect_known(f"option of {name}", key, accepted_options(name))
-    if options.get("oracle") and base not in _selecting():
-        raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
     chosen = {key: _meaning(key, value) for key, value in options.items()}
-    told = bool(chosen.pop("oracle", False))
+    selections = [make() for key, make in _LEFT_OUT.items() if chosen.pop(key, False)]
+    if selections and base not in _selecting():
+        raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
     if selection:
-        chosen["select"] = SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen})
-    if told:
-        chosen["select"] = chosen["select"] & Oracle() if selection else Oracle()
+        selections.insert(0, SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen}))
+    if selections:
+        chosen["select"] = reduce(and_, selections)
     try:
         return method(model, **chosen)
     except DriftproofError:
@@ -130,7 +135,7 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
     (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
     (settings,) = get_args(handed_on)
-    return sorted((own | settings.__optional_keys__ | {"oracle"}) - _WITHOUT_WORDS)
+    return sorted((own | settings.__optional_keys__ | _LEFT_OUT.keys()) - _WITHOUT_WORDS)
 
 
 def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes

@@ -44,7 +44,7 @@ _READERS: dict[str, Callable[..., Scenes]] = {
 _SIZES = {"mapillary": Height(800, width=1422), "gtav": Height(800, width=1455)}
 """Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows.
 
-What is padded is black, and the network sees it and learns from it as from any pixel; it is not scored.
+What is padded is black; the network sees it, but it is neither learned from (`WithinFrame`) nor scored.
 """
 
 _SOURCE_SCENES = 1600
