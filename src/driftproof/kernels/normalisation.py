@@ -12,24 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["NARROWEST", "OPERATIONS", "add_normalise", "new_tickets", "normalise"]
-
-NARROWEST = 16
-"""Channels that one program takes care of at least."""
-
-OPERATIONS = torch.ops.driftproof
-"""What follows, under the names by which torch knows it."""
-
-
-@custom_op("driftproof::new_tickets", mutates_args=())
-def new_tickets(layers: int, channels: int, device: torch.device) -> Tensor:
-    """By what the programs of a reduction tell which of them is the last: a row for each layer, zero in between."""
-    return torch.zeros(layers, -(-channels // NARROWEST), dtype=torch.int32, device=device)
-
-
-@new_tickets.register_fake
-def _(layers: int, channels: int, device: torch.device) -> Tensor:
-    return torch.empty(layers, -(-channels // NARROWEST), dtype=torch.int32, device=device)
+__all__ = ["add_normalise", "normalise"]
 
 
 @custom_op("driftproof::normalise", mutates_args=())
@@ -51,6 +34,7 @@ def normalise(
         The result, and of every channel the mean and one over the standard deviation.
 
     Example:
+        >>> from driftproof.kernels import new_tickets
         >>> x = torch.rand(2, 3, 4, 4)
         >>> y, _, _ = normalise(x, torch.ones(3), torch.zeros(3), new_tickets(1, 3, x.device), 0, 1e-5, True)
         >>> bool(torch.allclose(y, F.relu(F.batch_norm(x, None, None, training=True)), atol=1e-5))

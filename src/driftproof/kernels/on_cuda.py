@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from driftproof.kernels.normalisation import NARROWEST
+from driftproof.kernels.tickets import NARROWEST
 
 __all__ = ["apply", "apply_backward", "reduce", "reduce_backward"]
 
