@@ -1,6 +1,7 @@
 """Digits, layout, and what a pass keeps for the way back."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -57,6 +58,24 @@ def test_bf16_computes_the_networks_in_bfloat16_and_the_rest_in_single_precision
             assert adapter.last.kept == 1.0
     assert set(seen) == {torch.bfloat16}
     assert all(tensor.dtype != torch.bfloat16 for tensor in (*adapter.parameters(), *adapter.buffers()))
+
+
+@pytest.mark.parametrize("which", ["network", "source"])
+def test_rounded_weights_stay_where_a_recording_reads_them(which):
+    adapter, images = make("tent+crowd", precision="bf16"), batches(1)[0]
+    adapter(images)
+    layer = getattr(adapter, which).model.blocks[1].conv2
+    rounded = weakref.ref(vars(layer)["_rounded"])
+    copied = adapter.unwrap()
+    adapter(images)
+    assert rounded() is vars(layer)["_rounded"], "a copy was taken of the model, and nothing of it was let go"
+    assert all("_rounded" not in vars(module) for module in copied.modules())
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    address = rounded().data_ptr()
+    adapter(images)
+    assert vars(layer)["_rounded"].data_ptr() == address
+    assert torch.equal(vars(layer)["_rounded"], layer.weight.bfloat16())
 
 
 def test_the_frozen_network_alone_can_compute_in_bfloat16():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["make_ordinary", "make_sparing", "round_weights"]
+__all__ = ["forget_rounded", "make_ordinary", "make_sparing", "round_weights"]
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -27,18 +27,32 @@ def make_ordinary(model: nn.Module) -> None:
     """Undo `make_sparing`."""
     for layer in model.modules():
         if type(layer) in _KINDS and _is_sparing(layer):
-            for name in ("forward", "_rounded", "_rounded_from"):
-                vars(layer).pop(name, None)
+            del layer.forward
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep weights that stay at hand in the type that autocast would give them, where it would do so in every pass."""
+    """Keep weights that stay at hand in the type that autocast would give them, where it would do so in every pass.
+
+    A recorded step goes on reading them, so they stay where they are for as long as the weights do.
+    """
     for layer in model.modules():
         if type(layer) in _KINDS and _is_sparing(layer):
-            weight = cast("nn.Conv2d", layer).weight
-            written = (weight.data_ptr(), weight._version, dtype)
-            if not weight.requires_grad and vars(layer).get("_rounded_from") != written:
-                vars(layer).update(_rounded=weight.detach().to(dtype), _rounded_from=written)
+            weight, kept = cast("nn.Conv2d", layer).weight, vars(layer)
+            before, now = kept.get("_rounded_from", ()), (weight.device, weight.data_ptr(), weight._version)
+            if weight.requires_grad or before == now:
+                continue
+            if before[:2] == now[:2]:
+                kept["_rounded"].copy_(weight.detach())
+            else:
+                kept["_rounded"] = weight.detach().to(dtype)
+            kept["_rounded_from"] = now
+
+
+def forget_rounded(model: nn.Module) -> None:
+    """Undo `round_weights`, for a copy."""
+    for layer in model.modules():
+        for name in ("_rounded", "_rounded_from"):
+            vars(layer).pop(name, None)
 
 
 def _is_plain(layer: nn.Module) -> bool:

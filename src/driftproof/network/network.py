@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
-from driftproof.network.convolution import make_ordinary, make_sparing, round_weights
+from driftproof.network.convolution import forget_rounded, make_ordinary, make_sparing, round_weights
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
 from driftproof.network.rules import NormalisationRule
@@ -105,9 +105,11 @@ class Network(nn.Module):
         """A copy of the model as an ordinary module: no rules, no storage shared."""
         self._detach()
         try:
-            return copy.deepcopy(self.model)
+            copied = copy.deepcopy(self.model)
         finally:
             self._attach()
+        forget_rounded(copied)
+        return copied
 
     def clone(self) -> "Network":
         """A network of its own over a copy of the model, under the same rule."""

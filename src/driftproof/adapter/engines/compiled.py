@@ -50,11 +50,7 @@ class Compiled(Eager):
         if not self._shapes.worth(key):
             self._shapes.meet(key)
             return inner.run_eagerly(adapter, images)
-        with (
-            self._through(adapter.network, images),
-            self._through(adapter.source, images),
-            _named_errors(),
-        ):
+        with self._through(adapter.network, images), self._through(adapter.source, images), _named_errors():
             return inner.run(adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:

@@ -14,6 +14,7 @@ from driftproof.kernels import OPERATIONS
 
 __all__ = ["fuse", "fused_inductor"]
 
+_LAYER = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _BATCH_NORMS = (F.batch_norm, torch.batch_norm)
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _SUMS = (operator.add, torch.add, "add")
@@ -55,9 +56,6 @@ def _normalises(node: Node) -> bool:
     own = given["training"] is True and given["running_mean"] is None and given["running_var"] is None
     learned = given["weight"] is not None and given["bias"] is not None
     return own and learned and image is not None and image.ndim == 4 and image.dtype in _KINDS
-
-
-_LAYER = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
 def _tickets_for(graph: Graph, norms: list[Node]) -> Node:
