@@ -1,6 +1,6 @@
 """The step on a GPU: every engine and precision against a plain eager TENT loop and against what the hardware allows.
 
-    python benchmarks/gpu.py [--batch 200] [--trials 40] [--data DIR --weights FILE] [--out DIR]
+    python benchmarks/gpu.py [--batch 200] [--trials 40] [--out DIR]
 
 The plain loop is TENT as public reference code writes it, with PyTorch's defaults. All contestants take turns in one
 process; medians are compared. Ratios are those of steps in a row, as a stream is worked through, with a wait for the
@@ -8,8 +8,7 @@ device after every ten; the time of a step that is waited for alone stands besid
 fused step would still need: the bytes that have to cross memory over the measured bandwidth, and the multiplications
 over the measured rate of large matrix products.
 
-With `--data` (CIFAR-10 in its official format) and `--weights`, the fast engines also run over one round of the fifteen
-corruptions beside the eager one at the same precision.
+`agreement.py` shows that the engines compute the same.
 """
 
 import argparse
@@ -26,9 +25,7 @@ from torch import Tensor, nn
 import driftproof as dp
 from driftproof.analyses import peak_memory, synchroniser, time_steps
 from driftproof.bench.conditions import hardware
-from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
-from driftproof.data import cifar10
-from driftproof.models import build, restore
+from driftproof.models import build
 from step import tent_by_hand
 
 LIMITS = {
@@ -123,60 +120,6 @@ def floors(model: nn.Module, images: Tensor) -> dict[str, dict[str, float]]:
     return found
 
 
-@torch.no_grad()
-def follow(adapter: dp.Adapter, leader: dp.Adapter) -> None:
-    """Put an adapter where another one is, without moving any of its tensors: a recording goes on reading them."""
-    ours, theirs = ([p for group in a.optimiser.param_groups for p in group["params"]] for a in (adapter, leader))
-    torch._foreach_copy_(ours, theirs)
-    for own, other in zip(ours, theirs, strict=True):
-        kept, wanted = adapter.optimiser.state[own], leader.optimiser.state[other]
-        for key in kept.keys() & wanted.keys():
-            kept[key].copy_(wanted[key])
-
-
-def agreement(arguments: argparse.Namespace, precision: str) -> dict[str, dict[str, float]]:
-    """One round of real corruptions, batch by batch: how often each engine errs, and selects as the eager one does.
-
-    Selection asks whether a difference is below zero, and what it selects decides what comes next, so that rounding
-    grows. How much of what engines differ by is that shows beside: an eager adapter that lays out its images otherwise
-    differs in rounding alone, and adapters "led" start every batch from where the eager one is.
-    """
-    device, images = torch.device(arguments.device), cifar10(arguments.data)
-    clean, labels = images.batch(range(len(images))).to(device), images.labels.to(device)
-    photos = find_frost_photos(arguments.frost)
-    model = restore(arguments.weights).to(device)
-    common: dict[str, Any] = {"select": dp.ConfidenceDifference(), "precision": precision}
-    adapters = {
-        f"{engine}{way}": dp.tent(model, **common | {"engine": engine, "channels_last": way != ", other layout"})
-        for engine, way in (
-            # The eager one comes last: those that are led start from where it was before the batch.
-            ("graph", ", led"), ("compile", ", led"), ("graph", ""), ("compile", ""), ("eager", ", other layout"),
-            ("eager", ""),
-        )
-    }  # fmt: skip
-    leader = adapters["eager"]
-    counts = {name: torch.zeros(2, dtype=torch.int64, device=device) for name in adapters}
-    seen = 0
-    for corruption in CORRUPTIONS:
-        changed = corrupt(clean, corruption, 5, dataset=images.name, frost_photos=photos)
-        for some, theirs in zip(
-            torch.split(changed, arguments.batch), torch.split(labels, arguments.batch), strict=True
-        ):
-            wrong = {}
-            for name, adapter in adapters.items():
-                if name.endswith("led") and seen:
-                    follow(adapter, leader)
-                wrong[name] = adapter(some.float() / 255).argmax(1) != theirs
-            for name, adapter in adapters.items():
-                same = adapter.last.selected == leader.last.selected
-                counts[name] += torch.stack([wrong[name].sum(), same.sum()])
-            seen += len(theirs)
-    return {
-        name: {"error %": 100 * wrong_ones / seen, "masks agree %": 100 * same_ones / seen}
-        for name, (wrong_ones, same_ones) in ((name, count.tolist()) for name, count in counts.items())
-    }
-
-
 def peaks(model: Callable[[], nn.Module], images: Tensor) -> dict[str, int | None]:
     """Bytes that each needs at most, its copies of the network included."""
 
@@ -257,7 +200,6 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     alone = medians({name: partial(step, images) for name, step in everybody.items()}, 1)
     del everybody
     memory = peaks(model, images)
-    real = arguments.data and arguments.weights
     return {
         "protocol": {
             "hardware": hardware(device),
@@ -273,7 +215,6 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         "floors": floors(model(), images),
         "peak": memory,
         "filling": filling(model, images),
-        "agreement": {precision: agreement(arguments, precision) for precision in PRECISIONS} if real else {},
     }
 
 
@@ -298,11 +239,6 @@ def told(found: dict[str, Any]) -> str:
     lines += ["", f"| compiled tent, µs | {' | '.join(kinds)} |", "|---|" + "---:|" * len(kinds)]
     for precision, spent in found["filling"].items():
         lines.append(f"| {precision} | {' | '.join(f'{spent[kind]:.0f}' for kind in kinds)} |")
-    if found["agreement"]:
-        lines += ["", "| one round of real corruptions | error, % | masks as the eager ones, % |", "|---|---:|---:|"]
-    for precision, engines in found["agreement"].items():
-        for name, numbers in engines.items():
-            lines.append(f"| {precision} {name} | {numbers['error %']:.3f} | {numbers['masks agree %']:.3f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -312,9 +248,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--frost", type=Path, help="folder of frost photos; otherwise the installed package's")
     parser.add_argument("--out", type=Path, help="folder for gpu.json and the tables in gpu.md")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

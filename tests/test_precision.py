@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -113,6 +114,23 @@ def test_channels_last_changes_the_layout_alone(case, tmp_path):
     adapters[0].save(tmp_path / "state")
     adapters[1].load(tmp_path / "state")
     assert same_state(state_of(adapters[0]), state_of(adapters[1]))
+
+
+def test_a_loaded_state_lies_as_its_parameters_do(tmp_path):
+    """Files know one layout; an optimiser that goes through its tensors side by side wants them all alike."""
+    optimiser = partial(torch.optim.Adam, fused=True)
+    adapter, other = (
+        adapter_for("ent", build("wide_resnet"), channels_last=True, optimiser=optimiser) for _ in range(2)
+    )
+    run(adapter, batches(3))
+    adapter.save(tmp_path / "state")
+    other.load(tmp_path / "state")
+    assert all(
+        kept.stride() == parameter.stride()
+        for parameter, state in other.optimiser.state.items()
+        for kept in (state["exp_avg"], state["exp_avg_sq"])
+    )
+    assert torch.equal(*(torch.stack(run(each, batches(3, seed=1))[0]) for each in (adapter, other)))
 
 
 # --- what is kept for the way back ------------------------------------------------------------------------------------

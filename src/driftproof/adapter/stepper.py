@@ -105,7 +105,7 @@ class Stepper:
         self.optimiser.load_state_dict(state["optimiser"])
         for group, own in zip(self.optimiser.param_groups, ways, strict=True):
             group.update(own)
-            _place_counters(self.optimiser, group)
+            _place(self.optimiser, group)
         self.total = tuple(value.to(like) for value, like in zip(state["total"], self.parameters, strict=False))
         self.waiting = state["waiting"]
         self.taken = state["taken"]
@@ -131,10 +131,16 @@ class Stepper:
                 parameter.grad = None
 
 
-def _place_counters(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-    """Keep the step counters where this way of computing wants them: on the device, or on the host."""
+def _place(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Keep what was loaded where and how this way of computing wants it.
+
+    Step counters are on the device or on the host; what is kept for a parameter is laid out in memory as that is.
+    """
     on_device = group.get("capturable") or group.get("fused")
     for parameter in group["params"]:
-        counter = optimiser.state.get(parameter, {}).get("step")
-        if isinstance(counter, Tensor):
-            optimiser.state[parameter]["step"] = counter.to(parameter.device if on_device else "cpu")
+        state = optimiser.state.get(parameter, {})
+        for key, value in state.items():
+            if key == "step" and isinstance(value, Tensor):
+                state[key] = value.to(parameter.device if on_device else "cpu")
+            elif isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

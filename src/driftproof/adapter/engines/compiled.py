@@ -55,8 +55,7 @@ class Compiled(Eager):
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
         """Set up the optimiser for recording, where that will happen."""
-        if self._records:
-            self._graph.equip(optimiser)
+        (self._graph if self._records else self._eager).equip(optimiser)
 
     def settle(self, adapter: "Adapter") -> None:
         """Bring to the host what only the device knows."""
@@ -97,8 +96,9 @@ def compiled_lesson(backend: str | Callable[..., Any] = "inductor") -> Draw:
 
     def draw(adapter: "Adapter", step: Step) -> Lesson:
         with warnings.catch_warnings():
-            # Of every tensor it meets, torch.compile asks whether it has a `grad`.
+            # Of every tensor it meets, torch.compile asks whether it has a `grad`; inductor tells how it adds up.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled on the fly")
             return compiled(adapter, step)
 
     return draw

@@ -1,6 +1,6 @@
 """The step as it is written: operation by operation, decided by the host."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,13 +38,24 @@ class Eager:
         return Eager.run(self, adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
-        """Set up an optimiser that was just made."""
+        """Have an optimiser that was just made move all parameters in one launch, where it can and may choose.
+
+        Every engine does: a recorded step rounds as an eager one does then.
+        """
+        for group in optimiser.param_groups:
+            if "capturable" in group and _is_free(group) and all(one.is_cuda for one in group["params"]):
+                group["fused"] = True
 
     def settle(self, adapter: "Adapter") -> None:
         """Bring to the host what only the device knows."""
 
     def drop(self) -> None:
         """Forget everything that rests on where the adapter's tensors are; they are about to move."""
+
+
+def _is_free(group: dict[str, Any]) -> bool:
+    """Whether nobody has said how the optimiser is to go through its parameters."""
+    return group.get("fused", False) is None and not group.get("foreach")
 
 
 def _predict(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:

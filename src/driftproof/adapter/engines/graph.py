@@ -41,12 +41,11 @@ class Graph(Fixed):
         return super().run(adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
-        """Have the optimiser keep its counters on the device, and move all parameters in one launch where it can."""
+        """As `Eager.equip`; and have the optimiser keep its counters on the device."""
+        super().equip(optimiser)
         for group in optimiser.param_groups:
             if all(can_record(parameter.device) for parameter in group["params"]) and "capturable" in group:
                 group["capturable"] = True
-                if group.get("fused", True) is None and not group.get("foreach"):
-                    group["fused"] = True
                 # Its first steps are not recorded; torch would remark on that.
                 optimiser._warned_capturable_if_run_uncaptured = True
 
