@@ -335,6 +335,21 @@ def test_a_set_can_be_replaced_wherever_it_is_streamed():
     assert [job.spec.images for job in jobs] == ["other-c", "cifar100-c", "tiny-imagenet-c"]
 
 
+def test_what_a_folder_shares_can_be_said_of_suites_that_it_does_not_concern():
+    everywhere = {"replaced": {"imagenet-o-c-64": "imagenet64-other-c"}, "prepared_on_test": ["tiny-imagenet-c"]}
+    for name in ("table8", "gradients"):
+        assert plan(suite(name), Choice(**everywhere)) == plan(suite(name), Choice())
+
+
+def test_costs_can_be_measured_alone_and_in_fewer_trials():
+    jobs = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=20))
+    assert {job.spec.method for job in jobs} == {"ent,swr,tent,eata,tent+crowd", "tent,cotta,tent+crowd"}
+    assert [dict(job.spec.options) for job in jobs] == [{"trials": 20, "warm_up": 20}] * 2
+    (longer, _) = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=300))
+    assert dict(longer.spec.options) == {"trials": 300, "warm_up": 50}
+    assert plan(suite("table2"), Choice(trials=20)) == plan(suite("table2"), Choice())
+
+
 def test_nothing_is_planned_twice():
     jobs = plan(suite("table2"), Choice(methods=["source"], seeds=[0, 1, 0]))
     assert len(jobs) == len({job.spec for job in jobs}) == 12
@@ -350,7 +365,10 @@ def test_nothing_is_planned_twice():
         (Choice(methods=["cotta"]), "known method of table1, but got 'cotta'"),
         (Choice(sets=["cifar-10-c"]), "known image set of table1.*Did you mean cifar10-c"),
         (Choice(setting="opne"), "Did you mean open"),
-        (Choice(replaced={"svhn": "x"}), "known image set of table1, but got 'svhn'. Did you mean svhn-c"),
+        (Choice(replaced={"svhn": "x"}), "known image set, but got 'svhn'. Did you mean svhn-c"),
+        (Choice(prepared_on_test=["tiny-imagenet"]), "known image set.*Did you mean tiny-imagenet-c"),
+        (Choice(task="cost"), "known task of table1, but got 'cost'"),
+        (Choice(trials=0), "`trials` to be at least 1, but got 0"),
         (Choice(rounds=0), "`rounds` to be at least 1, but got 0"),
         (Choice(limit=0), "`limit` to be at least 1, but got 0"),
         (Choice(seeds=[]), "at least one cell of table1"),
@@ -583,6 +601,18 @@ def test_costs_are_read_by_method(tmp_path):
     assert measured.values["eata", "Time (ms)"].ours == 21
     assert measured.values["eata", "Time (ms)"].complete
     assert measured.values["eata", "CIFAR-10-C error"].ours is None
+
+
+def test_costs_from_fewer_trials_fill_the_same_table(tmp_path):
+    for trials in (300, 20):
+        (job,) = plan(suite("table6"), Choice(task="costs", trials=trials))
+        cell = Store(tmp_path).cell(job.spec)
+        with cell.held():
+            cell.begin(job.spec, {})
+            rows = [{"round": 1, "domain": name, "milliseconds": float(trials)} for name in job.spec.method.split(",")]
+            cell.append(rows, [{}] * len(rows))
+    (measured,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "table6")
+    assert measured.values["eata", "Time (ms)"].ours == 300, "of several, the one with the most trials"
 
 
 def test_a_damaged_cell_is_named(tmp_path):

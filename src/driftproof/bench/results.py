@@ -17,6 +17,8 @@ from driftproof.errors import InputError
 
 __all__ = ["Measured", "Results", "Value", "filled"]
 
+_OF_TIMING = ("trials", "warm_up")
+
 
 @dataclass(frozen=True)
 class Value:
@@ -94,8 +96,8 @@ class Results:
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
         self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
-        for spec in sorted(self.cells, key=lambda spec: spec.seed):
-            self._runs.setdefault(_unseeded(spec), []).append(spec)
+        for spec in sorted(self.cells, key=lambda spec: (spec.seed, _trials(spec))):
+            self._runs.setdefault(_measuring(spec), []).append(spec)
 
     def rows(self, spec: Spec) -> list[Row]:
         """What a cell measured, in complete rounds and the begun one."""
@@ -106,8 +108,8 @@ class Results:
         return len(self.rows(spec)) // len(spec.domains) if spec.task == "stream" else min(len(self.rows(spec)), 1)
 
     def seeds(self, spec: Spec) -> list[Spec]:
-        """The measured cells that differ from a spec in nothing but the seed, and in what the whole folder shares."""
-        runs = self._runs.get(_unseeded(self._as_run_here(spec)), [])
+        """The measured cells that differ from a spec in nothing but the seed, trials, and what the whole folder shares."""
+        runs = self._runs.get(_measuring(self._as_run_here(spec)), [])
         return [run for run in runs if self.rounds(run)]
 
     def per_round(self, spec: Spec, measure: str = "error") -> list[float]:
@@ -192,8 +194,14 @@ def _summarised(summary: Summary, values: list[Value], paper: float | None) -> V
     return Value(number, paper, min(value.round or 0 for value in values), wanted, min(value.seeds for value in values))
 
 
-def _unseeded(spec: Spec) -> Spec:
-    return replace(spec, seed=0)
+def _measuring(spec: Spec) -> Spec:
+    """What a cell measures, without what only makes it more certain: its seed, and how often a step was timed."""
+    kept = tuple((key, value) for key, value in spec.options if spec.task != "costs" or key not in _OF_TIMING)
+    return replace(spec, seed=0, options=kept)
+
+
+def _trials(spec: Spec) -> int:
+    return int(dict(spec.options).get("trials") or 0) if spec.task == "costs" else 0
 
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:
