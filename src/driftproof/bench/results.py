@@ -108,7 +108,7 @@ class Results:
         return len(self.rows(spec)) // len(spec.domains) if spec.task == "stream" else min(len(self.rows(spec)), 1)
 
     def seeds(self, spec: Spec) -> list[Spec]:
-        """The measured cells that differ from a spec in nothing but the seed, trials, and what the whole folder shares."""
+        """The measured cells that differ from a spec in seed or trials alone, and in what the whole folder shares."""
         runs = self._runs.get(_measuring(self._as_run_here(spec)), [])
         return [run for run in runs if self.rounds(run)]
 
