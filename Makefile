@@ -41,6 +41,10 @@ docs: setup
 results: setup
 	for figure in selection scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
+	if [ -d results/gradients ]; then \
+	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
+	if [ -d results/tiny ]; then for figure in scores curves; do \
+	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
 	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md
 
 bench-step: setup

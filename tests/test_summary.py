@@ -199,6 +199,73 @@ def test_what_is_far_from_the_paper_is_listed(finished):
     assert tent in measured
 
 
+def listed_as_far_off(folder):
+    text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| table")]
+    return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines[1:]}
+
+
+def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
+    make(tmp_path / "store", rounds=1, names=("table2",))
+    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
+    *_, bystander, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+    assert float(bystander.replace("−", "-")) == pytest.approx(15.0 - 15.73, abs=0.3)
+    assert tried == "not tried yet"
+    errors = {(): 40.0, ("lr", 5e-4): 30.0, ("lr", 2.5e-4): 25.0, ("mean_entropy", 0.5): 41.5}
+    for spec in suite("open_choices").specs():
+        changed = tuple(item for item in spec.options if item != ("lr", 1e-3))
+        if (spec.method, spec.images, spec.setting, spec.batch_size) == ("tent", "cifar10-c", "open", 200):
+            error = errors[changed[0] if changed else ()]
+            put(tmp_path / "tried", spec, 1 if changed else 2, lambda round, error=error: error + 50 * (round - 1))
+    write_archive([tmp_path / "tried"], tmp_path / "results" / "choices")
+    *_, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+    pace, spread = tried.split("<br>")
+    changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{pace};{spread}")]
+    assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
+    assert pace.startswith("`choice_pace`: tent, lr = 0.0005 −")
+    assert spread.startswith("`choice_spread`: tent, λ_max = 0.5 +")
+
+
+def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_claim(tmp_path):
+    for spec in suite("table2").specs():
+        if (spec.images, spec.method) == ("cifar10-c", "tent") or spec.method == "tent+crowd":
+            put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 70.0)
+    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
+    write_archive([tmp_path / "store"], tmp_path / "results" / "few")
+    assert listed_as_far_off(tmp_path / "results") == {}
+    claim = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"]
+    assert claim.verdict.startswith("so far, ")
+    assert all("[Only the first 40 images of each domain.]" in words for words in claim.evidence)
+
+
+def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
+    stand_in = {"imagenet-o-c-64": "imagenet64-other-c"}
+    for spec in suite("table2").specs():
+        if spec.images == "tiny-imagenet-c" and spec.method in ("bn_adapt", "tent", "tent+crowd"):
+            here = replace(spec, unknown=stand_in.get(spec.unknown))
+            put(tmp_path / "store", here, 1, lambda round, worse=spec.method == "tent": 63.0 + 30.0 * worse)
+    Store(tmp_path / "store").share({"limit": None, "replaced": stand_in, "prepared on test images": []})
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    said = "imagenet64-other-c was streamed for imagenet-o-c-64."
+    far = listed_as_far_off(tmp_path / "results")
+    assert said in far["tent", "TinyImageNet-C/Open"][-1]
+    assert said not in far["tent", "TinyImageNet-C/Closed"][-1]
+    (rescued,) = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"].evidence
+    assert rescued.endswith(f"[{said}]")
+
+
+def test_times_say_what_they_were_taken_on(tmp_path, capsys):
+    (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
+    cell = Store(tmp_path).cell(spec.with_options(trials=300))
+    with cell.held():
+        cell.begin(spec.with_options(trials=300), {})
+        rows = [{"round": 1, "domain": name, "milliseconds": 7.0} for name in spec.method.split(",")]
+        cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", str(tmp_path)])
+    assert "mean of 300 steps (a card, graph)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
     folder, measured = finished
     (spec,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent+crowd", "open"))
@@ -229,12 +296,22 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
 def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(finished[0], folder)
-    for path, text in {"notes/b.md": "## B", "notes/a.md": "## A", "figures/x.svg": "", "figures/y.svg": ""}.items():
-        (folder / path).parent.mkdir(exist_ok=True)
+    quoting = "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->"
+    files = {
+        "notes/b.md": "## B",
+        "notes/a.md": quoting,
+        "figures/a/z.svg": "",
+        "figures/x.svg": "",
+        "figures/y.svg": "",
+    }
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
-    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y"}
-    assert written_up(folder) == summary(archives(folder), notes=["## A", "## B"], figures=figures)
+    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
+    quoted = filled_in(quoting, quotable(archives(folder)))
+    assert quoted != quoting
+    assert written_up(folder) == summary(archives(folder), notes=[quoted, "## B"], figures=figures)
 
 
 def test_nothing_measured_is_said():

@@ -136,7 +136,7 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has numbers, ours beside the paper's."""
     from driftproof.bench import Results
-    from driftproof.report import caveats, table_text
+    from driftproof.report import caveats_of, table_text
 
     results = Results(folder)
     tables = results.tables()
@@ -146,7 +146,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     console = Console()
     for measured in tables:
         console.print(table_text(measured), "")
-    for caveat in caveats(results.shared):
+    for caveat in dict.fromkeys(caveat for measured in tables for caveat in caveats_of(measured, results)):
         console.print(caveat, highlight=False)
 
 

@@ -1,6 +1,6 @@
 """Results written up: a page, figures, files for other programs, and tables for the terminal."""
 
-from driftproof.report.caveats import caveats
+from driftproof.report.caveats import caveats, caveats_of
 from driftproof.report.claims import Claim, claims
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
 from driftproof.report.findings import told
@@ -15,6 +15,7 @@ __all__ = [
     "Insight",
     "archives",
     "caveats",
+    "caveats_of",
     "claims",
     "curve_text",
     "filled_in",

@@ -1,11 +1,11 @@
 """How numbers differ in kind from the paper's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from driftproof.bench import Measured
+from driftproof.bench import Measured, Results, Spec
 
-__all__ = ["caveats", "caveats_of"]
+__all__ = ["caveats", "caveats_of", "concerning"]
 
 
 def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
@@ -28,23 +28,41 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
         yield "Frost was made up, not photographed."
 
 
-def caveats_of(measured: Measured, shared: Mapping[str, Any]) -> list[str]:
-    """Those that concern a table.
+def caveats_of(measured: Measured, results: Results) -> list[str]:
+    """Those that concern a table, and how its times were taken.
 
     Args:
         measured: The table with its numbers.
-        shared: What all cells of its results folder share.
+        results: Where they are from.
     """
-    specs = [
-        spec for entry in measured.table.entries if _is_there(measured, entry.row, entry.column) for spec in entry.specs
-    ]
+    there = (entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None)
+    specs = dict.fromkeys(spec for entry in there for spec in entry.specs)
+    return [*caveats(concerning(specs, results.shared)), *_timing(specs, results)]
+
+
+def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """What all cells of a results folder share, without what plays no role in some of them.
+
+    Args:
+        specs: Cells as the tables have them.
+        shared: What all share.
+    """
     sets = {name for spec in specs for name in (spec.images, spec.unknown)}
-    replaced = {old: new for old, new in shared.get("replaced", {}).items() if old in sets}
-    prepared = [name for name in shared.get("prepared on test images", ()) if name in sets]
-    frosted = any("frost" in spec.domains for spec in specs)
-    concerned = {**shared, "replaced": replaced, "prepared on test images": prepared}
-    return list(caveats(concerned if frosted else {**concerned, "frost": None}))
+    domains = {domain for spec in specs for domain in spec.domains}
+    return {
+        **shared,
+        "replaced": {old: new for old, new in shared.get("replaced", {}).items() if old in sets},
+        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in sets],
+        "frost": shared.get("frost") if "frost" in domains else None,
+    }
 
 
-def _is_there(measured: Measured, row: str, column: str) -> bool:
-    return measured.values[row, column].ours is not None
+def _timing(specs: Iterable[Spec], results: Results) -> Iterator[str]:
+    for spec in (spec for spec in specs if spec.task == "costs"):
+        run = results.seeds(spec)[-1]
+        how = results.cells[run].conditions[0]
+        told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
+        yield (
+            f"Time is the mean of {dict(run.options)['trials']} steps ({told or 'conditions unknown'}); the paper's is "
+            "from another card, so only ratios compare."
+        )

@@ -11,16 +11,15 @@ from driftproof.names import expect_known
 from driftproof.report.caveats import caveats_of
 from driftproof.report.claims import claims
 from driftproof.report.comparison import compared
+from driftproof.report.disagreements import FAR_OFF, far_off
 from driftproof.report.lines import measured_streams
 from driftproof.report.markdown import markdown_table, table_markdown
-from driftproof.report.numbers import number, signed
+from driftproof.report.numbers import number
 from driftproof.report.protocol import protocol
 
 __all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
-_FAR_OFF = 3.0
-"""Percentage points from the paper that call for an explanation."""
 
 
 def archives(folder: Path) -> list[Results]:
@@ -36,11 +35,14 @@ def written_up(folder: Path) -> str:
     """The summary of a folder: of its archives, with the sections in `notes` and the figures in `figures`.
 
     Args:
-        folder: Such as `results`.
+        folder: Such as `results`. A note quotes numbers as other pages do.
     """
-    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
-    figures = {f"figures/{path.name}": _caption(path) for path in sorted(folder.glob("figures/*.svg"))}
-    return summary(archives(folder), notes=notes, figures=figures)
+    everything = archives(folder)
+    named = quotable(everything)
+    notes = [filled_in(path.read_text(encoding="utf-8"), named) for path in sorted(folder.glob("notes/*.md"))]
+    drawn = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))
+    figures = {path.relative_to(folder).as_posix(): _caption(path) for path in drawn}
+    return summary(everything, notes=notes, figures=figures)
 
 
 def _caption(figure: Path) -> str:
@@ -65,7 +67,7 @@ def summary(
         "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest.",
         *(f"## {results.folder.name}\n\n{_tables(results)}" for results in everything),
         f"## The paper's claims\n\n{_claims(everything)}",
-        f"## More than {_FAR_OFF:g} points from the paper\n\n{_far_off(everything)}",
+        f"## More than {FAR_OFF:g} points from the paper\n\n{far_off(everything)}",
         *([_gallery(figures)] if figures else []),
         *notes,
         *([f"## Protocol\n\n{_protocol(everything)}"] if everything else []),
@@ -126,20 +128,7 @@ def _table(results: Results, measured: Measured) -> str:
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
-    return "\n\n".join([*parts, *caveats_of(measured, results.shared)])
-
-
-def _far_off(everything: Sequence[Results]) -> str:
-    rows = [
-        [measured.table.name, row, column, number(value.ours, 2), number(value.paper, 2), signed(value.difference, 2)]
-        for results in everything
-        for measured in results.tables()
-        if measured.table.unit != "mixed"
-        for (row, column), value in measured.values.items()
-        if value.complete and value.ours is not None and value.paper is not None and value.difference is not None
-        if abs(value.difference) > _FAR_OFF
-    ]
-    return markdown_table(["table", "method", "setting", "ours", "paper", "difference"], rows) if rows else "None."
+    return "\n\n".join([*parts, *caveats_of(measured, results)])
 
 
 def _gallery(figures: Mapping[str, str]) -> str:

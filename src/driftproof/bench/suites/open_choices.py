@@ -53,7 +53,7 @@ def _swr() -> Table:
     rows = {f"swr, λ = {strength:g}": _everywhere("swr", strength=strength) for strength in (25.0, 250.0, 2500.0)}
     rows["swr, λ = 250, no prototypes"] = _everywhere("swr", strength=250.0, prototypes=False)
     rows["swr, λ = 250, towards θ_o"] = _everywhere("swr", strength=250.0, anchor="source")
-    return _table("swr", "SWR: strength of the regulariser, whether there are prototypes, and what it holds on to", rows)
+    return _table("swr", "SWR: strength of its regulariser, what it holds on to, and whether it has prototypes", rows)
 
 
 def _batch() -> Table:
