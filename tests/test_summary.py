@@ -177,6 +177,30 @@ def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
     assert found["Selecting by softmax beats selecting by logits"].verdict == "holds"
 
 
+def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
+    for spec in suite("table8").specs():
+        rate = dict(spec.options).get("lr", 0) * 5000
+        grows = 9.0 if spec.method == "tent" else 0.0
+        early = spec.method == "tent+crowd" and rate == 25
+        put(
+            tmp_path / "store",
+            spec,
+            1 if early else 4,
+            lambda round, rate=rate, grows=grows: 20 + rate + grows * round**rate,
+        )
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    (results,) = archives(tmp_path / "results")
+    (table,) = (measured for measured in results.tables() if measured.table.name == "table8a")
+    assert (table.values["tent+crowd", "Std"].round, table.values["tent", "Std"].round) == (1, 4)
+    claim = verdicts(tmp_path / "results")["Selection makes TENT robust to learning rate and batch size"]
+    by_rate = claim.evidence[0]
+    assert by_rate.endswith("(round 1 of 10)")
+    with_it, without = map(float, re.findall(r"deviation ([\d.]+) with selection, ([\d.]+) without", by_rate)[0])
+    spread = statistics.stdev([25, 5, 2.5, 0.5])
+    assert with_it == pytest.approx(spread, abs=0.5)
+    assert without == pytest.approx(spread, abs=0.5), "in round 1 as well, where all are the same nine points worse"
+
+
 def test_every_table_says_what_its_numbers_rest_on(finished):
     folder, _ = finished
     text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
@@ -192,17 +216,25 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
 def test_what_is_far_from_the_paper_is_listed(finished):
     folder, measured = finished
     text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
-    listed = {tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines()[4:]}
+    listed = {
+        tuple(cell.strip() for cell in line.strip("|").split("|"))[:3]
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
     (tent,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent", "open"))
-    assert ("table2", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
-    assert ("table2", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
+    assert ("`table2`", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
+    assert ("`table2`", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
     assert tent in measured
+    assert ("`table1`, `s5`", "source", "CIFAR-10-C/Closed") in listed, (
+        "a number that several tables show is there once"
+    )
+    assert listed_as_far_off(folder)["source", "CIFAR-10-C/Closed"][-1] == "learns nothing"
 
 
 def listed_as_far_off(folder):
     text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| table")]
-    return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines[1:]}
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines}
 
 
 def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
@@ -224,6 +256,22 @@ def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
     assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
     assert pace.startswith("`choice_pace`: tent, lr = 0.0005 −")
     assert spread.startswith("`choice_spread`: tent, λ_max = 0.5 +")
+
+
+def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp_path):
+    for method in ("eata+crowd", "swr+crowd"):
+        for spec in suite("table2").specs():
+            if (spec.method, spec.images, spec.setting) == (method, "cifar100-c", "open"):
+                put(tmp_path / "store", spec, 1, lambda round: 70.0)
+    for spec in suite("open_choices").specs():
+        if spec.method in ("eata", "swr"):
+            put(tmp_path / "tried", spec, 1, lambda round: 50.0)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    found = listed_as_far_off(tmp_path / "results")
+    assert found["eata+crowd", "CIFAR-100-C/Open"][-1].startswith("`choice_batch`: eata, 200 + 200 ")
+    assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1]
+    assert found["swr+crowd", "CIFAR-100-C/Open"][-1].count(";") == 3
 
 
 def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_claim(tmp_path):

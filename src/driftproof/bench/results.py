@@ -167,8 +167,12 @@ class Results:
 
 
 def filled(results: Results, table: Table) -> Measured:
-    """A table with its numbers from a results folder, beside the paper's."""
+    """A table with its numbers from a results folder, beside the paper's.
+
+    A column that summarises others does so in the last round that all of them have reached.
+    """
     paper = paper_table(table.paper) if table.paper else None
+    entries = {(entry.row, entry.column): entry for entry in table.entries}
     values = {}
     for entry in table.entries:
         theirs = paper.value(entry.paper_row, entry.column) if paper and entry.paper_row else None
@@ -178,11 +182,20 @@ def filled(results: Results, table: Table) -> Measured:
     for summary in table.summaries:
         for row in rows:
             theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
-            values[row, summary.column] = _summarised(
-                summary, [values.get((row, of), Value()) for of in summary.of], theirs
-            )
+            together = [entries[row, of] for of in summary.of if (row, of) in entries]
+            found = _together(results, together) if len(together) == len(summary.of) else [Value()]
+            values[row, summary.column] = _summarised(summary, found, theirs)
     columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
     return Measured(table, rows, columns, values)
+
+
+def _together(results: Results, entries: list[Entry]) -> list[Value]:
+    """The values of some entries in the last round that all of them have reached, as far as they want it."""
+    found = [results.value(entry) for entry in entries]
+    last = min(value.round or 0 for value in found)
+    wanted = max(entry.round for entry in entries)
+    early = [results.value(replace(entry, round=last)) for entry in entries] if last else found
+    return [replace(value, wanted=wanted) for value in early]
 
 
 def _summarised(summary: Summary, values: list[Value], paper: float | None) -> Value:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from driftproof.bench import SUITES, Results, filled
+from driftproof.bench import SUITES, Results, Value, filled
 from driftproof.bench.tables import Entry, Table
 from driftproof.report.caveats import caveats, concerning
 from driftproof.report.numbers import number, signed
@@ -182,14 +182,26 @@ def _softmax(everything: Sequence[Results]) -> Iterator[Case]:
 def _robust(everything: Sequence[Results]) -> Iterator[Case]:
     for name, words in (("table8a", "learning rates"), ("table8b", "batch sizes")):
         for results in everything:
-            values = filled(results, _table(name)).values
-            with_it, without = values["tent+crowd", "Std"], values["tent", "Std"]
-            if with_it.ours is not None and without.ours is not None:
-                numbers = f"{words}: deviation {number(with_it.ours)} with selection, {number(without.ours)} without"
-                round = min(with_it.round or 0, without.round or 0)
+            pair = _deviations(results, _table(name))
+            if pair is not None:
+                round = min(value.round or 0 for value in pair)
+                with_it, without = (
+                    value.ours or 0.0 for value in _deviations(results, _until(_table(name), round)) or pair
+                )
+                numbers = f"{words}: deviation {number(with_it)} with selection, {number(without)} without"
                 apart, limited = _caveats(results, _table(name).entries), _is_limited(results)
-                yield Case(with_it.ours < without.ours, numbers, round, with_it.wanted, apart, limited)
+                yield Case(with_it < without, numbers, round, pair[0].wanted, apart, limited)
                 break
+
+
+def _deviations(results: Results, table: Table) -> tuple[Value, Value] | None:
+    values = filled(results, table).values
+    with_it, without = values["tent+crowd", "Std"], values["tent", "Std"]
+    return None if with_it.ours is None or without.ours is None else (with_it, without)
+
+
+def _until(table: Table, round: int) -> Table:
+    return replace(table, entries=tuple(replace(entry, round=min(entry.round, round)) for entry in table.entries))
 
 
 def _hard(everything: Sequence[Results]) -> Iterator[Case]:

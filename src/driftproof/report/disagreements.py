@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from driftproof.bench import Measured, Results, Value
-from driftproof.bench.suites.settings import options_for
+from driftproof.bench.suites.settings import OF_THE_FILTER, options_for
 from driftproof.bench.tables import Entry
 from driftproof.report.caveats import caveats, concerning
 from driftproof.report.markdown import markdown_table
@@ -22,6 +22,7 @@ _LEGEND = (
     "the last round that both have reached."
 )
 
+_BATCH_SIZE = 200
 _Experiment = tuple[Measured, Results]
 
 
@@ -31,27 +32,28 @@ def far_off(everything: Sequence[Results]) -> str:
     Args:
         everything: The archives.
     """
-    whole = [
-        (measured, results)
-        for results in everything
-        if not results.shared.get("limit")
-        for measured in results.tables()
-    ]
-    experiments = [(measured, results) for measured, results in whole if measured.table.name.startswith("choice_")]
-    rows = [row for measured, results in whole for row in _rows(measured, results, experiments)]
+    whole = [results for results in everything if results.shared.get("limit") is None]
+    tables = [(measured, results) for results in whole for measured in results.tables()]
+    experiments = [(measured, results) for measured, results in tables if measured.table.name.startswith("choice_")]
+    found: dict[tuple[str, ...], list[str]] = {}
+    for measured, results in tables:
+        for key, setting in _far_off(measured, results, experiments):
+            found.setdefault(key, [setting]).append(f"`{measured.table.name}`")
+    rows = [[", ".join(dict.fromkeys(names)), key[0], setting, *key[1:]] for key, (setting, *names) in found.items()]
     return f"{markdown_table(_HEAD, rows)}\n\n{_LEGEND}" if rows else "None."
 
 
-def _rows(measured: Measured, results: Results, experiments: Sequence[_Experiment]) -> Iterator[list[str]]:
+def _far_off(
+    measured: Measured, results: Results, experiments: Sequence[_Experiment]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is told of each such number, and its setting; of one that several tables show, the same is told."""
     for entry in measured.table.entries:
         value = measured.values[entry.row, entry.column]
         if measured.table.unit != "mixed" and _is_far_off(value):
             bystander = measured.values.get(("bn_adapt", entry.column), Value()).difference
-            yield [
-                measured.table.name, entry.row, entry.column,
-                number(value.ours or 0.0, 2), number(value.paper or 0.0, 2), signed(value.difference or 0.0, 2),
-                "" if bystander is None else signed(bystander, 2), _told(entry, results, experiments),
-            ]  # fmt: skip
+            numbers = number(value.ours or 0.0, 2), number(value.paper or 0.0, 2), signed(value.difference or 0.0, 2)
+            beside = "" if bystander is None else signed(bystander, 2)
+            yield (entry.row, *numbers, beside, _told(entry, results, experiments)), entry.column
 
 
 def _is_far_off(value: Value) -> bool:
@@ -59,28 +61,39 @@ def _is_far_off(value: Value) -> bool:
 
 
 def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment]) -> str:
+    if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
+        return "learns nothing"
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
-    base = entry.row.partition("+")[0]
-    tried = _tried(experiments, entry.row, entry.column) or _tried(experiments, base, entry.column)
+    tried = _tried(experiments, entry, entry.row) or _tried(experiments, entry, entry.row.partition("+")[0])
     return "<br>".join([*apart, *tried]) or "not tried yet"
 
 
-def _tried(experiments: Sequence[_Experiment], method: str, column: str) -> list[str]:
+def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:
     told = []
     for measured, results in experiments:
         entries = [
-            entry for entry in measured.table.entries if entry.column == column and entry.specs[0].method == method
+            other
+            for other in measured.table.entries
+            if other.column == entry.column and other.specs[0].method == method and _bears_on(other, entry.row)
         ]
-        usual = [entry for entry in entries if _is_usual(entry)]
-        changes = [(entry.row, _change(results, entry, usual[0])) for entry in entries if usual and entry not in usual]
+        usual = [other for other in entries if not _choice(other)]
+        changes = [(other.row, _change(results, other, usual[0])) for other in entries if usual and _choice(other)]
         known = [f"{row} {signed(change)}" for row, change in changes if change is not None]
         told += [f"`{measured.table.name}`: {'; '.join(known)}"] if known else []
     return told
 
 
-def _is_usual(entry: Entry) -> bool:
+def _choice(entry: Entry) -> set[str]:
+    """What of a cell is not as the paper's settings have it."""
     (spec,) = entry.specs
-    return spec.batch_size == 200 and dict(spec.options) == options_for(spec.method, spec.images)
+    usual = options_for(spec.method, spec.images)
+    changed = {key for key, value in spec.options if usual.get(key) != value}
+    return changed if spec.batch_size == _BATCH_SIZE else {*changed, "batch_size"}
+
+
+def _bears_on(entry: Entry, method: str) -> bool:
+    """Whether a choice is one that a method has: a selection takes the place of a method's own filter."""
+    return "+" not in method or not _choice(entry) & set(OF_THE_FILTER)
 
 
 def _change(results: Results, entry: Entry, beside: Entry) -> float | None:
