@@ -365,8 +365,8 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
         "tent+crowd": [{}, {"batch_size": 400}, {"source_statistics": "source"}, {"average_over": "batch"}],
         "eata": [{}, {"redundancy": 0.1}, {"redundancy": 0.05}, {"batch_size": 400}],
         "gce": [{}, {"output": "after"}, {"q": 0.1}, {"batch_size": 400}],
-        "tent": [{}, {"lr": 5e-4}, {"lr": 2.5e-4}, {"mean_entropy": 0.5}, {"batch_size": 400}],
-        "ent": [{}, {"lr": 5e-5}, {"lr": 2.5e-5}, {"mean_entropy": 0.5}, {"batch_size": 400}],
+        "tent": [{}, {"lr": 3e-4}, {"lr": 1e-4}, {"mean_entropy": 0.5}, {"batch_size": 400}],
+        "ent": [{}, {"lr": 3e-5}, {"lr": 1e-5}, {"mean_entropy": 0.5}, {"batch_size": 400}],
         "bn_adapt": [{}, {"batch_size": 400}],
     }
     seen = {}
