@@ -311,7 +311,7 @@ def test_times_say_what_they_were_taken_on(tmp_path, capsys):
         cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
     with pytest.raises(SystemExit):
         main(["bench", "compare", str(tmp_path)])
-    assert "mean of 300 steps (a card, graph)" in " ".join(capsys.readouterr().out.split())
+    assert "Steps timed for each method: 300 (a card, graph)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):

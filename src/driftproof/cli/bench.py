@@ -145,9 +145,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
         return
     console = Console()
     for measured in tables:
-        console.print(table_text(measured), "")
-    for caveat in dict.fromkeys(caveat for measured in tables for caveat in caveats_of(measured, results)):
-        console.print(caveat, highlight=False)
+        console.print(table_text(measured), *caveats_of(measured, results), "", sep="\n", highlight=False)
 
 
 @bench_commands.command("report")
