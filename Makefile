@@ -41,7 +41,8 @@ docs: setup
 results: setup
 	for figure in selection scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
-	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md
+	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed
+	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md --fill docs/speed.md
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
@@ -49,8 +50,10 @@ bench-step: setup
 bench-corruptions: setup
 	$(BIN)/python benchmarks/corruptions.py
 
+# Where DATA holds CIFAR-10 and WEIGHTS is its network, also whether the engines agree on real images.
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
+	test -z "$(DATA)" || $(BIN)/python benchmarks/agreement.py --data $(DATA) --weights $(WEIGHTS)
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py

@@ -16,7 +16,7 @@ from driftproof.report.markdown import markdown_table, table_markdown
 from driftproof.report.numbers import number, signed
 from driftproof.report.protocol import protocol
 
-__all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
+__all__ = ["archives", "beside", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
 _FAR_OFF = 3.0
@@ -90,6 +90,17 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
     return named
 
 
+def beside(folder: Path) -> dict[str, str]:
+    """What other pages can quote of the tables that benchmarks wrote beside the archives, such as `speed/gpu`.
+
+    Args:
+        folder: Such as `results`.
+    """
+    pages = sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md")))
+    texts = {f"{page.parent.name}/{page.stem}": page.read_text(encoding="utf-8").strip() for page in pages}
+    return {name: f"\n\n{text}\n\n" for name, text in texts.items()}
+
+
 def filled_in(text: str, named: Mapping[str, str]) -> str:
     """A page with everything it quotes put between its marks, `<!-- results:claims -->` and `<!-- /results -->`.
 
@@ -126,7 +137,7 @@ def _table(results: Results, measured: Measured) -> str:
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
-    return "\n\n".join([*parts, *caveats_of(measured, results.shared)])
+    return "\n\n".join([*parts, *caveats_of(measured, results)])
 
 
 def _far_off(everything: Sequence[Results]) -> str:
@@ -149,11 +160,11 @@ def _gallery(figures: Mapping[str, str]) -> str:
 
 def _protocol(everything: Sequence[Results]) -> str:
     """What every number rests on; the spec and the protocol of each cell are in the archive."""
-    head, rows = ["archive", "cells", "versions", "hardware", "time measured", "shared"], []
+    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "shared"], []
     for results in everything:
         told = protocol(results, measured_streams(results))
         versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
         shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
-        facts = [versions, told.facts["hardware"], told.facts["time measured"], shared]
+        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), shared]
         rows.append([results.folder.name, str(len(results.cells)), *facts])
     return markdown_table(head, rows).replace("---:", "---")
