@@ -18,7 +18,7 @@ from driftproof.report import archives, claims, filled_in, quotable, summary, wr
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
 
-def put(folder, spec, rounds, error):
+def put(folder, spec, rounds, error, rounded_from=None):
     """A cell whose errors a function of the round gives, a little different in every domain."""
     cell, random = Store(folder).cell(spec), Random(spec.name)
     moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
@@ -29,7 +29,9 @@ def put(folder, spec, rounds, error):
     ]
     with cell.held():
         cell.begin(spec, moves)
-        cell.append(rows, [{"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11"}] * len(rows))
+        card = {"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11", "engine": "graph"}
+        late = {row["round"] for row in rows if row["round"] >= (rounded_from or rounds + 1)}
+        cell.append(rows, [card | {"precision": "bf16" if row["round"] in late else "tf32"} for row in rows])
     return rows
 
 
@@ -129,6 +131,19 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
     (centre, *_) = claims(archives(tmp_path / "results"))
     assert centre.verdict.startswith("so far, ")
     assert all("(round 7 of 50)" in words for words in centre.evidence)
+
+
+def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_path):
+    for spec in suite("table1").specs():
+        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
+            late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3}[spec.method]
+            put(tmp_path / "store", spec, 5, lambda round: 15.0, rounded_from=late)
+    text = summary([Results(tmp_path / "store")])
+    long, short = (text.split(f"### {heading}")[1].split("\n#")[0] for heading in ("Error after 50", "Error after one"))
+    both = "tent+crowd on CIFAR-10-C/Closed from round 3 on; tent+crowd on CIFAR-10-C/Open"
+    assert f"\nComputed in bfloat16: {both}." in long
+    assert "\nComputed in bfloat16: tent+crowd on CIFAR-10-C/Open." in short
+    assert "| graph tf32, graph bf16 |" in text
 
 
 def verdicts(folder):

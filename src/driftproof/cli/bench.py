@@ -182,14 +182,15 @@ def summarise_command(
 ) -> None:
     """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
 
-    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions.
+    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions. Other pages can quote whole
+    tables that lie beside the archives as well.
     """
     from driftproof.files import written_whole
-    from driftproof.report import archives, filled_in, quotable, written_up
+    from driftproof.report import archives, beside, filled_in, quotable, written_up
 
     texts = {out or folder / "RESULTS.md": written_up(folder)}
     if fill:
-        named = quotable(archives(folder))
+        named = quotable(archives(folder)) | beside(folder)
         texts |= {path: filled_in(path.read_text(encoding="utf-8"), named) for path in fill}
     for path, text in texts.items():
         with written_whole(path) as unfinished:

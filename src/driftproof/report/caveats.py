@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from driftproof.bench import Measured, Results, Spec
+from driftproof.bench.tables import Entry
 
 __all__ = ["caveats", "caveats_of", "concerning"]
 
@@ -29,15 +30,20 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
 
 
 def caveats_of(measured: Measured, results: Results) -> list[str]:
-    """Those that concern a table, and how its times were taken.
+    """Those that concern a table, and how it was computed and timed.
 
     Args:
         measured: The table with its numbers.
         results: Where they are from.
     """
-    there = (entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None)
-    specs = dict.fromkeys(spec for entry in there for spec in entry.specs)
-    return [*caveats(concerning(specs, results.shared)), *_timing(specs, results)]
+    entries = [entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None]
+    specs = dict.fromkeys(spec for entry in entries for spec in entry.specs)
+    rounded = [said for entry in entries for said in _rounded(entry, results, measured)]
+    return [
+        *caveats(concerning(specs, results.shared)),
+        *([f"Computed in bfloat16: {'; '.join(rounded)}."] if rounded else []),
+        *_timing(specs, results),
+    ]
 
 
 def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,3 +70,20 @@ def _timing(specs: Iterable[Spec], results: Results) -> Iterator[str]:
         told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
         trials = dict(run.options)["trials"]
         yield f"Steps timed for each method: {trials} ({told}); the paper's card is another, so only ratios compare."
+
+
+def _rounded(entry: Entry, results: Results, measured: Measured) -> Iterator[str]:
+    """Whether a number comes of networks that computed with fewer digits, and since which round."""
+    last = measured.values[entry.row, entry.column].round or 0
+    first = min(
+        (
+            row["round"]
+            for spec in entry.specs
+            for run in results.seeds(spec)
+            for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
+            if conditions.get("precision") == "bf16"
+        ),
+        default=last + 1,
+    )
+    if first <= last:
+        yield f"{entry.row} on {entry.column}" + (f" from round {first} on" if first > 1 else "")

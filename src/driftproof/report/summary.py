@@ -17,7 +17,7 @@ from driftproof.report.markdown import markdown_table, table_markdown
 from driftproof.report.numbers import number
 from driftproof.report.protocol import protocol
 
-__all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
+__all__ = ["archives", "beside", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
 
@@ -92,6 +92,17 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
     return named
 
 
+def beside(folder: Path) -> dict[str, str]:
+    """What other pages can quote of the tables that benchmarks wrote beside the archives, such as `speed/gpu`.
+
+    Args:
+        folder: Such as `results`.
+    """
+    pages = sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md")))
+    texts = {f"{page.parent.name}/{page.stem}": page.read_text(encoding="utf-8").strip() for page in pages}
+    return {name: f"\n\n{text}\n\n" for name, text in texts.items()}
+
+
 def filled_in(text: str, named: Mapping[str, str]) -> str:
     """A page with everything it quotes put between its marks, `<!-- results:claims -->` and `<!-- /results -->`.
 
@@ -138,11 +149,11 @@ def _gallery(figures: Mapping[str, str]) -> str:
 
 def _protocol(everything: Sequence[Results]) -> str:
     """What every number rests on; the spec and the protocol of each cell are in the archive."""
-    head, rows = ["archive", "cells", "versions", "hardware", "time measured", "shared"], []
+    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "shared"], []
     for results in everything:
         told = protocol(results, measured_streams(results))
         versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
         shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
-        facts = [versions, told.facts["hardware"], told.facts["time measured"], shared]
+        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), shared]
         rows.append([results.folder.name, str(len(results.cells)), *facts])
     return markdown_table(head, rows).replace("---:", "---")
