@@ -317,16 +317,22 @@ def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
     assert rescued.endswith(f"[{said}]")
 
 
-def test_times_say_what_they_were_taken_on(tmp_path, capsys):
+def test_times_say_what_they_were_taken_on_and_what_can_be_compared(tmp_path, capsys):
     (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
+    methods = spec.method.split(",")
     cell = Store(tmp_path).cell(spec.with_options(trials=300))
     with cell.held():
         cell.begin(spec.with_options(trials=300), {})
-        rows = [{"round": 1, "domain": name, "milliseconds": 7.0} for name in spec.method.split(",")]
+        rows = [{"round": 1, "domain": name, "milliseconds": 5.0 if name == "tent" else 7.0} for name in methods]
         cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
     with pytest.raises(SystemExit):
         main(["bench", "compare", str(tmp_path)])
-    assert "Steps timed for each method: 300 (a card, graph)" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Steps timed for each method: 300 (a card, graph)" in said
+    paper = {
+        name: paper_table("T6_cost_cls").value(row, "Time (ms)") for name, row in (("ent", "ENT"), ("tent", "TENT"))
+    }
+    assert f"in brackets the paper's: ent 1.40 ({paper['ent'] / paper['tent']:.2f}), swr 1.40 (" in said
 
 
 def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):

@@ -42,7 +42,7 @@ def caveats_of(measured: Measured, results: Results) -> list[str]:
     return [
         *caveats(concerning(specs, results.shared)),
         *([f"Computed in bfloat16: {'; '.join(rounded)}."] if rounded else []),
-        *_timing(specs, results),
+        *_timing(entries, results, measured),
     ]
 
 
@@ -63,13 +63,22 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _timing(specs: Iterable[Spec], results: Results) -> Iterator[str]:
-    for spec in (spec for spec in specs if spec.task == "costs"):
+def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+    """What times were taken on, and what can be compared: how many of TENT's steps a step takes."""
+    timed = [entry for entry in entries if entry.measure == "milliseconds"]
+    for spec in dict.fromkeys(spec for entry in timed for spec in entry.specs):
         run = results.seeds(spec)[-1]
         how = results.cells[run].conditions[0]
         told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
         trials = dict(run.options)["trials"]
         yield f"Steps timed for each method: {trials} ({told}); the paper's card is another, so only ratios compare."
+    times = {entry.row: measured.values[entry.row, entry.column] for entry in timed}
+    ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
+    if ours and paper:
+        ratios = (
+            f"{row} {(value.ours or 0) / ours:.2f} ({(value.paper or 0) / paper:.2f})" for row, value in times.items()
+        )
+        yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
 
 
 def _rounded(entry: Entry, results: Results, measured: Measured) -> Iterator[str]:
