@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -91,8 +92,11 @@ def test_nothing_seen_is_nothing_known():
 def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
     spec = Spec("bn_adapt", "random", "tiny", domains=("fog", "snow"), batch_size=6, measures=(), task="gradients")
     spec = spec.with_options(layer=LAYERS[-2], mixing=True)
+    started = time.perf_counter()
     for _ in range(2):  # the second time there is nothing left to do
         run_locally([Job(spec, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
+    taken = sum(row["seconds"] for row in Store(tmp_path).cell(spec).conditions)
+    assert 0 < taken <= time.perf_counter() - started + 0.01, "rows that were measured together share the time"
     rows = {row["domain"]: row for row in Store(tmp_path).cell(spec).rows}
     assert set(rows) == {"fog", "snow", "all"}
     bench, expected = SmallBench(), GradientAgreement(CLASSES)

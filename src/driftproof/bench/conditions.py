@@ -44,10 +44,14 @@ class Watch:
             torch.cuda.reset_peak_memory_stats(self._device)
         self._started = time.perf_counter()
 
-    def conditions(self) -> Row:
-        """Versions, hardware, seconds since the making, and the largest memory use in bytes."""
+    def conditions(self, rows: int = 1) -> Row:
+        """Versions, hardware, seconds since the making, and the largest memory use in bytes.
+
+        Args:
+            rows: How many were measured together, which share the time.
+        """
         return {
-            "seconds": round(time.perf_counter() - self._started, 3),
+            "seconds": round((time.perf_counter() - self._started) / rows, 3),
             "peak_memory": self._peak_memory(),
             "device": self._device.type,
             "hardware": hardware(self._device),

@@ -61,7 +61,7 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
         {"round": 1, "domain": name} | costs
         for name, costs in costs_of(adapters, model, images, trials=trials, warm_up=warm_up).items()
     ]
-    cell.append(rows, [watch.conditions() | settings.step] * len(rows))
+    cell.append(rows, [watch.conditions(len(rows)) | settings.step] * len(rows))
     for row in rows:
         told(Note(spec, "measured", len(rows), len(rows), row))
 

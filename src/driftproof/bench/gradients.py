@@ -56,7 +56,7 @@ def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, set
             found.setdefault(domain, GradientAgreement(logits.shape[1], device=settings.device)).add(*seen)
         told(Note(spec, "differentiating", done, len(stream)))
     rows = [_row(domain, agreement) for domain, agreement in found.items()]
-    cell.append(rows, [watch.conditions() | _AS_RUN] * len(rows))
+    cell.append(rows, [watch.conditions(len(rows)) | _AS_RUN] * len(rows))
     for row in rows:
         told(Note(spec, "measured", len(stream), len(stream), row))
 
