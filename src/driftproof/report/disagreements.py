@@ -64,7 +64,8 @@ def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment]) ->
     if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
         return "learns nothing"
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
-    tried = _tried(experiments, entry, entry.row) or _tried(experiments, entry, entry.row.partition("+")[0])
+    method = entry.specs[0].method
+    tried = _tried(experiments, entry, method) or _tried(experiments, entry, method.partition("+")[0])
     return "<br>".join([*apart, *tried]) or "not tried yet"
 
 
@@ -72,9 +73,7 @@ def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> lis
     told = []
     for measured, results in experiments:
         entries = [
-            other
-            for other in measured.table.entries
-            if other.column == entry.column and other.specs[0].method == method and _bears_on(other, entry.row)
+            other for other in measured.table.entries if other.specs[0].method == method and _bears_on(other, entry)
         ]
         usual = [other for other in entries if not _choice(other)]
         changes = [(other.row, _change(results, other, usual[0])) for other in entries if usual and _choice(other)]
@@ -91,9 +90,12 @@ def _choice(entry: Entry) -> set[str]:
     return changed if spec.batch_size == _BATCH_SIZE else {*changed, "batch_size"}
 
 
-def _bears_on(entry: Entry, method: str) -> bool:
-    """Whether a choice is one that a method has: a selection takes the place of a method's own filter."""
-    return "+" not in method or not _choice(entry) & set(OF_THE_FILTER)
+def _bears_on(experiment: Entry, entry: Entry) -> bool:
+    """Whether it is on the same images, and a choice that there is: a selection takes the place of a method's filter."""
+    tried, spec = experiment.specs[0], entry.specs[0]
+    filtering = "+" in spec.method and _choice(experiment) & set(OF_THE_FILTER)
+    alike = (tried.images, tried.setting, experiment.measure) == (spec.images, spec.setting, entry.measure)
+    return alike and not filtering
 
 
 def _change(results: Results, entry: Entry, beside: Entry) -> float | None:

@@ -59,7 +59,7 @@ def _swr() -> Table:
 def _batch() -> Table:
     rows = {
         f"{method}, {size // 2} + {size // 2}": _everywhere(method, settings=("Open",), batch_size=size)
-        for method in ("bn_adapt", "gce", "ent", "tent", "tent+crowd", "eata")
+        for method in ("bn_adapt", "gce", "conjugate", "ent", "tent", "tent+crowd", "eata")
         for size in (200, 400)
     }
     return _table("batch", "Open batches: 200 images in all, or 200 of each kind", rows)
