@@ -91,7 +91,7 @@ def _choice(entry: Entry) -> set[str]:
 
 
 def _bears_on(experiment: Entry, entry: Entry) -> bool:
-    """Whether it is on the same images, and a choice that there is: a selection takes the place of a method's filter."""
+    """Whether it is on the same images, and a choice there is: a selection takes the place of a method's filter."""
     tried, spec = experiment.specs[0], entry.specs[0]
     filtering = "+" in spec.method and _choice(experiment) & set(OF_THE_FILTER)
     alike = (tried.images, tried.setting, experiment.measure) == (spec.images, spec.setting, entry.measure)
