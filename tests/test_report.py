@@ -29,6 +29,7 @@ from driftproof.corruptions import CORRUPTIONS
 from driftproof.errors import InputError, MissingPackageError
 from driftproof.report import curve_text, flat_rows, table_text, write_report
 from driftproof.report.commands import commands
+from driftproof.report.comparison import compared
 from driftproof.report.curves import spread
 from driftproof.report.findings import findings
 from driftproof.report.lines import measured_streams
@@ -498,6 +499,19 @@ def test_the_terminal_shows_ours_the_papers_and_the_difference(folder):
         difference = f"{ours - theirs:+.1f}".replace("-", "−")
         assert f"({theirs + 1e-9:.1f}, {difference})" in text
         assert f"{ours:.1f}" in text
+
+
+def test_no_cosine_is_better_than_another(tmp_path):
+    for number, spec in enumerate(suite("gradients").specs(), start=1):
+        cell = Store(tmp_path).cell(spec)
+        with cell.held():
+            cell.begin(spec, {})
+            cell.append([{"round": 1, "domain": "all", "right": 0.583 * number, "wrong": 0.4}], [{}])
+    (table,) = Results(tmp_path).tables()
+    text = printed(table, 120)
+    assert "0.58" in text
+    assert "better" not in text
+    assert not any(place.best for place in compared(table).places.values())
 
 
 def test_a_narrow_terminal_loses_nothing(folder):

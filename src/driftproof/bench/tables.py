@@ -58,7 +58,7 @@ class Table:
         entries: Its numbers, row by row.
         summaries: Columns made from the others.
         unit: Of the numbers.
-        lower_is_better: Whether the smallest is the best.
+        lower_is_better: Whether the smallest is the best; None where none is.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Table:
     paper: str | None = None
     summaries: tuple[Summary, ...] = ()
     unit: str = "error %"
-    lower_is_better: bool = True
+    lower_is_better: bool | None = True
 
 
 @dataclass(frozen=True)

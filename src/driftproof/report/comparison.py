@@ -75,8 +75,9 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
 
     Args:
         measured: The table with its numbers.
-        digits: After the point.
+        digits: After the point; cosines have two.
     """
+    digits = 2 if measured.table.unit == "cosine" else digits
     rows = tuple(row for row in measured.rows if any(_ours(measured, row, column) for column in measured.columns))
     columns = tuple(column for column in measured.columns if any(_ours(measured, row, column) for row in rows))
     places = {
@@ -121,18 +122,19 @@ def _is_best(measured: Measured, value: Value, column: str) -> bool:
     found = [found for row in measured.rows if (found := measured.values.get((row, column)))]
     furthest = max(rival.round or 0 for rival in found if rival.ours is not None)
     rivals = [rival.ours for rival in found if rival.ours is not None and rival.round == furthest]
-    best = min(rivals) if _lower_is_better(measured, column) else max(rivals)
-    return len(rivals) > 1 and value.round == furthest and value.ours == best
+    lower = _lower_is_better(measured, column)
+    best = min(rivals) if lower else max(rivals)
+    return lower is not None and len(rivals) > 1 and value.round == furthest and value.ours == best
 
 
-def _lower_is_better(measured: Measured, column: str) -> bool:
+def _lower_is_better(measured: Measured, column: str) -> bool | None:
     paper = _paper(measured)
     return paper.better[column] == "lower" if paper else measured.table.lower_is_better
 
 
 def _better(measured: Measured) -> str:
     ways = {_lower_is_better(measured, column) for column in measured.columns}
-    return "" if len(ways) > 1 else "lower is better" if ways == {True} else "higher is better"
+    return "lower is better" if ways == {True} else "higher is better" if ways == {False} else ""
 
 
 def _paper(measured: Measured) -> PaperTable | None:

@@ -37,5 +37,5 @@ def gradients() -> Suite:
         for column, measure in (("Right with right", "right"), ("Wrong with right", "wrong"))
     )
     note = "`driftproof analyse gradients` draws the matrices."
-    table = Table("gradients", title, entries, unit="cosine", lower_is_better=False)
+    table = Table("gradients", title, entries, unit="cosine", lower_is_better=None)
     return Suite("gradients", title, (table,), 1, note)
