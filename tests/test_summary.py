@@ -225,7 +225,10 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
     assert "## Why\n\nBecause." in text
     assert "![a](figures/a.svg)\n\nA curve." in text
     assert "a card (cuda)" in text
-    assert "Not measured: " not in text.split("### Error after 50 rounds")[1].split("###")[0]
+    long_run = text.split("### Error after 50 rounds")[1].split("###")[0]
+    assert "Not measured: " not in long_run
+    others = [f"{name}/{setting}" for name in ("CIFAR-100-C", "TinyImageNet-C") for setting in ("Closed", "Open")]
+    assert f"Settings without numbers here: {', '.join(others)}." in long_run
 
 
 def test_what_is_far_from_the_paper_is_listed(finished):

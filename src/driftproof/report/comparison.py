@@ -47,6 +47,7 @@ class Comparison:
         columns: The settings that were measured.
         places: By row and column.
         missing: Methods of the table that were not measured.
+        empty: Settings of the table in which nothing was.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Comparison:
     columns: tuple[str, ...]
     places: Mapping[tuple[str, str], Shown]
     missing: tuple[str, ...]
+    empty: tuple[str, ...]
 
     @property
     def unfinished(self) -> bool:
@@ -97,6 +99,7 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
         columns=columns,
         places=places,
         missing=tuple(row for row in measured.rows if row not in rows),
+        empty=tuple(dict.fromkeys(entry.column for entry in measured.table.entries if entry.column not in columns)),
     )
 
 

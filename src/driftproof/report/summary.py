@@ -139,6 +139,8 @@ def _table(results: Results, measured: Measured) -> str:
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
+    if comparison.empty:
+        parts.append(f"Settings without numbers here: {', '.join(comparison.empty)}.")
     return "\n\n".join([*parts, *caveats_of(measured, results)])
 
 
