@@ -182,7 +182,7 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
     text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
     for section in text.split("\n### ")[1:]:
         assert "were its clean test images." in section
-        assert "was streamed for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
+        assert "stands in for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
     assert "## Why\n\nBecause." in text
     assert "![a](figures/a.svg)\n\nA curve." in text
     assert "a card (cuda)" in text

@@ -25,7 +25,8 @@ class Choice:
         rounds: How many; None for as many as the suite's tables need.
         limit: Only the first so many images of each domain.
         seeds: One run for each.
-        replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand.
+        replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand, and networks to take
+            instead of others, such as a smaller one.
         prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
     """
 
@@ -57,6 +58,7 @@ class Choice:
             spec,
             images=self.replaced.get(spec.images, spec.images),
             unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
+            model=self.replaced.get(spec.model, spec.model),
             limit=self.limit,
             seed=seed,
         )
@@ -97,7 +99,11 @@ def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
     for kind, chosen, known in (
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
-        ("image set", choice.replaced, [name for spec in specs for name in (spec.images, spec.unknown) if name]),
+        (
+            "image set or network",
+            choice.replaced,
+            [name for spec in specs for name in (spec.images, spec.unknown, spec.model) if name],
+        ),
         ("image set", choice.prepared_on_test, [spec.images for spec in specs]),
         ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
     ):

@@ -64,7 +64,7 @@ def run_command(
     limit: Annotated[int | None, typer.Option(help="Only the first so many images of each domain.")] = None,
     seeds: Annotated[str, typer.Option(help="One run for each, separated by commas.")] = "0",
     replace: Annotated[
-        list[str] | None, typer.Option(help="Stream one set for another, as OLD=NEW; repeatable.")
+        list[str] | None, typer.Option(help="Take one set or network for another, as OLD=NEW; repeatable.")
     ] = None,
     prepare_on_test: Annotated[
         list[str] | None,

@@ -16,12 +16,12 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
 
     Example:
         >>> list(caveats({"limit": 40, "replaced": {"a-c": "b-c"}}))
-        ['Only the first 40 images of each domain.', 'b-c was streamed for a-c.']
+        ['Only the first 40 images of each domain.', 'b-c stands in for a-c.']
     """
     if shared.get("limit") is not None:
         yield f"Only the first {shared['limit']} images of each domain."
     for old, new in shared.get("replaced", {}).items():
-        yield f"{new} was streamed for {old}."
+        yield f"{new} stands in for {old}."
     for name in shared.get("prepared on test images", ()):
         yield f"Where a method prepares on source images of {name}, these were its clean test images."
     if shared.get("frost") == "made up":
@@ -38,9 +38,9 @@ def caveats_of(measured: Measured, shared: Mapping[str, Any]) -> list[str]:
     specs = [
         spec for entry in measured.table.entries if _is_there(measured, entry.row, entry.column) for spec in entry.specs
     ]
-    sets = {name for spec in specs for name in (spec.images, spec.unknown)}
-    replaced = {old: new for old, new in shared.get("replaced", {}).items() if old in sets}
-    prepared = [name for name in shared.get("prepared on test images", ()) if name in sets]
+    named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
+    replaced = {old: new for old, new in shared.get("replaced", {}).items() if old in named}
+    prepared = [name for name in shared.get("prepared on test images", ()) if name in named]
     frosted = any("frost" in spec.domains for spec in specs)
     concerned = {**shared, "replaced": replaced, "prepared on test images": prepared}
     return list(caveats(concerned if frosted else {**concerned, "frost": None}))
