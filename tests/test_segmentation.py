@@ -187,7 +187,8 @@ def visits(count, seed=0):
         labels = label_maps(seed=1000 * seed + index)
         logits = torch.randn(2, CLASSES, *labels.shape[1:], generator=random)
         novelty = truncated(torch.randn(labels.shape, generator=random))
-        yield logits, batch_of(labels), Record(torch.rand(labels.shape, generator=random) < 0.7, novelty)
+        selected = torch.rand(labels.shape, generator=random) < 0.7
+        yield logits, batch_of(labels), Record(selected, novelty, objective=torch.tensor(1.0))
 
 
 def mean_iou_of(parts):
@@ -240,6 +241,15 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
     assert found["rejection/recall"] == pytest.approx(sklearn.metrics.recall_score(bad, rejected[labelled]))
     assert found["rejection/recall_wrong"] == pytest.approx(float(rejected[wrong].float().mean()))
     assert found["rejection/recall_unknown"] == pytest.approx(float(rejected[unknown].float().mean()))
+
+
+def test_what_learns_from_nothing_rejects_no_pixels():
+    parts = [
+        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty)) for logits, batch, record in visits(3)
+    ]
+    found = measured("pixels", parts)
+    assert all(math.isnan(value) for name, value in found.items() if name.startswith("rejection/"))
+    assert not any(math.isnan(value) for name, value in found.items() if name.startswith("novelty/"))
 
 
 # The oracle

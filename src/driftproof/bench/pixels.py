@@ -62,7 +62,8 @@ class Pixels:
     wrong; `novelty/unknown/…` with unknown ones; `novelty/both/…` with both. Novelty is told apart by its leading 16
     bits, see `BinnedScores`: billions of pixels cannot be sorted. `rejection/precision` is the share of wrong or
     unknown pixels among the rejected, `rejection/recall` that of the rejected among the wrong or unknown, and
-    `rejection/recall_wrong` and `rejection/recall_unknown` among each. Void pixels are left out everywhere.
+    `rejection/recall_wrong` and `rejection/recall_unknown` among each; a method that learns from nothing rejects
+    nothing either, and has none of these. Void pixels are left out everywhere.
     """
 
     _RIGHT, _WRONG, _UNKNOWN = range(3)
@@ -79,6 +80,8 @@ class Pixels:
         if batch.labelled is not None:
             groups = groups.masked_fill(~batch.labelled, -1)
         self._familiarity.add(-record.novelty, groups)
+        if record.objective is None:
+            return
         masks = torch.stack([groups == group for group in range(3)]).flatten(1)
         rejected = masks & ~record.selected.flatten()
         self._rejected = self._rejected + torch.stack([rejected.sum(dim=1), masks.sum(dim=1)])
