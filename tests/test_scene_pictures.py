@@ -21,6 +21,7 @@ from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.report.scenes import palette_for, write_scenes
 from driftproof.report.scenes.paint import painted
 from driftproof.report.scenes.panels import ALARM_COLOUR, panels
+from driftproof.report.scenes.sheets import key
 from driftproof.report.scenes.tally import Tally, tally
 
 HEIGHT, WIDTH = 24, 36
@@ -222,6 +223,17 @@ def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
     with Image.open(page.parent / "frames" / "0001.png") as strip:
         assert strip.width > 5 * WIDTH
     assert [path.name for path in page.parent.rglob(".*")] == []
+
+
+@pytest.mark.parametrize(("classes", "size"), [(1, (40, 30)), (8, (240, 180)), (19, (320, 180))])
+def test_a_key_shows_every_colour_and_all_of_it(classes, size):
+    swatches = [(each.name, each.colour) for each in palette_for(classes)]
+    drawing = key(swatches, size)
+    assert drawing.size == size
+    found = {colour: count for count, colour in drawing.getcolors(maxcolors=2**16)}
+    areas = [found.get(colour, 0) for _, colour in swatches]
+    assert min(areas) > 0
+    assert max(areas) - min(areas) <= 4 * max(size) // 10, "none is cut off"
 
 
 def test_frames_without_labels_have_no_truth_to_show(tmp_path):
