@@ -245,7 +245,8 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
 
 def test_what_learns_from_nothing_rejects_no_pixels():
     parts = [
-        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty)) for logits, batch, record in visits(3)
+        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty))
+        for logits, batch, record in visits(3)
     ]
     found = measured("pixels", parts)
     assert all(math.isnan(value) for name, value in found.items() if name.startswith("rejection/"))
