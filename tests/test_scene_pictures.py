@@ -283,6 +283,25 @@ def test_the_command_draws_a_set(camvid, capsys, method):
     assert "pavement" in text
 
 
+def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):
+    words = (
+        *MODEL,
+        "--set",
+        "camvid",
+        "--data",
+        camvid,
+        "--frames",
+        1,
+        "--corruption",
+        "frost",
+        "--out",
+        camvid / "out",
+    )
+    assert run(*words, "--frost", tmp_path) == 2, "no photos are there"
+    assert run(*words, "--procedural-frost") == 0
+    assert "frost, severity 5, made up" in (camvid / "out" / "index.html").read_text()
+
+
 def test_the_command_draws_a_folder_of_frames(camvid):
     frames = camvid / "CamVid" / "test"
     words = ("--out", camvid / "out", "--every", 2, "--height", 12, "--width", 20)

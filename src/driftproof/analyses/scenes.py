@@ -9,7 +9,7 @@ from torch import Tensor
 
 from driftproof.adapter import Adapter
 from driftproof.alarm import Alarm, Event
-from driftproof.corruptions import check_corruption, corrupt
+from driftproof.corruptions import FrostPhotos, check_corruption, corrupt
 from driftproof.errors import ConfigurationError, InputError, ModelError
 
 __all__ = ["Corruption", "Frames", "View", "views"]
@@ -35,10 +35,12 @@ class Corruption:
     Attributes:
         name: One of `driftproof.corruptions`.
         severity: From 1 to 5.
+        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
     """
 
     name: str
     severity: int = 5
+    frost_photos: FrostPhotos | None = None
 
     def __post_init__(self) -> None:
         check_corruption(self.name, self.severity)
@@ -105,8 +107,14 @@ def _batch_views(
     pairs = [scenes.read(place) for place in places]
     frames = torch.stack([frame for frame, _ in pairs])
     if corruption is not None:
-        where = torch.tensor(places)
-        frames = corrupt(frames, corruption.name, corruption.severity, dataset=scenes.name, indices=where)
+        frames = corrupt(
+            frames,
+            corruption.name,
+            corruption.severity,
+            dataset=scenes.name,
+            indices=torch.tensor(places),
+            frost_photos=corruption.frost_photos,
+        )
     logits = adapter(frames.to(adapter.device).float().div_(255))
     if logits.ndim != 4 or logits.shape[2:] != frames.shape[2:]:
         raise ModelError(
