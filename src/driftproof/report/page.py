@@ -77,7 +77,7 @@ def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
         _Section(
             "selected",
             "What was learned from",
-            "Only methods that choose among the images are shown; the others learn from all of them, or from none.",
+            "Only methods that choose what to learn from are shown; the others learn from everything, or from nothing.",
             share_drawings(results, streams),
         ),
     ]
