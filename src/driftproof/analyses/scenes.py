@@ -97,34 +97,37 @@ def views(
     wanted = range(0, len(scenes), every)[:count]
     for start in range(0, wanted[-1] + 1, batch_size):
         places = list(range(len(scenes))[start : start + batch_size])
-        seen = _batch_views(adapter, scenes, places, alarm, corruption)
-        yield from (view for view in seen if view.index in wanted)
+        yield from _batch_views(adapter, scenes, places, alarm, corruption, wanted)
 
 
 def _batch_views(
-    adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None
+    adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None, wanted: range
 ) -> Iterator[View]:
     pairs = [scenes.read(place) for place in places]
     frames = torch.stack([frame for frame, _ in pairs])
     if corruption is not None:
         frames = corrupt(
-            frames,
+            frames.to(adapter.device),
             corruption.name,
             corruption.severity,
             dataset=scenes.name,
             indices=torch.tensor(places),
             frost_photos=corruption.frost_photos,
-        )
+        ).cpu()
     logits = adapter(frames.to(adapter.device).float().div_(255))
     if logits.ndim != 4 or logits.shape[2:] != frames.shape[2:]:
         raise ModelError(
             f"Expected logits for every pixel of frames of shape {tuple(frames.shape)}, but the model's are of shape "
             f"{tuple(logits.shape)}. It has to be a segmentation network that answers at the size of its input."
         )
+    looked_at = [row for row, place in enumerate(places) if place in wanted]
+    if not looked_at:
+        return
     predicted, record = logits.argmax(dim=1).cpu(), adapter.last
     rejected = None if record.objective is None else ~record.selected.cpu()
     events = alarm(record.novelty.cpu())
-    for row, (place, (_, labels)) in enumerate(zip(places, pairs, strict=True)):
+    for row in looked_at:
+        place, labels = places[row], pairs[row][1]
         if labels is not None and labels.shape != frames.shape[2:]:
             raise InputError(f"Expected labels of the frame's size, but frame {place} of {scenes.name} has others.")
         own = tuple(event for event in events if event.sample == row)
