@@ -41,7 +41,12 @@ docs: setup
 results: setup
 	for figure in selection scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
-	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md
+	if [ -d results/gradients ]; then \
+	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
+	if [ -d results/tiny ]; then for figure in scores curves; do \
+	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
+	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed
+	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md --fill docs/speed.md
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
@@ -49,8 +54,10 @@ bench-step: setup
 bench-corruptions: setup
 	$(BIN)/python benchmarks/corruptions.py
 
+# Where DATA holds CIFAR-10 and WEIGHTS is its network, also whether the engines agree on real images.
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
+	test -z "$(DATA)" || $(BIN)/python benchmarks/agreement.py --data $(DATA) --weights $(WEIGHTS)
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py

@@ -98,13 +98,12 @@ def rounds(arguments: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
 def told(found: dict[str, Any]) -> str:
     """The same as a table: for each round the error, and the share of masks that are the eager adapter's."""
     count = len(found["rounds"])
-    lines = [", ".join(map(str, found["protocol"].values())), ""]
-    lines.append("| |" + "".join(f" round {i + 1}: error, % | masks as eager, % |" for i in range(count)))
+    lines = ["| |" + "".join(f" round {i + 1}: error, % | masks as eager, % |" for i in range(count))]
     lines.append("|---|" + "---:|---:|" * count)
     for name in CONTESTANTS:
         shares = (number for each in found["rounds"] for number in each[name].values())
         lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in shares) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """What one adaptation step costs: a TENT loop written by hand, `tent`, and `tent` with the paper's selection.
 
-    python benchmarks/step.py [--depth 16] [--width 1] [--batch 64] [--rounds 30] [--device cpu] [--compile] [--json F]
+    python benchmarks/step.py [--depth 16] [--width 1] [--batch 64] [--rounds 30] [--device cpu] [--compile] [--out D]
 
 With `--compile`, both also run with `engine="compile"`. All take turns, batch by batch, in one process, so that
 whatever else the machine does hits all alike; medians are compared. The targets: `tent` at most 1.05 times the loop,
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def told(found: dict[str, Any]) -> str:
+    """The same in tables."""
+    lines = ["| | ms |", "|---|---:|"]
+    lines += [f"| {name} | {1e3 * median:.2f} |" for name, median in found["median_seconds"].items()]
+    lines += ["", "| | ratio | at most |", "|---|---:|---:|"]
+    lines += [f"| {name} | {ratio:.3f} | {LIMITS[name]:.2f} |" for name, ratio in found["ratios"].items()]
+    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
+
+
 def main() -> int:
     """Measure, print, and fail if a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -99,7 +109,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for step.json and the tables in step.md")
     arguments = parser.parse_args()
     medians = measure(arguments)
     pairs = {name: name.split(" / ") for name in LIMITS}
@@ -114,14 +124,12 @@ def main() -> int:
         "driftproof": dp.__version__,
         "machine": platform.machine(),
     }
-    print("  ".join(f"{name} {value}" for name, value in protocol.items()))
-    for name, median in medians.items():
-        print(f"{name:<20} {1e3 * median:9.2f} ms")
-    for name, ratio in ratios.items():
-        print(f"{name:<20} {ratio:9.3f}   (at most {LIMITS[name]})")
-    if arguments.json:
-        rows = {"protocol": protocol, "median_seconds": medians, "ratios": ratios}
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    found = {"protocol": protocol, "median_seconds": medians, "ratios": ratios}
+    print(told(found))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "step.json").write_text(json.dumps(found, indent=2) + "\n")
+        (arguments.out / "step.md").write_text(told(found))
     return 0 if all(ratio <= LIMITS[name] for name, ratio in ratios.items()) else 1
 
 

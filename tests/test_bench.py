@@ -344,6 +344,21 @@ def test_a_network_can_be_replaced_like_a_set(tmp_path):
     assert filled(Results(tmp_path), suite("camvid").tables[0]).values["source", "Round 1"].ours == 13.0
 
 
+def test_what_a_folder_shares_can_be_said_of_suites_that_it_does_not_concern():
+    everywhere = {"replaced": {"imagenet-o-c-64": "imagenet64-other-c"}, "prepared_on_test": ["tiny-imagenet-c"]}
+    for name in ("table8", "gradients"):
+        assert plan(suite(name), Choice(**everywhere)) == plan(suite(name), Choice())
+
+
+def test_costs_can_be_measured_alone_and_in_fewer_trials():
+    jobs = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=20))
+    assert {job.spec.method for job in jobs} == {"ent,swr,tent,eata,tent+crowd", "tent,cotta,tent+crowd"}
+    assert [dict(job.spec.options) for job in jobs] == [{"trials": 20, "warm_up": 20}] * 2
+    (longer, _) = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=300))
+    assert dict(longer.spec.options) == {"trials": 300, "warm_up": 50}
+    assert plan(suite("table2"), Choice(trials=20)) == plan(suite("table2"), Choice())
+
+
 def test_nothing_is_planned_twice():
     jobs = plan(suite("table2"), Choice(methods=["source"], seeds=[0, 1, 0]))
     assert len(jobs) == len({job.spec for job in jobs}) == 12
@@ -359,7 +374,10 @@ def test_nothing_is_planned_twice():
         (Choice(methods=["cotta"]), "known method of table1, but got 'cotta'"),
         (Choice(sets=["cifar-10-c"]), "known image set of table1.*Did you mean cifar10-c"),
         (Choice(setting="opne"), "Did you mean open"),
-        (Choice(replaced={"svhn": "x"}), "known image set or network of table1, but got 'svhn'. Did you mean svhn-c"),
+        (Choice(replaced={"svhn": "x"}), "known image set or network, but got 'svhn'. Did you mean svhn-c"),
+        (Choice(prepared_on_test=["tiny-imagenet"]), "known image set.*Did you mean tiny-imagenet-c"),
+        (Choice(task="cost"), "known task of table1, but got 'cost'"),
+        (Choice(trials=0), "`trials` to be at least 1, but got 0"),
         (Choice(rounds=0), "`rounds` to be at least 1, but got 0"),
         (Choice(limit=0), "`limit` to be at least 1, but got 0"),
         (Choice(seeds=[]), "at least one cell of table1"),
@@ -493,9 +511,10 @@ def test_summaries_are_means_and_sample_deviations(tmp_path):
     measured = filled(Results(tmp_path), Table("t", "T", tuple(entries), summaries=summaries))
     assert measured.rows == ("tent", "source")
     assert measured.columns == (*specs, "Mean", "Std")
-    shown = [np.mean(errors[column][0 if column == "lr=0.01" else 1]) for column in specs]
-    assert measured.values["tent", "Mean"].ours == pytest.approx(np.mean(shown))
-    assert measured.values["tent", "Std"].ours == pytest.approx(np.std(shown, ddof=1))
+    common = [np.mean(errors[column][0]) for column in specs]
+    assert measured.values["tent", "lr=0.1"].ours == pytest.approx(np.mean(errors["lr=0.1"][1]))
+    assert measured.values["tent", "Mean"].ours == pytest.approx(np.mean(common)), "the round that all have reached"
+    assert measured.values["tent", "Std"].ours == pytest.approx(np.std(common, ddof=1))
     assert (measured.values["tent", "Std"].round, measured.values["tent", "Std"].wanted) == (1, 2)
     assert not measured.values["tent", "Mean"].complete
     assert measured.values["source", "Mean"].ours is None, "two of its columns are missing"
@@ -592,6 +611,18 @@ def test_costs_are_read_by_method(tmp_path):
     assert measured.values["eata", "Time (ms)"].ours == 21
     assert measured.values["eata", "Time (ms)"].complete
     assert measured.values["eata", "CIFAR-10-C error"].ours is None
+
+
+def test_costs_from_fewer_trials_fill_the_same_table(tmp_path):
+    for trials in (300, 20):
+        (job,) = plan(suite("table6"), Choice(task="costs", trials=trials))
+        cell = Store(tmp_path).cell(job.spec)
+        with cell.held():
+            cell.begin(job.spec, {})
+            rows = [{"round": 1, "domain": name, "milliseconds": float(trials)} for name in job.spec.method.split(",")]
+            cell.append(rows, [{}] * len(rows))
+    (measured,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "table6")
+    assert measured.values["eata", "Time (ms)"].ours == 300, "of several, the one with the most trials"
 
 
 def test_a_damaged_cell_is_named(tmp_path):

@@ -456,6 +456,17 @@ def test_a_command_that_fails_leaves_no_folder_behind(files_at, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being_run(files_at, tmp_path, capsys, wide):
+    out = tmp_path / "out"
+    asked = ("--sets", "cifar10-c", "--methods", "tent,tent+crowd", "--rounds", 1, "--limit", 3)
+    assert run("run", "s3", *files_at, *asked, "--out", out) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 of 4 cells failed; the others are done." in said
+    assert said.count("Expected weights of wrn28_10 for cifar10") == 1, "once for all cells that want them"
+    assert {cell.spec.model for cell in Store(out).cells()} == {"wrn40_2"}
+    assert not [fact for fact in Store(out).shared if "wrn28_10" in fact]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -10,6 +10,8 @@ from driftproof.bench import Results, Spec, Store, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS, edges
 from driftproof.cli import main
+from driftproof.report.curves import Curve, Panel, draw_curves
+from driftproof.report.figures import WIDE
 from driftproof.report.pooled import pooled
 
 ROUNDS = 3
@@ -172,6 +174,12 @@ def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
         assert "</svg>" in (tmp_path / path).read_text()
         assert (tmp_path / f"{stem}.png").stat().st_size > 1000
         assert set(json.loads((tmp_path / f"{stem}.json").read_text())) == {"title", "caption", "numbers"}
+
+
+def test_a_single_round_is_a_point_in_the_middle():
+    (panel,) = draw_curves([Panel("error", "%", [Curve("tent", "tent", "", [9.0], [9.0], [9.0])])], WIDE).axes
+    assert sum(panel.get_xlim()) == 2
+    assert list(panel.lines[0].get_xdata()) == [1]
 
 
 def test_results_without_what_a_figure_needs_are_named(tmp_path, capsys):

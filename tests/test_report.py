@@ -479,6 +479,16 @@ def test_the_commands_in_the_footer_are_commands(folder, page):
     assert offered.make_context("run", words).params["out"].name == folder.name
 
 
+def test_costs_measured_alone_are_told_as_such(tmp_path):
+    (spec,) = (spec.with_options(trials=300) for spec in suite("table6").specs() if spec.task == "costs")
+    cell = Store(tmp_path / "out").cell(spec)
+    with cell.held():
+        cell.begin(spec, {})
+        cell.append([{"round": 1, "domain": "tent", "milliseconds": 7.0}], [{}])
+    first, *_ = commands(Results(tmp_path / "out"))
+    assert first == "driftproof bench run table6 --rounds 1 --task costs --closed --trials 300 --out out"
+
+
 def printed(measured, width):
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(table_text(measured))

@@ -8,10 +8,11 @@ import pytest
 
 from driftproof.bench import Spec, suite
 from driftproof.corruptions import CORRUPTIONS
-from driftproof.report import archives, filled_in, quotable, written_up
+from driftproof.report import archives, beside, filled_in, quotable, written_up
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "corruptions"
+SPEED = ROOT / "results" / "speed"
 ARCHIVES = sorted(path.parent for path in (ROOT / "results").glob("*/cells.jsonl"))
 
 
@@ -37,11 +38,16 @@ def test_the_summary_is_made_of_the_archives_and_the_notes():
     assert text == written_up(ROOT / "results"), "`make results` makes it anew"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md", "docs/speed.md"])
 def test_numbers_that_pages_quote_are_the_measured_ones(everything, page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- results:" in text
-    assert text == filled_in(text, quotable(everything)), "`make results` fills them in anew"
+    named = quotable(everything) | beside(ROOT / "results")
+    assert text == filled_in(text, named), "`make results` fills them in anew"
+
+
+def cells_of(folder):
+    return [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def rows_of(line):
@@ -55,7 +61,7 @@ def rows_of(line):
 @pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("name", ["table1", "table2"])
 def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
-    lines = [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = cells_of(folder)
     shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
     rounds = {Spec.from_data(line["spec"]): rows_of(line) for line in lines if "error" in line["rows"]}
     shown = {
@@ -75,3 +81,42 @@ def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
 
 def test_the_archives_are_a_few_megabytes():
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 8 * 2**20
+
+
+def test_the_ratios_of_speed_follow_from_the_times():
+    found = json.loads((SPEED / "gpu.json").read_text())
+    times, peak = found["ms"], found["peak"]
+    fastest = {
+        precision: min(
+            (f"{precision} {engine} tent" for engine in ("graph", "compile")), key=lambda n: times[f"{n}+crowd"]
+        )
+        for precision in ("tf32", "bf16")
+    }
+    ratios = [
+        *(times[f"{fastest[precision]}+crowd"] / times["plain loop"] for precision in ("tf32", "bf16")),
+        times[f"{fastest['tf32']}+crowd"] / times[fastest["tf32"]],
+        peak[f"{fastest['tf32']}+crowd"] / peak["plain loop"],
+    ]
+    rows = [line for line in (SPEED / "ratios.md").read_text().splitlines() if line.count("|") == 4][2:]
+    shown, limits = zip(*([float(cell) for cell in row.split("|")[2:4]] for row in rows), strict=True)
+    assert shown == pytest.approx(ratios, abs=6e-4)
+    assert all(ratio <= limit for ratio, limit in zip(shown, limits, strict=True))
+
+
+def test_what_fewer_digits_do_follows_from_the_archived_rows():
+    (fewer,) = cells_of(SPEED / "bf16")
+    (usual,) = (cell for cell in cells_of(ROOT / "results" / "classification") if cell["spec"] == fewer["spec"])
+    means = [[statistics.fmean(each) for each in rows_of(cell)[:10]] for cell in (usual, fewer)]
+    rows = [line.split("|")[2:5] for line in (SPEED / "precision.md").read_text().splitlines() if "| round" in line]
+    shown = [[float(row[place]) for row in rows] for place in range(3)]
+    assert shown[:2] == [pytest.approx(each, abs=0.0051) for each in means]
+    assert shown[2] == pytest.approx([two - one for one, two in zip(*means, strict=True)], abs=0.0051)
+    assert len(rows) == 10
+    assert max(map(abs, shown[2])) <= 0.3
+
+
+def test_recorded_steps_select_what_eager_ones_do():
+    for precision in ("tf32", "bf16"):
+        for each in json.loads((SPEED / f"agreement-{precision}.json").read_text())["rounds"]:
+            assert each["graph"] == each["eager"]
+            assert each["graph"]["masks agree %"] == 100

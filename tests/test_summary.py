@@ -18,7 +18,7 @@ from driftproof.report import archives, claims, filled_in, quotable, summary, wr
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
 
-def put(folder, spec, rounds, error):
+def put(folder, spec, rounds, error, rounded_from=None):
     """A cell whose errors a function of the round gives, a little different in every domain."""
     cell, random = Store(folder).cell(spec), Random(spec.name)
     moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
@@ -29,7 +29,9 @@ def put(folder, spec, rounds, error):
     ]
     with cell.held():
         cell.begin(spec, moves)
-        cell.append(rows, [{"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11"}] * len(rows))
+        card = {"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11", "engine": "graph"}
+        late = {row["round"] for row in rows if row["round"] >= (rounded_from or rounds + 1)}
+        cell.append(rows, [card | {"precision": "bf16" if row["round"] in late else "tf32"} for row in rows])
     return rows
 
 
@@ -131,6 +133,19 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
     assert all("(round 7 of 50)" in words for words in centre.evidence)
 
 
+def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_path):
+    for spec in suite("table1").specs():
+        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
+            late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3}[spec.method]
+            put(tmp_path / "store", spec, 5, lambda round: 15.0, rounded_from=late)
+    text = summary([Results(tmp_path / "store")])
+    long, short = (text.split(f"### {heading}")[1].split("\n#")[0] for heading in ("Error after 50", "Error after one"))
+    both = "tent+crowd on CIFAR-10-C/Closed from round 3 on; tent+crowd on CIFAR-10-C/Open"
+    assert f"\nComputed in bfloat16: {both}." in long
+    assert "\nComputed in bfloat16: tent+crowd on CIFAR-10-C/Open." in short
+    assert "| graph tf32, graph bf16 |" in text
+
+
 def verdicts(folder):
     return {claim.text.split(":")[0].split(",")[0]: claim for claim in claims(archives(folder))}
 
@@ -177,6 +192,30 @@ def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
     assert found["Selecting by softmax beats selecting by logits"].verdict == "holds"
 
 
+def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
+    for spec in suite("table8").specs():
+        rate = dict(spec.options).get("lr", 0) * 5000
+        grows = 9.0 if spec.method == "tent" else 0.0
+        early = spec.method == "tent+crowd" and rate == 25
+        put(
+            tmp_path / "store",
+            spec,
+            1 if early else 4,
+            lambda round, rate=rate, grows=grows: 20 + rate + grows * round**rate,
+        )
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    (results,) = archives(tmp_path / "results")
+    (table,) = (measured for measured in results.tables() if measured.table.name == "table8a")
+    assert (table.values["tent+crowd", "Std"].round, table.values["tent", "Std"].round) == (1, 4)
+    claim = verdicts(tmp_path / "results")["Selection makes TENT robust to learning rate and batch size"]
+    by_rate = claim.evidence[0]
+    assert by_rate.endswith("(round 1 of 10)")
+    with_it, without = map(float, re.findall(r"deviation ([\d.]+) with selection, ([\d.]+) without", by_rate)[0])
+    spread = statistics.stdev([25, 5, 2.5, 0.5])
+    assert with_it == pytest.approx(spread, abs=0.5)
+    assert without == pytest.approx(spread, abs=0.5), "in round 1 as well, where all are the same nine points worse"
+
+
 def test_every_table_says_what_its_numbers_rest_on(finished):
     folder, _ = finished
     text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
@@ -192,11 +231,108 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
 def test_what_is_far_from_the_paper_is_listed(finished):
     folder, measured = finished
     text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
-    listed = {tuple(cell.strip() for cell in line.strip("|").split("|"))[:3] for line in text.splitlines()[4:]}
+    listed = {
+        tuple(cell.strip() for cell in line.strip("|").split("|"))[:3]
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
     (tent,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent", "open"))
-    assert ("table2", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
-    assert ("table2", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
+    assert ("`table2`", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
+    assert ("`table2`", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
     assert tent in measured
+    assert ("`table1`, `s5`", "source", "CIFAR-10-C/Closed") in listed, (
+        "a number that several tables show is there once"
+    )
+    assert listed_as_far_off(folder)["source", "CIFAR-10-C/Closed"][-1] == "learns nothing"
+
+
+def listed_as_far_off(folder):
+    text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines}
+
+
+def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
+    make(tmp_path / "store", rounds=1, names=("table2",))
+    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
+    *_, bystander, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+    assert float(bystander.replace("−", "-")) == pytest.approx(15.0 - 15.73, abs=0.3)
+    assert tried == "not tried yet"
+    errors = {(): 40.0, ("lr", 3e-4): 30.0, ("lr", 1e-4): 25.0, ("mean_entropy", 0.5): 41.5}
+    for spec in suite("open_choices").specs():
+        changed = tuple(item for item in spec.options if item != ("lr", 1e-3))
+        if (spec.method, spec.images, spec.setting, spec.batch_size) == ("tent", "cifar10-c", "open", 200):
+            error = errors[changed[0] if changed else ()]
+            put(tmp_path / "tried", spec, 1 if changed else 2, lambda round, error=error: error + 50 * (round - 1))
+    write_archive([tmp_path / "tried"], tmp_path / "results" / "choices")
+    *_, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+    pace, spread = tried.split("<br>")
+    changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{pace};{spread}")]
+    assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
+    assert pace.startswith("`choice_pace`: tent, lr = 0.0003 −")
+    assert spread.startswith("`choice_spread`: tent, λ_max = 0.5 +")
+
+
+def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp_path):
+    for method in ("eata+crowd", "swr+crowd"):
+        for spec in suite("table2").specs():
+            if (spec.method, spec.images, spec.setting) == (method, "cifar100-c", "open"):
+                put(tmp_path / "store", spec, 1, lambda round: 70.0)
+    for spec in suite("open_choices").specs():
+        if spec.method in ("eata", "swr"):
+            put(tmp_path / "tried", spec, 1, lambda round: 50.0)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    found = listed_as_far_off(tmp_path / "results")
+    assert found["eata+crowd", "CIFAR-100-C/Open"][-1].startswith("`choice_batch`: eata, 200 + 200 ")
+    assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1]
+    assert found["swr+crowd", "CIFAR-100-C/Open"][-1].count(";") == 3
+
+
+def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_claim(tmp_path):
+    for spec in suite("table2").specs():
+        if (spec.images, spec.method) == ("cifar10-c", "tent") or spec.method == "tent+crowd":
+            put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 70.0)
+    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
+    write_archive([tmp_path / "store"], tmp_path / "results" / "few")
+    assert listed_as_far_off(tmp_path / "results") == {}
+    claim = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"]
+    assert claim.verdict.startswith("so far, ")
+    assert all("[Only the first 40 images of each domain.]" in words for words in claim.evidence)
+
+
+def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
+    stand_in = {"imagenet-o-c-64": "imagenet64-other-c"}
+    for spec in suite("table2").specs():
+        if spec.images == "tiny-imagenet-c" and spec.method in ("bn_adapt", "tent", "tent+crowd"):
+            here = replace(spec, unknown=stand_in.get(spec.unknown))
+            put(tmp_path / "store", here, 1, lambda round, worse=spec.method == "tent": 63.0 + 30.0 * worse)
+    Store(tmp_path / "store").share({"limit": None, "replaced": stand_in, "prepared on test images": []})
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    said = "imagenet64-other-c was streamed for imagenet-o-c-64."
+    far = listed_as_far_off(tmp_path / "results")
+    assert said in far["tent", "TinyImageNet-C/Open"][-1]
+    assert said not in far["tent", "TinyImageNet-C/Closed"][-1]
+    (rescued,) = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"].evidence
+    assert rescued.endswith(f"[{said}]")
+
+
+def test_times_say_what_they_were_taken_on_and_what_can_be_compared(tmp_path, capsys):
+    (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
+    methods = spec.method.split(",")
+    cell = Store(tmp_path).cell(spec.with_options(trials=300))
+    with cell.held():
+        cell.begin(spec.with_options(trials=300), {})
+        rows = [{"round": 1, "domain": name, "milliseconds": 5.0 if name == "tent" else 7.0} for name in methods]
+        cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", str(tmp_path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Steps timed for each method: 300 (a card, graph)" in said
+    paper = {
+        name: paper_table("T6_cost_cls").value(row, "Time (ms)") for name, row in (("ent", "ENT"), ("tent", "TENT"))
+    }
+    assert f"in brackets the paper's: ent 1.40 ({paper['ent'] / paper['tent']:.2f}), swr 1.40 (" in said
 
 
 def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
@@ -229,12 +365,22 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
 def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(finished[0], folder)
-    for path, text in {"notes/b.md": "## B", "notes/a.md": "## A", "figures/x.svg": "", "figures/y.svg": ""}.items():
-        (folder / path).parent.mkdir(exist_ok=True)
+    quoting = "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->"
+    files = {
+        "notes/b.md": "## B",
+        "notes/a.md": quoting,
+        "figures/a/z.svg": "",
+        "figures/x.svg": "",
+        "figures/y.svg": "",
+    }
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
-    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y"}
-    assert written_up(folder) == summary(archives(folder), notes=["## A", "## B"], figures=figures)
+    figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
+    quoted = filled_in(quoting, quotable(archives(folder)))
+    assert quoted != quoting
+    assert written_up(folder) == summary(archives(folder), notes=[quoted, "## B"], figures=figures)
 
 
 def test_nothing_measured_is_said():

@@ -6,9 +6,11 @@ from typing import Any
 
 from driftproof.bench.jobs import Job
 from driftproof.bench.methods import expect_method
+from driftproof.bench.sets import SETS
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
+from driftproof.models import MODELS
 from driftproof.names import expect_known
 
 __all__ = ["Choice", "plan"]
@@ -22,22 +24,26 @@ class Choice:
         methods: Only these; all if empty.
         sets: Only cells that stream these sets; all if empty.
         setting: Only `open` or `closed` cells; None for both.
+        task: Only `stream`, `costs` or `gradients`; None for all.
         rounds: How many; None for as many as the suite's tables need.
         limit: Only the first so many images of each domain.
         seeds: One run for each.
         replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand, and networks to take
             instead of others, such as a smaller one.
         prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
+        trials: How often the step of a method is timed; None for as often as the suite says.
     """
 
     methods: Sequence[str] = ()
     sets: Sequence[str] = ()
     setting: str | None = None
+    task: str | None = None
     rounds: int | None = None
     limit: int | None = None
     seeds: Sequence[int] = (0,)
     replaced: Mapping[str, str] = field(default_factory=dict)
     prepared_on_test: Sequence[str] = ()
+    trials: int | None = None
 
     def shared(self) -> dict[str, Any]:
         """What has to be the same for all cells of a results folder."""
@@ -50,18 +56,25 @@ class Choice:
             (not self.methods or spec.method in self.methods)
             and (not self.sets or spec.images in self.sets)
             and self.setting in (None, spec.setting)
+            and self.task in (None, spec.task)
         )
 
     def applied(self, spec: Spec, seed: int) -> Spec:
         """A cell of the suite as it is to be run."""
         return replace(
-            spec,
+            self._timed(spec),
             images=self.replaced.get(spec.images, spec.images),
             unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
             model=self.replaced.get(spec.model, spec.model),
             limit=self.limit,
             seed=seed,
         )
+
+    def _timed(self, spec: Spec) -> Spec:
+        if spec.task != "costs" or self.trials is None:
+            return spec
+        warm_up = int(dict(spec.options)["warm_up"] or 0)
+        return spec.with_options(trials=self.trials, warm_up=min(warm_up, self.trials))
 
 
 def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
@@ -80,8 +93,9 @@ def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
         for spec in suite.specs():
             wanted[spec] = max(wanted.get(spec, 0), suite.rounds if choice.rounds is None else choice.rounds)
     _expect_known(choice, list(wanted), names)
-    if choice.rounds is not None and choice.rounds < 1:
-        raise ConfigurationError(f"Expected `rounds` to be at least 1, but got {choice.rounds}.")
+    for name, count in {"rounds": choice.rounds, "trials": choice.trials}.items():
+        if count is not None and count < 1:
+            raise ConfigurationError(f"Expected `{name}` to be at least 1, but got {count}.")
     chosen = {
         choice.applied(spec, seed): rounds
         for seed in choice.seeds
@@ -99,13 +113,13 @@ def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
     for kind, chosen, known in (
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
-        (
-            "image set or network",
-            choice.replaced,
-            [name for spec in specs for name in (spec.images, spec.unknown, spec.model) if name],
-        ),
-        ("image set", choice.prepared_on_test, [spec.images for spec in specs]),
         ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
+        ("task", [choice.task] if choice.task else [], [spec.task for spec in specs]),
     ):
         for name in chosen:
             expect_known(f"{kind} of {names}", name, dict.fromkeys(known))
+    # A folder shares these among suites, whether or not they concern each of them.
+    for name in choice.replaced:
+        expect_known("image set or network", name, (*SETS, *MODELS))
+    for name in choice.prepared_on_test:
+        expect_known("image set", name, SETS)

@@ -17,6 +17,8 @@ from driftproof.errors import InputError
 
 __all__ = ["Measured", "Results", "Value", "filled"]
 
+_OF_TIMING = ("trials", "warm_up")
+
 
 @dataclass(frozen=True)
 class Value:
@@ -94,8 +96,8 @@ class Results:
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
         self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
-        for spec in sorted(self.cells, key=lambda spec: spec.seed):
-            self._runs.setdefault(_unseeded(spec), []).append(spec)
+        for spec in sorted(self.cells, key=lambda spec: (spec.seed, _trials(spec))):
+            self._runs.setdefault(_measuring(spec), []).append(spec)
 
     def rows(self, spec: Spec) -> list[Row]:
         """What a cell measured, in complete rounds and the begun one."""
@@ -106,8 +108,8 @@ class Results:
         return len(self.rows(spec)) // len(spec.domains) if spec.task == "stream" else min(len(self.rows(spec)), 1)
 
     def seeds(self, spec: Spec) -> list[Spec]:
-        """The measured cells that differ from a spec in nothing but the seed, and in what the whole folder shares."""
-        runs = self._runs.get(_unseeded(self._as_run_here(spec)), [])
+        """The measured cells that differ from a spec in seed or trials alone, and in what the whole folder shares."""
+        runs = self._runs.get(_measuring(self._as_run_here(spec)), [])
         return [run for run in runs if self.rounds(run)]
 
     def per_round(self, spec: Spec, measure: str = "error") -> list[float]:
@@ -166,8 +168,12 @@ class Results:
 
 
 def filled(results: Results, table: Table) -> Measured:
-    """A table with its numbers from a results folder, beside the paper's."""
+    """A table with its numbers from a results folder, beside the paper's.
+
+    A column that summarises others does so in the last round that all of them have reached.
+    """
     paper = paper_table(table.paper) if table.paper else None
+    entries = {(entry.row, entry.column): entry for entry in table.entries}
     values = {}
     for entry in table.entries:
         theirs = paper.value(entry.paper_row, entry.column) if paper and entry.paper_row else None
@@ -177,11 +183,20 @@ def filled(results: Results, table: Table) -> Measured:
     for summary in table.summaries:
         for row in rows:
             theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
-            values[row, summary.column] = _summarised(
-                summary, [values.get((row, of), Value()) for of in summary.of], theirs
-            )
+            together = [entries[row, of] for of in summary.of if (row, of) in entries]
+            found = _together(results, together) if len(together) == len(summary.of) else [Value()]
+            values[row, summary.column] = _summarised(summary, found, theirs)
     columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
     return Measured(table, rows, columns, values)
+
+
+def _together(results: Results, entries: list[Entry]) -> list[Value]:
+    """The values of some entries in the last round that all of them have reached, as far as they want it."""
+    found = [results.value(entry) for entry in entries]
+    last = min(value.round or 0 for value in found)
+    wanted = max(entry.round for entry in entries)
+    early = [results.value(replace(entry, round=last)) for entry in entries] if last else found
+    return [replace(value, wanted=wanted) for value in early]
 
 
 def _summarised(summary: Summary, values: list[Value], paper: float | None) -> Value:
@@ -193,8 +208,14 @@ def _summarised(summary: Summary, values: list[Value], paper: float | None) -> V
     return Value(number, paper, min(value.round or 0 for value in values), wanted, min(value.seeds for value in values))
 
 
-def _unseeded(spec: Spec) -> Spec:
-    return replace(spec, seed=0)
+def _measuring(spec: Spec) -> Spec:
+    """What a cell measures, without what only makes it more certain: its seed, and how often a step was timed."""
+    kept = tuple((key, value) for key, value in spec.options if spec.task != "costs" or key not in _OF_TIMING)
+    return replace(spec, seed=0, options=kept)
+
+
+def _trials(spec: Spec) -> int:
+    return int(dict(spec.options).get("trials") or 0) if spec.task == "costs" else 0
 
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ def run_command(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many images of each domain.")] = None,
     seeds: Annotated[str, typer.Option(help="One run for each, separated by commas.")] = "0",
+    task: Annotated[str | None, typer.Option(help="Only cells that do this: stream, costs or gradients.")] = None,
+    trials: Annotated[int | None, typer.Option(help="How often a step is timed where costs are measured.")] = None,
     replace: Annotated[
         list[str] | None, typer.Option(help="Take one set or network for another, as OLD=NEW; repeatable.")
     ] = None,
@@ -84,7 +86,7 @@ def run_command(
 ) -> None:
     """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
-    from driftproof.bench.executors import EXECUTORS
+    from driftproof.bench.executors import EXECUTORS, Failures
     from driftproof.bench.plan import Choice, plan
     from driftproof.bench.runner import Settings, staging
     from driftproof.bench.workbench import Files
@@ -96,11 +98,13 @@ def run_command(
         methods=_words(methods),
         sets=_words(sets),
         setting=None if opened is None else "open" if opened else "closed",
+        task=task,
         rounds=rounds,
         limit=limit,
         seeds=[_integer("--seeds", word) for word in _words(seeds)],
         replaced=dict(_pair(text) for text in replace or ()),
         prepared_on_test=prepare_on_test or (),
+        trials=trials,
     )
     settings = Settings(device, save_every, engine, precision, channels_last)
     chosen = [suite(name) for name in names]
@@ -116,10 +120,15 @@ def run_command(
     if store.shared:  # what will be refused is refused before sets are made for it
         store.share(facts)
     with followed() as told:
-        for spec in (job.spec for job in jobs):
-            facts |= workbench.facts(spec, staging(spec, told))
+        ready, failures = [], Failures(told)
+        for job in jobs:
+            with failures.of(job):
+                facts |= workbench.facts(job.spec, staging(job.spec, told))
+                ready.append(job)
+        if not ready:
+            failures.raise_if_any()
         store.share(facts)
-        run(jobs, out, workbench, settings, told)
+        run(ready, out, workbench, settings, told, failures)
     typer.echo(f"Done. See `driftproof bench compare {out}` or `driftproof bench report {out}`.", err=True)
 
 
@@ -127,7 +136,7 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has numbers, ours beside the paper's."""
     from driftproof.bench import Results
-    from driftproof.report import caveats, table_text
+    from driftproof.report import caveats_of, table_text
 
     results = Results(folder)
     tables = results.tables()
@@ -136,9 +145,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
         return
     console = Console()
     for measured in tables:
-        console.print(table_text(measured), "")
-    for caveat in caveats(results.shared):
-        console.print(caveat, highlight=False)
+        console.print(table_text(measured), *caveats_of(measured, results), "", sep="\n", highlight=False)
 
 
 @bench_commands.command("report")
@@ -175,14 +182,15 @@ def summarise_command(
 ) -> None:
     """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
 
-    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions.
+    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions. Other pages can quote whole
+    tables that lie beside the archives as well.
     """
     from driftproof.files import written_whole
-    from driftproof.report import archives, filled_in, quotable, written_up
+    from driftproof.report import archives, beside, filled_in, quotable, written_up
 
     texts = {out or folder / "RESULTS.md": written_up(folder)}
     if fill:
-        named = quotable(archives(folder))
+        named = quotable(archives(folder)) | beside(folder)
         texts |= {path: filled_in(path.read_text(encoding="utf-8"), named) for path in fill}
     for path, text in texts.items():
         with written_whole(path) as unfinished:

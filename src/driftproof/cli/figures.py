@@ -52,9 +52,10 @@ def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> 
 
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     from driftproof.bench import Results
-    from driftproof.report import ANALYSES
+    from driftproof.report import ANALYSES, caveats
 
-    insights = list(ANALYSES[name](Results(folder), **options))
+    results = Results(folder)
+    insights = list(ANALYSES[name](results, **options))
     if not insights:
         raise InputError(
             f"Expected results in {folder} that `analyse {name}` can draw, but there are none. "
@@ -68,7 +69,8 @@ def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: A
     for insight in insights:
         drawing = insight.draw()
         drawing.save(home)
-        said = {"title": drawing.title, "caption": drawing.caption, "numbers": insight.as_data()}
+        caption = " ".join([drawing.caption, *caveats({"limit": results.shared.get("limit")})])
+        said = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
         with written_whole(home / f"{insight.name}.json") as unfinished:
             unfinished.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
         typer.echo(home / f"{insight.name}.svg")

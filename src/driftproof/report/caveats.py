@@ -1,11 +1,12 @@
 """How numbers differ in kind from the paper's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from driftproof.bench import Measured
+from driftproof.bench import Measured, Results, Spec
+from driftproof.bench.tables import Entry
 
-__all__ = ["caveats", "caveats_of"]
+__all__ = ["caveats", "caveats_of", "concerning"]
 
 
 def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
@@ -28,23 +29,70 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
         yield "Frost was made up, not photographed."
 
 
-def caveats_of(measured: Measured, shared: Mapping[str, Any]) -> list[str]:
-    """Those that concern a table.
+def caveats_of(measured: Measured, results: Results) -> list[str]:
+    """Those that concern a table, and how it was computed and timed.
 
     Args:
         measured: The table with its numbers.
-        shared: What all cells of its results folder share.
+        results: Where they are from.
     """
-    specs = [
-        spec for entry in measured.table.entries if _is_there(measured, entry.row, entry.column) for spec in entry.specs
+    entries = [entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None]
+    specs = dict.fromkeys(spec for entry in entries for spec in entry.specs)
+    rounded = [said for entry in entries for said in _rounded(entry, results, measured)]
+    return [
+        *caveats(concerning(specs, results.shared)),
+        *([f"Computed in bfloat16: {'; '.join(rounded)}."] if rounded else []),
+        *_timing(entries, results, measured),
     ]
+
+
+def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """What all cells of a results folder share, without what plays no role in some of them.
+
+    Args:
+        specs: Cells as the tables have them.
+        shared: What all share.
+    """
     named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
-    replaced = {old: new for old, new in shared.get("replaced", {}).items() if old in named}
-    prepared = [name for name in shared.get("prepared on test images", ()) if name in named]
-    frosted = any("frost" in spec.domains for spec in specs)
-    concerned = {**shared, "replaced": replaced, "prepared on test images": prepared}
-    return list(caveats(concerned if frosted else {**concerned, "frost": None}))
+    domains = {domain for spec in specs for domain in spec.domains}
+    return {
+        **shared,
+        "replaced": {old: new for old, new in shared.get("replaced", {}).items() if old in named},
+        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in named],
+        "frost": shared.get("frost") if "frost" in domains else None,
+    }
 
 
-def _is_there(measured: Measured, row: str, column: str) -> bool:
-    return measured.values[row, column].ours is not None
+def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+    """What times were taken on, and what can be compared: how many of TENT's steps a step takes."""
+    timed = [entry for entry in entries if entry.measure == "milliseconds"]
+    for spec in dict.fromkeys(spec for entry in timed for spec in entry.specs):
+        run = results.seeds(spec)[-1]
+        how = results.cells[run].conditions[0]
+        told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
+        trials = dict(run.options)["trials"]
+        yield f"Steps timed for each method: {trials} ({told}); the paper's card is another, so only ratios compare."
+    times = {entry.row: measured.values[entry.row, entry.column] for entry in timed}
+    ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
+    if ours and paper:
+        ratios = (
+            f"{row} {(value.ours or 0) / ours:.2f} ({(value.paper or 0) / paper:.2f})" for row, value in times.items()
+        )
+        yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
+
+
+def _rounded(entry: Entry, results: Results, measured: Measured) -> Iterator[str]:
+    """Whether a number comes of networks that computed with fewer digits, and since which round."""
+    last = measured.values[entry.row, entry.column].round or 0
+    first = min(
+        (
+            row["round"]
+            for spec in entry.specs
+            for run in results.seeds(spec)
+            for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
+            if conditions.get("precision") == "bf16"
+        ),
+        default=last + 1,
+    )
+    if first <= last:
+        yield f"{entry.row} on {entry.column}" + (f" from round {first} on" if first > 1 else "")

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from driftproof.bench import SUITES, Results, filled
-from driftproof.bench.tables import Table
+from driftproof.bench import SUITES, Results, Value, filled
+from driftproof.bench.tables import Entry, Table
+from driftproof.report.caveats import caveats, concerning
 from driftproof.report.numbers import number, signed
 
 __all__ = ["Case", "Claim", "claims"]
@@ -27,12 +28,16 @@ class Case:
         numbers: What was measured.
         round: In which round.
         wanted: In which round the paper looks.
+        caveats: How the numbers differ in kind from the paper's.
+        limited: Whether only some images were streamed.
     """
 
     holds: bool
     numbers: str
     round: int
     wanted: int
+    caveats: tuple[str, ...] = ()
+    limited: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,26 +59,39 @@ class Claim:
             return "not measured"
         held, total = sum(case.holds for case in self.cases), len(self.cases)
         word = "holds" if held == total else "does not hold" if not held else f"holds in {held} of {total} cases"
-        early = any(case.round < case.wanted for case in self.cases)
+        early = any(case.round < case.wanted or case.limited for case in self.cases)
         return f"so far, {word}" if early else word
 
     @property
     def evidence(self) -> list[str]:
-        """The numbers of each case; where it looked too early, in which round."""
-        return [f"{case.numbers}{'' if case.holds else ' ✗'}{_early(case)}" for case in self.cases]
+        """The numbers of each case; where it looked too early, in which round; and what else sets it apart."""
+        return [
+            " ".join([f"{case.numbers}{'' if case.holds else ' ✗'}{_early(case)}", *_apart(case)])
+            for case in self.cases
+        ]
 
 
 def _early(case: Case) -> str:
     return "" if case.round >= case.wanted else f" (round {case.round} of {case.wanted})"
 
 
+def _apart(case: Case) -> list[str]:
+    return [f"[{' '.join(case.caveats)}]"] if case.caveats else []
+
+
 def claims(everything: Sequence[Results]) -> list[Claim]:
     """The paper's claims on classification, each with its verdict.
 
     Args:
-        everything: Results folders or archives; a case counts in the first one that has all its numbers.
+        everything: Results folders or archives; a case counts in the first one that has all its numbers, those that
+            streamed only some images last.
     """
-    return [Claim(text, tuple(find(everything))) for text, find in _CLAIMS.items()]
+    ordered = sorted(everything, key=_is_limited)
+    return [Claim(text, tuple(find(ordered))) for text, find in _CLAIMS.items()]
+
+
+def _is_limited(results: Results) -> bool:
+    return results.shared.get("limit") is not None
 
 
 @dataclass(frozen=True)
@@ -83,9 +101,11 @@ class _Numbers:
     values: dict[str, float]
     round: int
     wanted: int
+    caveats: tuple[str, ...]
+    limited: bool
 
     def case(self, holds: bool, numbers: str) -> Case:
-        return Case(holds, numbers, self.round, self.wanted)
+        return Case(holds, numbers, self.round, self.wanted, self.caveats, self.limited)
 
 
 def _numbers(everything: Sequence[Results], table: str, column: str, *rows: str) -> _Numbers | None:
@@ -99,8 +119,15 @@ def _numbers(everything: Sequence[Results], table: str, column: str, *rows: str)
             values = {row: results.value(replace(entries[row], round=round)).ours for row in rows}
             known = {row: value for row, value in values.items() if value is not None}
             if len(known) == len(rows):
-                return _Numbers(known, round, max(value.wanted for value in found))
+                apart = _caveats(results, [entries[row] for row in rows])
+                return _Numbers(known, round, max(value.wanted for value in found), apart, _is_limited(results))
     return None
+
+
+def _caveats(results: Results, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What was prepared on, and made-up frost, are said beside the tables."""
+    said = concerning([spec for entry in entries for spec in entry.specs], results.shared)
+    return tuple(caveats({key: said[key] for key in ("limit", "replaced") if key in said}))
 
 
 @cache
@@ -155,13 +182,26 @@ def _softmax(everything: Sequence[Results]) -> Iterator[Case]:
 def _robust(everything: Sequence[Results]) -> Iterator[Case]:
     for name, words in (("table8a", "learning rates"), ("table8b", "batch sizes")):
         for results in everything:
-            values = filled(results, _table(name)).values
-            with_it, without = values["tent+crowd", "Std"], values["tent", "Std"]
-            if with_it.ours is not None and without.ours is not None:
-                numbers = f"{words}: deviation {number(with_it.ours)} with selection, {number(without.ours)} without"
-                round = min(with_it.round or 0, without.round or 0)
-                yield Case(with_it.ours < without.ours, numbers, round, with_it.wanted)
+            pair = _deviations(results, _table(name))
+            if pair is not None:
+                round = min(value.round or 0 for value in pair)
+                with_it, without = (
+                    value.ours or 0.0 for value in _deviations(results, _until(_table(name), round)) or pair
+                )
+                numbers = f"{words}: deviation {number(with_it)} with selection, {number(without)} without"
+                apart, limited = _caveats(results, _table(name).entries), _is_limited(results)
+                yield Case(with_it < without, numbers, round, pair[0].wanted, apart, limited)
                 break
+
+
+def _deviations(results: Results, table: Table) -> tuple[Value, Value] | None:
+    values = filled(results, table).values
+    with_it, without = values["tent+crowd", "Std"], values["tent", "Std"]
+    return None if with_it.ours is None or without.ours is None else (with_it, without)
+
+
+def _until(table: Table, round: int) -> Table:
+    return replace(table, entries=tuple(replace(entry, round=min(entry.round, round)) for entry in table.entries))
 
 
 def _hard(everything: Sequence[Results]) -> Iterator[Case]:

@@ -34,12 +34,17 @@ def _runs(results: Results, folder: str) -> Iterator[str]:
 def _options(results: Results, suite: Suite, cells: list[Spec]) -> Iterator[str]:
     everything, shared = list(suite.specs()), results.shared
     yield from ("--rounds", str(max(results.rounds(cell) for cell in cells)))
-    if methods := _fewer((cell.method for cell in cells), (spec.method for spec in everything)):
+    if tasks := _fewer((cell.task for cell in cells), (spec.task for spec in everything)):
+        yield from ("--task", *tasks)
+    elif methods := _fewer((cell.method for cell in cells), (spec.method for spec in everything)):
         yield from ("--methods", ",".join(sorted(methods, key=method_place)))
     if settings := _fewer((cell.setting for cell in cells), (spec.setting for spec in everything)):
         yield from (f"--{setting}" for setting in settings)
     if (seeds := {cell.seed for cell in cells}) != {0}:
         yield from ("--seeds", ",".join(map(str, sorted(seeds))))
+    trials = {int(dict(cell.options)["trials"] or 0) for cell in cells if cell.task == "costs"}
+    if trials and not trials & {dict(spec.options).get("trials") for spec in everything}:
+        yield from ("--trials", str(max(trials)))
     if shared.get("limit") is not None:
         yield from ("--limit", str(shared["limit"]))
     for theirs, ours in (shared.get("replaced") or {}).items():

@@ -106,7 +106,8 @@ def draw_curves(panels: Sequence[Panel], layout: Layout) -> "Figure":
 def _draw(axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float]) -> None:
     rounds = max(len(curve.values) for curve in panel.curves)
     axes.set_ylim(*limits)
-    axes.set_xlim(1 - 0.02 * (rounds - 1), rounds + 0.02 * (rounds - 1))
+    margin = 0.02 * (rounds - 1) or 0.5
+    axes.set_xlim(1 - margin, rounds + margin)
     axes.set_xticks(_ticks(rounds))
     axes.yaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=1)

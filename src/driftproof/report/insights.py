@@ -131,7 +131,8 @@ def _streams(results: Results, specs: Iterable[Spec]) -> list[tuple[str, list[Sp
     groups: dict[str, list[Spec]] = {}
     for spec in specs:
         for run in results.seeds(spec)[:1]:
-            group = groups.setdefault(f"{run.images}, {run.model}, {run.setting}", [])
+            among = f" ({run.unknown})" if run.unknown else ""
+            group = groups.setdefault(f"{run.images}, {run.model}, {run.setting}{among}", [])
             group.extend([run] if run not in group else [])
     return sorted(groups.items())
 

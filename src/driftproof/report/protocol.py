@@ -70,6 +70,7 @@ def protocol(results: Results, streams: Sequence[Stream]) -> Protocol:
     facts = {name: _listed(row.get(name) for row in every) for name in _VERSIONS}
     facts |= {
         "hardware": _listed(map(_machine, every)),
+        "engines": _listed(" ".join(filter(None, (row.get("engine"), row.get("precision")))) or None for row in every),
         "time measured": duration(sum(row.get("seconds") or 0 for row in every)),
     }
     head = ("Images", "Unknown", "Network", "Severity", "Batch", "Per domain", "Seeds", "Rounds", "Domains")

@@ -11,16 +11,15 @@ from driftproof.names import expect_known
 from driftproof.report.caveats import caveats_of
 from driftproof.report.claims import claims
 from driftproof.report.comparison import compared
+from driftproof.report.disagreements import FAR_OFF, far_off
 from driftproof.report.lines import measured_streams
 from driftproof.report.markdown import markdown_table, table_markdown
-from driftproof.report.numbers import number, signed
+from driftproof.report.numbers import number
 from driftproof.report.protocol import protocol
 
-__all__ = ["archives", "filled_in", "quotable", "summary", "written_up"]
+__all__ = ["archives", "beside", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
-_FAR_OFF = 3.0
-"""Percentage points from the paper that call for an explanation."""
 
 
 def archives(folder: Path) -> list[Results]:
@@ -36,11 +35,14 @@ def written_up(folder: Path) -> str:
     """The summary of a folder: of its archives, with the sections in `notes` and the figures in `figures`.
 
     Args:
-        folder: Such as `results`.
+        folder: Such as `results`. A note quotes numbers as other pages do.
     """
-    notes = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("notes/*.md"))]
-    figures = {f"figures/{path.name}": _caption(path) for path in sorted(folder.glob("figures/*.svg"))}
-    return summary(archives(folder), notes=notes, figures=figures)
+    everything = archives(folder)
+    named = quotable(everything)
+    notes = [filled_in(path.read_text(encoding="utf-8"), named) for path in sorted(folder.glob("notes/*.md"))]
+    drawn = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))
+    figures = {path.relative_to(folder).as_posix(): _caption(path) for path in drawn}
+    return summary(everything, notes=notes, figures=figures)
 
 
 def _caption(figure: Path) -> str:
@@ -65,7 +67,7 @@ def summary(
         "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest.",
         *(f"## {results.folder.name}\n\n{_tables(results)}" for results in everything),
         f"## The paper's claims\n\n{_claims(everything)}",
-        f"## More than {_FAR_OFF:g} points from the paper\n\n{_far_off(everything)}",
+        f"## More than {FAR_OFF:g} points from the paper\n\n{far_off(everything)}",
         *([_gallery(figures)] if figures else []),
         *notes,
         *([f"## Protocol\n\n{_protocol(everything)}"] if everything else []),
@@ -88,6 +90,17 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
                     text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
                     named.setdefault(f"{measured.table.name}/{row}/{column}", text)
     return named
+
+
+def beside(folder: Path) -> dict[str, str]:
+    """What other pages can quote of the tables that benchmarks wrote beside the archives, such as `speed/gpu`.
+
+    Args:
+        folder: Such as `results`.
+    """
+    pages = sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md")))
+    texts = {f"{page.parent.name}/{page.stem}": page.read_text(encoding="utf-8").strip() for page in pages}
+    return {name: f"\n\n{text}\n\n" for name, text in texts.items()}
 
 
 def filled_in(text: str, named: Mapping[str, str]) -> str:
@@ -126,20 +139,7 @@ def _table(results: Results, measured: Measured) -> str:
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
-    return "\n\n".join([*parts, *caveats_of(measured, results.shared)])
-
-
-def _far_off(everything: Sequence[Results]) -> str:
-    rows = [
-        [measured.table.name, row, column, number(value.ours, 2), number(value.paper, 2), signed(value.difference, 2)]
-        for results in everything
-        for measured in results.tables()
-        if measured.table.unit != "mixed"
-        for (row, column), value in measured.values.items()
-        if value.complete and value.ours is not None and value.paper is not None and value.difference is not None
-        if abs(value.difference) > _FAR_OFF
-    ]
-    return markdown_table(["table", "method", "setting", "ours", "paper", "difference"], rows) if rows else "None."
+    return "\n\n".join([*parts, *caveats_of(measured, results)])
 
 
 def _gallery(figures: Mapping[str, str]) -> str:
@@ -149,11 +149,11 @@ def _gallery(figures: Mapping[str, str]) -> str:
 
 def _protocol(everything: Sequence[Results]) -> str:
     """What every number rests on; the spec and the protocol of each cell are in the archive."""
-    head, rows = ["archive", "cells", "versions", "hardware", "time measured", "shared"], []
+    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "shared"], []
     for results in everything:
         told = protocol(results, measured_streams(results))
         versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
         shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
-        facts = [versions, told.facts["hardware"], told.facts["time measured"], shared]
+        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), shared]
         rows.append([results.folder.name, str(len(results.cells)), *facts])
     return markdown_table(head, rows).replace("---:", "---")

@@ -1,8 +1,9 @@
 """How many cells are worked on at once, and where."""
 
+from driftproof.bench.executors.failures import Failures
 from driftproof.bench.executors.local import run_locally
 from driftproof.bench.executors.on_ray import run_on_ray
 
-__all__ = ["EXECUTORS", "run_locally", "run_on_ray"]
+__all__ = ["EXECUTORS", "Failures", "run_locally", "run_on_ray"]
 
 EXECUTORS = {"local": run_locally, "ray": run_on_ray}

@@ -29,24 +29,25 @@ class Failures:
 
     def __init__(self, told: Told) -> None:
         self._told = told
+        self._seen: set[str] = set()
         self._errors: dict[str, DriftproofError] = {}
 
     @contextmanager
     def of(self, job: Job) -> Iterator[None]:
         """Put aside what goes wrong with a job."""
+        self._seen.add(job.spec.name)
         try:
             yield
         except DriftproofError as error:
             self._errors[job.spec.name] = error
             self._told(Note(job.spec, "failed", 0))
 
-    def raise_if_any(self, *, among: int) -> None:
-        """Raise one error that names every cell that failed.
-
-        Args:
-            among: How many cells there were.
-        """
+    def raise_if_any(self) -> None:
+        """Raise one error that names every cell that failed."""
         if self._errors:
-            lines = [f"{len(self._errors)} of {among} cells failed; the others are done."]
-            lines += [f"{name}: {error}" for name, error in self._errors.items()]
+            lines = [f"{len(self._errors)} of {len(self._seen)} cells failed; the others are done."]
+            names: dict[str, list[str]] = {}
+            for name, error in self._errors.items():
+                names.setdefault(str(error), []).append(name)
+            lines += [f"{', '.join(alike)}: {error}" for error, alike in names.items()]
             raise ExecutionError("\n".join(lines)) from next(iter(self._errors.values()))

@@ -10,7 +10,14 @@ from driftproof.bench.runner import Settings, Told, Workbench
 __all__ = ["run_locally"]
 
 
-def run_locally(jobs: Sequence[Job], folder: Path, workbench: Workbench, settings: Settings, told: Told) -> None:
+def run_locally(
+    jobs: Sequence[Job],
+    folder: Path,
+    workbench: Workbench,
+    settings: Settings,
+    told: Told,
+    failures: Failures | None = None,
+) -> None:
     """Run every job in this process, in order; one that fails does not keep the others from being run.
 
     Args:
@@ -19,9 +26,10 @@ def run_locally(jobs: Sequence[Job], folder: Path, workbench: Workbench, setting
         workbench: Where the ingredients come from.
         settings: How to run the jobs.
         told: Hears how it goes.
+        failures: What went wrong with other jobs before, to be told together.
     """
-    failures = Failures(told)
+    failures = failures or Failures(told)
     for job in jobs:
         with failures.of(job):
             run_job(job, folder, workbench, settings, told)
-    failures.raise_if_any(among=len(jobs))
+    failures.raise_if_any()

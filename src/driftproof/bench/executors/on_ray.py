@@ -26,7 +26,14 @@ _PATIENCE = 60.0
 _SECONDS_BETWEEN_NOTES = 0.2
 
 
-def run_on_ray(jobs: Sequence[Job], folder: Path, workbench: Workbench, settings: Settings, told: Told) -> None:
+def run_on_ray(
+    jobs: Sequence[Job],
+    folder: Path,
+    workbench: Workbench,
+    settings: Settings,
+    told: Told,
+    failures: Failures | None = None,
+) -> None:
     """Run every job as a task of a Ray cluster; when a worker is lost, another goes on with its cell.
 
     The cluster is the one that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
@@ -39,9 +46,10 @@ def run_on_ray(jobs: Sequence[Job], folder: Path, workbench: Workbench, settings
         workbench: Where the ingredients come from; it is sent to the workers.
         settings: How to run the jobs.
         told: Hears how it goes, in this process. A cell that changes workers tells of some rows again.
+        failures: What went wrong with other jobs before, to be told together.
     """
     ray = require("ray", "Running cells on a cluster", "'driftproof[ray]'")
-    failures = Failures(told)
+    failures = failures or Failures(told)
     with _connected(ray), _mailbox(told) as mailbox:
         task, on_worker = _task(ray, settings)
         ingredients = ray.put(workbench)
@@ -59,7 +67,7 @@ def run_on_ray(jobs: Sequence[Job], folder: Path, workbench: Workbench, settings
             for reference in running:
                 ray.cancel(reference, force=True)
             raise
-    failures.raise_if_any(among=len(jobs))
+    failures.raise_if_any()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 from driftproof.bench.spec import Option, Spec
 from driftproof.corruptions import CORRUPTIONS
 
-__all__ = ["PAPER_NAMES", "corrupted", "options_for"]
+__all__ = ["OF_THE_FILTER", "PAPER_NAMES", "corrupted", "options_for"]
 
 PAPER_NAMES = {
     "source": "Source",
@@ -44,7 +44,7 @@ _ON_SETS: dict[tuple[str, str], dict[str, Option]] = {
 }
 """What differs from the rates above on some sets."""
 
-_OF_THE_FILTER = ("redundancy",)
+OF_THE_FILTER = ("redundancy",)
 """Options of a method's own filter, which a selection replaces."""
 
 
@@ -63,7 +63,7 @@ def options_for(method: str, images: str) -> dict[str, Option]:
     chosen = _RATES.get(base, {}) | _ON_SETS.get((base, images), {})
     if not selection:
         return dict(chosen)
-    kept = {key: value for key, value in chosen.items() if key not in _OF_THE_FILTER}
+    kept = {key: value for key, value in chosen.items() if key not in OF_THE_FILTER}
     return kept | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
 
 

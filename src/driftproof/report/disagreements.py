@@ -1,0 +1,105 @@
+"""What is far from the paper, how much of that is in network and images, and what experiments say of the rest."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from driftproof.bench import Measured, Results, Value
+from driftproof.bench.suites.settings import OF_THE_FILTER, options_for
+from driftproof.bench.tables import Entry
+from driftproof.report.caveats import caveats, concerning
+from driftproof.report.markdown import markdown_table
+from driftproof.report.numbers import number, signed
+
+__all__ = ["FAR_OFF", "far_off"]
+
+FAR_OFF = 3.0
+"""Percentage points from the paper that call for an explanation."""
+
+_HEAD = ["table", "method", "setting", "ours", "paper", "difference", "BN Adapt's", "what experiments change"]
+_LEGEND = (
+    "BN Adapt learns nothing: its difference is that of the network and the images. The last column tells by how many "
+    "points the error changes where one choice is made differently, on the held-out corruptions of the table named, in "
+    "the last round that both have reached."
+)
+
+_BATCH_SIZE = 200
+_Experiment = tuple[Measured, Results]
+
+
+def far_off(everything: Sequence[Results]) -> str:
+    """Every number that is far from the paper's, as a table in Markdown; runs on only some images stay out.
+
+    Args:
+        everything: The archives.
+    """
+    whole = [results for results in everything if results.shared.get("limit") is None]
+    tables = [(measured, results) for results in whole for measured in results.tables()]
+    experiments = [(measured, results) for measured, results in tables if measured.table.name.startswith("choice_")]
+    found: dict[tuple[str, ...], list[str]] = {}
+    for measured, results in tables:
+        for key, setting in _far_off(measured, results, experiments):
+            found.setdefault(key, [setting]).append(f"`{measured.table.name}`")
+    rows = [[", ".join(dict.fromkeys(names)), key[0], setting, *key[1:]] for key, (setting, *names) in found.items()]
+    return f"{markdown_table(_HEAD, rows)}\n\n{_LEGEND}" if rows else "None."
+
+
+def _far_off(
+    measured: Measured, results: Results, experiments: Sequence[_Experiment]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is told of each such number, and its setting; of one that several tables show, the same is told."""
+    for entry in measured.table.entries:
+        value = measured.values[entry.row, entry.column]
+        if measured.table.unit != "mixed" and _is_far_off(value):
+            bystander = measured.values.get(("bn_adapt", entry.column), Value()).difference
+            numbers = number(value.ours or 0.0, 2), number(value.paper or 0.0, 2), signed(value.difference or 0.0, 2)
+            beside = "" if bystander is None else signed(bystander, 2)
+            yield (entry.row, *numbers, beside, _told(entry, results, experiments)), entry.column
+
+
+def _is_far_off(value: Value) -> bool:
+    return value.complete and value.difference is not None and abs(value.difference) > FAR_OFF
+
+
+def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment]) -> str:
+    if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
+        return "learns nothing"
+    apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
+    tried = _tried(experiments, entry, entry.row) or _tried(experiments, entry, entry.row.partition("+")[0])
+    return "<br>".join([*apart, *tried]) or "not tried yet"
+
+
+def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:
+    told = []
+    for measured, results in experiments:
+        entries = [
+            other
+            for other in measured.table.entries
+            if other.column == entry.column and other.specs[0].method == method and _bears_on(other, entry.row)
+        ]
+        usual = [other for other in entries if not _choice(other)]
+        changes = [(other.row, _change(results, other, usual[0])) for other in entries if usual and _choice(other)]
+        known = [f"{row} {signed(change)}" for row, change in changes if change is not None]
+        told += [f"`{measured.table.name}`: {'; '.join(known)}"] if known else []
+    return told
+
+
+def _choice(entry: Entry) -> set[str]:
+    """What of a cell is not as the paper's settings have it."""
+    (spec,) = entry.specs
+    usual = options_for(spec.method, spec.images)
+    changed = {key for key, value in spec.options if usual.get(key) != value}
+    return changed if spec.batch_size == _BATCH_SIZE else {*changed, "batch_size"}
+
+
+def _bears_on(entry: Entry, method: str) -> bool:
+    """Whether a choice is one that a method has: a selection takes the place of a method's own filter."""
+    return "+" not in method or not _choice(entry) & set(OF_THE_FILTER)
+
+
+def _change(results: Results, entry: Entry, beside: Entry) -> float | None:
+    reached = [results.value(each).round for each in (entry, beside)]
+    if None in reached:
+        return None
+    last = min(round for round in reached if round is not None)
+    ours, usual = (results.value(replace(each, round=last)).ours for each in (entry, beside))
+    return None if ours is None or usual is None else ours - usual
