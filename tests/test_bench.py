@@ -335,6 +335,15 @@ def test_a_set_can_be_replaced_wherever_it_is_streamed():
     assert [job.spec.images for job in jobs] == ["other-c", "cifar100-c", "tiny-imagenet-c"]
 
 
+def test_a_network_can_be_replaced_like_a_set(tmp_path):
+    replaced = {"deeplabv3plus_resnet50": "deeplabv3plus_small", "camvid-c": "camvid-c-180"}
+    (job,) = plan(suite("camvid"), Choice(methods=["source"], replaced=replaced))
+    assert (job.spec.model, job.spec.images) == ("deeplabv3plus_small", "camvid-c-180")
+    put(tmp_path, job.spec, [[0.0] * 6], mean_iou=[12.0] * 3 + [14.0] * 3)
+    Store(tmp_path).share({"replaced": replaced})
+    assert filled(Results(tmp_path), suite("camvid").tables[0]).values["source", "Round 1"].ours == 13.0
+
+
 def test_what_a_folder_shares_can_be_said_of_suites_that_it_does_not_concern():
     everywhere = {"replaced": {"imagenet-o-c-64": "imagenet64-other-c"}, "prepared_on_test": ["tiny-imagenet-c"]}
     for name in ("table8", "gradients"):
@@ -365,7 +374,7 @@ def test_nothing_is_planned_twice():
         (Choice(methods=["cotta"]), "known method of table1, but got 'cotta'"),
         (Choice(sets=["cifar-10-c"]), "known image set of table1.*Did you mean cifar10-c"),
         (Choice(setting="opne"), "Did you mean open"),
-        (Choice(replaced={"svhn": "x"}), "known image set, but got 'svhn'. Did you mean svhn-c"),
+        (Choice(replaced={"svhn": "x"}), "known image set or network, but got 'svhn'. Did you mean svhn-c"),
         (Choice(prepared_on_test=["tiny-imagenet"]), "known image set.*Did you mean tiny-imagenet-c"),
         (Choice(task="cost"), "known task of table1, but got 'cost'"),
         (Choice(trials=0), "`trials` to be at least 1, but got 0"),

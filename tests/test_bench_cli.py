@@ -515,7 +515,7 @@ def test_compare_says_how_the_numbers_differ_from_the_papers_in_kind(finished, c
     assert run("compare", finished) == 0
     shown = capsys.readouterr().out
     assert (f"Only the first {shared['limit']} images of each domain." in shown) == (shared["limit"] is not None)
-    assert shown.count(" was streamed for ") == len(shared["replaced"])
+    assert shown.count(" stands in for ") == len(shared["replaced"])
 
 
 def test_report_writes_one_page(finished, tmp_path, capsys):

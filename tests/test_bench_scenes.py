@@ -12,7 +12,7 @@ from driftproof.bench import methods, suite
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.results import Results, filled
 from driftproof.bench.runner import Settings
-from driftproof.bench.scenes import SourceScenes, camvid_taught, driving
+from driftproof.bench.scenes import SourceScenes, camvid_scenes, driving
 from driftproof.bench.sets import SETS
 from driftproof.bench.store import Store
 from driftproof.bench.workbench import Files
@@ -91,7 +91,7 @@ def test_corrupted_frames_go_with_the_labels_of_the_clean_ones(files):
 
 
 def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files):
-    taught = camvid_taught(files.data)
+    taught = camvid_scenes(files.data, split="train")
     source = SourceScenes(taught, batch_size=2, limit=3)
     first, again = list(source), list(source)
     assert [len(images) for images, _ in first] == [2, 1]

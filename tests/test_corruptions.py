@@ -183,6 +183,17 @@ def test_other_mistakes():
     assert corrupt(pictures(4)[:0], "fog").shape == (0, 3, 32, 32)
 
 
+@pytest.mark.parametrize(("height", "width"), [(300, 240), (240, 400), (230, 250)])
+def test_frost_covers_images_that_are_larger_than_its_photos(height, width):
+    ramp = torch.linspace(0, 255, 260).expand(3, 235, 260).contiguous()
+    photos = FrostPhotos((ramp, ramp.flip(2)), "folder")
+    found = corrupt(torch.zeros(6, 3, height, width, dtype=torch.uint8), "frost", 5, frost_photos=photos).int()
+    assert (found == found[:, :, :1]).all(), "the photos are the same in every row"
+    steps = found.diff(dim=3)
+    assert all((step >= 0).all() or (step <= 0).all() for step in steps), "a piece in one piece"
+    assert found.amax() > 50
+
+
 def test_frost_photos_are_looked_for(tmp_path, monkeypatch):
     with pytest.raises(dp.errors.InputError, match=r"frost1\.png"):
         find_frost_photos(tmp_path)

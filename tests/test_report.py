@@ -461,6 +461,11 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     assert any("–" in text for text in maps)
     assert all(any(word.endswith("…") for word in text) for text in maps)
     assert all(any(method in text for text in maps) for method in methods)
+    said = " ".join(parsed.described.values())
+    assert "Mean IoU in each round" in said
+    assert "Share of the pixels" in said
+    assert "unknown objects among the known" in said
+    assert "closed" not in said
 
 
 def test_the_commands_in_the_footer_are_commands(folder, page):

@@ -21,6 +21,7 @@ from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.report.scenes import palette_for, write_scenes
 from driftproof.report.scenes.paint import painted
 from driftproof.report.scenes.panels import ALARM_COLOUR, panels
+from driftproof.report.scenes.sheets import key
 from driftproof.report.scenes.tally import Tally, tally
 
 HEIGHT, WIDTH = 24, 36
@@ -224,6 +225,17 @@ def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
     assert [path.name for path in page.parent.rglob(".*")] == []
 
 
+@pytest.mark.parametrize(("classes", "size"), [(1, (40, 30)), (8, (240, 180)), (19, (320, 180))])
+def test_a_key_shows_every_colour_and_all_of_it(classes, size):
+    swatches = [(each.name, each.colour) for each in palette_for(classes)]
+    drawing = key(swatches, size)
+    assert drawing.size == size
+    found = {colour: count for count, colour in drawing.getcolors(maxcolors=2**16)}
+    areas = [found.get(colour, 0) for _, colour in swatches]
+    assert min(areas) > 0
+    assert max(areas) - min(areas) <= 4 * max(size) // 10, "none is cut off"
+
+
 def test_frames_without_labels_have_no_truth_to_show(tmp_path):
     text = drawn(tmp_path, labelled=False).read_text()
     assert len(list(pictures_of(text))) == 3 * 4 + 2
@@ -269,6 +281,25 @@ def test_the_command_draws_a_set(camvid, capsys, method):
     assert f"camvid/test under contrast, seen by {method}".replace("_", " ") in text
     assert "contrast, severity 2" in text
     assert "pavement" in text
+
+
+def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):
+    words = (
+        *MODEL,
+        "--set",
+        "camvid",
+        "--data",
+        camvid,
+        "--frames",
+        1,
+        "--corruption",
+        "frost",
+        "--out",
+        camvid / "out",
+    )
+    assert run(*words, "--frost", tmp_path) == 2, "no photos are there"
+    assert run(*words, "--procedural-frost") == 0
+    assert "frost, severity 5, made up" in (camvid / "out" / "index.html").read_text()
 
 
 def test_the_command_draws_a_folder_of_frames(camvid):

@@ -187,7 +187,8 @@ def visits(count, seed=0):
         labels = label_maps(seed=1000 * seed + index)
         logits = torch.randn(2, CLASSES, *labels.shape[1:], generator=random)
         novelty = truncated(torch.randn(labels.shape, generator=random))
-        yield logits, batch_of(labels), Record(torch.rand(labels.shape, generator=random) < 0.7, novelty)
+        selected = torch.rand(labels.shape, generator=random) < 0.7
+        yield logits, batch_of(labels), Record(selected, novelty, objective=torch.tensor(1.0))
 
 
 def mean_iou_of(parts):
@@ -226,6 +227,7 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
     labels = torch.cat([batch.labels for _, batch, _ in parts]).flatten()
     predicted = torch.cat([logits.argmax(1) for logits, _, _ in parts]).flatten()
     novelty = torch.cat([record.novelty for _, _, record in parts]).flatten()
+    doubt = 1 - torch.cat([logits.softmax(1).amax(1) for logits, _, _ in parts]).flatten()
     rejected = ~torch.cat([record.selected for _, _, record in parts]).flatten()
     unknown, labelled = labels == -1, labels != VOID
     right = labelled & (predicted == labels)
@@ -235,11 +237,29 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
         expected = sklearn.metrics.roc_auc_score(others[asked], novelty[asked])
         assert found[f"novelty/{name}/auroc"] == pytest.approx(100 * expected)
         assert found[f"novelty/{name}/fpr"] == pytest.approx(100 * fpr_at_tpr(-novelty[right], -novelty[others]))
-    bad = (wrong | unknown)[labelled]
-    assert found["rejection/precision"] == pytest.approx(sklearn.metrics.precision_score(bad, rejected[labelled]))
-    assert found["rejection/recall"] == pytest.approx(sklearn.metrics.recall_score(bad, rejected[labelled]))
-    assert found["rejection/recall_wrong"] == pytest.approx(float(rejected[wrong].float().mean()))
-    assert found["rejection/recall_unknown"] == pytest.approx(float(rejected[unknown].float().mean()))
+        expected = sklearn.metrics.roc_auc_score(others[asked], doubt[asked])
+        assert found[f"msp/{name}/auroc"] == pytest.approx(100 * expected, abs=0.5), "close scores count as ties"
+    bad, left_out = (wrong | unknown)[labelled], rejected[labelled]
+    shares = {
+        "precision": sklearn.metrics.precision_score(bad, left_out),
+        "chance": float(bad.float().mean()),
+        "recall": sklearn.metrics.recall_score(bad, left_out),
+        "recall_wrong": float(rejected[wrong].float().mean()),
+        "recall_unknown": float(rejected[unknown].float().mean()),
+    }
+    assert {name: found[f"rejection/{name}"] for name in shares} == pytest.approx(
+        {name: 100 * share for name, share in shares.items()}
+    )
+
+
+def test_what_learns_from_nothing_rejects_no_pixels():
+    parts = [
+        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty))
+        for logits, batch, record in visits(3)
+    ]
+    found = measured("pixels", parts)
+    assert all(math.isnan(value) for name, value in found.items() if name.startswith("rejection/"))
+    assert not any(math.isnan(value) for name, value in found.items() if name.startswith("novelty/"))
 
 
 # The oracle

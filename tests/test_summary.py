@@ -221,7 +221,7 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
     text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
     for section in text.split("\n### ")[1:]:
         assert "were its clean test images." in section
-        assert "was streamed for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
+        assert "stands in for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
     assert "## Why\n\nBecause." in text
     assert "![a](figures/a.svg)\n\nA curve." in text
     assert "a card (cuda)" in text
@@ -312,7 +312,7 @@ def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
             put(tmp_path / "store", here, 1, lambda round, worse=spec.method == "tent": 63.0 + 30.0 * worse)
     Store(tmp_path / "store").share({"limit": None, "replaced": stand_in, "prepared on test images": []})
     write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    said = "imagenet64-other-c was streamed for imagenet-o-c-64."
+    said = "imagenet64-other-c stands in for imagenet-o-c-64."
     far = listed_as_far_off(tmp_path / "results")
     assert said in far["tent", "TinyImageNet-C/Open"][-1]
     assert said not in far["tent", "TinyImageNet-C/Closed"][-1]

@@ -585,6 +585,16 @@ def test_bad_training_data_is_refused():
         Trainer(nn.Conv2d(3, 2, 1), images, labels, RECIPE)
 
 
+def test_a_checkpoint_waits_for_its_time_but_the_last_epoch_is_always_kept(tmp_path):
+    path, there = tmp_path / "run.pt", []
+    trainer = Trainer(toy_net(), *toy_set(40), RECIPE)
+    options = {"checkpoint": path, "checkpoint_every": 3600.0, "progress": lambda record: there.append(path.exists())}
+    trainer.run(3, **options)
+    assert there == [False, False, True]
+    again = Trainer(toy_net(), *toy_set(40), RECIPE)
+    assert [record.epoch for record in again.run(checkpoint=path)] == [1, 2, 3, 4]
+
+
 def test_epochs_outside_the_recipe_are_refused(tmp_path):
     path = tmp_path / "run.pt"
     Trainer(toy_net(), *toy_set(40), RECIPE).run(2, checkpoint=path)

@@ -230,4 +230,30 @@ def test_the_train_command_trains_on_scenes_from_a_backbone(tmp_path, capsys, mo
     assert run(*options, "--out", onward, "--start", out) == 0
     assert "tensors taken; without a place: nothing; fresh: nothing" in capsys.readouterr().err.replace("\n", " ")
     assert run("train", "deeplabv3plus_small", "--set", "cifar10", "--data", tmp_path, "--out", out) == 2
-    assert run("train", "wrn10_1", "--mixed", "--data", tmp_path, "--out", out) == 2
+
+
+def test_the_train_command_takes_smaller_frames(tmp_path):
+    camvid_at(tmp_path)
+    out = tmp_path / "weights.safetensors"
+    options = ("deeplabv3plus_small", "--set", "camvid", "--height", 18, "--data", tmp_path, "--epochs", 1)
+    assert run("train", *options, "--out", out) == 0
+    assert read_checkpoint(out).meta["height"] == 18
+    assert torch.load(out.with_suffix(".training.pt"), weights_only=True)["recipe"]["crop"] == 16
+
+
+@pytest.mark.parametrize("option", [("--mixed",), ("--height", 32)])
+def test_what_is_for_scenes_alone_is_refused_elsewhere(option, tmp_path, capsys):
+    assert run("train", "wrn10_1", *option, "--data", tmp_path, "--out", tmp_path / "weights.safetensors") == 2
+    assert f"Expected `{option[0]}` with one of deeplabv3plus" in capsys.readouterr().err
+
+
+def test_in_mixed_precision_channels_come_last_and_the_model_learns_the_same(tmp_path):
+    found = {}
+    for mixed in (False, True):
+        model = nn.Conv2d(3, 3, 3, padding=1)
+        with torch.no_grad():
+            model.weight.copy_(pixelwise().weight.expand_as(model.weight) / 9), model.bias.zero_()
+        SceneTrainer(model, *scenes(), TINY, mixed=mixed).run()
+        found[mixed] = model.weight.detach()
+    assert found[True].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found[True], found[False], rtol=0.02, atol=2e-3)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from driftproof.adapter import Adapter
 from driftproof.alarm import Alarm, Event
-from driftproof.corruptions import check_corruption, corrupt
+from driftproof.corruptions import FrostPhotos, check_corruption, corrupt
 from driftproof.errors import ConfigurationError, InputError, ModelError
 
 __all__ = ["Corruption", "Frames", "View", "views"]
@@ -35,10 +35,12 @@ class Corruption:
     Attributes:
         name: One of `driftproof.corruptions`.
         severity: From 1 to 5.
+        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
     """
 
     name: str
     severity: int = 5
+    frost_photos: FrostPhotos | None = None
 
     def __post_init__(self) -> None:
         check_corruption(self.name, self.severity)
@@ -95,28 +97,37 @@ def views(
     wanted = range(0, len(scenes), every)[:count]
     for start in range(0, wanted[-1] + 1, batch_size):
         places = list(range(len(scenes))[start : start + batch_size])
-        seen = _batch_views(adapter, scenes, places, alarm, corruption)
-        yield from (view for view in seen if view.index in wanted)
+        yield from _batch_views(adapter, scenes, places, alarm, corruption, wanted)
 
 
 def _batch_views(
-    adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None
+    adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None, wanted: range
 ) -> Iterator[View]:
     pairs = [scenes.read(place) for place in places]
     frames = torch.stack([frame for frame, _ in pairs])
     if corruption is not None:
-        where = torch.tensor(places)
-        frames = corrupt(frames, corruption.name, corruption.severity, dataset=scenes.name, indices=where)
+        frames = corrupt(
+            frames.to(adapter.device),
+            corruption.name,
+            corruption.severity,
+            dataset=scenes.name,
+            indices=torch.tensor(places),
+            frost_photos=corruption.frost_photos,
+        ).cpu()
     logits = adapter(frames.to(adapter.device).float().div_(255))
     if logits.ndim != 4 or logits.shape[2:] != frames.shape[2:]:
         raise ModelError(
             f"Expected logits for every pixel of frames of shape {tuple(frames.shape)}, but the model's are of shape "
             f"{tuple(logits.shape)}. It has to be a segmentation network that answers at the size of its input."
         )
+    looked_at = [row for row, place in enumerate(places) if place in wanted]
+    if not looked_at:
+        return
     predicted, record = logits.argmax(dim=1).cpu(), adapter.last
     rejected = None if record.objective is None else ~record.selected.cpu()
     events = alarm(record.novelty.cpu())
-    for row, (place, (_, labels)) in enumerate(zip(places, pairs, strict=True)):
+    for row in looked_at:
+        place, labels = places[row], pairs[row][1]
         if labels is not None and labels.shape != frames.shape[2:]:
             raise InputError(f"Expected labels of the frame's size, but frame {place} of {scenes.name} has others.")
         own = tuple(event for event in events if event.sample == row)

@@ -8,6 +8,7 @@ from torch import Tensor
 from driftproof.data.scenes import VOID
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.record import Record
+from driftproof.scores import msp
 from driftproof.streams import Batch
 
 __all__ = ["CHECKPOINTS", "Overlap", "Pixels"]
@@ -58,17 +59,21 @@ def _mean_iou(counts: Tensor, classes: int) -> float:
 class Pixels:
     """How well novelty, and being rejected, tell pixels that are right from those that are wrong or unknown.
 
-    `novelty/wrong/auroc` and `novelty/wrong/fpr` (FPR@TPR95), in percent, compare right pixels with known ones that are
-    wrong; `novelty/unknown/…` with unknown ones; `novelty/both/…` with both. Novelty is told apart by its leading 16
-    bits, see `BinnedScores`: billions of pixels cannot be sorted. `rejection/precision` is the share of wrong or
-    unknown pixels among the rejected, `rejection/recall` that of the rejected among the wrong or unknown, and
-    `rejection/recall_wrong` and `rejection/recall_unknown` among each. Void pixels are left out everywhere.
+    `novelty/wrong/auroc` and `novelty/wrong/fpr` (FPR@TPR95), in percent like all of these, compare right pixels with
+    known ones that are wrong; `novelty/unknown/…` with unknown ones; `novelty/both/…` with both. `msp/…` is the same
+    for the plainest of scores, one less the largest probability. Scores are told apart by their leading 16 bits, see
+    `BinnedScores`: billions of pixels cannot be sorted.
+
+    `rejection/precision` is the share of wrong or unknown pixels among the rejected, beside `rejection/chance`, their
+    share among all; `rejection/recall` is that of the rejected among the wrong or unknown, and `rejection/recall_wrong`
+    and `rejection/recall_unknown` among each. A method that learns from nothing rejects nothing either, and has none of
+    these. Void pixels are left out everywhere.
     """
 
     _RIGHT, _WRONG, _UNKNOWN = range(3)
 
     def __init__(self, device: torch.device) -> None:
-        self._familiarity = BinnedScores(3, device=device)
+        self._scores = {name: BinnedScores(3, device=device) for name in ("novelty", "msp")}
         self._rejected = torch.zeros(2, 3, dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
@@ -78,21 +83,26 @@ class Pixels:
         groups = groups.masked_fill(~batch.known, self._UNKNOWN)
         if batch.labelled is not None:
             groups = groups.masked_fill(~batch.labelled, -1)
-        self._familiarity.add(-record.novelty, groups)
+        self._scores["novelty"].add(-record.novelty, groups)
+        self._scores["msp"].add(-msp(logits), groups)
+        if record.objective is None:
+            return
         masks = torch.stack([groups == group for group in range(3)]).flatten(1)
         rejected = masks & ~record.selected.flatten()
         self._rejected = self._rejected + torch.stack([rejected.sum(dim=1), masks.sum(dim=1)])
 
     def result(self) -> dict[str, float]:
-        """Shares; NaN where there is nothing to compare."""
+        """In percent; NaN where there is nothing to compare."""
         against = {"wrong": (self._WRONG,), "unknown": (self._UNKNOWN,), "both": (self._WRONG, self._UNKNOWN)}
         found = {}
-        for name, others in against.items():
-            found[f"novelty/{name}/auroc"] = 100 * self._familiarity.auroc(self._RIGHT, *others)
-            found[f"novelty/{name}/fpr"] = 100 * self._familiarity.fpr_at_tpr(self._RIGHT, *others)
-        (right, wrong, unknown), (_, all_wrong, all_unknown) = self._rejected.tolist()
+        for score, familiarity in self._scores.items():
+            for name, others in against.items():
+                found[f"{score}/{name}/auroc"] = 100 * familiarity.auroc(self._RIGHT, *others)
+                found[f"{score}/{name}/fpr"] = 100 * familiarity.fpr_at_tpr(self._RIGHT, *others)
+        (right, wrong, unknown), (all_right, all_wrong, all_unknown) = self._rejected.tolist()
         return found | {
             "rejection/precision": _share(wrong + unknown, right + wrong + unknown),
+            "rejection/chance": _share(all_wrong + all_unknown, all_right + all_wrong + all_unknown),
             "rejection/recall": _share(wrong + unknown, all_wrong + all_unknown),
             "rejection/recall_wrong": _share(wrong, all_wrong),
             "rejection/recall_unknown": _share(unknown, all_unknown),
@@ -100,4 +110,4 @@ class Pixels:
 
 
 def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+    return 100 * part / whole if whole else math.nan

@@ -10,6 +10,7 @@ from driftproof.bench.sets import SETS
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
+from driftproof.models import MODELS
 from driftproof.names import expect_known
 
 __all__ = ["Choice", "plan"]
@@ -27,7 +28,8 @@ class Choice:
         rounds: How many; None for as many as the suite's tables need.
         limit: Only the first so many images of each domain.
         seeds: One run for each.
-        replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand.
+        replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand, and networks to take
+            instead of others, such as a smaller one.
         prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
         trials: How often the step of a method is timed; None for as often as the suite says.
     """
@@ -63,6 +65,7 @@ class Choice:
             self._timed(spec),
             images=self.replaced.get(spec.images, spec.images),
             unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
+            model=self.replaced.get(spec.model, spec.model),
             limit=self.limit,
             seed=seed,
         )
@@ -116,5 +119,7 @@ def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
         for name in chosen:
             expect_known(f"{kind} of {names}", name, dict.fromkeys(known))
     # A folder shares these among suites, whether or not they concern each of them.
-    for name in (*choice.replaced, *choice.prepared_on_test):
+    for name in choice.replaced:
+        expect_known("image set or network", name, (*SETS, *MODELS))
+    for name in choice.prepared_on_test:
         expect_known("image set", name, SETS)

@@ -158,6 +158,7 @@ class Results:
             limit=self.shared.get("limit", spec.limit),
             images=replaced.get(spec.images, spec.images),
             unknown=replaced.get(spec.unknown, spec.unknown),
+            model=replaced.get(spec.model, spec.model),
         )
 
     def tables(self) -> list[Measured]:

@@ -22,7 +22,7 @@ from driftproof.data.scenes import (
 from driftproof.errors import InputError
 from driftproof.names import expect_known
 
-__all__ = ["CLEAN", "SourceScenes", "camvid_streamed", "camvid_taught", "driving", "driving_source"]
+__all__ = ["CLEAN", "SourceScenes", "camvid_scenes", "driving", "driving_source"]
 
 CLEAN = "clean"
 """The domain in which scenes are as they were recorded."""
@@ -50,14 +50,15 @@ What is padded is black; the network sees it, but it is neither learned from (`W
 _SOURCE_SCENES = 1600
 
 
-def camvid_streamed(root: Path) -> Scenes:
-    """What CamVid's model has not seen."""
-    return camvid(root, split="val+test")
+def camvid_scenes(root: Path, *, split: str, height: int | None = None) -> Scenes:
+    """A part of CamVid.
 
-
-def camvid_taught(root: Path) -> Scenes:
-    """What CamVid's model was trained on."""
-    return camvid(root, split="train")
+    Args:
+        root: The folder that holds the data sets.
+        split: `train` is what its models are trained on, `val+test` what they have not seen.
+        height: To scale the frames to; None for as stored.
+    """
+    return camvid(root, split=split, size=None if height is None else Height(height))
 
 
 def driving(root: Path, domain: str, *, split: str) -> Scenes:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from driftproof.bench.scenes import CLEAN, camvid_streamed, camvid_taught, driving, driving_source
+from driftproof.bench.scenes import CLEAN, camvid_scenes, driving, driving_source
 from driftproof.data import (
     Corrupted,
     ImageSet,
@@ -25,7 +25,7 @@ from driftproof.data import (
     tiny_imagenet_c,
 )
 from driftproof.data.corrupted import PUBLISHED_QUALITY
-from driftproof.data.scenes import Pictures, Scenes
+from driftproof.data.scenes import Pictures, Scenes, camvid_classes
 from driftproof.parts import Progress
 from driftproof.streams import Domain, Order, Shuffled, Stored, scene_domain
 
@@ -95,11 +95,20 @@ def _made(
     return kept(images, root / f"{home}-made", make=make, progress=progress)
 
 
-def _camvid(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed
-    clean = Pictures(camvid_streamed(root))
-    if domain == CLEAN:
-        return clean
-    return _made(root, domain, severity, clean=lambda _: clean, home="CamVid-C", **how)
+def _camvid(home: str, split: str, height: int | None = None) -> StreamedSet:
+    scenes = partial(camvid_scenes, split=split, height=height)
+
+    def images(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed
+        clean = Pictures(scenes(root))
+        return clean if domain == CLEAN else _made(root, domain, severity, clean=lambda _: clean, home=home, **how)
+
+    return StreamedSet(
+        images,
+        trained_on="camvid" if height is None else f"camvid-{height}",
+        classes=len(camvid_classes()),
+        scenes=lambda root, domain: scenes(root),
+        source_scenes=partial(camvid_scenes, split="train", height=height),
+    )
 
 
 def _frames(root: Path, domain: str, severity: int, *, split: str, **how: Any) -> ImageSet:  # noqa: ANN401  # likewise
@@ -139,10 +148,10 @@ SETS: dict[str, StreamedSet] = {
         partial(_made, clean=_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
         shuffled=True,
     ),
-    "camvid-c": StreamedSet(
-        _camvid, trained_on="camvid", classes=8,
-        scenes=lambda root, domain: camvid_streamed(root), source_scenes=camvid_taught,
-    ),
+    "camvid-c": _camvid("CamVid-C", "val+test"),
+    "camvid-train-c": _camvid("CamVid-Train-C", "train"),
+    "camvid-c-180": _camvid("CamVid-C-180", "val+test", 180),
+    "camvid-train-c-180": _camvid("CamVid-Train-C-180", "train", 180),
     "driving-train": StreamedSet(
         partial(_frames, split="train"), trained_on="gtav", classes=19,
         scenes=partial(driving, split="train"), source_scenes=partial(driving_source, name="gtav"),

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from driftproof.adapter import Adapter
-    from driftproof.analyses.scenes import View
+    from driftproof.analyses.scenes import Corruption, View
     from driftproof.bench.spec import Option
+    from driftproof.corruptions import FrostPhotos
     from driftproof.data.scenes import SceneClass
     from driftproof.parts import SourceBatches
 
@@ -62,6 +63,8 @@ def scenes_command(
         str | None, typer.Option(help="What happens to every frame.", autocompletion=lambda: list(CORRUPTIONS))
     ] = None,
     severity: Annotated[int, typer.Option(help="Of the corruption, from 1 to 5.")] = 5,
+    frost: Annotated[Path | None, typer.Option(help="Folder of frost photos, for frost.")] = None,
+    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost instead.")] = False,
     alarm: Annotated[float, typer.Option(help="Novelty above this is an alarm.")] = 0.2,
     least_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region to alarm.")] = 100,
     source_frames: Annotated[
@@ -83,7 +86,7 @@ def scenes_command(
     from driftproof.report.scenes import palette_for, write_scenes
 
     place, chosen = expect_device(device), _with_papers(method, method_options(option))
-    damage = None if corruption is None else Corruption(corruption, severity)
+    damage = None if corruption is None else Corruption(corruption, severity, _photos(corruption, frost, procedural))
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = given_scenes(folder, dataset, data, split, names, height, width)
     adapter = build_method(method, given_model(model, weights, classes).eval().to(place), chosen)
@@ -105,7 +108,7 @@ def scenes_command(
         shown = f", the first of every {every} drawn" if every > 1 else ""
         facts = {
             "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{shown}",
-            "Appearance": f"{corruption}, severity {severity}" if corruption else "as stored",
+            "Appearance": "as stored" if damage is None else _appearance(damage),
             "Model": " ".join(str(part) for part in (model, weights) if part is not None),
             "Method": ", ".join([method, *(f"{name} {value}" for name, value in chosen.items())]),
             "Step": f"{batch_size} frames; predictions are those from before it",
@@ -116,6 +119,20 @@ def scenes_command(
         drawn = min(frames, (len(scenes) - 1) // every + 1)
         page = write_scenes(_counted(seen, progress, drawn), palette, out, title=title, facts=facts)
     typer.echo(page)
+
+
+def _photos(corruption: str, folder: Path | None, made_up: bool) -> "FrostPhotos | None":
+    from driftproof.corruptions import find_frost_photos, procedural_frost
+
+    if corruption != "frost":
+        return None
+    return procedural_frost() if made_up else find_frost_photos(folder)
+
+
+def _appearance(damage: "Corruption") -> str:
+    photos = damage.frost_photos
+    made_up = ", made up" if photos is not None and photos.origin == "procedural" else ""
+    return f"{damage.name}, severity {damage.severity}{made_up}"
 
 
 def _with_papers(method: str, given: "dict[str, Option]") -> "dict[str, Option]":

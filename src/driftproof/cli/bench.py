@@ -66,7 +66,7 @@ def run_command(
     task: Annotated[str | None, typer.Option(help="Only cells that do this: stream, costs or gradients.")] = None,
     trials: Annotated[int | None, typer.Option(help="How often a step is timed where costs are measured.")] = None,
     replace: Annotated[
-        list[str] | None, typer.Option(help="Stream one set for another, as OLD=NEW; repeatable.")
+        list[str] | None, typer.Option(help="Take one set or network for another, as OLD=NEW; repeatable.")
     ] = None,
     prepare_on_test: Annotated[
         list[str] | None,

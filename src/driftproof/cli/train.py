@@ -53,16 +53,31 @@ def train_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    height: Annotated[
+        int | None, typer.Option(min=16, help="On scenes: scale frames to this height; less to compute.")
+    ] = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="On scenes: compute in bfloat16 where that is safe.")] = False,
     device: Device = "cpu",
 ) -> None:
     """Train a source model as the paper's were; run the same command again to go on after an interruption."""
     if model in SCENE_RECIPES:
         place = expect_device(device)
-        train_on_scenes(model, dataset, data, out, start=start, epochs=epochs, seed=seed, device=place, mixed=mixed)
+        train_on_scenes(
+            model,
+            dataset,
+            data,
+            out,
+            start=start,
+            epochs=epochs,
+            height=height,
+            seed=seed,
+            device=place,
+            mixed=mixed,
+        )
         return
-    if mixed:
-        raise ConfigurationError(f"Expected `--mixed` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
+    for option, given in {"--mixed": mixed, "--height": height is not None}.items():
+        if given:
+            raise ConfigurationError(f"Expected `{option}` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
     import torch
 
     from driftproof.models import build, load_checkpoint, save_checkpoint

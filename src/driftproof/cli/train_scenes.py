@@ -11,7 +11,7 @@ from driftproof.names import expect_known
 if TYPE_CHECKING:
     import torch
 
-    from driftproof.training import EpochRecord
+    from driftproof.training import EpochRecord, SceneRecipe
 
 __all__ = ["SCENE_RECIPES", "SCENE_SETS", "train_on_scenes"]
 
@@ -25,6 +25,9 @@ SCENE_RECIPES = {
 SCENE_SETS = {"camvid": "camvid"}
 """Sets of scenes, and the names of their readers in `driftproof.data.scenes`."""
 
+_STRIDE = 16
+_CHECKPOINT_SECONDS = 30.0  # on a GPU a pass takes less time than its checkpoint
+
 
 def train_on_scenes(
     model: str,
@@ -34,6 +37,7 @@ def train_on_scenes(
     *,
     start: Path | None,
     epochs: int | None,
+    height: int | None,
     seed: int,
     device: "torch.device",
     mixed: bool,
@@ -42,14 +46,15 @@ def train_on_scenes(
     import torch
 
     from driftproof import training
+    from driftproof.data import Height
     from driftproof.data import scenes as readers
     from driftproof.models import build, load_backbone, save_checkpoint
 
     console = Console(stderr=True)
-    recipe = getattr(training, SCENE_RECIPES[model])
-    recipe = recipe if epochs is None else replace(recipe, epochs=epochs)
+    recipe = _recipe(model, epochs, height)
     read = getattr(readers, SCENE_SETS[expect_known("set of scenes to train on", dataset, SCENE_SETS)])
-    taught, rated = read(data, split="train"), read(data, split="val")
+    size = None if height is None else Height(height)
+    taught, rated = (read(data, split=split, size=size) for split in ("train", "val"))
     images, labels = training.labelled_scenes(rated)
     torch.manual_seed(seed)
     network = build(model, classes=len(taught.classes))
@@ -66,6 +71,7 @@ def train_on_scenes(
 
     history = trainer.run(
         checkpoint=out.with_suffix(".training.pt"),
+        checkpoint_every=_CHECKPOINT_SECONDS,
         progress=tell,
         evaluate=lambda network: training.mean_iou(network, images, labels, classes=len(taught.classes)),
     )
@@ -74,6 +80,16 @@ def train_on_scenes(
         "set": dataset,
         "seed": seed,
         "epochs": recipe.epochs,
+        "height": taught.extent[0],
         "classes": list(taught.classes),
     }
     save_checkpoint(out, network, {**meta, "mean_iou": history[-1].evaluation})
+
+
+def _recipe(model: str, epochs: int | None, height: int | None) -> "SceneRecipe":
+    from driftproof import training
+
+    recipe: SceneRecipe = getattr(training, SCENE_RECIPES[model])
+    if height is not None:  # as large as fits, in whole strides of the network, as the recipe's own crops are
+        recipe = replace(recipe, crop=height - height % _STRIDE)
+    return recipe if epochs is None else replace(recipe, epochs=epochs)

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from driftproof.corruptions.draws import Draws
@@ -29,14 +30,14 @@ def frost(x: Tensor, draws: Draws, constants: tuple[float, float], photos: list[
         x: Images.
         draws: Their random numbers.
         constants: The shares of the image and of the ice.
-        photos: Photos of frost, (3, H, W) with values 0..255, each at least as large as the images.
+        photos: Photos of frost, (3, H, W) with values 0..255; those that are smaller than the images are enlarged.
     """
     own, ice = constants
     height, width = x.shape[2:]
     which = draws.integers(low=0, high=len(photos))
     top, left = draws.uniform(), draws.uniform()
     layer = torch.empty_like(x)
-    for index, photo in enumerate(photos):
+    for index, photo in enumerate(_covering(photo, height, width) for photo in photos):
         chosen = (which == index).nonzero().flatten()
         rows = (top[chosen] * (photo.shape[1] - height)).to(torch.int64).view(-1, 1, 1)
         columns = (left[chosen] * (photo.shape[2] - width)).to(torch.int64).view(-1, 1, 1)
@@ -44,6 +45,15 @@ def frost(x: Tensor, draws: Draws, constants: tuple[float, float], photos: list[
         columns = columns + torch.arange(width, device=x.device).view(1, 1, -1)
         layer[chosen] = photo[:, rows, columns].transpose(0, 1)
     return own * x + ice * layer / 255
+
+
+def _covering(photo: Tensor, height: int, width: int) -> Tensor:
+    """A photo, enlarged as far as it takes to cover so many pixels."""
+    scale = max(height / photo.shape[1], width / photo.shape[2])
+    if scale <= 1:
+        return photo
+    size = (max(height, round(photo.shape[1] * scale)), max(width, round(photo.shape[2] * scale)))
+    return F.interpolate(photo.unsqueeze(0), size=size, mode="bilinear", align_corners=False)[0]
 
 
 def fog(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:

@@ -17,12 +17,12 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
 
     Example:
         >>> list(caveats({"limit": 40, "replaced": {"a-c": "b-c"}}))
-        ['Only the first 40 images of each domain.', 'b-c was streamed for a-c.']
+        ['Only the first 40 images of each domain.', 'b-c stands in for a-c.']
     """
     if shared.get("limit") is not None:
         yield f"Only the first {shared['limit']} images of each domain."
     for old, new in shared.get("replaced", {}).items():
-        yield f"{new} was streamed for {old}."
+        yield f"{new} stands in for {old}."
     for name in shared.get("prepared on test images", ()):
         yield f"Where a method prepares on source images of {name}, these were its clean test images."
     if shared.get("frost") == "made up":
@@ -53,12 +53,12 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
         specs: Cells as the tables have them.
         shared: What all share.
     """
-    sets = {name for spec in specs for name in (spec.images, spec.unknown)}
+    named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
     domains = {domain for spec in specs for domain in spec.domains}
     return {
         **shared,
-        "replaced": {old: new for old, new in shared.get("replaced", {}).items() if old in sets},
-        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in sets],
+        "replaced": {old: new for old, new in shared.get("replaced", {}).items() if old in named},
+        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in named],
         "frost": shared.get("frost") if "frost" in domains else None,
     }
 

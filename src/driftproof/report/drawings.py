@@ -15,7 +15,7 @@ from driftproof.report.numbers import number
 
 __all__ = ["domain_drawings", "round_drawings", "share_drawings"]
 
-_SHARES = {"selected_known": "known images", "selected_unknown": "unknown images"}
+_SHARES = {"selected_known": "known", "selected_unknown": "unknown"}
 
 
 def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
@@ -26,18 +26,18 @@ def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]
         panels = [
             Panel(stream.setting, quantity.unit, _curves_of(results, stream, quantity.measure)) for stream in together
         ]
-        caption = f"{quantity.words.capitalize()} in each round, mean over {_domains(together[0])}{_seeds(together)}."
+        caption = f"{_sentence(quantity.words)} in each round, mean over {_domains(together[0])}{_seeds(together)}."
         drawings.append(_curves(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
     return drawings
 
 
 def share_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
-    """Which share of the images the selecting methods learned from; known and unknown ones apart."""
+    """Which share of the images or pixels the selecting methods learned from; known and unknown ones apart."""
     drawings: list[Drawing] = []
     for stream in streams:
         if stream.rounds(results) > 1 and (panels := list(_share_panels(results, stream))):
             title = f"{_title(stream, streams)}, {stream.setting}"
-            caption = "Share of the images that a step learned from, in each round."
+            caption = f"Share of the {_samples(stream)} that a step learned from, in each round."
             drawings.append(_curves(f"selected-{len(drawings) + 1}", title, caption, panels))
     return drawings
 
@@ -52,7 +52,7 @@ def domain_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing
         domains = [domain.replace("_", " ") for domain in stream.spec.domains]
         grid = Grid(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
         title = f"{_title(stream, streams)}, {stream.setting}"
-        caption = f"{quantity.words.capitalize()} in percent for each domain of round {last}."
+        caption = f"{_sentence(quantity.words)} in percent for each domain of round {last}."
         rows = "; ".join(f"{name} {_range(row)}" for name, row in zip(names, values, strict=True))
         name = f"domains-{len(drawings) + 1}"
         drawings.append(drawn(name, title, caption, rows, partial(draw_heat, grid)))
@@ -64,7 +64,17 @@ def _share_panels(results: Results, stream: Stream) -> Iterator[Panel]:
         curves = _curves_of(results, stream, measure, scale=100)
         selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
         if selecting:
-            yield Panel(words if stream.spec.unknown else "all images", "learned from, %", selecting, whole=True)
+            which = words if stream.spec.unknown or stream.of_pixels else "all"
+            yield Panel(f"{which} {_samples(stream)}", "learned from, %", selecting, whole=True)
+
+
+def _samples(stream: Stream) -> str:
+    return "pixels" if stream.of_pixels else "images"
+
+
+def _sentence(words: str) -> str:
+    """With a capital at the beginning, and those in between left alone."""
+    return words[:1].upper() + words[1:]
 
 
 def _curves(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Drawing:

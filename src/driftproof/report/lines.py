@@ -105,13 +105,20 @@ class Stream:
 
     @property
     def setting(self) -> str:
-        """Closed, or among which unknown images."""
+        """Closed, or among which unknown images; scenes have theirs within the frames."""
+        if self.of_pixels:
+            return "unknown objects among the known"
         return "closed" if self.spec.unknown is None else f"open ({self.spec.unknown})"
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether pixels are classified, not images."""
+        return "iou" in self.spec.measures
 
     @property
     def quantity(self) -> Quantity:
         """What its curves show."""
-        return _OVERLAP if "iou" in self.spec.measures else _ERROR
+        return _OVERLAP if self.of_pixels else _ERROR
 
     def rounds(self, results: Results) -> int:
         """How many rounds the furthest line has completed."""

@@ -77,7 +77,7 @@ def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
         _Section(
             "selected",
             "What was learned from",
-            "Only methods that choose among the images are shown; the others learn from all of them, or from none.",
+            "Only methods that choose what to learn from are shown; the others learn from everything, or from nothing.",
             share_drawings(results, streams),
         ),
     ]
@@ -135,12 +135,11 @@ def _summary(results: Results, streams: Sequence[Stream]) -> str:
 
 def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
     notes = []
-    limit, replaced = results.shared.get("limit"), results.shared.get("replaced") or {}
+    limit = results.shared.get("limit")
     if limit is not None:
         beware = " Beside the paper's numbers, they are a rough guide." * any(found.reference for found in comparisons)
         notes.append(f"These numbers come from the first {limit} images of each domain.{beware}")
-    notes += [f"{ours} stands in for {theirs}." for theirs, ours in replaced.items()]
-    notes += caveats({**results.shared, "limit": None, "replaced": {}})
+    notes += caveats({**results.shared, "limit": None})
     if any(comparison.unfinished for comparison in comparisons):
         notes.append(
             "Numbers marked with @ are from an earlier round than their table asks for: the runs stopped there."

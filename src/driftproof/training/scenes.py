@@ -42,7 +42,8 @@ class SceneTrainer(Trainer):
         recipe: How to train.
         seed: Seed of every random choice.
         device: Where to train; where the model is, unless given.
-        mixed: Compute the network in bfloat16 where that is safe, and the loss in single precision: faster on GPUs.
+        mixed: Compute the network in bfloat16 where that is safe, with channels last, and the loss in single precision:
+            faster on GPUs.
 
     Example:
         >>> from dataclasses import replace
@@ -68,6 +69,8 @@ class SceneTrainer(Trainer):
     ) -> None:
         super().__init__(model, images, labels, recipe, seed=seed, device=device)
         self.mixed = mixed
+        self._layout = torch.channels_last if mixed else torch.contiguous_format
+        self.model.to(memory_format=self._layout)  # type: ignore[call-overload]  # torch's stubs know of no such call
 
     def _batches(self, order: Tensor) -> list[Tensor]:
         return [batch for batch in super()._batches(order) if len(batch) > 1]
@@ -79,7 +82,7 @@ class SceneTrainer(Trainer):
         )
         labels = views[1].long().masked_fill(views[1] == UNKNOWN, VOID)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
-            logits = self.model(views[0])
+            logits = self.model(views[0].contiguous(memory_format=self._layout))
         taught = labels != VOID
         losses = F.cross_entropy(logits.float(), labels, ignore_index=VOID, reduction="sum")
         loss = losses / taught.sum().clamp(min=1)

@@ -104,6 +104,7 @@ class Trainer:
         until_epoch: int | None = None,
         *,
         checkpoint: Path | None = None,
+        checkpoint_every: float = 0.0,
         progress: Callable[[EpochRecord], None] | None = None,
         evaluate: Callable[[nn.Module], float] | None = None,
         save: Callable[[nn.Module, EpochRecord], None] | None = None,
@@ -114,6 +115,7 @@ class Trainer:
             until_epoch: Epochs to have done in the end; all of the recipe's, unless given. The learning rate follows
                 the recipe either way.
             checkpoint: Written after every epoch; where it exists already and is further on, it is continued from.
+            checkpoint_every: Seconds that have to pass before it is written again; the last epoch always is.
             progress: Called after every epoch.
             evaluate: Rates the model after every epoch, larger is better; it gets it in evaluation mode.
             save: Keeps the best model: called after every epoch that `evaluate` rates higher than all before it, and
@@ -126,10 +128,13 @@ class Trainer:
             self._restore(further)
         devices = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type):
+            written = time.monotonic()
             while len(self.history) < last:
                 self._advance(evaluate, save)
-                if checkpoint is not None:
+                due = len(self.history) == last or time.monotonic() - written >= checkpoint_every
+                if checkpoint is not None and due:
                     _write(self._described() | self._state(), checkpoint)
+                    written = time.monotonic()
                 if progress is not None:
                     progress(self.history[-1])
         self.model.eval()

@@ -1,15 +1,12 @@
 """Tables 3 and 4 and the supplement's on segmentation: driving scenes, pixel by pixel."""
 
-from dataclasses import replace
-
-from driftproof.bench.scenes import CLEAN
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import PAPER_NAMES
 from driftproof.bench.tables import Entry, Suite, Summary, Table
 
-__all__ = ["camvid", "camvid_rates", "s1", "s3b", "s4", "table3", "table4"]
+__all__ = ["METHODS", "driving_cell", "s1", "s3b", "s4", "table3", "table4"]
 
-_METHODS = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd")
+METHODS = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd")
 _STREAM = {"Cityscapes": "cityscapes", "BDD-100K": "bdd100k", "Mapillary": "mapillary"}
 _TARGETS = {"BDD-100K": "bdd100k", "Mapillary": "mapillary", "GTAV": "gtav", "SYNTHIA": "synthia"}
 _MODEL = "deeplabv3plus_resnet50"
@@ -29,11 +26,10 @@ _OPTIONS: dict[str, dict[str, Option]] = {
     "cotta": {"lr": 7.5e-6, "threshold": None},
 }
 _MEAN_ENTROPY = {"tent": 0.5, "swr": 0.2}
-_WEATHER = (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur")
-_ROUNDS = 5
 
 
-def _cell(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
+def driving_cell(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
+    """A method on driving scenes, as the paper runs it: two frames at a time."""
     base, _, selection = method.partition("+")
     chosen = dict(_OPTIONS.get(base, {}))
     if selection:
@@ -48,7 +44,7 @@ def _changing(methods: dict[str, str]) -> tuple[Entry, ...]:
     """GTAV's model through three cities' worth of domains, one after the other."""
     return tuple(
         Entry(
-            method, column, (_cell(method, "driving-train", tuple(_STREAM.values())),),
+            method, column, (driving_cell(method, "driving-train", tuple(_STREAM.values())),),
             measure="mean_iou", domain=domain, paper_row=paper_row,
         )
         for method, paper_row in methods.items()
@@ -59,7 +55,7 @@ def _changing(methods: dict[str, str]) -> tuple[Entry, ...]:
 def table3() -> Suite:
     """Table 3: domains that change while one drives."""
     title = "Segmentation, continually changing domains"
-    entries = _changing({method: PAPER_NAMES[method] for method in _METHODS})
+    entries = _changing({method: PAPER_NAMES[method] for method in METHODS})
     table = Table("table3", title, entries, "T3a_seg_continual", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("table3", title, (table,), 1, _NOTE)
 
@@ -68,10 +64,10 @@ def table4() -> Suite:
     """Table 4: one domain, again and again."""
     entries = tuple(
         Entry(
-            method, f"{column}/Round {round}", (_cell(method, "driving-val", (domain,)),),
+            method, f"{column}/Round {round}", (driving_cell(method, "driving-val", (domain,)),),
             measure="mean_iou", round=round, domain=domain, paper_row=PAPER_NAMES[method],
         )
-        for method in _METHODS
+        for method in METHODS
         for column, domain in _TARGETS.items()
         for round in (1, 10)
     )  # fmt: skip
@@ -86,7 +82,7 @@ def table4() -> Suite:
 def s1() -> Suite:
     """The supplement's oracle, which drops the pixels of unknown objects."""
     title = "Segmentation without unknown pixels, an oracle"
-    oracle = _cell("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
+    oracle = driving_cell("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
     entries = (
         *_changing({"tent": "TENT"}),
         *(
@@ -127,47 +123,3 @@ def s4() -> Suite:
         for column, measure in (("Memory (MB)", "memory"), ("Time (ms)", "milliseconds"))
     )
     return Suite("s4", title, (Table("s4", title, entries, "S4_cost_seg", unit="mixed"),), 1)
-
-
-_UNTAUGHT = "with pedestrians, bicyclists and signs unknown"
-_TOLD = (
-    "Train its model with `driftproof train deeplabv3plus_resnet50 --set camvid`. Severity 3; brightness is glare: the "
-    "published corruptions know no night."
-)
-
-
-def _through_weather(method: str, **options: Option) -> Spec:
-    spec = _cell(method, "camvid-c", _WEATHER)
-    return replace(spec, severity=3, measures=(*spec.measures, "pixels")).with_options(**options)
-
-
-def _by_round(name: str, title: str, cells: dict[str, Spec], measure: str) -> Table:
-    entries = tuple(
-        Entry(row, f"Round {round}", (spec,), measure=measure, round=round)
-        for row, spec in cells.items()
-        for round in range(1, _ROUNDS + 1)
-    )
-    return Table(name, title, entries, unit="%", lower_is_better=False)
-
-
-def camvid() -> Suite:
-    """CamVid through changing weather, with objects that were never taught."""
-    title, cells = f"CamVid through changing weather, {_UNTAUGHT}", {name: _through_weather(name) for name in _METHODS}
-    tables = (
-        _by_round("camvid", f"{title}: mIoU", cells, "mean_iou"),
-        _by_round("camvid_wrong", f"{title}: AUROC of novelty, wrong pixels", cells, "novelty/wrong/auroc"),
-        _by_round("camvid_unknown", f"{title}: AUROC of novelty, unknown pixels", cells, "novelty/unknown/auroc"),
-    )
-    return Suite("camvid", title, tables, _ROUNDS, _TOLD)
-
-
-def camvid_rates() -> Suite:
-    """The same at larger learning rates: as many more steps would take it, had CamVid as many frames as the paper's."""
-    title = f"CamVid at larger learning rates, {_UNTAUGHT}"
-    cells = {
-        f"{method} (lr {rate:g})": _through_weather(method, lr=rate)
-        for rate in (1e-5, 1e-4)
-        for method in _METHODS
-        if "lr" in _OPTIONS.get(method.partition("+")[0], {})
-    }
-    return Suite("camvid_rates", title, (_by_round("camvid_rates", title, cells, "mean_iou"),), _ROUNDS, _TOLD)

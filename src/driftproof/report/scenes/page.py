@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,7 +15,7 @@ from driftproof.files import written_whole
 from driftproof.optional import require
 from driftproof.report.scenes.paint import REJECTED_COLOUR, UNKNOWN_COLOUR, VOID_COLOURS
 from driftproof.report.scenes.panels import ALARM_COLOUR, TITLES, Panel, panels
-from driftproof.report.scenes.sheets import grid, save_animation, save_image, titled
+from driftproof.report.scenes.sheets import Cell, Swatch, grid, key, save_animation, save_image, titled
 from driftproof.report.scenes.tally import Tally, tally
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ def write_scenes(
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
     rows = [titled(entry.small, f"{entry.index}: ") for entry in entries]
-    save_image(grid(rows), out / "contact-sheet.png")
-    moving = [grid([row[place : place + 2] for place in range(0, len(row), 2)]) for row in rows]
+    colours = ("Colours", key(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
+    save_image(grid([*rows, [colours]]), out / "contact-sheet.png")
+    moving = [_in_rows([*row, colours], 3) for row in rows]
     save_animation(moving, out / "scenes.webp")
     still = _data(moving[0], "JPEG")
     page = _rendered(
@@ -84,6 +85,20 @@ def write_scenes(
     with written_whole(out / "index.html") as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return out / "index.html"
+
+
+def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swatch]:
+    """The colours that pictures of these kinds are painted in."""
+    swatches = [(each.name, each.colour) for each in palette]
+    if "rejected" in kinds:
+        swatches.append(("rejected", REJECTED_COLOUR))
+    if "truth" in kinds:
+        swatches += [("never taught", UNKNOWN_COLOUR), ("not labelled", VOID_COLOURS[0])]
+    return swatches
+
+
+def _in_rows(cells: Sequence[Cell], across: int) -> "Image":
+    return grid([cells[place : place + across] for place in range(0, len(cells), across)])
 
 
 def _entry(view: View, shown: Sequence[Panel], counted: Tally, out: Path) -> _Entry:

@@ -83,7 +83,7 @@ def _image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":
 
 def _boxed(image: "Image", events: Sequence[Event]) -> "Image":
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(image)
-    line = max(1, round(image.height / 150))
+    line = max(2, round(image.height / 120))
     for top, left, bottom, right in (event.box for event in events if event.box is not None):
         outer = (left - line, top - line, right - 1 + line, bottom - 1 + line)
         draw.rectangle((outer[0] - 1, outer[1] - 1, outer[2] + 1, outer[3] + 1), outline=(0, 0, 0), width=line + 1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftproof.data.scenes.classes import Colour
 from driftproof.files import written_whole
 from driftproof.optional import require
 from driftproof.report.scenes.panels import TITLES
@@ -11,12 +12,15 @@ from driftproof.report.scenes.panels import TITLES
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Cell", "grid", "save_animation", "save_image", "titled"]
+__all__ = ["Cell", "Swatch", "grid", "key", "save_animation", "save_image", "titled"]
 
 Cell = tuple[str, "Image"]
 """Words, and the picture below them."""
 
-_PAPER, _INK = (253, 253, 252), (29, 33, 38)
+Swatch = tuple[str, Colour]
+"""What a colour stands for, and the colour."""
+
+_PAPER, _INK, _RULE = (253, 253, 252), (29, 33, 38), (150, 150, 150)
 
 
 def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
@@ -37,6 +41,26 @@ def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
             left, top = gap + column * across, gap + row * down
             draw.text((left, top), words, fill=_INK, font=font)
             sheet.paste(image, (left, top + down - gap - height))
+    return sheet
+
+
+def key(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
+    """What colours stand for, in two columns, as a picture of this size.
+
+    Args:
+        swatches: Colours and their meanings.
+        size: Width and height.
+    """
+    width, height = size
+    sheet: Image = require("PIL.Image", "Drawing scenes").new("RGB", size, _PAPER)
+    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
+    lines = -(-len(swatches) // 2)
+    pitch = min(height / lines, width / 11)
+    font, side = _font(max(8, round(0.62 * pitch))), round(0.7 * pitch)
+    for place, (words, colour) in enumerate(swatches):
+        left, top = place // lines * width // 2, round(place % lines * pitch)
+        draw.rectangle((left, top, left + side, top + side), fill=colour, outline=_RULE)
+        draw.text((left + 1.5 * side, top + side / 2), words, fill=_INK, font=font, anchor="lm")
     return sheet
 
 
