@@ -31,7 +31,7 @@ CORRUPTIONS = (
 MADE = {name: make() for name, make in SUITES.items()}
 TABLES = {table.name: table for made in MADE.values() for table in made.tables}
 CELLS = {name: list(made.specs()) for name, made in MADE.items()}
-CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_rates")
+CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates")
 OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
 
@@ -417,7 +417,7 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in DRIVING if name != "s4"])
+@pytest.mark.parametrize("name", [name for name in DRIVING if name not in ("s4", "camvid_parts")])
 def test_settings_of_segmentation(name):
     for spec in CELLS[name]:
         assert spec.batch_size == 2
@@ -456,7 +456,7 @@ def test_every_cell_names_methods_options_measures_and_networks_that_exist(name)
         assert spec.model in MODELS or made.command is not None
 
 
-@pytest.mark.parametrize("name", [name for name in CAMVID if name != "camvid_rates"])
+@pytest.mark.parametrize("name", [name for name in CAMVID if name not in ("camvid_parts", "camvid_rates")])
 def test_camvid_comes_by_clean_and_in_five_kinds_of_weather(name):
     for spec in CELLS[name]:
         assert spec.domains == ("clean", "fog", "snow", "brightness", "frost", "motion_blur")
@@ -464,6 +464,15 @@ def test_camvid_comes_by_clean_and_in_five_kinds_of_weather(name):
         assert spec.measures == ("iou", "selection", "pixels")
     methods = ["source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd"]
     assert [spec.method for spec in CELLS[name]] == (methods if name == "camvid" else methods[3:])
+
+
+def test_selection_and_mean_entropy_are_taken_apart_on_the_same_stream():
+    usual, apart = CELLS["camvid_x100"], CELLS["camvid_parts"]
+    assert set(usual) < set(apart)
+    found = {(spec.method, adapter_of(spec).mean_entropy) for spec in apart}
+    shares = {"tent": (0.0, 0.5), "swr": (0.2, 0.5)}
+    assert found == {(f"{base}{more}", share) for base in shares for more in ("", "+crowd") for share in shares[base]}
+    assert len({spec.with_options(mean_entropy=0.0) for spec in apart}) == 4, "nothing else differs"
 
 
 def test_camvids_rates_are_chosen_apart_from_what_is_reported():

@@ -440,6 +440,14 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
         assert f"{plain.name} is at" in sentence
 
 
+def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
+    store, spec = Store(tmp_path), Spec("tent", "made-c", "net", domains=("fog",))
+    for rate in (1e-3, 1e-6, 1e-4, 1e-5, None):
+        make_cell(store, spec.with_options(lr=rate), rounds=1)
+    (stream,) = measured_streams(Results(tmp_path))
+    assert [dict(line.cells[0].options)["lr"] for line in stream.lines] == [1e-6, 1e-5, 1e-4, 1e-3, None]
+
+
 def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     store, long = Store(tmp_path / "results"), "very_" * 20
     methods = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "cotta", "swr", "swr+crowd")

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,9 +149,15 @@ def _lines(cells: Sequence[Spec]) -> Iterable[Line]:
     ):
         variants = _grouped(same, lambda spec: spec.options)
         differing = _differing([dict(options) for options in variants])
-        for options, seeds in variants.items():
+        for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], differing)):
             variant = ", ".join(f"{key}={value}" for key, value in options if key in differing)
             yield Line(method, variant, tuple(sorted(seeds, key=lambda spec: spec.seed)))
+
+
+def _ascending(options: Sequence[tuple[str, Any]], differing: Container[str]) -> list[tuple[str, bool, Any]]:
+    """By what differs, numbers in their order and before words."""
+    values = [(key, value) for key, value in options if key in differing]
+    return [(key, False, value) if isinstance(value, int | float) else (key, True, str(value)) for key, value in values]
 
 
 def _differing(options: Sequence[dict[str, Any]]) -> set[str]:

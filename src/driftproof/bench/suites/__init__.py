@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from driftproof.bench.suites.camvid import camvid, camvid_rates, camvid_x10, camvid_x100, camvid_x1000
+from driftproof.bench.suites.camvid import camvid, camvid_parts, camvid_rates, camvid_x10, camvid_x100, camvid_x1000
 from driftproof.bench.suites.demo import demo
 from driftproof.bench.suites.driving import s1, s3b, s4, table3, table4
 from driftproof.bench.suites.long_and_short import table1, table2, table5
@@ -18,7 +18,7 @@ SUITES: dict[str, Callable[[], Suite]] = {
     make.__name__: make
     for make in (
         demo, table1, table2, table3, table4, table5, table6, table7, table8, s1, s2, s3, s3b, s4, s5,
-        camvid, camvid_x10, camvid_x100, camvid_x1000, camvid_rates,
+        camvid, camvid_x10, camvid_x100, camvid_x1000, camvid_parts, camvid_rates,
         rules, gradients, open_choices,
     )
 }  # fmt: skip

@@ -8,7 +8,7 @@ from driftproof.bench.suites.driving import METHODS, driving_cell
 from driftproof.bench.tables import Entry, Suite, Table
 from driftproof.corruptions import HELD_OUT
 
-__all__ = ["camvid", "camvid_rates", "camvid_x10", "camvid_x100", "camvid_x1000"]
+__all__ = ["camvid", "camvid_parts", "camvid_rates", "camvid_x10", "camvid_x100", "camvid_x1000"]
 
 _WEATHER = (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur")
 _ROUNDS, _CHOOSING = 5, 2
@@ -108,6 +108,22 @@ def _faster(factor: int) -> Suite:
     """CamVid has far fewer frames than the paper's sets, and so takes far fewer steps."""
     title = f"CamVid at {factor} times the paper's learning rates, {_UNTAUGHT}"
     return _through_weather(f"camvid_x{factor}", title, _at_rates("camvid-c", _WEATHER, (factor,)))
+
+
+def camvid_parts() -> Suite:
+    """What selection and the mean entropy do apart: the paper gives methods with selection another share of it."""
+    plain, shares = _at_rates("camvid-c", _WEATHER, (100,)), {"tent": (0.0, 0.5), "swr": (0.5, 0.2)}
+    cells: dict[str, Spec] = {}
+    for row, spec in plain.items():
+        base, _, selection = spec.method.partition("+")
+        usual, other = reversed(shares[base]) if selection else shares[base]
+        cells |= {
+            f"{row}, mean entropy {usual:g}": spec,
+            f"{row}, mean entropy {other:g}": spec.with_options(mean_entropy=other),
+        }
+    title = f"CamVid at 100 times the paper's learning rates, selection and mean entropy apart, {_UNTAUGHT}"
+    table = _by_round("camvid_parts", f"{title}: mIoU", cells, "mean_iou")
+    return Suite("camvid_parts", title, (table,), _ROUNDS, _TOLD)
 
 
 def camvid_rates() -> Suite:
