@@ -1,10 +1,10 @@
 """The step on driving scenes: TENT with and without selection, time and memory, on frames as large as the paper's.
 
-    python benchmarks/scenes.py [--height 800 --width 1455] [--engine graph] [--precision tf32] [--json FILE]
+    python benchmarks/scenes.py [--height 800 --width 1455] [--engine graph] [--precision tf32] [--out DIR]
 
-All take turns in one process, with statistics that go along with the stream, as in the paper; medians are compared.
-The limit on memory is 1.15 times what TinyTL's counting says selection should cost. On a device that keeps no count of
-its memory, only time is judged.
+All take turns in one process, with statistics that go along with the stream, as in the paper; medians are compared. Of
+the ways to select, the fastest is judged. The limit on memory is 1.15 times what TinyTL's counting says selection
+should cost. On a device that keeps no count of its memory, only time is judged.
 """
 
 import argparse
@@ -29,7 +29,8 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "tent+crowd, frozen in bf16": {"select": MARGIN, "source_precision": "bf16"},
 }
 WARM_UP = 8  # by then every engine has recorded
-MEMORY = "peak memory: tent+crowd / tent"
+MEMORY = "peak memory: tent+crowd, fastest / tent"
+TIME = "time: tent+crowd, fastest / tent"
 
 
 def adapter_for(name: str, model: nn.Module, settings: dict[str, Any]) -> dp.Adapter:
@@ -53,12 +54,26 @@ def limits(model: nn.Module, images: Tensor) -> dict[str, float]:
     """What the ratios may be."""
     counted = components(model, images.shape[1:])
     one, other = (method_memory(name, counted, batch=len(images)) for name in ("tent+crowd", "tent"))
-    return {MEMORY: 1.15 * one / other} | {time_of(name): 1.3 for name in CONTESTANTS if name != "tent"}
+    return {TIME: 1.3, MEMORY: 1.15 * one / other}
 
 
-def time_of(name: str) -> str:
-    """What the ratio of a contestant's time is called."""
-    return f"time: {name} / tent"
+def judged(times: dict[str, float], peaks: dict[str, int | None]) -> dict[str, float]:
+    """The ratios that have limits."""
+    fastest = min((name for name in CONTESTANTS if name != "tent"), key=lambda name: times[name])
+    ratios, ours, theirs = {TIME: times[fastest] / times["tent"]}, peaks[fastest], peaks["tent"]
+    return ratios | {MEMORY: ours / theirs} if ours and theirs else ratios
+
+
+def told(found: dict[str, Any]) -> str:
+    """The same in tables."""
+    lines, times = ["| | ms | / tent | peak, MiB |", "|---|---:|---:|---:|"], found["ms"]
+    for name, taken in times.items():
+        peak = found["peak"][name]
+        above = "" if peak is None else f"{peak / 2**20:.0f}"
+        lines.append(f"| {name} | {taken:.2f} | {taken / times['tent']:.3f} | {above} |")
+    lines += ["", "| | ratio | at most |", "|---|---:|---:|"]
+    lines += [f"| {name} | {ratio:.3f} | {found['limits'][name]:.3f} |" for name, ratio in found["ratios"].items()]
+    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
 
 
 def main() -> int:
@@ -73,7 +88,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for scenes.json and the tables in scenes.md")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     settings = {name: getattr(arguments, name) for name in ("engine", "precision", "channels_last")}
@@ -85,18 +100,22 @@ def main() -> int:
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
     timings = time_steps(steps, trials=arguments.trials, warm_up=WARM_UP, synchronise=synchroniser(device))
     times, allowed = {name: 1e3 * timing.median for name, timing in timings.items()}, limits(model, images)
-    ratios = {time_of(name): times[name] / times["tent"] for name in CONTESTANTS if name != "tent"}
-    if peaks["tent"] and peaks["tent+crowd"]:
-        ratios[MEMORY] = peaks["tent+crowd"] / peaks["tent"]
-    print(f"{hardware(device)}, torch {torch.__version__}, {arguments.network}, {tuple(images.shape)}, {settings}\n")
-    for name in CONTESTANTS:
-        print(f"{name:<28}{times[name]:9.2f} ms{(peaks[name] or 0) / 2**20:10.0f} MiB")
-    for name, ratio in ratios.items():
-        print(f"{name:<44}{ratio:8.3f}   (at most {allowed[name]:.3f})")
-    if arguments.json:
-        protocol = {"hardware": hardware(device), "torch": torch.__version__, "driftproof": dp.__version__, **settings}
-        measured = {"images": list(images.shape), "ms": times, "peak": peaks, "ratios": ratios, "limits": allowed}
-        arguments.json.write_text(json.dumps({"protocol": protocol, **measured}, indent=2) + "\n")
+    ratios = judged(times, peaks)
+    protocol = {
+        "hardware": hardware(device),
+        "torch": torch.__version__,
+        "driftproof": dp.__version__,
+        "network": arguments.network,
+        "frames": " × ".join(map(str, images.shape)),
+        "trials": arguments.trials,
+        **settings,
+    }
+    found = {"protocol": protocol, "ms": times, "peak": peaks, "ratios": ratios, "limits": allowed}
+    print(told(found))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "scenes.json").write_text(json.dumps(found, indent=2) + "\n")
+        (arguments.out / "scenes.md").write_text(told(found))
     return 0 if all(ratio <= allowed[name] for name, ratio in ratios.items()) else 1
 
 
