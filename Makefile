@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/driftproof demo
 
 # Files stay whole, so that what is dear to set up is set up once.
-test: setup lint
+test: setup lint docs
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 coverage: setup

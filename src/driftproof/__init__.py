@@ -2,7 +2,7 @@
 
 Names are loaded when they are first asked for, so that importing the package alone costs nothing, not even torch.
 
-Example:
+Examples:
     >>> import torch
     >>> import driftproof as dp
     >>> model = torch.nn.Sequential(

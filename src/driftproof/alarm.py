@@ -36,7 +36,7 @@ class Alarm:
         least_area: Regions of fewer pixels are ignored.
         diagonal: Whether pixels that touch at a corner are connected.
 
-    Example:
+    Examples:
         >>> alarm = Alarm(threshold=0.5)
         >>> alarm(torch.tensor([0.25, 0.75]))
         [Event(sample=1, novelty=0.75, area=None, box=None)]
@@ -53,7 +53,7 @@ class Alarm:
     def at_rate(cls, novelty: Tensor, rate: float, *, least_area: int = 1, diagonal: bool = False) -> "Alarm":
         """An alarm that stays below `rate` on data known to be ordinary, given that data's novelty.
 
-        Example:
+        Examples:
             >>> Alarm.at_rate(torch.arange(100.0), rate=0.1).threshold
             89.0
         """

@@ -15,7 +15,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
     A file that was at `path` survives any failure, and nothing unfinished is left behind.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     with written_whole(Path(folder, "result.txt")) as unfinished:

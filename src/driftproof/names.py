@@ -16,7 +16,7 @@ def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
         name: As given.
         known: What there is.
 
-    Example:
+    Examples:
         >>> expect_known("method", "tnet", ["tent", "eata"])
         Traceback (most recent call last):
         driftproof.errors.ConfigurationError: Expected a known method, but got 'tnet'. Did you mean tent?

@@ -16,7 +16,7 @@ def require(module: str, purpose: str, install: str = "'driftproof[data]'") -> M
         purpose: What it is needed for, as the subject of a sentence.
         install: What to hand to `pip install`.
 
-    Example:
+    Examples:
         >>> require("json", "Reading notes").dumps([1])
         '[1]'
     """

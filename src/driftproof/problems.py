@@ -42,7 +42,7 @@ def check(model: nn.Module) -> list[Problem]:
 
     The model is only looked at, not run. Its outputs are checked at the first batch, see `logits=` of the adapter.
 
-    Example:
+    Examples:
         >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
         ...     print(problem.severity, "-", problem.what)
         warning - The model has no batch norm, so batch, blended and TTN statistics change nothing

@@ -59,7 +59,7 @@ class Ranks:
     Attributes:
         rank: The number of this process among the ranks.
 
-    Example:
+    Examples:
         >>> alone = Ranks()
         >>> alone.size, alone.mean(torch.tensor([1.0, 2.0]))
         (1, tensor(1.5000))

@@ -45,7 +45,7 @@ class Scope:
     def without(self, *patterns: str) -> Self:
         """The same scope, less the parameters whose names match a pattern.
 
-        Example:
+        Examples:
             >>> norm_affine().without("layer4.*")
             norm_affine().without('layer4.*')
         """
@@ -124,7 +124,7 @@ def everything() -> Everything:
 def named(*patterns: str) -> Named:
     """The parameters whose names match a pattern, `*` and `?` as in file names.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
         >>> list(named("1.*").parameters(model))
         ['1.weight', '1.bias']

@@ -17,7 +17,7 @@ def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
         logits: Of the adapted model.
         source_logits: Of the original model, on the same batch.
 
-    Example:
+    Examples:
         >>> import torch
         >>> sure, unsure = torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 0.0]])
         >>> confidence_difference(unsure, source_logits=sure) > 0.49
@@ -44,7 +44,7 @@ def energy(logits: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """H(p) = −Σ_k p^k ln p^k, in nats.
 
-    Example:
+    Examples:
         >>> import torch
         >>> entropy(torch.zeros(1, 4)).exp()
         tensor([4.])

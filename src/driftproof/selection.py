@@ -31,7 +31,7 @@ class Selection(Part):
     Attributes:
         mean_entropy: The λ_max that goes with this selection unless the caller says otherwise.
 
-    Example:
+    Examples:
         The barest new selection.
 
         >>> class FirstHalf(Selection):
@@ -206,7 +206,7 @@ class WithinFrame(Selection):
 
     A bar is made of whole columns, or whole rows, of black pixels along an edge of the frame.
 
-    Example:
+    Examples:
         >>> frame = torch.ones(1, 3, 2, 5)
         >>> frame[..., :1] = frame[..., 3:] = 0.0
         >>> _frames_of(frame)

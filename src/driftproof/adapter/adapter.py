@@ -69,7 +69,7 @@ class Adapter(nn.Module):
         ranks: "all", or a process group, shares every batch out among processes: each is called with its rows and
             answers for them, and all learn from the whole. `last` is about the rank's own samples but for the loss.
 
-    Example:
+    Examples:
         >>> from functools import partial
         >>> from driftproof import losses, scopes, statistics
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(5))

@@ -14,7 +14,7 @@ _Kind = tuple[torch.device, torch.dtype]
 class Flat:
     """A copy of tensors, laid end to end: one vector for each device and type among them.
 
-    Example:
+    Examples:
         >>> now, before = [torch.ones(2), torch.ones(3)], Flat([torch.zeros(2), torch.zeros(3)])
         >>> Flat(now).where(torch.tensor(False), before).pour(now)
         >>> now

@@ -28,7 +28,7 @@ class SampleGradients:
         mixing: Whether samples mix behind the layer. If not, as behind a network's last batch norm, one backward pass
             is enough: γ's gradient is Σ δ·x̂ over the sample's positions.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> gradients, logits = SampleGradients(model, "1")(torch.rand(8, 3, 4, 4))
         >>> gradients.shape, logits.shape
@@ -111,7 +111,7 @@ class GradientAgreement:
     Attributes:
         sizes: (C, C) int64: samples by label and prediction.
 
-    Example:
+    Examples:
         >>> agreement = GradientAgreement(2)
         >>> gradients = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
         >>> agreement.add(gradients, torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))

@@ -85,7 +85,7 @@ class Components:
     def mebibytes(self, *, batch: int) -> dict[str, float]:
         """Every component in MiB, for a batch of so many images.
 
-        Example:
+        Examples:
             >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
             >>> components(network, (3, 64, 64)).mebibytes(batch=8)["norm_inputs"]
             1.0
@@ -114,7 +114,7 @@ class Formula:
         passes: How often the activations are there at once.
         outputs: Further sets of logits.
 
-    Example:
+    Examples:
         >>> network = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
         >>> counted = components(network, (8,))
         >>> Formula(copies=1).mebibytes(counted, batch=16) * 2**20
@@ -158,7 +158,7 @@ def method_memory(name: str, components: Components, *, batch: int) -> float:
         components: What `components` counted on the network.
         batch: Images per batch.
 
-    Example:
+    Examples:
         >>> from driftproof.models import build
         >>> counted = components(build("wrn40_2"), (3, 32, 32))
         >>> {name: round(method_memory(name, counted, batch=200)) for name in ("tent", "tent+crowd")}
@@ -185,7 +185,7 @@ def components(
         scope: What may move at all; None for everything. As always, `requires_grad` plays no role.
         logits: Where the logits are in the model's output, as for `Adapter`.
 
-    Example:
+    Examples:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
         >>> counted = components(network, (3, 2, 2))
         >>> counted.layer_inputs, counted.relu_inputs, counted.outputs

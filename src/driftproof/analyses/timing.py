@@ -35,7 +35,7 @@ class Timing:
     def of(cls, seconds: list[float]) -> "Timing":
         """The summary of the trials.
 
-        Example:
+        Examples:
             >>> Timing.of([1.0, 2.0, 6.0])
             Timing(mean=3.0, median=2.0, p95=5.6)
         """
@@ -60,7 +60,7 @@ def time_steps(
             a step's work is done when it returns.
         clock: Tells the time in seconds.
 
-    Example:
+    Examples:
         >>> timings = time_steps({"short": lambda: sum(range(10)), "long": lambda: sum(range(10**5))}, trials=5)
         >>> timings["long"].median > timings["short"].median
         True
@@ -92,7 +92,7 @@ def _seconds(step: Callable[[], object], synchronise: Callable[[], object] | Non
 def synchroniser(device: torch.device) -> Callable[[], None] | None:
     """What waits until a device has done its work; None for one whose work is done when a call returns.
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2)
         >>> time_steps({"sum": images.sum}, trials=3, synchronise=synchroniser(images.device)).keys()
         dict_keys(['sum'])
@@ -114,7 +114,7 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
     Returns:
         Bytes; None on a device that keeps no count of its peak, such as a CPU.
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2)
         >>> peak_memory(images.sum, images.device) is None
         True

@@ -25,7 +25,7 @@ class Histograms:
     Args:
         device: Where the batches are.
 
-    Example:
+    Examples:
         >>> from driftproof.record import Record
         >>> images, labels = torch.zeros(2, 3, 1, 1), torch.tensor([0, 1])
         >>> batch = Batch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
@@ -61,7 +61,7 @@ class Histograms:
 def edges(name: str) -> list[float]:
     """Where the bins of a score begin, and where the last one ends.
 
-    Example:
+    Examples:
         >>> edges("confidence")[:3]
         [0.0, 0.025, 0.05]
     """

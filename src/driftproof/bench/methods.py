@@ -79,7 +79,7 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
         model: The trained model.
         options: Keywords of the method and of its selection; objects are given by their names.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> build_method("tent+crowd", model, {"lr": 1e-4, "margin": -0.2}).select
         ConfidenceDifference(margin=-0.2, on='softmax')
@@ -107,7 +107,7 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> 
 def accepted_options(name: str) -> list[str]:
     """The names of the options that a method and its selection take.
 
-    Example:
+    Examples:
         >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
         (True, False)
     """

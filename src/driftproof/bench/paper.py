@@ -67,7 +67,7 @@ class PaperTable:
         better: "lower" or "higher", by column.
         rows: By method, in order.
 
-    Example:
+    Examples:
         >>> table = paper_table("T1_rounds50")
         >>> table.value("TENT + Ours", "CIFAR-10-C/Open"), table.delta("TENT + Ours", "CIFAR-10-C/Open")
         (15.77, -69.45)
@@ -103,7 +103,7 @@ def paper_table(id: str) -> PaperTable:
     Args:
         id: One of `PAPER_TABLES`.
 
-    Example:
+    Examples:
         >>> paper_table("T8a_lr").caption
         'Robustness to learning rate'
     """

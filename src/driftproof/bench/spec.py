@@ -34,7 +34,7 @@ class Spec:
         measures: What is measured.
         task: What is done: `stream` runs the method over the stream.
 
-    Example:
+    Examples:
         >>> spec = Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",))
         >>> spec.name
         'tent-cifar10-c-closed-89ee15066987'

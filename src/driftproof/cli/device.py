@@ -17,7 +17,7 @@ Device = Annotated[str, typer.Option("--device", help="Where to compute, such as
 def expect_device(name: str) -> "torch.device":
     """The device of this name, refused unless this machine has it.
 
-    Example:
+    Examples:
         >>> expect_device("cpu")
         device(type='cpu')
     """

@@ -26,7 +26,7 @@ MethodOptions = Annotated[
 def method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
     """What `--option name=value` means, repeated or not given at all.
 
-    Example:
+    Examples:
         >>> method_options(["lr=0.001", "optimiser=sgd"])
         {'lr': 0.001, 'optimiser': 'sgd'}
     """

@@ -17,7 +17,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts: JSON on stand
 def print_json(content: object) -> None:
     """Write to standard output what a script asked for.
 
-    Example:
+    Examples:
         >>> print_json([])
         []
     """

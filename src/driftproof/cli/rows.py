@@ -46,7 +46,7 @@ def written_rows(path: Path) -> Iterator[Write]:
     Args:
         path: Where to; its suffix says the kind, `.csv`, `.jsonl` or `.parquet`. Its folder is made if need be.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     with written_rows(Path(folder, "seen.csv")) as write:

@@ -73,7 +73,7 @@ def corrupt(
     Returns:
         8-bit images of the same shape; values are truncated, not rounded, as in the published sets.
 
-    Example:
+    Examples:
         >>> images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
         >>> whole = corrupt(images, "fog", severity=3)
         >>> torch.equal(whole[2:3], corrupt(images[2:3], "fog", severity=3, indices=torch.tensor([2])))

@@ -21,7 +21,7 @@ class RemoteFile:
         unpacks_to: What unpacking it makes, all in one folder, relative to the data folder; empty if it is no archive.
         manual: Whether it is handed out only to people who have accepted its terms.
 
-    Example:
+    Examples:
         >>> noise = RemoteFile("https://example.org/noise.tar", unpacks_to=("ImageNet-C/shot_noise",))
         >>> noise.name, noise.unpacks_in
         ('noise.tar', 'ImageNet-C')
@@ -67,7 +67,7 @@ class Source:
 def source(name: str) -> Source:
     """The data set of this name.
 
-    Example:
+    Examples:
         >>> source("cifar10").files[0].name
         'cifar-10-python.tar.gz'
     """

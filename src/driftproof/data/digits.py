@@ -19,7 +19,7 @@ def digits(*, train: bool = False) -> ImageSet:
     Args:
         train: Whether to take the half that a model is trained on, instead of the other.
 
-    Example:
+    Examples:
         >>> digits()
         ArraySet('digits', 542 images, 6 classes)
     """

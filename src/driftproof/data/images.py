@@ -82,7 +82,7 @@ class ArraySet(ImageSet):
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
 
-    Example:
+    Examples:
         >>> grey = ArraySet(np.full((5, 32, 32, 3), 128, dtype=np.uint8), [0, 1, 0, 1, 0])
         >>> grey.batch([4, 0]).shape
         torch.Size([2, 3, 32, 32])
@@ -188,7 +188,7 @@ class Subset(ImageSet):
         indices: Which of its images.
         name: What to call it; None for the other set's name.
 
-    Example:
+    Examples:
         >>> whole = ArraySet(np.zeros((5, 8, 8, 3), dtype=np.uint8), [0, 1, 2, 3, 4])
         >>> Subset(whole, [3, 3, 0]).labels
         tensor([3, 3, 0])

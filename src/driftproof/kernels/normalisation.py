@@ -33,7 +33,7 @@ def normalise(
     Returns:
         The result, and of every channel the mean and one over the standard deviation.
 
-    Example:
+    Examples:
         >>> from driftproof.kernels import new_tickets
         >>> x = torch.rand(2, 3, 4, 4)
         >>> y, _, _ = normalise(x, torch.ones(3), torch.zeros(3), new_tickets(1, 3, x.device), 0, 1e-5, True)

@@ -10,7 +10,7 @@ __all__ = ["Loss"]
 class Loss(Part):
     """A loss per sample; the adapter weighs and averages it.
 
-    Example:
+    Examples:
         The barest new loss.
 
         >>> class Confidence(Loss):

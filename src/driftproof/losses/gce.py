@@ -13,7 +13,7 @@ __all__ = ["GCE", "gce"]
 def gce(log_p: Tensor, q: float = 0.8) -> Tensor:
     """(1 − p_ĉ^q)/q with ĉ = argmax p, from log-probabilities with classes along dimension 1.
 
-    Example:
+    Examples:
         >>> gce(torch.tensor([[0.5, 0.5]]).log(), q=1.0)
         tensor([0.5000])
     """

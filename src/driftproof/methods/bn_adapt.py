@@ -15,7 +15,7 @@ def bn_adapt(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
 
     The mixture of source and batch statistics that some call by this name is `statistics.Blend`.
 
-    Example:
+    Examples:
         >>> import driftproof as dp
         >>> from torch import nn, rand
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

@@ -47,7 +47,7 @@ def eata(
         select: Replaces the filter.
         **options: The keywords all methods share, see `driftproof.methods`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

@@ -17,7 +17,7 @@ def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, 
 
     As `tent`, but all parameters move, at a tenth of its learning rate.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

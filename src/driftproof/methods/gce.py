@@ -27,7 +27,7 @@ def gce(
         select: Which samples to learn from; None is all of them.
         **options: The keywords all methods share, see `driftproof.methods`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

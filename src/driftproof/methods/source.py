@@ -13,7 +13,7 @@ __all__ = ["source"]
 def source(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
     """The unadapted model: statistics of its training, no step.
 
-    Example:
+    Examples:
         >>> import driftproof as dp
         >>> from torch import nn, rand
         >>> adapter = dp.source(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)))

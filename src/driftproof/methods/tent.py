@@ -19,7 +19,7 @@ def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None,
 
     Open choices taken: no mean-entropy term in the baseline; the prediction is the one before the update.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

@@ -20,7 +20,7 @@ def ttn(model: nn.Module, *, statistics: TTN | None = None, **settings: Unpack[S
         statistics: The rule with settings of your own; None is the default, without online statistics.
         **settings: Keywords of `Adapter`.
 
-    Example:
+    Examples:
         >>> import driftproof as dp
         >>> from torch import arange, nn, rand
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))

@@ -27,7 +27,7 @@ class BinnedScores:
         counts: (groups × 65,536 + 2,) int64: occurrences in ascending order of scores, group by group; then samples of
             no group, and NaN among the others.
 
-    Example:
+    Examples:
         >>> scores = BinnedScores(2)
         >>> scores.add(torch.tensor([0.9, 0.5, 0.5, 0.1]), torch.tensor([0, 0, 1, 1]))
         >>> scores.auroc(0, 1)

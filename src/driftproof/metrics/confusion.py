@@ -20,7 +20,7 @@ class ConfusionMatrix:
     Attributes:
         counts: ((classes + 2)² + 1,) int64: the matrix with a border for labels that are no class, then the ignored.
 
-    Example:
+    Examples:
         >>> confusion = ConfusionMatrix(3)
         >>> confusion.add(torch.tensor([[0, 0], [1, 2]]), torch.tensor([[0, 1], [1, 255]]))
         >>> confusion.iou()

@@ -17,7 +17,7 @@ class Errors:
     Attributes:
         counts: (2,) int64: wrong known samples, known samples.
 
-    Example:
+    Examples:
         >>> errors = Errors()
         >>> errors.add(torch.tensor([3, 1, 4, 1]), torch.tensor([3, 2, 4, -1]), torch.tensor([True, True, True, False]))
         >>> round(errors.result(), 2)

@@ -15,7 +15,7 @@ def auroc(positives: Tensor, negatives: Tensor) -> float:
         positives: Scores of the positives, of any shape.
         negatives: Scores of the negatives, of any shape.
 
-    Example:
+    Examples:
         >>> auroc(torch.tensor([0.9, 0.5]), torch.tensor([0.5, 0.1]))
         0.875
     """
@@ -34,7 +34,7 @@ def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float
         negatives: Scores of the negatives, of any shape.
         tpr: Share of positives to accept, in (0, 1].
 
-    Example:
+    Examples:
         >>> fpr_at_tpr(torch.arange(100.0), torch.arange(10.0))
         0.5
     """
@@ -44,7 +44,7 @@ def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float
 def auroc_of_counts(accepted: Tensor, mistaken: Tensor) -> float:
     """`auroc` from how many positives and how many negatives have each score, from the lowest.
 
-    Example:
+    Examples:
         >>> auroc_of_counts(torch.tensor([0, 1, 1]), torch.tensor([1, 1, 0]))
         0.875
     """
@@ -62,7 +62,7 @@ def auroc_of_counts(accepted: Tensor, mistaken: Tensor) -> float:
 def fpr_of_counts(accepted: Tensor, mistaken: Tensor, tpr: float = 0.95) -> float:
     """`fpr_at_tpr` from how many positives and how many negatives have each score, from the lowest.
 
-    Example:
+    Examples:
         >>> fpr_of_counts(torch.ones(100, dtype=torch.int64), torch.cat([torch.ones(10), torch.zeros(90)]).long())
         0.5
     """

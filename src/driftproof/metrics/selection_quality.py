@@ -20,7 +20,7 @@ class SelectionQuality:
     Attributes:
         counts: (6,) int64: selected, rejected, correct, known, selected and correct, selected and known samples.
 
-    Example:
+    Examples:
         >>> quality = SelectionQuality()
         >>> yes, no = True, False
         >>> quality.add(torch.tensor([yes, yes, no]), torch.tensor([yes, no, no]), torch.tensor([yes, yes, no]))

@@ -10,7 +10,7 @@ __all__ = ["expect_same_shape"]
 def expect_same_shape(**tensors: Tensor) -> None:
     """Refuse tensors that would be broadcast, sample against wrong sample, without a complaint.
 
-    Example:
+    Examples:
         >>> import torch
         >>> expect_same_shape(predicted=torch.zeros(3), labels=torch.zeros(3, 1))
         Traceback (most recent call last):

@@ -89,7 +89,7 @@ def build(name: str, *, classes: int | None = None, **overrides: Any) -> nn.Modu
         classes: Number of classes; those of the public weights if None.
         **overrides: Anything else the network takes, such as `mean` and `std`.
 
-    Example:
+    Examples:
         >>> build("wrn10_1", classes=6).fc
         Linear(in_features=64, out_features=6, bias=True)
     """

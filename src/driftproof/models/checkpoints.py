@@ -77,7 +77,7 @@ def load_checkpoint(model: _Model, path: str | Path, *, new_head: bool = False) 
     Raises:
         InputError: If the file cannot be read, or does not fit; the model is as before then.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> model, wrapped = build("wrn10_1"), torch.nn.DataParallel(build("wrn10_1"))
         >>> with TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def save_checkpoint(path: str | Path, model: nn.Module, meta: Mapping[str, Any])
     Raises:
         ConfigurationError: If JSON cannot express the description, or it does not describe the model.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     save_checkpoint(Path(folder, "digits"), build("wrn10_1", classes=6), {"arch": "wrn10_1", "epochs": 3})

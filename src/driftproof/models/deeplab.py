@@ -35,7 +35,7 @@ class DeepLabV3Plus(Normalised):
         mean: Subtracted from the images; one number, or one for each channel.
         std: Divides the images then.
 
-    Example:
+    Examples:
         >>> with torch.device("meta"):
         ...     model = DeepLabV3Plus(19)
         ...     logits = model(torch.rand(2, 3, 80, 145))

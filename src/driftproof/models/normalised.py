@@ -24,7 +24,7 @@ class Normalised(nn.Module):
         mean: Subtracted from the images.
         std: Divides the images then.
 
-    Example:
+    Examples:
         >>> network = Normalised(10, mean=0.5, std=(0.25, 0.5, 1.0))
         >>> network.normalised(torch.ones(1, 3, 1, 1)).flatten()
         tensor([2.0000, 1.0000, 0.5000])

@@ -68,7 +68,7 @@ Block = type[BasicBlock] | type[Bottleneck]
 def stage(block: Block, channels_in: int, width: int, *, blocks: int, stride: int, dilation: int = 1) -> nn.Sequential:
     """Blocks in a row, of which the first carries the stride.
 
-    Example:
+    Examples:
         >>> import torch
         >>> stage(Bottleneck, 8, 4, blocks=2, stride=2)(torch.rand(1, 8, 6, 6)).shape
         torch.Size([1, 16, 3, 3])

@@ -28,7 +28,7 @@ class ResNet50(Normalised):
         mean: Subtracted from the images; one number, or one for each channel.
         std: Divides the images then.
 
-    Example:
+    Examples:
         >>> import torch
         >>> with torch.device("meta"):
         ...     model = ResNet50(200)

@@ -24,7 +24,7 @@ class ResNeXt29(Normalised):
         mean: Subtracted from the images; one number, or one for each channel.
         std: Divides the images then.
 
-    Example:
+    Examples:
         >>> model = ResNeXt29(classes=100)
         >>> sum(parameter.numel() for parameter in model.parameters())
         6900132

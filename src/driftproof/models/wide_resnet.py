@@ -22,7 +22,7 @@ class WideResNet(Normalised):
         mean: Subtracted from the images; one number, or one for each channel.
         std: Divides the images then.
 
-    Example:
+    Examples:
         >>> model = WideResNet(depth=40, width=2)
         >>> sum(parameter.numel() for parameter in model.parameters())
         2243546

@@ -19,7 +19,7 @@ def rounding(precision: Precision | None) -> Iterator[None]:
     The switches belong to the process. Both directions of a network need them: a gradient is computed with what holds
     then, not with what held on the way forward. None leaves them alone; with `bf16` there is nothing left to round.
 
-    Example:
+    Examples:
         >>> with rounding("fp32"):
         ...     torch.backends.cudnn.allow_tf32
         False

@@ -10,7 +10,7 @@ __all__ = ["Regulariser", "Sum"]
 class Regulariser(Part):
     """A pull on the parameters.
 
-    Example:
+    Examples:
         The barest new regulariser: weight decay towards the source.
 
         >>> class Decay(Regulariser):

@@ -17,7 +17,7 @@ class Canvas:
         width: In characters.
         height: In lines.
 
-    Example:
+    Examples:
         >>> canvas = Canvas(6, 2)
         >>> canvas.line([(0, 1), (5, 0)], "o")
         >>> for line in canvas.text():

@@ -15,7 +15,7 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
     Args:
         shared: What all its cells share.
 
-    Example:
+    Examples:
         >>> list(caveats({"limit": 40, "replaced": {"a-c": "b-c"}}))
         ['Only the first 40 images of each domain.', 'b-c stands in for a-c.']
     """

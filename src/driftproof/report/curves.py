@@ -191,7 +191,7 @@ def spread(places: Sequence[float], spacing: float) -> list[float]:
         places: Where they would like to be.
         spacing: The least distance between two.
 
-    Example:
+    Examples:
         >>> [round(place, 3) for place in spread([0.5, 0.52, 0.9], 0.1)]
         [0.46, 0.56, 0.9]
     """

@@ -48,7 +48,7 @@ def _ours(comparison: Comparison, row: str, column: str) -> str:
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; the first column is words, the others numbers.
 
-    Example:
+    Examples:
         >>> print(markdown_table(["", "error"], [["tent", "12.3"]]))
         |  | error |
         |---|---:|

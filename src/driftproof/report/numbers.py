@@ -6,7 +6,7 @@ __all__ = ["duration", "memory", "number", "signed"]
 def number(value: float, digits: int = 1) -> str:
     """A number with so many digits after the point.
 
-    Example:
+    Examples:
         >>> number(-0.04), number(14.06, 2)
         ('0.0', '14.06')
     """
@@ -16,7 +16,7 @@ def number(value: float, digits: int = 1) -> str:
 def signed(value: float, digits: int = 1) -> str:
     """A difference, with its sign.
 
-    Example:
+    Examples:
         >>> signed(-6.94), signed(0.31), signed(-0.01)
         ('−6.9', '+0.3', '0.0')
     """
@@ -27,7 +27,7 @@ def signed(value: float, digits: int = 1) -> str:
 def duration(seconds: float) -> str:
     """A length of time in its two largest units.
 
-    Example:
+    Examples:
         >>> duration(0.25), duration(75), duration(3 * 3600 + 125)
         ('0.2 s', '1 min 15 s', '3 h 2 min')
     """
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 def memory(size: int | None) -> str:
     """A number of bytes in binary units; a dash where it is not known.
 
-    Example:
+    Examples:
         >>> memory(3 * 2**20), memory(5 * 2**30), memory(None)
         ('3 MiB', '5.0 GiB', '–')
     """

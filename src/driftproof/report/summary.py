@@ -110,7 +110,7 @@ def filled_in(text: str, named: Mapping[str, str]) -> str:
         text: The page; what stands between the marks is replaced.
         named: What can be quoted.
 
-    Example:
+    Examples:
         >>> filled_in("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
         'error <!-- results:x -->12.3<!-- /results --> %'
     """

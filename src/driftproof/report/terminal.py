@@ -68,7 +68,7 @@ def curve_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height
         width: Of the whole, in characters.
         height: Of the whole, in lines; more are taken if there are more curves.
 
-    Example:
+    Examples:
         >>> print(curve_text({"tent": [14, 18, 21], "tent+crowd": [14, 14, 14]}, width=44, height=8))
         21.0 ┤                      ⣀⡠○ ○ tent
              │                ⢀⣀⠤⠒⠊⠉

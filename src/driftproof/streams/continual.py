@@ -24,7 +24,7 @@ class Continual:
         limit: Only the first so many images of each domain, in that order.
         drop_last: Leave out batches that are not full.
 
-    Example:
+    Examples:
         >>> import torch
         >>> class Black:
         ...     name, labels = "black", torch.arange(5)

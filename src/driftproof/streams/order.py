@@ -21,7 +21,7 @@ Order = Callable[[Tensor, str, int], Tensor]
 class Stored:
     """The order of the file or array.
 
-    Example:
+    Examples:
         >>> Stored()(torch.tensor([7, 7, 3]), "fog", 1).tolist()
         [0, 1, 2]
     """
@@ -40,7 +40,7 @@ class Shuffled:
     Args:
         seed: Seed of the permutation.
 
-    Example:
+    Examples:
         >>> order = Shuffled(seed=1)(torch.zeros(4), "fog", 1)
         >>> sorted(order.tolist())
         [0, 1, 2, 3]
@@ -66,7 +66,7 @@ class LabelShifted:
         seed: Seed of the shares and of the images' places.
         slots: Number of time slots. More slots make shorter bursts of each class and keep classes better apart.
 
-    Example:
+    Examples:
         >>> order = LabelShifted(0.1)(torch.tensor([0, 1, 0, 1]), "fog", 1)
         >>> sorted(order.tolist())
         [0, 1, 2, 3]

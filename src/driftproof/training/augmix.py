@@ -49,7 +49,7 @@ def augmix(
         severity: An operation's level is drawn from U[0.1, severity], out of 10.
         alpha: α, the concentration of the weights.
 
-    Example:
+    Examples:
         >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
         >>> view = augmix(images, torch.Generator().manual_seed(0))
         >>> view.shape, view.dtype

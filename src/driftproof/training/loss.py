@@ -12,7 +12,7 @@ def jensen_shannon(logits_clean: Tensor, logits_1: Tensor, logits_2: Tensor) -> 
 
     (KL(p ‖ m) + KL(p₁ ‖ m) + KL(p₂ ‖ m)) / 3 with m the mean distribution, clamped to [1e-7, 1].
 
-    Example:
+    Examples:
         >>> logits = torch.randn(2, 3)
         >>> float(jensen_shannon(logits, logits, logits).abs()) < 1e-6
         True
@@ -28,7 +28,7 @@ def augmix_loss(
 ) -> Tensor:
     """Cross-entropy on the clean images plus `weight` times the Jensen–Shannon divergence of the three views.
 
-    Example:
+    Examples:
         >>> logits, labels = torch.zeros(2, 4), torch.tensor([0, 1])
         >>> round(float(augmix_loss(logits, logits, logits, labels).exp()), 4)
         4.0

@@ -40,7 +40,7 @@ class Recipe:
         jsd_weight: Factor on the Jensen–Shannon divergence of the three views; only "augmix" has it.
         crop_padding: Black pixels around the image that a shifted crop may take in.
 
-    Example:
+    Examples:
         >>> from dataclasses import replace
         >>> replace(WRN_AUGMIX, epochs=2).epochs
         2
@@ -77,7 +77,7 @@ class Recipe:
     def lr_at(self, epoch: int, batch: int, batches: int) -> float:
         """The learning rate of a batch, both counted from 0, where an epoch has `batches`.
 
-        Example:
+        Examples:
             >>> WRN_AUGMIX.lr_at(0, 0, 391)
             0.1
         """
@@ -95,7 +95,7 @@ class SceneRecipe(Recipe):
         crop: Side of the square parts, in pixels.
         scales: Smallest and largest factor by which a scene is enlarged before the part is cut out.
 
-    Example:
+    Examples:
         >>> round(DEEPLAB.lr_at(epoch=75, batch=0, batches=45), 4)
         0.0054
     """

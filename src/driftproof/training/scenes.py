@@ -45,7 +45,7 @@ class SceneTrainer(Trainer):
         mixed: Compute the network in bfloat16 where that is safe, with channels last, and the loss in single precision:
             faster on GPUs.
 
-    Example:
+    Examples:
         >>> from dataclasses import replace
         >>> from driftproof.training.recipes import DEEPLAB
         >>> images, labels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8), torch.randint(2, (4, 8, 8))
@@ -136,7 +136,7 @@ def scaled_crops(
     Returns:
         (N, 3, crop, crop) in [0, 1], and their label maps.
 
-    Example:
+    Examples:
         >>> images, labels = torch.zeros(2, 3, 9, 12, dtype=torch.uint8), torch.zeros(2, 9, 12, dtype=torch.uint8)
         >>> views, maps = scaled_crops(images, labels, torch.Generator().manual_seed(0), crop=6)
         >>> views.shape, maps.shape

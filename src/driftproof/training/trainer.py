@@ -59,7 +59,7 @@ class Trainer:
         seed: Seed of every random choice.
         device: Where to train; where the model is, unless given.
 
-    Example:
+    Examples:
         >>> from dataclasses import replace
         >>> from driftproof.training.recipes import CIFAR_RESNET50
         >>> images, labels = torch.randint(256, (8, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 2
@@ -284,7 +284,7 @@ class Trainer:
 def crop_and_flip(images: Tensor, generator: Generator, *, padding: int = 4) -> Tensor:
     """Shift every image by up to `padding` pixels, black coming in, and mirror every other one.
 
-    Example:
+    Examples:
         >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
         >>> crop_and_flip(images, torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])
@@ -302,7 +302,7 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int = 4) -> 
 def resized_crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
     """Enlarge a random part of every image, 8 to 100 % of its area, to the full size, and mirror every other one.
 
-    Example:
+    Examples:
         >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
         >>> resized_crop_and_flip(images, torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])

@@ -19,7 +19,7 @@ class Failures:
     Args:
         told: Hears of every failure when it happens.
 
-    Example:
+    Examples:
         >>> from driftproof.bench.spec import Spec
         >>> failures = Failures(told=lambda note: print(note.stage))
         >>> with failures.of(Job(Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",)), rounds=1)):

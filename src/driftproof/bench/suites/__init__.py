@@ -27,7 +27,7 @@ SUITES: dict[str, Callable[[], Suite]] = {
 def suite(name: str) -> Suite:
     """The suite of this name.
 
-    Example:
+    Examples:
         >>> suite("table2").rounds
         1
     """

@@ -55,7 +55,7 @@ _INSIGHTS = ("scores", "crowd", "histograms")
 def options_for(method: str, images: str) -> dict[str, Option]:
     """The paper's hyper-parameters of a method on a set; where the paper is silent, the documented choice.
 
-    Example:
+    Examples:
         >>> options_for("eata+crowd", "cifar10-c")["fisher"]
         1.0
     """

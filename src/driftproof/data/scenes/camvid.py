@@ -61,7 +61,7 @@ def camvid(
 def camvid_classes(unknown: Sequence[str] = UNTAUGHT) -> tuple[SceneClass, ...]:
     """The classes of CamVid without the unknown ones.
 
-    Example:
+    Examples:
         >>> len(camvid_classes()), len(camvid_classes(["sky"]))
         (8, 10)
     """

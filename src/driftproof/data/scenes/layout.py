@@ -13,7 +13,7 @@ __all__ = ["alike", "home", "labelled", "splits"]
 def splits(split: str, known: Sequence[str]) -> list[str]:
     """The splits that are meant: one, or several joined by a plus sign.
 
-    Example:
+    Examples:
         >>> splits("val+test", ["train", "val", "test"])
         ['val', 'test']
     """

@@ -27,7 +27,7 @@ class Height:
         width: In pixels; None leaves what scaling gives, rounded down. With a width, frames of any aspect fit into one
             batch.
 
-    Example:
+    Examples:
         >>> Height(800).extent(1052, 1914)
         (800, 1455)
         >>> Height(800, width=1422).inside(1200, 1600)

@@ -24,7 +24,7 @@ _STRIPE = 6
 def palette_for(classes: int) -> tuple[SceneClass, ...]:
     """Names and colours for a model that is known by its number of classes alone.
 
-    Example:
+    Examples:
         >>> palette_for(19)[0].name, palette_for(3)[2].name
         ('road', 'class 2')
     """

@@ -24,7 +24,7 @@ class Tally:
         rejected_unknown: How many of the unknown ones were.
         alarms: Regions that alarmed; not pixels.
 
-    Example:
+    Examples:
         >>> Tally(pixels=100, alarms=1).sentences(rejecting=False)
         ['1 alarm']
     """
