@@ -8,7 +8,6 @@ in rounding alone, and adapters "led" start every batch from where the eager one
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from driftproof.bench.conditions import hardware
 from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
 from driftproof.data import cifar10
 from driftproof.models import restore
+from tables import conditions, write
 
 # The eager one comes last: those that are led start from where it was before the batch.
 CONTESTANTS = {
@@ -103,7 +103,7 @@ def told(found: dict[str, Any]) -> str:
     for name in CONTESTANTS:
         shares = (number for each in found["rounds"] for number in each[name].values())
         lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in shares) + " |")
-    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
+    return "\n".join([*lines, *conditions(found["protocol"])])
 
 
 def main() -> int:
@@ -134,10 +134,8 @@ def main() -> int:
     }
     print(told(found))
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        stem = arguments.out / f"agreement-{arguments.precision}"
-        stem.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
-        stem.with_suffix(".md").write_text(told(found))
+        name = f"agreement-{arguments.precision}"
+        write(arguments.out, name, found, **{name: told(found)})
     return 0
 
 

@@ -12,7 +12,6 @@ over the measured rate of large matrix products.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +26,7 @@ from driftproof.analyses import peak_memory, synchroniser, time_steps
 from driftproof.bench.conditions import hardware
 from driftproof.models import build
 from step import tent_by_hand
+from tables import conditions, ratio_table, write
 
 LIMITS = {
     "tf32: tent+crowd, fastest / plain loop": 0.42,
@@ -220,9 +220,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def ratios(found: dict[str, Any]) -> str:
     """What has limits, as a table, and where it was measured."""
-    lines = ["| | ratio | at most |", "|---|---:|---:|"]
-    lines += [f"| {name} | {ratio:.3f} | {LIMITS[name]:.2f} |" for name, ratio in found["ratios"].items()]
-    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
+    return "\n".join([*ratio_table(found["ratios"], LIMITS), *conditions(found["protocol"])])
 
 
 def details(found: dict[str, Any]) -> str:
@@ -260,10 +258,7 @@ def main() -> int:
     found = measured(arguments)
     print(ratios(found), details(found), sep="\n")
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
-        (arguments.out / "ratios.md").write_text(ratios(found))
-        (arguments.out / "gpu.md").write_text(details(found))
+        write(arguments.out, "gpu", found, ratios=ratios(found), gpu=details(found))
     return 0 if all(ratio <= LIMITS[name] for name, ratio in found["ratios"].items()) else 1
 
 

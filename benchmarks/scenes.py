@@ -8,7 +8,6 @@ should cost. On a device that keeps no count of its memory, only time is judged.
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ import driftproof as dp
 from driftproof.analyses import components, method_memory, peak_memory, synchroniser, time_steps
 from driftproof.bench.conditions import hardware
 from driftproof.models import build
+from tables import conditions, ratio_table, write
 
 MARGIN = dp.ConfidenceDifference(margin=-0.2)
 CONTESTANTS: dict[str, dict[str, Any]] = {
@@ -71,9 +71,7 @@ def told(found: dict[str, Any]) -> str:
         peak = found["peak"][name]
         above = "" if peak is None else f"{peak / 2**20:.0f}"
         lines.append(f"| {name} | {taken:.2f} | {taken / times['tent']:.3f} | {above} |")
-    lines += ["", "| | ratio | at most |", "|---|---:|---:|"]
-    lines += [f"| {name} | {ratio:.3f} | {found['limits'][name]:.3f} |" for name, ratio in found["ratios"].items()]
-    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
+    return "\n".join([*lines, "", *ratio_table(found["ratios"], found["limits"]), *conditions(found["protocol"])])
 
 
 def main() -> int:
@@ -113,9 +111,7 @@ def main() -> int:
     found = {"protocol": protocol, "ms": times, "peak": peaks, "ratios": ratios, "limits": allowed}
     print(told(found))
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "scenes.json").write_text(json.dumps(found, indent=2) + "\n")
-        (arguments.out / "scenes.md").write_text(told(found))
+        write(arguments.out, "scenes", found, scenes=told(found))
     return 0 if all(ratio <= allowed[name] for name, ratio in ratios.items()) else 1
 
 

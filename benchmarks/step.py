@@ -9,7 +9,6 @@ it is.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 import driftproof as dp
 from driftproof.models import WideResNet
+from tables import conditions, ratio_table, write
 
 LIMITS = {
     "tent / by hand": 1.05,
@@ -95,9 +95,7 @@ def told(found: dict[str, Any]) -> str:
     """The same in tables."""
     lines = ["| | ms |", "|---|---:|"]
     lines += [f"| {name} | {1e3 * median:.2f} |" for name, median in found["median_seconds"].items()]
-    lines += ["", "| | ratio | at most |", "|---|---:|---:|"]
-    lines += [f"| {name} | {ratio:.3f} | {LIMITS[name]:.2f} |" for name, ratio in found["ratios"].items()]
-    return "\n".join([*lines, "", ", ".join(f"{key} {value}" for key, value in found["protocol"].items())]) + "\n"
+    return "\n".join([*lines, "", *ratio_table(found["ratios"], LIMITS), *conditions(found["protocol"])])
 
 
 def main() -> int:
@@ -127,9 +125,7 @@ def main() -> int:
     found = {"protocol": protocol, "median_seconds": medians, "ratios": ratios}
     print(told(found))
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "step.json").write_text(json.dumps(found, indent=2) + "\n")
-        (arguments.out / "step.md").write_text(told(found))
+        write(arguments.out, "step", found, step=told(found))
     return 0 if all(ratio <= LIMITS[name] for name, ratio in ratios.items()) else 1
 
 
