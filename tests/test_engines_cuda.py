@@ -240,6 +240,7 @@ def test_precisions_can_be_recorded(precision):
 
 
 @on_gpu
+@traced
 @pytest.mark.parametrize("case", ["tent", "tent+crowd", "eata+crowd"])
 def test_fused_layers_change_rounding_alone(case):
     torch._dynamo.reset()

@@ -133,6 +133,21 @@ def test_a_loaded_state_lies_as_its_parameters_do(tmp_path):
     assert torch.equal(*(torch.stack(run(each, batches(3, seed=1))[0]) for each in (adapter, other)))
 
 
+def test_gradients_lie_as_their_parameters_do():
+    """A regulariser that goes through a parameter its own way leaves the gradient in another layout."""
+    seen = []
+
+    class Watched(torch.optim.Adam):
+        def step(self, closure=None):
+            seen.extend((one.grad.stride(), one.stride()) for group in self.param_groups for one in group["params"])
+            return super().step(closure)
+
+    adapter = adapter_for("swr", build("wide_resnet"), channels_last=True, optimiser=Watched, prototypes=False)
+    run(adapter, batches(2))
+    assert seen
+    assert all(gradient == parameter for gradient, parameter in seen)
+
+
 # --- what is kept for the way back ------------------------------------------------------------------------------------
 
 

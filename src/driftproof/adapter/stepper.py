@@ -123,7 +123,7 @@ class Stepper:
         if self.accumulate > 1:
             gradients = tuple(torch._foreach_div(gradients, float(self.accumulate)))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = _laid_out_like(gradient, parameter)
         try:
             self.optimiser.step()
         finally:
@@ -143,4 +143,11 @@ def _place(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
             if key == "step" and isinstance(value, Tensor):
                 state[key] = value.to(parameter.device if on_device else "cpu")
             elif isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+                state[key] = _laid_out_like(value, parameter)
+
+
+def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """The same numbers in the parameter's memory layout, which an optimiser that moves all in one launch asks for."""
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
