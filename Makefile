@@ -45,7 +45,9 @@ results: setup
 	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
 	if [ -d results/tiny ]; then for figure in scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
-	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed
+	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed/precision.md
+	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
+	  --out results/speed/precision-strict.md
 	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md --fill docs/speed.md
 
 bench-step: setup
@@ -60,7 +62,7 @@ bench-gpu: setup
 	test -z "$(DATA)" || $(BIN)/python benchmarks/agreement.py --data $(DATA) --weights $(WEIGHTS)
 
 bench-scenes: setup
-	$(BIN)/python benchmarks/scenes.py
+	$(BIN)/python benchmarks/scenes.py --engine graph --channels-last
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

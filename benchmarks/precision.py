@@ -1,73 +1,94 @@
-"""What fewer digits do to the error of a stream: one cell, measured at two precisions, round by round.
+"""What fewer digits do to the error of a stream: one cell, measured several times, round by round.
 
-    python benchmarks/precision.py results/classification results/speed/bf16 [--out results/speed]
+    python benchmarks/precision.py results/classification results/speed/bf16 [--out results/speed/precision.md]
 
-Both folders come from `driftproof bench run`, or are archives of such; every cell that both hold is compared over the
-rounds that one of them computed in bfloat16 and the other did not.
+The folders come from `driftproof bench run`, or are archives of such; every cell that all of them hold is compared over
+the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all.
 """
 
 import argparse
 import itertools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from driftproof.bench import Results, Spec
 from driftproof.files import written_whole
 
 LIMIT = 0.3
-"""Percentage points by which the error of a round may change."""
+"""Percentage points by which the error over all rounds may change with the precision."""
 
 
-def rounds(results: Results, spec: Spec) -> tuple[str, list[float]]:
-    """How a cell was computed at first, and its error in each complete round until bfloat16 came or went."""
-    kinds = [conditions.get("precision") or "PyTorch's default" for conditions in results.cells[spec].conditions]
+@dataclass(frozen=True)
+class Run:
+    """A cell as one folder has it: how it was computed, and its error in each round."""
+
+    precision: str
+    engine: str
+    errors: list[float]
+
+    def __str__(self) -> str:
+        return f"{self.precision} ({self.engine})"
+
+
+def run_of(results: Results, spec: Spec) -> Run:
+    """A cell until bfloat16 came or went."""
+    conditions = results.cells[spec].conditions
+    kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
-    return ", then ".join(dict.fromkeys(alike)), results.per_round(spec)[: len(alike) // len(spec.domains)]
+    engines = dict.fromkeys(one["engine"] for one in conditions[: len(alike)])
+    errors = results.per_round(spec)[: len(alike) // len(spec.domains)]
+    return Run(", then ".join(dict.fromkeys(alike)), ", then ".join(engines), errors)
 
 
-def compared(one: Results, other: Results) -> list[tuple[str, list[tuple[float, float]]]]:
-    """For each cell that both hold at different precisions: a title, and the errors of every round both reached."""
+def side_by_side(runs: list[Run]) -> list[str]:
+    """The errors of every round that all have reached, as lines of Markdown."""
+    rounds = list(zip(*(run.errors for run in runs), strict=False))
+    lines = ["| | " + " | ".join(map(str, runs)) + " |", "|---|" + "---:|" * len(runs)]
+    lines += [f"| round {i} | " + " | ".join(f"{error:.2f}" for error in row) + " |" for i, row in enumerate(rounds, 1)]
+    means = (fmean(errors) for errors in zip(*rounds, strict=True))
+    return [*lines, "| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |"]
+
+
+def apart(runs: list[Run]) -> list[tuple[Run, Run, float, float]]:
+    """For every two runs, by how much they differ over all rounds, and at most in one."""
     found = []
-    for spec in sorted(one.cells.keys() & other.cells.keys(), key=lambda spec: spec.name):
-        (kinds, errors), (other_kinds, other_errors) = rounds(one, spec), rounds(other, spec)
-        if kinds != other_kinds:
-            title = f"{spec.method} on {spec.images}, {spec.setting} | {kinds} | {other_kinds}"
-            found.append((title, list(zip(errors, other_errors, strict=False))))
+    for one, other in itertools.combinations(runs, 2):
+        gaps = [second - first for first, second in zip(one.errors, other.errors, strict=False)]
+        found.append((one, other, fmean(gaps), max(map(abs, gaps))))
     return found
 
 
-def told(found: list[tuple[str, list[tuple[float, float]]]]) -> str:
-    """The same as tables, each with its largest difference."""
-    lines = []
-    for title, pairs in found:
-        lines += [f"| {title} | difference |", "|---|---:|---:|---:|"]
-        lines += [f"| round {i} | {one:.2f} | {two:.2f} | {two - one:+.2f} |" for i, (one, two) in enumerate(pairs, 1)]
-        means = [sum(side) / len(pairs) for side in zip(*pairs, strict=True)]
-        lines += [f"| mean | {means[0]:.2f} | {means[1]:.2f} | {means[1] - means[0]:+.2f} |", ""]
-        lines += [f"Largest difference of a round: {farthest(pairs):.2f} points, at most {LIMIT:g}.", ""]
-    return "\n".join(lines)
-
-
-def farthest(pairs: list[tuple[float, float]]) -> float:
-    """By how much the errors of any round differ at most."""
-    return max(abs(two - one) for one, two in pairs)
+def told(title: str, runs: list[Run]) -> str:
+    """The runs of a cell beside each other, and how far apart they are."""
+    rows = (f"| {one} | {other} | {mean:+.2f} | {farthest:.2f} |" for one, other, mean, farthest in apart(runs))
+    head = ["", "| | | over all rounds | at most in one round |", "|---|---|---:|---:|"]
+    return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
 def main() -> int:
-    """Compare, print, write down, and fail if a round is too far off."""
+    """Compare, print, write down, and fail if fewer digits change the error too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folders", type=Path, nargs=2)
-    parser.add_argument("--out", type=Path, help="folder for precision.md")
+    parser.add_argument("folders", type=Path, nargs="+", help="two or more")
+    parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
-    found = compared(*map(Results, arguments.folders))
-    if not found:
-        print("The folders share no cell at different precisions.")
+    everything = [Results(folder) for folder in arguments.folders]
+    shared = set.intersection(*(set(results.cells) for results in everything))
+    if len(everything) < 2 or not shared:
+        print("Expected two folders or more that share a cell.")
         return 2
-    print(told(found))
+    pages, within = [], True
+    for spec in sorted(shared, key=lambda spec: spec.name):
+        runs = [run_of(results, spec) for results in everything]
+        few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
+        pages.append(told(f"{spec.method} on {spec.images}, {spec.setting}{few}; error, %:", runs))
+        within &= all(abs(mean) <= LIMIT for one, other, mean, _ in apart(runs) if one.precision != other.precision)
+    print("\n".join(pages))
     if arguments.out:
-        with written_whole(arguments.out / "precision.md") as unfinished:
-            unfinished.write_text(told(found), encoding="utf-8")
-    return 0 if all(farthest(pairs) <= LIMIT for _, pairs in found) else 1
+        with written_whole(arguments.out) as unfinished:
+            unfinished.write_text("\n".join(pages), encoding="utf-8")
+    return 0 if within else 1
 
 
 if __name__ == "__main__":

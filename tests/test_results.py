@@ -1,12 +1,13 @@
 """The tables in the repository are made of the rows beside them, and every number that is quoted is one of them."""
 
+import itertools
 import json
 import statistics
 from pathlib import Path
 
 import pytest
 
-from driftproof.bench import Spec, suite
+from driftproof.bench import Results, Spec, suite
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.report import archives, beside, filled_in, quotable, written_up
 
@@ -66,7 +67,7 @@ def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
     rounds = {Spec.from_data(line["spec"]): rows_of(line) for line in lines if "error" in line["rows"]}
     shown = {
         (value["row"], value["column"]): value
-        for measured in archives(folder.parent)[ARCHIVES.index(folder)].tables()
+        for measured in Results(folder).tables()
         if measured.table.name == name
         for value in measured.as_data()["values"]
     }
@@ -103,16 +104,27 @@ def test_the_ratios_of_speed_follow_from_the_times():
     assert all(ratio <= limit for ratio, limit in zip(shown, limits, strict=True))
 
 
-def test_what_fewer_digits_do_follows_from_the_archived_rows():
-    (fewer,) = cells_of(SPEED / "bf16")
-    (usual,) = (cell for cell in cells_of(ROOT / "results" / "classification") if cell["spec"] == fewer["spec"])
-    means = [[statistics.fmean(each) for each in rows_of(cell)[:10]] for cell in (usual, fewer)]
-    rows = [line.split("|")[2:5] for line in (SPEED / "precision.md").read_text().splitlines() if "| round" in line]
-    shown = [[float(row[place]) for row in rows] for place in range(3)]
-    assert shown[:2] == [pytest.approx(each, abs=0.0051) for each in means]
-    assert shown[2] == pytest.approx([two - one for one, two in zip(*means, strict=True)], abs=0.0051)
-    assert len(rows) == 10
-    assert max(map(abs, shown[2])) <= 0.3
+@pytest.mark.parametrize(
+    ("page", "folders"),
+    [
+        ("precision", ["classification", "speed/bf16"]),
+        ("precision-strict", ["speed/short-fp32", "speed/short-bf16", "speed/short-bf16-graph"]),
+    ],
+)
+def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders):
+    (wanted,) = (cell["spec"] for cell in cells_of(ROOT / "results" / folders[-1]))
+    runs = [cell for folder in folders for cell in cells_of(ROOT / "results" / folder) if cell["spec"] == wanted]
+    means = [[statistics.fmean(each) for each in rows_of(cell)[:10]] for cell in runs]
+    lines = [line.strip("| ").split(" | ") for line in (SPEED / f"{page}.md").read_text().splitlines()]
+    shown = [[float(number) for number in line[1:]] for line in lines if line[0].startswith("round")]
+    assert shown == [pytest.approx(each, abs=0.0051) for each in zip(*means, strict=True)]
+    apart = [[b - a for a, b in zip(*two, strict=True)] for two in itertools.combinations(means, 2)]
+    told = [[float(number) for number in line[2:]] for line in lines if len(line) == 4 and line[2][0] in "+-"][
+        -len(apart) :
+    ]
+    assert told == [pytest.approx([statistics.fmean(gaps), max(map(abs, gaps))], abs=0.0051) for gaps in apart]
+    assert len(shown) == 10
+    assert all(abs(over_all) <= 0.3 for over_all, _ in told)
 
 
 def test_recorded_steps_select_what_eager_ones_do():
