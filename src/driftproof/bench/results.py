@@ -99,6 +99,11 @@ class Results:
         for spec in sorted(self.cells, key=lambda spec: (spec.seed, _trials(spec))):
             self._runs.setdefault(_measuring(spec), []).append(spec)
 
+    @property
+    def limited(self) -> bool:
+        """Whether only some images of each domain were streamed."""
+        return self.shared.get("limit") is not None
+
     def rows(self, spec: Spec) -> list[Row]:
         """What a cell measured, in complete rounds and the begun one."""
         return self._rows.get(spec, [])

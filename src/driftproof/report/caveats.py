@@ -38,10 +38,9 @@ def caveats_of(measured: Measured, results: Results) -> list[str]:
     """
     entries = [entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None]
     specs = dict.fromkeys(spec for entry in entries for spec in entry.specs)
-    rounded = [said for entry in entries for said in _rounded(entry, results, measured)]
     return [
         *caveats(concerning(specs, results.shared)),
-        *([f"Computed in bfloat16: {'; '.join(rounded)}."] if rounded else []),
+        *_rounding(entries, results, measured),
         *_timing(entries, results, measured),
     ]
 
@@ -81,18 +80,24 @@ def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> I
         yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
 
 
-def _rounded(entry: Entry, results: Results, measured: Measured) -> Iterator[str]:
-    """Whether a number comes of networks that computed with fewer digits, and since which round."""
+def _rounding(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+    """Which numbers come of networks that computed with fewer digits, and since which round."""
+    places = {f"{entry.row} on {entry.column}": _first_rounded(entry, results, measured) for entry in entries}
+    if set(places.values()) == {1}:
+        yield "Computed in bfloat16."
+    elif since := {place: first for place, first in places.items() if first is not None}:
+        told = (place if first == 1 else f"{place} from round {first} on" for place, first in since.items())
+        yield f"Computed in bfloat16: {'; '.join(told)}."
+
+
+def _first_rounded(entry: Entry, results: Results, measured: Measured) -> int | None:
+    """The first round in bfloat16 of what a number rests on; None if there is none up to its own."""
     last = measured.values[entry.row, entry.column].round or 0
-    first = min(
-        (
-            row["round"]
-            for spec in entry.specs
-            for run in results.seeds(spec)
-            for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
-            if conditions.get("precision") == "bf16"
-        ),
-        default=last + 1,
+    rounds = (
+        row["round"]
+        for spec in entry.specs
+        for run in results.seeds(spec)
+        for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
+        if conditions.get("precision") == "bf16" and row["round"] <= last
     )
-    if first <= last:
-        yield f"{entry.row} on {entry.column}" + (f" from round {first} on" if first > 1 else "")
+    return min(rounds, default=None)

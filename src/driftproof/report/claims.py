@@ -86,12 +86,8 @@ def claims(everything: Sequence[Results]) -> list[Claim]:
         everything: Results folders or archives; a case counts in the first one that has all its numbers, those that
             streamed only some images last.
     """
-    ordered = sorted(everything, key=_is_limited)
+    ordered = sorted(everything, key=lambda results: results.limited)
     return [Claim(text, tuple(find(ordered))) for text, find in _CLAIMS.items()]
-
-
-def _is_limited(results: Results) -> bool:
-    return results.shared.get("limit") is not None
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ def _numbers(everything: Sequence[Results], table: str, column: str, *rows: str)
             known = {row: value for row, value in values.items() if value is not None}
             if len(known) == len(rows):
                 apart = _caveats(results, [entries[row] for row in rows])
-                return _Numbers(known, round, max(value.wanted for value in found), apart, _is_limited(results))
+                return _Numbers(known, round, max(value.wanted for value in found), apart, results.limited)
     return None
 
 
@@ -189,7 +185,7 @@ def _robust(everything: Sequence[Results]) -> Iterator[Case]:
                     value.ours or 0.0 for value in _deviations(results, _until(_table(name), round)) or pair
                 )
                 numbers = f"{words}: deviation {number(with_it)} with selection, {number(without)} without"
-                apart, limited = _caveats(results, _table(name).entries), _is_limited(results)
+                apart, limited = _caveats(results, _table(name).entries), results.limited
                 yield Case(with_it < without, numbers, round, pair[0].wanted, apart, limited)
                 break
 

@@ -32,7 +32,7 @@ def far_off(everything: Sequence[Results]) -> str:
     Args:
         everything: The archives.
     """
-    whole = [results for results in everything if results.shared.get("limit") is None]
+    whole = [results for results in everything if not results.limited]
     tables = [(measured, results) for results in whole for measured in results.tables()]
     experiments = [(measured, results) for measured, results in tables if measured.table.name.startswith("choice_")]
     found: dict[tuple[str, ...], list[str]] = {}
@@ -53,20 +53,23 @@ def _far_off(
             bystander = measured.values.get(("bn_adapt", entry.column), Value()).difference
             numbers = number(value.ours or 0.0, 2), number(value.paper or 0.0, 2), signed(value.difference or 0.0, 2)
             beside = "" if bystander is None else signed(bystander, 2)
-            yield (entry.row, *numbers, beside, _told(entry, results, experiments)), entry.column
+            rest = (value.difference or 0.0) - (bystander or 0.0)
+            yield (entry.row, *numbers, beside, _told(entry, results, experiments, rest)), entry.column
 
 
 def _is_far_off(value: Value) -> bool:
     return value.complete and value.difference is not None and abs(value.difference) > FAR_OFF
 
 
-def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment]) -> str:
+def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment], rest: float) -> str:
+    """What is known of the reasons for a number, of which so much is not in network and images."""
     if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
         return "learns nothing"
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
     method = entry.specs[0].method
     tried = _tried(experiments, entry, method) or _tried(experiments, entry, method.partition("+")[0])
-    return "<br>".join([*apart, *tried]) or "not tried yet"
+    untried = "not tried yet" if abs(rest) > FAR_OFF else "BN Adapt is as far off"
+    return "<br>".join([*apart, *(tried or [untried])])
 
 
 def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:

@@ -1,12 +1,14 @@
 """Tables in Markdown: ours, the paper's, and the difference, side by side."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from driftproof.bench import Measured
 from driftproof.report.comparison import Comparison, Shown, compared
 
 __all__ = ["markdown_table", "table_markdown"]
+
+_WIDTH = 3
 
 
 def table_markdown(measured: Measured) -> str:
@@ -21,8 +23,15 @@ def table_markdown(measured: Measured) -> str:
     if not comparison.reference:
         rows = [[row, *(_ours(comparison, row, column) for column in comparison.columns)] for row in comparison.rows]
         return markdown_table(["", *comparison.columns], rows)
-    groups = itertools.groupby(comparison.columns, key=lambda column: column.partition("/")[0])
-    return "\n\n".join(_beside_the_papers(comparison, list(columns)) for _, columns in groups)
+    return "\n\n".join(_beside_the_papers(comparison, columns) for columns in _side_by_side(comparison.columns))
+
+
+def _side_by_side(columns: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Columns of one set together, and of those that belong to none as many as a page is wide enough for."""
+    for name, group in itertools.groupby(columns, key=lambda column: column.partition("/")[0] * ("/" in column)):
+        together = list(group)
+        width = len(together) if name else _WIDTH
+        yield from (together[start : start + width] for start in range(0, len(together), width))
 
 
 def _beside_the_papers(comparison: Comparison, columns: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,12 +23,16 @@ _NOTHING = "Nothing has been measured yet."
 
 
 def archives(folder: Path) -> list[Results]:
-    """Every archive in a folder, by name.
+    """Every archive in a folder: those with tables of the paper first, and of these the ones on all images.
 
     Args:
         folder: Such as `results`.
     """
-    return [Results(path.parent) for path in sorted(folder.glob("*/cells.jsonl"))]
+    return sorted((Results(path.parent) for path in sorted(folder.glob("*/cells.jsonl"))), key=_place)
+
+
+def _place(results: Results) -> tuple[bool, bool]:
+    return not any(measured.table.paper for measured in results.tables()), results.limited
 
 
 def written_up(folder: Path) -> str:
@@ -65,7 +69,7 @@ def summary(
         "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
         "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
         "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest.",
-        *(f"## {results.folder.name}\n\n{_tables(results)}" for results in everything),
+        *(f"## {results.folder.name}\n\n{_tables(results, everything)}" for results in everything),
         f"## The paper's claims\n\n{_claims(everything)}",
         f"## More than {FAR_OFF:g} points from the paper\n\n{far_off(everything)}",
         *([_gallery(figures)] if figures else []),
@@ -76,12 +80,12 @@ def summary(
 
 
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
-    """What other pages can quote, by name: `claims`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
+    """What other pages can quote, by name: `claims`, `verdicts`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
 
     Args:
         everything: The archives; of a table or number that several have, the first counts.
     """
-    named = {"claims": f"\n\n{_claims(everything)}\n\n"}
+    named = {"claims": f"\n\n{_claims(everything)}\n\n", "verdicts": f"\n\n{_verdicts(everything)}\n\n"}
     for results in everything:
         for measured in results.tables():
             named.setdefault(measured.table.name, f"\n\n{table_markdown(measured)}\n\n")
@@ -129,8 +133,26 @@ def _claims(everything: Sequence[Results]) -> str:
     return markdown_table(["claim", "verdict", "numbers"], rows).replace("---:", "---")
 
 
-def _tables(results: Results) -> str:
-    return "\n\n".join(_table(results, measured) for measured in results.tables()) or _NOTHING
+def _verdicts(everything: Sequence[Results]) -> str:
+    """The claims without the numbers."""
+    rows = [[claim.text, claim.verdict] for claim in claims(everything)]
+    return markdown_table(["claim", "in our runs"], rows).replace("---:", "---")
+
+
+def _tables(results: Results, everything: Sequence[Results]) -> str:
+    """What was measured on all images is not shown again on a few."""
+    known = _numbers(other for other in everything if not other.limited) if results.limited else set()
+    shown = [measured for measured in results.tables() if not _places(measured) <= known]
+    return "\n\n".join(_table(results, measured) for measured in shown) or _NOTHING
+
+
+def _numbers(everything: Iterable[Results]) -> set[tuple[str, str, str]]:
+    return {place for results in everything for measured in results.tables() for place in _places(measured)}
+
+
+def _places(measured: Measured) -> set[tuple[str, str, str]]:
+    """Where a table has numbers."""
+    return {(measured.table.name, *place) for place, value in measured.values.items() if value.ours is not None}
 
 
 def _table(results: Results, measured: Measured) -> str:

@@ -100,7 +100,7 @@ def _gce() -> Table:
 
 def _pace() -> Table:
     """A network whose weights are smaller goes as much further in one step as with a larger rate."""
-    rates = {"tent": (1e-3, 3e-4, 1e-4), "ent": (1e-4, 3e-5, 1e-5)}
+    rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4, 1e-4)) | {"ent": (1e-4, 3e-5, 1e-5)}
     rows = {
         f"{method}, lr = {rate:g}": _everywhere(method, lr=rate) for method, tried in rates.items() for rate in tried
     }
