@@ -87,7 +87,15 @@ class Preparation:
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
-    ignored = _UNLABELLED_PIXEL if logits.ndim > 2 else -100
+    pixels, classes = logits.ndim > 2, logits.shape[1]
+    ignored = _UNLABELLED_PIXEL if pixels else -100
+    strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
+    if len(strays):  # on a GPU cross_entropy would end the process's use of the device
+        allowed = f"0..{classes - 1}" + (f", or {ignored} where a pixel is not to count" if pixels else "")
+        raise InputError(
+            f"Expected source labels in {allowed}, but got {int(strays[0])}. "
+            "Map them to the classes that the model was trained on."
+        )
     return F.cross_entropy(logits, labels, ignore_index=ignored)
 
 
