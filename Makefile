@@ -48,7 +48,7 @@ results: setup
 	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
 	  --out results/speed/precision-strict.md
-	$(BIN)/driftproof bench summarise results --fill README.md --fill docs/reproducing.md --fill docs/speed.md
+	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py

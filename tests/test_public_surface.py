@@ -8,8 +8,10 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomllib
+from PIL import Image
 
 import driftproof as dp
 from cases import batches, source_data
@@ -113,13 +115,30 @@ def code_blocks(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+def camvid_in(root):
+    """Two frames of every part, with a pedestrian and a void pixel in each."""
+    for part in ("train", "val", "test"):
+        for place in range(2):
+            frame = np.random.default_rng(place).integers(256, size=(36, 48, 3), dtype=np.uint8)
+            labels = np.arange(36 * 48, dtype=np.uint8).reshape(36, 48) % 5
+            labels[:6], labels[-6:] = 9, 11
+            for folder, pixels in {part: frame, f"{part}annot": labels}.items():
+                (root / "CamVid" / folder).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(root / "CamVid" / folder / f"{place}.png")
+    return root
+
+
 @pytest.fixture
-def my_project(monkeypatch):
+def my_project(monkeypatch, tmp_path):
     """What the documentation calls the reader's own."""
     project = types.ModuleType("my_project")
     project.model = build("wide_resnet")
     project.stream = batches(3)
     project.source_loader = source_data()
+    project.segmenter = build("segmentation")
+    project.drive = batches(3, size=2)
+    project.source_scenes = source_data(segmentation=True)
+    project.data = camvid_in(tmp_path / "data")
     monkeypatch.setitem(sys.modules, "my_project", project)
 
 

@@ -39,7 +39,7 @@ def test_the_summary_is_made_of_the_archives_and_the_notes():
     assert text == written_up(ROOT / "results"), "`make results` makes it anew"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md", "docs/speed.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md", "docs/speed.md", "docs/driving.md"])
 def test_numbers_that_pages_quote_are_the_measured_ones(everything, page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- results:" in text
