@@ -563,3 +563,13 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     assert shown.lines[2] == ("costs on cifar10-c, closed: timing", 0, None)
     told(Note(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
+
+
+def test_a_log_gets_a_line_for_everything_measured_as_soon_as_it_is(capsys):
+    spec = Spec("tent", "a-set-with-a-long-name", "wrn40_2", domains=("impulse_noise",))
+    with live.followed() as told:
+        for measure, value in {"error": 12.34, "mean_iou": 56.78}.items():
+            told(Note(spec, "adapting", 1, 2))
+            told(Note(spec, "measured", 2, 2, {"round": 12, "domain": "impulse_noise", measure: value}))
+            line = f"tent on a-set-with-a-long-name, closed: round 12, impulse_noise {value:.1f} %\n"
+            assert capsys.readouterr().err == line

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from driftproof.cli.progress import counting
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from driftproof.bench.runner import Note, Told
@@ -17,9 +18,23 @@ __all__ = ["followed"]
 
 @contextmanager
 def followed() -> "Iterator[Told]":
-    """Shows on the error stream what it is told while the context lasts."""
+    """Shows on the error stream what it is told while the context lasts.
+
+    In a log, where no line can change, what has been measured comes line by line.
+    """
     with counting() as progress:
-        yield _Lines(progress)
+        lines = _Lines(progress)
+        yield lines if progress.console.is_terminal else _logged(lines, progress.console)
+
+
+def _logged(told: "Told", console: "Console") -> "Told":
+    def tell(note: "Note") -> None:
+        told(note)
+        if note.row is not None:
+            line = f"{_title(note.spec)}: {_measured(note)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    return tell
 
 
 class _Lines:
@@ -49,5 +64,5 @@ def _title(spec: "Spec") -> str:
 
 def _measured(note: "Note") -> str:
     row = note.row or {}
-    error = row.get("error")
-    return f"round {row['round']}, {row['domain']}" + ("" if error is None else f" {error:.1f} %")
+    found = next((row[measure] for measure in ("error", "mean_iou") if measure in row), None)
+    return f"round {row['round']}, {row['domain']}" + (f" {found:.1f} %" if isinstance(found, float) else "")
