@@ -219,6 +219,31 @@ def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
     assert found["Selecting by softmax beats selecting by logits"].verdict == "holds"
 
 
+def test_claims_on_driving_scenes_are_read_round_by_round(tmp_path):
+    falls = {"tent": 3.0, "tent+crowd": -1.0, "swr": 2.0, "swr+crowd": 1.0}
+    for spec in suite("camvid_x100").specs():
+        scores = {"novelty/wrong/auroc": 60.0, "msp/wrong/auroc": 70.0}
+        scores |= {"novelty/unknown/auroc": 80.0, "msp/unknown/auroc": 70.0}
+        rows = [
+            {"round": round, "domain": domain, "mean_iou": 50.0 - falls[spec.method] * (round - 1), **scores}
+            for round in (1, 2, 3)
+            for domain in spec.domains
+        ]
+        cell = Store(tmp_path / "store").cell(spec)
+        with cell.held():
+            cell.begin(spec, {"scope": "all"})
+            cell.append(rows, [{"seconds": 1.0}] * len(rows))
+    *_, rescued, kept, found = claims([Results(tmp_path / "store")])
+    assert (rescued.verdict, len(rescued.cases)) == ("so far, holds", 2)
+    assert rescued.evidence[0] == (
+        "CamVid: mIoU tent+crowd (lr 1e-04) 52.0, tent (lr 1e-04) 44.0 (+8.0) (round 3 of 5)"
+    )
+    assert kept.verdict == "so far, holds in 1 of 2 cases"
+    assert kept.evidence[1] == "CamVid: mIoU of swr+crowd (lr 1e-04) 50.0, then 48.0 ✗ (round 3 of 5)"
+    assert found.verdict == "so far, holds in 2 of 4 cases"
+    assert found.evidence[0].startswith("CamVid, tent+crowd (lr 1e-04), wrong: AUROC 60.0, MSP 70.0 ✗")
+
+
 def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
     for spec in suite("table8").specs():
         rate = dict(spec.options).get("lr", 0) * 5000

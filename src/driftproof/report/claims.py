@@ -15,6 +15,8 @@ _CIFAR = ("CIFAR-10-C", "CIFAR-100-C")
 _SETS = (*_CIFAR, "TinyImageNet-C")
 _BASES = ("ent", "tent", "eata", "swr")
 
+_DRIVES = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000")
+
 _NEAR, _FAR = 2.0, 20.0
 """Percentage points: within so much of BN Adapt is as good as it; so much above it has collapsed."""
 
@@ -80,7 +82,7 @@ def _apart(case: Case) -> list[str]:
 
 
 def claims(everything: Sequence[Results]) -> list[Claim]:
-    """The paper's claims on classification, each with its verdict.
+    """The paper's claims, each with its verdict.
 
     Args:
         everything: Results folders or archives; a case counts in the first one that has all its numbers, those that
@@ -208,6 +210,41 @@ def _hard(everything: Sequence[Results]) -> Iterator[Case]:
             yield found.case(worse, f"{name}: {_pair(found, 'swr+crowd', 'bn_adapt')}")
 
 
+def _drives() -> Iterator[tuple[str, str, str]]:
+    """The tables of driving scenes, with their rows of each method that takes steps: without selection, and with it."""
+    for name in _DRIVES:
+        rows = {entry.specs[0].method: entry.row for entry in _table(name).entries}
+        yield from ((name, rows[base], rows[f"{base}+crowd"]) for base in ("tent", "swr"))
+
+
+def _rescue_on_the_road(everything: Sequence[Results]) -> Iterator[Case]:
+    for name, base, selecting in _drives():
+        found = _numbers(everything, name, _table(name).entries[-1].column, base, selecting)
+        if found:
+            higher = found.values[selecting] > found.values[base]
+            yield found.case(higher, f"CamVid: mIoU {_pair(found, selecting, base)}")
+
+
+def _kept_on_the_road(everything: Sequence[Results]) -> Iterator[Case]:
+    for name, _, selecting in _drives():
+        columns = [entry.column for entry in _table(name).entries if entry.row == selecting]
+        begun, ended = (_numbers(everything, name, column, selecting) for column in (columns[0], columns[-1]))
+        if begun and ended and ended.round > 1:
+            first, last = begun.values[selecting], ended.values[selecting]
+            yield ended.case(last >= first, f"CamVid: mIoU of {selecting} {number(first)}, then {number(last)}")
+
+
+def _found_on_the_road(everything: Sequence[Results]) -> Iterator[Case]:
+    for name, _, selecting in _drives():
+        for pixels in ("Wrong", "Unknown"):
+            scores = (f"{pixels}/By novelty", f"{pixels}/By largest probability")
+            found = [_numbers(everything, f"{name}_auroc", score, selecting) for score in scores]
+            if found[0] and found[1]:
+                ours, other = (each.values[selecting] for each in found if each)
+                numbers = f"CamVid, {selecting}, {pixels.lower()}: AUROC {number(ours)}, MSP {number(other)}"
+                yield found[0].case(ours > other, numbers)
+
+
 def _pair(found: _Numbers, ours: str, other: str) -> str:
     gap = found.values[ours] - found.values[other]
     return f"{ours} {number(found.values[ours])}, {other} {number(found.values[other])} ({signed(gap, 1)})"
@@ -224,4 +261,7 @@ _CLAIMS: dict[str, Callable[[Sequence[Results]], Iterator[Case]]] = {
     "Selecting by softmax beats selecting by logits": _softmax,
     "Selection makes TENT robust to learning rate and batch size": _robust,
     "SWR among unknown images stays hard: even with selection it ends above BN Adapt": _hard,
+    "On driving scenes every method ends with a higher mIoU if it selects": _rescue_on_the_road,
+    "On driving scenes a method that selects ends no lower than it began": _kept_on_the_road,
+    "On driving scenes the confidence difference finds wrong and unknown pixels better than MSP": _found_on_the_road,
 }
