@@ -165,7 +165,8 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
         Store(tmp_path / name).share({"limit": specs[0].limit, "replaced": {}})
         write_archive([tmp_path / name], tmp_path / "results" / name)
     text = written_up(tmp_path / "results")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:4]
+    claimed, *sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:5]
+    assert claimed.startswith("The paper's claims\n"), "who asks whether it holds reads this first"
     assert [section.split("\n")[0] for section in sections] == ["whole", "few", "choices"]
     shown = [re.findall(r"^`(\w+)`: ", section, flags=re.MULTILINE) for section in sections]
     assert {"table1", "table2"} <= set(shown[0])

@@ -58,7 +58,7 @@ def _caption(figure: Path) -> str:
 def summary(
     everything: Sequence[Results], *, notes: Sequence[str] = (), figures: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The page: every table beside the paper's, then its claims, what is far off, explanations, and the protocol.
+    """The page: the paper's claims, every table beside the paper's, what is far off, explanations, and the protocol.
 
     Args:
         everything: The archives.
@@ -68,9 +68,10 @@ def summary(
     sections = [
         "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
         "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
-        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest.",
-        *(f"## {results.folder.name}\n\n{_tables(results, everything)}" for results in everything),
+        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest. "
+        "First what the paper claims and whether it holds, then every table, one section for each archive.",
         f"## The paper's claims\n\n{_claims(everything)}",
+        *(f"## {results.folder.name}\n\n{_tables(results, everything)}" for results in everything),
         f"## More than {FAR_OFF:g} points from the paper\n\n{far_off(everything)}",
         *([_gallery(figures)] if figures else []),
         *notes,
