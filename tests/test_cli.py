@@ -400,7 +400,7 @@ def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
         ({"--method": "tnet"}, "Did you mean tent"),
         ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
         ({"--option": "lr"}, "`name=value`"),
-        ({"--model": "{}:per_pixel"}, "one answer per image"),
+        ({"--model": "{}:per_pixel"}, "For segmentation there is `driftproof analyse scenes`."),
         ({"--model": "{}:plain", "--method": "source"}, "The model failed on images of shape"),
         ({"--device": "cuda:99"}, "one that this machine has"),
     ],

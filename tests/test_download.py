@@ -510,6 +510,8 @@ def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsy
     monkeypatch.setattr("time.sleep", lambda _: None)
     root = tmp_path / "root"
     assert command("data", "verify", "set-c", "--root", root) == 1
+    assert command("data", "verify", "--root", root) == 2, "where nothing is, nothing is as it should be"
+    assert "but found none" in capsys.readouterr().err
     assert command("data", "get", "set-c", "--root", root) == 0
     assert len(server.asked) == 4
     assert len(array_folder(root / "Set-C")) == 2000

@@ -130,7 +130,10 @@ def _rows(adapter: "Adapter", reading: Reading, alarm: "Alarm | None") -> list[R
         return []
     logits = adapter(reading.pixels.to(adapter.device).float().div_(255))
     if logits.ndim != 2:
-        raise ModelError(f"Expected one answer per image, but the model's logits are of shape {tuple(logits.shape)}.")
+        raise ModelError(
+            f"Expected one answer per image, but the model's logits are of shape {tuple(logits.shape)}. "
+            "For segmentation there is `driftproof analyse scenes`."
+        )
     record = adapter.last
     novelties = record.novelty + 0.0  # a difference of nothing without the sign of its subtraction
     alarming = None if alarm is None else {event.sample for event in alarm(novelties)}

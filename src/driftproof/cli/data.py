@@ -10,7 +10,7 @@ from driftproof.cli.ending import Status
 from driftproof.cli.offered import DATA_SETS
 from driftproof.cli.output import AsJson, print_json, print_table
 from driftproof.cli.progress import counting
-from driftproof.errors import DownloadError
+from driftproof.errors import DownloadError, InputError
 
 if TYPE_CHECKING:
     from driftproof.data import Finding, RemoteFile
@@ -77,6 +77,11 @@ def verify_command(
     findings = {name: verify(source(name), root) for name in names or SOURCES}
     if not names:
         findings = {name: found for name, found in findings.items() if any(one.state != "missing" for one in found)}
+    if not findings:
+        raise InputError(
+            f"Expected a data set with published checksums in {root}, but found none. "
+            "Say with `--root` where they are, or name one to see what is missing."
+        )
     if as_json:
         print_json({name: [asdict(one) for one in found] for name, found in findings.items()})
     else:
