@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=90)
     parser.add_argument("--lr", type=float, default=1e-3)
     arguments = parser.parse_args()
+    if not dist.is_torchelastic_launched():
+        parser.error("start it with torchrun: torchrun --nproc-per-node 2 examples/data_parallel.py")
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -175,6 +176,14 @@ def public_things():
             if inspect.isfunction(thing) or inspect.isclass(thing):
                 place = f"{module.__name__}.{name}"
                 yield place, {place, f"{thing.__module__}.{name}"}
+
+
+def test_the_example_says_how_to_start_it(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["data_parallel.py"])
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(ROOT / "examples" / "data_parallel.py"), run_name="__main__")
+    assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
 
 
 def test_errors_share_one_ancestor():
