@@ -26,9 +26,9 @@ class Status(IntEnum):
 
 
 STATUSES = (
-    "Exit status: 0 done; 1 the answer is no (a check found problems, a file is wrong); 2 the command could not be "
-    "carried out as given (bad input, an unknown name, a file that cannot be read or written, a missing package); 130 "
-    "interrupted."
+    "Exit status: 0 done; 1 the answer is no (a model cannot be adapted at all, a file is wrong); 2 the command could "
+    "not be carried out as given (bad input, an unknown name, a file that cannot be read or written, a missing "
+    "package); 130 interrupted."
 )
 
 
