@@ -565,11 +565,13 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
 
 
-def test_a_log_gets_a_line_for_everything_measured_as_soon_as_it_is(capsys):
-    spec = Spec("tent", "a-set-with-a-long-name", "wrn40_2", domains=("impulse_noise",))
+def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeypatch):
+    spec, now = Spec("tent", "a-set-with-a-long-name", "wrn40_2", domains=("impulse_noise",)), [0.0]
+    monkeypatch.setattr(live, "monotonic", lambda: now[0])
     with live.followed() as told:
-        for measure, value in {"error": 12.34, "mean_iou": 56.78}.items():
+        for seconds, measure, value in [(0, "error", 12.34), (9, "error", 13.0), (10, "mean_iou", 56.78)]:
+            now[0] = float(seconds)
             told(Note(spec, "adapting", 1, 2))
             told(Note(spec, "measured", 2, 2, {"round": 12, "domain": "impulse_noise", measure: value}))
             line = f"tent on a-set-with-a-long-name, closed: round 12, impulse_noise {value:.1f} %\n"
-            assert capsys.readouterr().err == line
+            assert capsys.readouterr().err == ("" if seconds == 9 else line)

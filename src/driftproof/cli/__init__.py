@@ -56,9 +56,10 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and end the program with its exit status.
 
-    The status is 0 when the work is done; 1 when the answer is no: a check found problems, a file is wrong; 2 when the
-    command could not be carried out as given: bad input, an unknown name, a file that cannot be read or written, a
-    missing package; 130 when it was interrupted. For 2 and 130, one line on the error stream says what happened.
+    The status is 0 when the work is done; 1 when the answer is no: a model cannot be adapted at all, a file is wrong; 2
+    when the command could not be carried out as given: bad input, an unknown name, a file that cannot be read or
+    written, a missing package; 130 when it was interrupted. For 2 and 130, one line on the error stream says what
+    happened.
 
     Args:
         arguments: The words after `driftproof`; None takes those the program was started with.

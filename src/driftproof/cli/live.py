@@ -1,7 +1,9 @@
 """A benchmark as it goes: one line for every cell at work."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from driftproof.cli.progress import counting
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["followed"]
 
+_LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
+
 
 @contextmanager
 def followed() -> "Iterator[Told]":
     """Shows on the error stream what it is told while the context lasts.
 
-    In a log, where no line can change, what has been measured comes line by line.
+    In a log, where no line can change, what has been measured comes line by line, though not faster than one can read.
     """
     with counting() as progress:
         lines = _Lines(progress)
@@ -28,9 +32,13 @@ def followed() -> "Iterator[Told]":
 
 
 def _logged(told: "Told", console: "Console") -> "Told":
+    said = -math.inf
+
     def tell(note: "Note") -> None:
+        nonlocal said
         told(note)
-        if note.row is not None:
+        if note.row is not None and monotonic() - said >= _LOG_EVERY:
+            said = monotonic()
             line = f"{_title(note.spec)}: {_measured(note)}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
