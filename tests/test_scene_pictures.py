@@ -14,7 +14,10 @@ from torch import nn
 
 import driftproof as dp
 from driftproof.analyses.scenes import Corruption, View, views
+from driftproof.bench.methods import build_method
+from driftproof.bench.suites.driving import driving_cell
 from driftproof.cli import main
+from driftproof.cli.analyse_scenes import _with_papers
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
@@ -281,6 +284,16 @@ def test_the_command_draws_a_set(camvid, capsys, method):
     assert f"camvid/test under contrast, seen by {method}".replace("_", " ") in text
     assert "contrast, severity 2" in text
     assert "pavement" in text
+
+
+@pytest.mark.parametrize("method", ["tent", "tent+crowd", "swr", "swr+crowd", "cotta"])
+def test_what_is_not_said_is_as_in_the_suites_of_driving_scenes(method):
+    suites = dict(driving_cell(method, "camvid-c", ("clean",)).options)
+    for name, value in _with_papers(method, {}).items():
+        assert suites[name] == value
+    adapters = [build_method(method, segmenter(), options) for options in (suites, _with_papers(method, {}))]
+    assert len({(adapter.mean_entropy, repr(adapter.select)) for adapter in adapters}) == 1
+    assert _with_papers(method, {"lr": 0.5})["lr"] == 0.5
 
 
 def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):

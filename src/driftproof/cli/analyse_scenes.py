@@ -30,6 +30,9 @@ __all__ = ["scenes_command"]
 _PAPERS: "dict[str, Option]" = {"margin": -0.2, "lr": 1e-6, "prototypes": False}
 """What the paper takes for pixels; classification's defaults are far too bold for them."""
 
+_OF_ONE: "dict[str, dict[str, Option]]" = {"cotta": {"lr": 7.5e-6}, "swr+crowd": {"mean_entropy": 0.2}}
+"""What it takes for one method alone."""
+
 
 def scenes_command(
     out: Annotated[Path, typer.Option(help="A folder for the page and the pictures.")],
@@ -75,7 +78,8 @@ def scenes_command(
     """Adapt to driving scenes and draw what happens: input, prediction, rejected pixels, alarms, ground truth.
 
     Writes a page, a strip of pictures for each frame, a contact sheet and an animation. Where nothing else is said,
-    lr is 1e-6, the selection's margin −0.2 and swr without prototypes, as in the paper's segmentation.
+    lr is 1e-6 (cotta's 7.5e-6), the selection's margin −0.2 and swr without prototypes, with selection at a mean
+    entropy of 0.2, as in the paper's segmentation. Statistics are the batch's; the paper's are `online ttn`.
     """
     import torch
 
@@ -138,8 +142,9 @@ def _appearance(damage: "Corruption") -> str:
 def _with_papers(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
     from driftproof.bench.methods import accepted_options
 
-    accepted = accepted_options(method)
-    return {**{name: value for name, value in _PAPERS.items() if name in accepted}, **given}
+    accepted, base = accepted_options(method), method.partition("+")[0]
+    papers = {**_PAPERS, **_OF_ONE.get(base, {}), **_OF_ONE.get(method, {})}
+    return {**{name: value for name, value in papers.items() if name in accepted}, **given}
 
 
 def _outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
