@@ -34,7 +34,7 @@ def driving_cell(method: str, images: str, domains: tuple[str, ...], **options: 
     chosen = dict(_OPTIONS.get(base, {}))
     if selection:
         chosen |= {"margin": -0.2, "mean_entropy": _MEAN_ENTROPY[base]}
-    if "mapillary" in domains and base in _MEAN_ENTROPY:
+    if "mapillary" in domains and "lr" in chosen:
         chosen["framed"] = True  # its frames are padded, and nothing is to be learned from that
     spec = Spec(method, images, _MODEL, domains=domains, batch_size=2, measures=("iou", "selection"))
     return spec.with_options(**chosen, **options)
