@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, cotta_view
+from driftproof.augment import Augment, cotta_view, expect_pixels
 from driftproof.errors import ConfigurationError
 from driftproof.losses.base import Loss
 from driftproof.network import Network
@@ -36,6 +36,7 @@ class RandomViews:
 
     def __call__(self, teacher: Predict, step: Step) -> Tensor:
         """The averaged logits."""
+        expect_pixels(step.images, self.augment)
         total = teacher(step.view(self.augment))
         for _ in range(self.count - 1):
             total = total + teacher(step.view(self.augment))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from driftproof.augment import Augment, expect_pixels
 from driftproof.errors import InputError
 from driftproof.network import Network
 
@@ -83,6 +84,11 @@ class Preparation:
                 self._progress(stage, done)
         if done == 0:
             raise InputError("Expected at least one source batch, but the source data is empty.")
+
+    def view(self, images: Tensor, augment: Augment) -> Tensor:
+        """A random view of source images."""
+        expect_pixels(images, augment)
+        return augment(images, self.generator)
 
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class WeightedDrift(Regulariser):
         for images, labels in preparation.batches("SWR weights", size=self.batch_size, limit=self.samples):
             clean, shifted = (
                 torch.autograd.grad(supervised_loss(network(view), labels), parameters, materialize_grads=True)
-                for view in (images, self.augment(images, preparation.generator))
+                for view in (images, preparation.view(images, self.augment))
             )
             cosines = [
                 torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in zip(clean, shifted, strict=True)
