@@ -123,7 +123,8 @@ class TTN(Blending):
         agreement = [torch.zeros_like(parameter) for parameter in affine]
 
         def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(supervised_loss(preparation.source_network(images), labels), affine)
+            loss = supervised_loss(preparation.source_network(images), labels)
+            return torch.autograd.grad(loss, affine, materialize_grads=True)
 
         for parameter in affine:
             parameter.requires_grad_(True)
