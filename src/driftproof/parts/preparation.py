@@ -17,6 +17,7 @@ SourceBatches = Iterable[tuple[Tensor, Tensor]]
 Progress = Callable[[str, int], None]
 
 _UNLABELLED_PIXEL = 255
+_UNLABELLED_IMAGE = -100
 
 
 class Preparation:
@@ -78,7 +79,7 @@ class Preparation:
             room = images.shape[0] if limit is None else min(images.shape[0], limit - done)
             if room <= 0:
                 return
-            yield images[:room].to(self.device), labels[:room].to(self.device)
+            yield _finite(images[:room].to(self.device)), labels[:room].to(self.device)
             done += room
             if self._progress is not None:
                 self._progress(stage, done)
@@ -93,8 +94,29 @@ class Preparation:
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
-    ignored = _UNLABELLED_PIXEL if logits.ndim > 2 else -100
+    ignored = _UNLABELLED_PIXEL if logits.ndim > 2 else _UNLABELLED_IMAGE
+    _expect_fitting(labels, logits, ignored)
     return F.cross_entropy(logits, labels, ignore_index=ignored)
+
+
+def _expect_fitting(labels: Tensor, logits: Tensor, ignored: int) -> None:
+    """Refuse labels that are not the model's: on a GPU they would cost the whole process its device."""
+    count, classes, *places = logits.shape
+    if labels.shape != (count, *places):
+        raise InputError(
+            f"Expected source labels of the shape of the model's predictions, {(count, *places)}, "
+            f"but got {tuple(labels.shape)}."
+        )
+    strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
+    if strays.numel():
+        pixels = f", or {ignored} where a pixel is to be ignored" if places else ""
+        raise InputError(f"Expected source labels in 0..{classes - 1}{pixels}, but got {int(strays[0])}.")
+
+
+def _finite(images: Tensor) -> Tensor:
+    if not images.isfinite().all():
+        raise InputError("Expected finite source images, but there is NaN or Inf in some. Leave those out.")
+    return images
 
 
 def _regrouped(source: SourceBatches, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
