@@ -46,7 +46,8 @@ def swr(
         anchor: What the parameters are held to: "previous" iteration or "source".
         prototypes: Whether to add the nearest-source-prototypes task; a `NearestPrototypes` to set it up yourself.
         augment: The change of appearance used to prepare, and for the transformed copy at test time.
-        drift_samples: Source images that `prepare` measures the regulariser's weights on.
+        drift_samples: Source images that `prepare` measures the regulariser's weights on: the first that come, so
+            shuffle what is stored by class.
         drift_batch_size: How many at a time.
         select: Which samples to learn from; None is all of them.
         **options: The keywords all methods share, see `driftproof.methods`.
