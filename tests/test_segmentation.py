@@ -16,7 +16,8 @@ from driftproof.bench.measures import MEASURES
 from driftproof.bench.methods import build_method
 from driftproof.bench.oracle import Oracle, oracle_of
 from driftproof.bench.spec import Spec
-from driftproof.data.scenes import VOID
+from driftproof.data.scenes import UNKNOWN, VOID
+from driftproof.errors import InputError
 from driftproof.metrics import BinnedScores, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.models import DeepLabV3Plus
 from driftproof.record import Record
@@ -108,6 +109,16 @@ def test_alarms_of_a_segmentation_step_are_scipys_regions(model):
                 expected.add((place, area, (rows.start, columns.start, rows.stop, columns.stop)))
     assert {(event.sample, event.area, event.box) for event in events} == expected
     assert expected
+
+
+@pytest.mark.parametrize("make", [dp.ttn, lambda model: dp.swr(model, prototypes=False)], ids=["ttn", "swr"])
+def test_source_pixels_of_unknown_objects_have_to_be_left_out_by_name(model, make):
+    maps = torch.zeros(2, 24, 32, dtype=torch.long)
+    maps[0, 3, 4] = UNKNOWN
+    adapter = make(model)
+    with pytest.raises(InputError, match=r"source labels in 0\.\.4, or 255 where .* but got 254"):
+        adapter.prepare([(scenes(), maps)])
+    assert not adapter.prepared
 
 
 def test_the_first_batch_selects_every_pixel_and_an_odd_tail_goes_on(model):

@@ -17,7 +17,6 @@ SourceBatches = Iterable[tuple[Tensor, Tensor]]
 Progress = Callable[[str, int], None]
 
 _UNLABELLED_PIXEL = 255
-_UNLABELLED_IMAGE = -100
 
 
 class Preparation:
@@ -94,23 +93,26 @@ class Preparation:
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
-    ignored = _UNLABELLED_PIXEL if logits.ndim > 2 else _UNLABELLED_IMAGE
-    _expect_fitting(labels, logits, ignored)
+    _expect_shape(labels, logits)
+    pixels, classes = logits.ndim > 2, logits.shape[1]
+    ignored = _UNLABELLED_PIXEL if pixels else -100
+    strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
+    if len(strays):  # on a GPU cross_entropy would end the process's use of the device
+        allowed = f"0..{classes - 1}" + (f", or {ignored} where a pixel is not to count" if pixels else "")
+        raise InputError(
+            f"Expected source labels in {allowed}, but got {int(strays[0])}. "
+            "Map them to the classes that the model was trained on."
+        )
     return F.cross_entropy(logits, labels, ignore_index=ignored)
 
 
-def _expect_fitting(labels: Tensor, logits: Tensor, ignored: int) -> None:
-    """Refuse labels that are not the model's: on a GPU they would cost the whole process its device."""
-    count, classes, *places = logits.shape
+def _expect_shape(labels: Tensor, logits: Tensor) -> None:
+    count, _, *places = logits.shape
     if labels.shape != (count, *places):
         raise InputError(
             f"Expected source labels of the shape of the model's predictions, {(count, *places)}, "
             f"but got {tuple(labels.shape)}."
         )
-    strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
-    if strays.numel():
-        pixels = f", or {ignored} where a pixel is to be ignored" if places else ""
-        raise InputError(f"Expected source labels in 0..{classes - 1}{pixels}, but got {int(strays[0])}.")
 
 
 def _finite(images: Tensor) -> Tensor:
