@@ -459,6 +459,7 @@ def test_progress_is_reported(model):
         ([torch.rand(4, 3, 8, 8)], r"yield \(images, labels\)"),
         ([(torch.rand(4, 3, 8, 8), torch.zeros(3, dtype=torch.long))], "one integer label"),
         ([(torch.rand(4, 3, 8, 8), torch.zeros(4))], "one integer label"),
+        ([(torch.full((4, 3, 8, 8), torch.nan), torch.zeros(4, dtype=torch.long))], "NaN or Inf in some"),
     ],
 )
 def test_bad_source_data_is_refused(model, source, complaint):
@@ -467,6 +468,23 @@ def test_bad_source_data_is_refused(model, source, complaint):
         adapter.prepare(source)
     with pytest.raises(dp.errors.NotPreparedError):
         adapter(batches(1)[0])
+
+
+@pytest.mark.parametrize("method", ["ttn", "swr"])
+@pytest.mark.parametrize(
+    ("network", "labels", "complaint"),
+    [
+        ("wide_resnet", torch.full((4,), CLASSES), rf"0\.\.{CLASSES - 1}.*but got {CLASSES}"),
+        ("wide_resnet", torch.tensor([0, -1, 0, 0]), "but got -1"),
+        ("wide_resnet", torch.zeros(4, CLASSES, dtype=torch.long), r"\(4,\).*but got \(4, 5\)"),
+        ("segmentation", torch.zeros(4, 4, 4, dtype=torch.long), r"\(4, 8, 8\).*but got \(4, 4, 4\)"),
+        ("segmentation", torch.full((4, 8, 8), 254), "255 where .*, but got 254"),
+    ],
+)
+def test_labels_that_do_not_fit_the_model_are_refused(method, network, labels, complaint):
+    adapter = adapter_for(method, build(network), segmentation=network == "segmentation", prepared=False)
+    with pytest.raises(dp.errors.InputError, match=complaint):
+        adapter.prepare([(torch.rand(4, 3, 8, 8), labels)])
 
 
 def test_a_preparation_that_fails_changes_nothing(model):

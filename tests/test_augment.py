@@ -109,3 +109,44 @@ def test_photometric_draws_per_image_and_cotta_per_batch():
 def test_other_inputs_are_refused(view):
     with pytest.raises(dp.errors.InputError, match="augment="):
         view(torch.rand(4, 6), generator())
+
+
+def small_network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(4, 5),
+    )  # fmt: skip
+
+
+def first_view(method, images, augment=None):
+    """Go so far with a method that it has made its first view of images."""
+    own = {} if augment is None else {"augment": augment}
+    if method == "cotta":
+        adapter = dp.cotta(small_network(), threshold=1.0, views=dp.losses.RandomViews(2, **own))
+        adapter(images)
+    elif method == "ttn":
+        adapter = dp.ttn(small_network(), statistics=dp.statistics.TTN(prior_batches=1, epochs=0, **own))
+        adapter.prepare([(images, torch.zeros(len(images), dtype=torch.long))])
+    else:
+        adapter = dp.swr(small_network(), prototypes=False, **own)
+        adapter.prepare([(images, torch.zeros(len(images), dtype=torch.long))])
+    return adapter
+
+
+@pytest.mark.parametrize("method", ["cotta", "ttn", "swr"])
+def test_images_that_a_view_would_cut_off_are_refused(method):
+    pixels = torch.rand(4, 3, 8, 8, generator=generator())
+    pixels[0, 0, 0, :2] = torch.tensor([0.0, 1.0])
+    for wrong in ((pixels - 0.45) / 0.225, 2 * pixels - 1, 255 * pixels):
+        with pytest.raises(dp.errors.InputError, match=r"values in \[0, 1\].*normalisation inside the model"):
+            first_view(method, wrong)
+        first_view(method, wrong, augment=lambda images, _: images.flip(-1))
+    first_view(method, 1.2 * pixels - 0.1)  # scaling overshoots
+
+
+def test_pixels_that_are_no_numbers_are_skipped_still():
+    for value in (torch.nan, torch.inf):
+        images = torch.rand(4, 3, 8, 8, generator=generator())
+        images[0, 0, 0, 0] = value
+        assert first_view("cotta", images).last.skipped == "NaN or Inf in the images"

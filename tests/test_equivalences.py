@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftproof as dp
-from cases import adapter_for, batches, shifted, source_data
+from cases import adapter_for, batches, same_state, shifted, source_data, state_of
 from networks import CONTRACT_NETWORKS, WideResNet, build, lively
 
 CROWDED = ("ent", "tent", "eata", "swr", "gce", "conjugate")
@@ -220,6 +220,18 @@ def test_cotta_computes_its_views_only_when_they_are_used(model):
         adapter = dp.cotta(model, threshold=threshold, views=dp.losses.RandomViews(augment=counted))
         adapter(batches(1)[0].double())
         assert len(seen) == expected
+
+
+def test_a_skipped_batch_leaves_no_trace_in_cottas_teacher():
+    good, broken = batches(3), batches(1, seed=9)[0]
+    broken[0, 0, 0, 0] = torch.nan
+    online = dp.statistics.Blend(0.5, momentum=0.3)
+    unhurt, hurt = (adapter_for("cotta", build("wide_resnet"), statistics=online) for _ in range(2))
+    for images in good:
+        unhurt(images)
+    for images in (good[0], broken, *good[1:]):
+        hurt(images)
+    assert same_state(state_of(hurt), state_of(unhurt))
 
 
 def test_cotta_per_pixel_by_hand():

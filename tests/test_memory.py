@@ -177,6 +177,33 @@ def test_layers_used_twice_count_twice_and_their_parameters_once():
     assert counted.parameters == sum(parameter.numel() for parameter in Tied().parameters())
 
 
+class Attending(nn.Module):
+    def __init__(self, *, length, width):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, kdim=width, vdim=width)
+        self.length, self.width = length, width
+
+    def forward(self, x):
+        context = x if (self.length, self.width) == x.shape[1:] else x[:, : self.length, : self.width]
+        return self.attention(x, context, context, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "projected"),
+    [
+        (6, 8, 6 * 8),  # its own context: queries, keys and values are made from it at once
+        (4, 8, 6 * 8 + 4 * 8),  # another: keys and values are made from that at once
+        (4, 4, 6 * 8 + 2 * 4 * 4),  # of another width: each is made by itself
+    ],
+)
+def test_what_enters_the_projections_of_attention_counts(length, width, projected):
+    model, answered = Attending(length=length, width=width), 6 * 8
+    assert components(model, (6, 8)).layer_inputs == projected + answered
+    for pattern, left in (("*_proj_weight", answered), ("*out_proj.weight", projected), ("*weight", 0)):
+        scope = dp.scopes.everything().without(pattern)
+        assert components(model, (6, 8), scope=scope).layer_inputs == left
+
+
 @pytest.mark.parametrize("pattern", ["1.*", "1.weight"])
 def test_a_frozen_batch_norm_counts_nothing(pattern):
     counted = components(three_layers(), (3, 6, 5), scope=dp.scopes.everything().without(pattern))

@@ -85,6 +85,36 @@ def test_drift_weights_are_squared_normalised_cosines(model):
     torch.testing.assert_close(adapter.regulariser.tensor_weights, expected, rtol=1e-4, atol=1e-5)
 
 
+class WithAuxiliaryHead(nn.Module):
+    """As segmentation networks are published: a head that helped in training, and plays no role in the prediction."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.auxiliary = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, CLASSES, 1))
+
+    def forward(self, x):
+        return {"out": self.model(x), "aux": self.auxiliary(x)}
+
+
+def test_tensors_without_a_gradient_do_not_set_the_scale_of_drift_weights():
+    model, source = lively(SegmentationNet()), source_data(segmentation=True)
+    settings = {"prototypes": False, "augment": shifted, "drift_batch_size": 4}
+    plain = dp.swr(model, **settings).prepare(source)
+    headed = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
+    weights = dict(zip(headed.moving, headed.regulariser.tensor_weights.tolist(), strict=True))
+    assert [weights[f"model.{name}"] for name in plain.moving] == plain.regulariser.tensor_weights.tolist()
+    assert all(weight == 0 for name, weight in weights.items() if name.startswith("auxiliary"))
+
+
+def test_ttn_prepares_a_network_with_an_auxiliary_head():
+    model, source = lively(SegmentationNet()), source_data(segmentation=True)
+    rule = dp.statistics.TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
+    headed = dp.ttn(WithAuxiliaryHead(model), statistics=rule, logits="out").prepare(source)
+    assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in headed.statistics.alphas)
+    assert headed(batches(1)[0]).isfinite().all()
+
+
 @pytest.mark.parametrize("anchor", ["previous", "source"])
 def test_drift_penalty_and_its_anchor(anchor):
     part = WeightedDrift(2.0, anchor)

@@ -340,6 +340,21 @@ def test_nothing_is_learned_from_the_bars_around_a_frame(left, right, top, hole,
     assert adapter.last.selected.tolist() == [within_frame_slowly(image) for image in images]
 
 
+@pytest.mark.parametrize("method", ["tent+crowd", "swr", "swr+crowd"])
+def test_the_bars_around_a_frame_have_no_say_in_the_mean_prediction(method):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    images = torch.rand(2, 3, 5, 7) + 0.1
+    images[0, :, :, :3] = 0.0
+    options = {"prototypes": False} if method.startswith("swr") else {}
+    adapter = build_method(method, model, {"framed": True, "mean_entropy": 0.5, **options})
+    adapter.prepare([(images, torch.zeros(2, 5, 7, dtype=torch.long))])(images)
+    p = model.train()(images).detach().softmax(dim=1).movedim(1, -1)
+    p = torch.cat([p[0, :, 3:].flatten(0, 1), p[1].flatten(0, 1)])
+    entropies, mean = -(p * p.log()).sum(dim=1), p.mean(dim=0)
+    assert adapter.last.loss == pytest.approx(float(entropies.mean() + 0.5 * (mean * mean.log()).sum()))
+
+
 def test_black_bars_are_about_pixels():
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 4))
     with pytest.raises(dp.errors.ModelError, match="prediction for every pixel"):

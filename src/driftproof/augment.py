@@ -13,11 +13,12 @@ from torch import Generator, Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["Augment", "cotta_view", "photometric"]
+__all__ = ["Augment", "cotta_view", "expect_pixels", "photometric"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
 _LUMA = (0.299, 0.587, 0.114)
+_FORGIVEN = 0.5
 
 
 def photometric(images: Tensor, generator: Generator) -> Tensor:
@@ -69,6 +70,31 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     view = torch.where(draw(0, 1) < 0.5, view.flip(-1), view)
     noise = torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
     return (view + 0.005 * noise).clamp(0.0, 1.0)
+
+
+def expect_pixels(images: Tensor, augment: Augment) -> None:
+    """Refuse images that a view of this module would cut off at 0 and 1: normalised ones, or bytes as floats.
+
+    A little beyond is forgiven, since scaling overshoots. What is not finite is for the adapter to skip. The host waits
+    for the device.
+
+    Args:
+        images: What views are to be made of.
+        augment: How; one that is not of this module takes what it likes.
+
+    Examples:
+        >>> expect_pixels(torch.rand(1, 3, 2, 2) * 255, photometric)
+        Traceback (most recent call last):
+        driftproof.errors.InputError: Expected images with values in [0, 1] to augment...
+    """
+    if augment not in (photometric, cotta_view):
+        return
+    low, high = torch.stack(images.aminmax()).tolist()
+    if _FORGIVEN < max(-low, high - 1) < math.inf:
+        raise InputError(
+            f"Expected images with values in [0, 1] to augment, but got some from {low:.3g} to {high:.3g}. "
+            "Keep the input normalisation inside the model, or pass `augment=` with a function that fits your inputs."
+        )
 
 
 def _expect_images(images: Tensor) -> None:

@@ -47,6 +47,10 @@ class Selection(Part):
         """The weight of each sample, (N,) or (N, H, W); no gradient flows through it."""
         raise NotImplementedError
 
+    def present(self, step: Step) -> Tensor | None:
+        """Which samples are there at all, as a boolean mask; None is all. The others have no say in ȳ either."""
+        return None
+
     def __and__(self, other: "Selection") -> "Both":
         return Both(self, other)
 
@@ -69,6 +73,12 @@ class Both(Several, Selection):
         for part in self.members:
             weights = weights * part.weigh(step)
         return weights
+
+    def present(self, step: Step) -> Tensor | None:
+        """What is there for every member."""
+        masks = [part.present(step) for part in self.members]
+        said = [mask for mask in masks if mask is not None]
+        return torch.stack(said).all(dim=0) if said else None
 
     def __repr__(self) -> str:
         return " & ".join(repr(part) for part in self.members)
@@ -202,7 +212,7 @@ class NonRedundant(Selection):
 
 
 class WithinFrame(Selection):
-    """Learn from no pixel of the black bars that a frame was padded with.
+    """Learn from no pixel of the black bars that a frame was padded with, neither by itself nor as part of ȳ.
 
     A bar is made of whole columns, or whole rows, of black pixels along an edge of the frame.
 
@@ -223,6 +233,10 @@ class WithinFrame(Selection):
                 f"but its predictions are {tuple(step.weights.shape)}."
             )
         return inside.to(step.weights.dtype)
+
+    def present(self, step: Step) -> Tensor:
+        """The picture itself."""
+        return _frames_of(step.images)
 
 
 def _frames_of(images: Tensor) -> Tensor:

@@ -52,7 +52,15 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
 
 def _regularised(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
     if adapter.mean_entropy != 0:
-        over = step.weights if adapter.mean_entropy_over == "selected" else None
-        objective = objective - adapter.mean_entropy * mean_prediction_entropy(step.log_probabilities, over, step.ranks)
+        objective = objective - adapter.mean_entropy * mean_prediction_entropy(
+            step.log_probabilities, _averaged_over(adapter, step), step.ranks
+        )
     penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
     return objective if penalty is None else objective + penalty
+
+
+def _averaged_over(adapter: "Adapter", step: Step) -> Tensor | None:
+    """Which samples the mean prediction is of; None is all of them."""
+    if adapter.mean_entropy_over == "selected":
+        return step.weights
+    return None if adapter.select is None else adapter.select.present(step)

@@ -230,12 +230,32 @@ class _Counter(TorchFunctionMode):
             self.layer_inputs += _entering(args, kwargs)
         elif func in _NORMS and _weight_moves(_NORMS[func], args, kwargs):
             self.norm_inputs += _entering(args, kwargs)
+        elif func is F.multi_head_attention_forward:
+            self.layer_inputs += _entering_projections(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def _entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     entered: Tensor = args[0] if args else kwargs["input"]
     return entered.numel()
+
+
+def _entering_projections(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *others: Any,  # noqa: ANN401  # of the many arguments of a function of torch
+    **named: Any,  # noqa: ANN401  # likewise
+) -> int:
+    """Elements that enter the linear layers of attention, which torch computes out of sight."""
+    packed, out = others[2], others[8]
+    if packed is None:
+        made = list(zip((named[f"{kind}_proj_weight"] for kind in "qkv"), (query, key, value), strict=True))
+    elif key is not value:
+        made = [(packed, entered) for entered in (query, key, value)]
+    else:  # one product makes all that is made from one tensor
+        made = [(packed, entered) for entered in ((query,) if query is key else (query, key))]
+    return sum(entered.numel() for weight, entered in [*made, (out, query)] if weight.requires_grad)
 
 
 def _weight_moves(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

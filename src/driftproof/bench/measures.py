@@ -83,6 +83,8 @@ class _Scores:
     Positives are known images that were classified rightly. Negatives are unknown ones, and where `including` is said
     also the known images that were classified wrongly. The confidence difference is what the adapter reports as
     novelty, so its spec has to ask for that.
+
+    Open choice taken: every visit of a domain is ranked by itself, and a table shows the mean over the domains.
     """
 
     _FROM_LOGITS: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy)

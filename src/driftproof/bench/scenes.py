@@ -22,7 +22,7 @@ from driftproof.data.scenes import (
 from driftproof.errors import InputError
 from driftproof.names import expect_known
 
-__all__ = ["CLEAN", "SourceScenes", "camvid_scenes", "driving", "driving_source"]
+__all__ = ["CLEAN", "PADDED", "SourceScenes", "camvid_scenes", "driving", "driving_source"]
 
 CLEAN = "clean"
 """The domain in which scenes are as they were recorded."""
@@ -42,6 +42,7 @@ _READERS: dict[str, Callable[..., Scenes]] = {
 }
 
 _SIZES = {"mapillary": Height(800, width=1422), "gtav": Height(800, width=1455)}
+PADDED = frozenset(_SIZES)
 """Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows.
 
 What is padded is black; the network sees it, but it is neither learned from (`WithinFrame`) nor scored.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, cotta_view
+from driftproof.augment import Augment, cotta_view, expect_pixels
 from driftproof.errors import ConfigurationError
 from driftproof.losses.base import Loss
 from driftproof.network import Network
@@ -36,6 +36,7 @@ class RandomViews:
 
     def __call__(self, teacher: Predict, step: Step) -> Tensor:
         """The averaged logits."""
+        expect_pixels(step.images, self.augment)
         total = teacher(step.view(self.augment))
         for _ in range(self.count - 1):
             total = total + teacher(step.view(self.augment))
@@ -143,6 +144,7 @@ class Consistency(Loss):
 
     def predict(self, step: Step) -> Tensor:
         """The teacher's answer."""
+        self._network.discard()  # what it saw of a batch from which nothing was learned
         with torch.no_grad():
             plain = self._teach(step.images)
             top = log_probabilities(step.source_logits).amax(dim=1).exp()

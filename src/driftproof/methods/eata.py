@@ -42,7 +42,7 @@ def eata(
         reweight: Whether to weight samples by exp(E0 − H).
         fisher: β, the strength of the Fisher penalty; 1 on CIFAR, 2000 on Tiny-ImageNet and ImageNet. 0 needs no source
             data.
-        fisher_samples: Source images for the Fisher information.
+        fisher_samples: Source images for the Fisher information, the first that come: shuffle what is stored by class.
         fisher_batch_size: Source images per mini-batch.
         select: Replaces the filter.
         **options: The keywords all methods share, see `driftproof.methods`.

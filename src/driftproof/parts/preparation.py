@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from driftproof.augment import Augment, expect_pixels
 from driftproof.errors import InputError
 from driftproof.network import Network
 
@@ -77,16 +78,22 @@ class Preparation:
             room = images.shape[0] if limit is None else min(images.shape[0], limit - done)
             if room <= 0:
                 return
-            yield images[:room].to(self.device), labels[:room].to(self.device)
+            yield _finite(images[:room].to(self.device)), labels[:room].to(self.device)
             done += room
             if self._progress is not None:
                 self._progress(stage, done)
         if done == 0:
             raise InputError("Expected at least one source batch, but the source data is empty.")
 
+    def view(self, images: Tensor, augment: Augment) -> Tensor:
+        """A random view of source images."""
+        expect_pixels(images, augment)
+        return augment(images, self.generator)
+
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
+    _expect_shape(labels, logits)
     pixels, classes = logits.ndim > 2, logits.shape[1]
     ignored = _UNLABELLED_PIXEL if pixels else -100
     strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
@@ -97,6 +104,21 @@ def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
             "Map them to the classes that the model was trained on."
         )
     return F.cross_entropy(logits, labels, ignore_index=ignored)
+
+
+def _expect_shape(labels: Tensor, logits: Tensor) -> None:
+    count, _, *places = logits.shape
+    if labels.shape != (count, *places):
+        raise InputError(
+            f"Expected source labels of the shape of the model's predictions, {(count, *places)}, "
+            f"but got {tuple(labels.shape)}."
+        )
+
+
+def _finite(images: Tensor) -> Tensor:
+    if not images.isfinite().all():
+        raise InputError("Expected finite source images, but there is NaN or Inf in some. Leave those out.")
+    return images
 
 
 def _regrouped(source: SourceBatches, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

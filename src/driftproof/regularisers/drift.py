@@ -19,7 +19,8 @@ class WeightedDrift(Regulariser):
 
     `prepare` compares, for source batches and their augmented copies, the gradients of each tensor: s_l is their mean
     cosine and w = ν(s)² with ν the min–max normalisation over tensors. w near 1 means the gradients agree, so the
-    tensor is shift-agnostic and held; near 0 it is free.
+    tensor is shift-agnostic and held; near 0 it is free. A tensor that no gradient reaches, as in an auxiliary head,
+    has no cosine, and no part in ν.
 
     Open choices taken: the square; mini-batches of 32 over 2,000 images; photometric augmentation; θ* at "previous"
     is the parameters before the previous update, so the first step is free.
@@ -75,22 +76,22 @@ class WeightedDrift(Regulariser):
         network = preparation.source_network
         parameters = preparation.counterparts(network)
         total, batches = torch.zeros(len(parameters), device=preparation.device), 0
+        reached = torch.zeros_like(total, dtype=torch.bool)
         for parameter in parameters:
             parameter.requires_grad_(True)
         for images, labels in preparation.batches("SWR weights", size=self.batch_size, limit=self.samples):
             clean, shifted = (
                 torch.autograd.grad(supervised_loss(network(view), labels), parameters, materialize_grads=True)
-                for view in (images, self.augment(images, preparation.generator))
+                for view in (images, preparation.view(images, self.augment))
             )
             cosines = [
                 torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in zip(clean, shifted, strict=True)
             ]
             total, batches = total + torch.stack(cosines), batches + 1
+            reached = reached | torch.stack([gradient.any() for gradient in clean])
         for parameter in parameters:
             parameter.requires_grad_(False)
-        agreement = total / batches
-        span = (agreement.max() - agreement.min()).clamp(min=1e-12)
-        self.tensor_weights = ((agreement - agreement.min()) / span) ** 2
+        self.tensor_weights = _normalised(total / batches, reached) ** 2
 
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Anchor at the start."""
@@ -109,3 +110,10 @@ class WeightedDrift(Regulariser):
         """Anchor the next step at where this one started."""
         if self.anchor == "previous":
             self.anchored = self._before
+
+
+def _normalised(agreement: Tensor, reached: Tensor) -> Tensor:
+    """Min–max over what gradients reach, zero elsewhere."""
+    low = agreement.where(reached, agreement.new_tensor(torch.inf)).min()
+    high = agreement.where(reached, agreement.new_tensor(-torch.inf)).max()
+    return torch.where(reached, (agreement - low) / (high - low).clamp(min=1e-12), 0.0)

@@ -91,7 +91,7 @@ class NearestPrototypes(Regulariser):
             stage = f"SWR projection, pass {epoch + 1} of {self.epochs}"
             for images, labels in preparation.batches(stage, size=self.batch_size):
                 plain = _features(preparation, images)
-                view = _features(preparation, self.augment(images, preparation.generator))
+                view = _features(preparation, preparation.view(images, self.augment))
                 projected = _project(plain, projection)
                 prototypes = _averaged(prototypes, projected.detach(), labels, momentum=0.99)
                 similarity = torch.cat([projected, _project(view, projection)]) @ prototypes.T

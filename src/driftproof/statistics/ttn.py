@@ -105,7 +105,7 @@ class TTN(Blending):
             for epoch in range(self.epochs):
                 stage = f"TTN shares, pass {epoch + 1} of {self.epochs}"
                 for images, labels in preparation.batches(stage, size=self.batch_size):
-                    view = self.augment(images, preparation.generator)
+                    view = preparation.view(images, self.augment)
                     away = torch.cat([(a - p) ** 2 for a, p in zip(alphas, prior, strict=True)]).mean()
                     loss = supervised_loss(preparation.source_network(view), labels) + self.pull * away
                     gradients = torch.autograd.grad(loss, alphas)
@@ -123,13 +123,14 @@ class TTN(Blending):
         agreement = [torch.zeros_like(parameter) for parameter in affine]
 
         def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(supervised_loss(preparation.source_network(images), labels), affine)
+            loss = supervised_loss(preparation.source_network(images), labels)
+            return torch.autograd.grad(loss, affine, materialize_grads=True)
 
         for parameter in affine:
             parameter.requires_grad_(True)
         for images, labels in self._prior_data(preparation):
             clean = gradients(images, labels)
-            shifted = gradients(self.augment(images, preparation.generator), labels)
+            shifted = gradients(preparation.view(images, self.augment), labels)
             # For scalars the cosine g·g'/(|g||g'|) is the agreement of their signs.
             agreement = [total + a.sign() * b.sign() for total, a, b in zip(agreement, clean, shifted, strict=True)]
         for parameter in affine:

@@ -1,5 +1,6 @@
 """Tables 3 and 4 and the supplement's on segmentation: driving scenes, pixel by pixel."""
 
+from driftproof.bench.scenes import PADDED
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import PAPER_NAMES
 from driftproof.bench.tables import Entry, Suite, Summary, Table
@@ -34,8 +35,8 @@ def driving_cell(method: str, images: str, domains: tuple[str, ...], **options: 
     chosen = dict(_OPTIONS.get(base, {}))
     if selection:
         chosen |= {"margin": -0.2, "mean_entropy": _MEAN_ENTROPY[base]}
-    if "mapillary" in domains and base in _MEAN_ENTROPY:
-        chosen["framed"] = True  # its frames are padded, and nothing is to be learned from that
+    if "lr" in chosen and not PADDED.isdisjoint(domains):
+        chosen["framed"] = True  # nothing is to be learned from the bars
     spec = Spec(method, images, _MODEL, domains=domains, batch_size=2, measures=("iou", "selection"))
     return spec.with_options(**chosen, **options)
 
