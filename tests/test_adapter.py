@@ -339,6 +339,18 @@ def test_autocast_of_the_caller_reaches_both_networks(model):
     assert all(parameter.dtype == torch.float32 for parameter in adapter.parameters())
 
 
+def test_an_autocast_around_the_whole_stream_is_one_around_each_batch(model):
+    stream, apart = batches(4), []
+    adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = [adapter(images) for images in stream]
+    adapter.reset()
+    for images in stream:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            apart.append(adapter(images))
+    assert all(torch.equal(one, other) for one, other in zip(whole, apart, strict=True))
+
+
 def test_a_novelty_that_fails_leaves_the_state_intact(model):
     adapter = dp.tent(model, novelty=lambda step: step.nothing_of_the_kind)
     before = state_of(adapter)
@@ -401,6 +413,26 @@ def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(tmp_path):
     assert dp.tent(Counting()).network.model.seen == 0
     adapter.reset()
     assert adapter.network.model.seen == 0
+
+
+def test_a_model_whose_train_returns_nothing():
+    class Silent(WideResNet):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert run_through(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
+
+
+def test_a_parameter_without_entries_does_not_stand_in_the_way():
+    class Placed(WideResNet):
+        def __init__(self):
+            super().__init__()
+            self.placeholder = nn.Parameter(torch.empty(0))
+
+    adapter = run_through(dp.ent(Placed()), batches(2))
+    assert adapter.last.stepped
+    adapter(batches(1)[0] * float("nan"))
+    assert adapter.last.skipped == "NaN or Inf in the images"
 
 
 def test_channels_last_and_lone_images_of_other_sizes(model):

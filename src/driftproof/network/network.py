@@ -51,7 +51,8 @@ class Network(nn.Module):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self.model = model.eval()
+        model.eval()  # a model's own `train` may forget to return the model
+        self.model = model
         self.precision = precision
         self.ranks = ranks or Ranks()
         self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
