@@ -84,8 +84,7 @@ class Network(nn.Module):
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
             raise ForwardError(message) from error
         finally:
-            for rule in self.layer_rules:
-                rule.leave()
+            self.leave()
         return restored(read_logits(output, self._logits), self.precision)
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,6 +126,14 @@ class Network(nn.Module):
         """A network of its own over a copy of the model, normalising as on the day it was trained."""
         return Network(self.plain(), logits=self._logits, classifier=self._classifier)
 
+    def leave(self) -> None:
+        """Give every layer its own statistics back.
+
+        A pass ends with it; so does a backward pass, in which a model that checkpoints its activations runs layers anew.
+        """
+        for rule in self.layer_rules:
+            rule.leave()
+
     def begin(self) -> None:
         """Forget every statistic of the stream."""
         for rule in self.layer_rules:
@@ -139,6 +146,7 @@ class Network(nn.Module):
 
     def discard(self) -> None:
         """Drop what the last pass saw of the stream."""
+        self.leave()
         for rule in self.layer_rules:
             rule.discard()
         if self._tap is not None:
