@@ -396,23 +396,42 @@ def test_a_model_without_normalisation_still_has_ent():
     assert list(tent.moving) == ["1.weight"]
 
 
-def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(tmp_path):
-    class Counting(GroupNormNet):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
+class Counting(GroupNormNet):
+    """Counts its passes, and knows of the last one how large its images were."""
 
-        def forward(self, x):
-            self.seen += 1
-            return super().forward(x)
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("grid", None, persistent=False)
 
-    adapter = dp.tent(Counting())
-    run_through(adapter, batches(3))
-    adapter.save(tmp_path / "state")
-    assert adapter.network.model.seen == 3
-    assert dp.tent(Counting()).network.model.seen == 0
+    def forward(self, x):
+        self.seen += 1
+        self.grid = torch.zeros(x.shape[2:])
+        if not hasattr(self, "made"):
+            self.register_buffer("made", torch.ones(1))
+        return super().forward(x) / (1 + 0.1 * self.seen)
+
+
+@pytest.mark.parametrize("select", [None, dp.ConfidenceDifference()])
+def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(select, tmp_path):
+    model, stream = Counting(), [*batches(3), *batches(3, shape=(3, 12, 10))]
+    adapter = dp.tent(model, lr=0.1, select=select)
+    first = [adapter(images) for images in stream]
+    assert adapter.network.model.seen == 6
+    assert adapter.source.model.seen == 0
     adapter.reset()
     assert adapter.network.model.seen == 0
+    assert set(dict(adapter.network.model.named_buffers())) == {"seen"}
+    again = [adapter(images) for images in stream[:3]]
+    adapter.save(tmp_path / "state")
+    for other in (dp.tent(model, select=select), run_through(dp.tent(model, select=select), stream)):
+        other.load(tmp_path / "state")
+        assert other.network.model.seen == 3
+        assert other.network.model.grid.shape == (8, 8)
+        rest = [other(images) for images in stream[3:]]
+        assert all(torch.equal(one, two) for one, two in zip(first, again + rest, strict=True))
+    other.load_state_dict(dp.tent(model, select=select).state_dict())
+    assert set(dict(other.network.model.named_buffers())) == {"seen"}
 
 
 def test_a_model_whose_train_returns_nothing():

@@ -54,6 +54,19 @@ def test_a_state_from_elsewhere_is_refused_with_the_difference(model, tmp_path, 
     assert same_state(before, state_of(adapter))
 
 
+def test_a_state_whose_optimiser_does_not_fit_is_refused(model):
+    def in_two_groups(parameters, lr):
+        first, *others = parameters
+        return torch.optim.Adam([{"params": [first]}, {"params": others}], lr=lr)
+
+    state = adapted(model, optimiser=in_two_groups).state_dict()
+    adapter = adapted(model)
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=r"optimiser does not fit.*parameter groups"):
+        adapter.load_state_dict(state)
+    assert same_state(before, state_of(adapter))
+
+
 def test_a_damaged_file_is_refused_and_the_adapter_goes_on(model, tmp_path):
     adapter = adapted(model)
     path = tmp_path / "state"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
-from driftproof.adapter.copies import refuse_unsuitable, two_copies
+from driftproof.adapter.copies import refuse_unsuitable, return_buffers, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
 from driftproof.adapter.settings import Novelty
@@ -144,12 +144,12 @@ class Adapter(nn.Module):
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
             self.regulariser = copy.deepcopy(regulariser)
-            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
+            shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
             adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             followed = self.source_statistics or self.statistics
-            self.network = Network(adapting, self.statistics, precision=precision, **accessors)
-            self.source = Network(frozen, followed, precision=source_precision or precision, **accessors)
+            self.network = Network(adapting, self.statistics, precision=precision, **shared)
+            self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
             if self._names and (loss is None or optimiser is None):
                 raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
             self._find_parameters()
@@ -260,8 +260,7 @@ class Adapter(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             for now, start in zip(self._movable, self._starting, strict=True):
                 now.copy_(start)
-            for buffer, initial in zip(self.network.model.buffers(), self.source.model.buffers(), strict=True):
-                buffer.copy_(initial)
+            return_buffers(self.network.model, self.source.model)
             self._begin()
         return self
 
@@ -280,10 +279,11 @@ class Adapter(nn.Module):
         """Make the optimiser anew, where a state is given with that state."""
         if self._names:
             assert self._make_optimiser is not None  # the constructor saw to it
-            self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
-            self._engine.equip(self._stepper.optimiser)
+            stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
+            self._engine.equip(stepper.optimiser)
             if state is not None:
-                self._stepper.load_state_dict(state)
+                stepper.load_state_dict(state)
+            self._stepper = stepper
 
     def unwrap(self) -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.

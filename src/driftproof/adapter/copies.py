@@ -9,7 +9,7 @@ from driftproof.errors import ModelError
 from driftproof.problems import obstacles, uncopyable
 from driftproof.scopes import Scope
 
-__all__ = ["refuse_unsuitable", "two_copies"]
+__all__ = ["refuse_unsuitable", "return_buffers", "two_copies"]
 
 
 def refuse_unsuitable(model: nn.Module) -> None:
@@ -43,6 +43,19 @@ def two_copies(
     for parameter in moving.values():
         parameter.requires_grad_(True)
     return adapting, frozen, tuple(moving)
+
+
+def return_buffers(model: nn.Module, start: nn.Module) -> None:
+    """Have the buffers of a model be what they are in a copy of it, whatever its own code made of them since."""
+    for ours, theirs in zip(model.modules(), start.modules(), strict=True):
+        for name in [name for name in ours._buffers if name not in theirs._buffers]:
+            del ours._buffers[name]
+        for name, initial in theirs._buffers.items():
+            buffer = ours._buffers.get(name)
+            if buffer is not None and initial is not None and buffer.shape == initial.shape:
+                buffer.copy_(initial)
+            else:
+                ours._buffers[name] = None if initial is None else initial.clone()
 
 
 def _detached(model: nn.Module) -> nn.Module:

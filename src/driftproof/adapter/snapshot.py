@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from driftproof.adapter.copies import return_buffers
 from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
 from driftproof.files import written_whole
@@ -38,7 +39,7 @@ class _Slot(NamedTuple):
     @property
     def tensor(self) -> Tensor | None:
         table = self.module._parameters if self.is_parameter else self.module._buffers
-        return table[self.name]
+        return table.get(self.name)
 
     def put(self, tensor: Tensor | None) -> None:
         if self.is_parameter:
@@ -71,25 +72,28 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     meta = _meta(state)
     _refuse_other_method(meta["method"], described(adapter))
     _refuse_other_model(meta["source"], fingerprint(adapter.source.model))
-    slots = _slots(adapter)
+    slots = _slots(adapter) | _later_buffers(adapter.network.model, state)
     names = [key for key in state if key.split(".")[0] not in ("meta", "steps")]
     unknown = [key for key in names if key not in slots]
     missing = [key for key, slot in slots.items() if slot.is_parameter and key not in state]
     if unknown or missing:
         raise StateError(f"Expected the tensors of this method, but {_differing(unknown, missing)}.")
     for key in names:
-        own = slots[key].tensor
-        if own is not None and own.shape != state[key].shape:
+        own, free = slots[key].tensor, key.startswith("model.") and not slots[key].is_parameter
+        if own is not None and not free and own.shape != state[key].shape:
             raise StateError(f"Expected {key} to be of shape {tuple(own.shape)}, but got {tuple(state[key].shape)}.")
-    device = adapter.device
-    steps = _decoded(meta["steps"], state)
-    for key, slot in slots.items():
-        slot.put(state[key].to(device).clone() if key in state else None)
+    with torch.inference_mode(False), torch.no_grad():
+        _begin_steps(adapter, _decoded(meta["steps"], state))
+        return_buffers(adapter.network.model, adapter.source.model)
+        for key, slot in slots.items():
+            if key in state:
+                slot.put(state[key].to(adapter.device).clone())
+            elif slot.name in slot.module._buffers:
+                slot.put(None)
     adapter.seed = meta["seed"]
     adapter._index = meta["index"]
     adapter._last = None
     adapter._engine.drop()
-    adapter._begin_steps(steps)
 
 
 def write(state: dict[str, Tensor], path: Path) -> None:
@@ -148,6 +152,27 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
     for axis, part in parts.items():
         slots |= dict(_inside(axis, part)) if part is not None else {}
     return slots
+
+
+def _later_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, _Slot]:
+    """Places for buffers that the model's own code made while it ran, where this one has not run yet."""
+    modules = dict(model.named_modules())
+    names = {key: key.removeprefix("model.").rpartition(".") for key in state if key.startswith("model.")}
+    return {
+        key: _Slot(modules[path], name, is_parameter=False)
+        for key, (path, dot, name) in names.items()
+        if dot
+        and path in modules
+        and name not in modules[path]._parameters
+        and not isinstance(modules[path], BatchNorm)
+    }
+
+
+def _begin_steps(adapter: "Adapter", steps: dict[str, Any] | None) -> None:
+    try:
+        adapter._begin_steps(steps)
+    except ValueError as error:
+        raise StateError(f"The state was saved by another method: its optimiser does not fit, {error}.") from error
 
 
 def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
 from driftproof.network.convolution import forget_rounded, make_ordinary, make_sparing, round_weights
+from driftproof.network.keepsake import Keepsake
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
 from driftproof.network.rules import NormalisationRule
@@ -32,6 +33,7 @@ class Network(nn.Module):
         classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
         precision: With how many digits to compute; logits and features come out in at least single precision.
         ranks: Among whom batches are shared out; None is this process alone.
+        frozen: Whether no pass may change what the model keeps of its own.
 
     Attributes:
         through: What the model is called through while a compiled form of it stands in; None is the model itself.
@@ -49,6 +51,7 @@ class Network(nn.Module):
         classifier: str | None = None,
         precision: Precision | None = None,
         ranks: Ranks | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         model.eval()  # a model's own `train` may forget to return the model
@@ -66,6 +69,7 @@ class Network(nn.Module):
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
+        self._keepsake = Keepsake(model) if frozen else None
         self._tap: _Tap | None = None
         self._attach()
 
@@ -76,7 +80,7 @@ class Network(nn.Module):
         if self.precision == "bf16":
             round_weights(self.model, torch.bfloat16)
         try:
-            with _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
+            with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
                 output = (self.through or self.model)(images)
         except (EngineError, RanksError):
             raise
@@ -129,7 +133,7 @@ class Network(nn.Module):
     def leave(self) -> None:
         """Give every layer its own statistics back.
 
-        A pass ends with it; so does a backward pass, in which a model that checkpoints its activations runs layers anew.
+        A pass ends with it. So does a backward pass, in which a model that checkpoints activations runs layers anew.
         """
         for rule in self.layer_rules:
             rule.leave()
@@ -151,6 +155,9 @@ class Network(nn.Module):
             rule.discard()
         if self._tap is not None:
             self._tap.entered = None
+
+    def _kept(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._keepsake is None else self._keepsake.kept()
 
     def _attach(self) -> None:
         make_sparing(self.model)
