@@ -442,6 +442,45 @@ def test_a_model_whose_train_returns_nothing():
     assert run_through(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
 
 
+class Remembering(WideResNet):
+    """Keeps what it saw on the way, as models do whose attention is to be looked at."""
+
+    def forward(self, x):
+        self.seen = self.stem(x)
+        self.kept = {"maps": [self.blocks(self.seen)]}
+        return self.fc(self.norm(self.kept["maps"][0]).relu().mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("case", ["ent", "cotta"])
+def test_a_model_that_keeps_activations_can_be_copied_after_a_step(case):
+    adapter = adapter_for(case, lively(Remembering()))
+    first, second = batches(2)
+    adapter(first)
+    plain = adapter.unwrap()
+    assert torch.equal(plain.seen, adapter.network.model.seen)
+    for parameter, moved in zip(plain.parameters(), adapter.network.model.parameters(), strict=True):
+        assert torch.equal(parameter, moved)
+    twin = copy.deepcopy(adapter)
+    expected = adapter(second)
+    assert torch.equal(twin(second), expected)
+    assert torch.equal(run_through(adapter.reset(), [first])(second), expected)
+
+
+def test_all_that_can_be_done_can_be_done_in_inference_mode(model, tmp_path):
+    stream = batches(3)
+    adapter = run_through(dp.ent(model, lr=1e-2), stream[:1])
+    with torch.inference_mode():
+        adapter.save(tmp_path / "state")
+        other = dp.ent(model, lr=1e-2).load(tmp_path / "state")
+        plain = adapter.unwrap()
+        assert torch.equal(other(stream[1]), adapter(stream[1]))
+        other.double()(stream[2].double())
+        other.reset()(stream[2].double())
+    assert other(stream[1].double()).isfinite().all()
+    plain(stream[2]).sum().backward()
+    assert other.last.stepped
+
+
 def test_a_parameter_without_entries_does_not_stand_in_the_way():
     class Placed(WideResNet):
         def __init__(self):

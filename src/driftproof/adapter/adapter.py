@@ -13,7 +13,7 @@ from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, return_buffers, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
-from driftproof.adapter.settings import Novelty
+from driftproof.adapter.settings import Novelty, expect_choice
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
 from driftproof.losses import Loss
@@ -115,12 +115,12 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         refuse_unsuitable(model)
-        _expect_choice("average_over", average_over, ("selected", "batch"))
-        _expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
-        _expect_choice("output", output, ("before", "after"))
-        _expect_choice("engine", engine, ("eager", "compile", "graph"))
-        _expect_choice("precision", precision, (None, "fp32", "tf32", "bf16"))
-        _expect_choice("source_precision", source_precision, (None, "bf16"))
+        expect_choice("average_over", average_over, ("selected", "batch"))
+        expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
+        expect_choice("output", output, ("before", "after"))
+        expect_choice("engine", engine, ("eager", "compile", "graph"))
+        expect_choice("precision", precision, (None, "fp32", "tf32", "bf16"))
+        expect_choice("source_precision", source_precision, (None, "bf16"))
         if accumulate < 1:
             raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
         if mean_entropy is None:
@@ -360,6 +360,7 @@ class Adapter(nn.Module):
         """Change nothing: the scope decides what moves."""
         return self
 
+    @torch.inference_mode(mode=False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._engine.settle(self)
         self._engine.drop()
@@ -372,6 +373,7 @@ class Adapter(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy finds its own way of running: recordings and compiled code speak of this adapter's tensors.
         self._engine.settle(self)
+        self.network.cut_graphs()
         return self.__dict__ | {"_engine": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -391,10 +393,3 @@ class Adapter(nn.Module):
     def _parts(self) -> list[Part]:
         parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regulariser)
         return [part for part in parts if part is not None]
-
-
-def _expect_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(
-            f"Expected `{name}` to be one of {', '.join(filter(None, choices))}, but got {value!r}."
-        )

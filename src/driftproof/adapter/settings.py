@@ -6,12 +6,13 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 from driftproof.adapter.engines import EngineName
+from driftproof.errors import ConfigurationError
 from driftproof.network import LogitsAccessor, Precision
 from driftproof.parts import Step
 from driftproof.ranks import RankGroup
 from driftproof.statistics import Statistics
 
-__all__ = ["Novelty", "Settings"]
+__all__ = ["Novelty", "Settings", "expect_choice"]
 
 Novelty = Callable[[Step], Tensor]
 
@@ -33,3 +34,11 @@ class Settings(TypedDict, total=False):
     source_precision: Literal["bf16"] | None
     channels_last: bool
     ranks: RankGroup
+
+
+def expect_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    """Refuse a value that is not among the choices for a keyword."""
+    if value not in choices:
+        raise ConfigurationError(
+            f"Expected `{name}` to be one of {', '.join(filter(None, choices))}, but got {value!r}."
+        )

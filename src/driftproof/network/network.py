@@ -105,15 +105,22 @@ class Network(nn.Module):
             )
         return logits, restored(features, self.precision)
 
+    @torch.inference_mode(mode=False)
     def plain(self) -> nn.Module:
         """A copy of the model as an ordinary module: no rules, no storage shared."""
         self._detach()
+        self.cut_graphs()
         try:
             copied = copy.deepcopy(self.model)
         finally:
             self._attach()
         forget_rounded(copied)
         return copied
+
+    def cut_graphs(self) -> None:
+        """Cut what the model keeps of its last pass, such as attention maps, off the graph: torch copies no graphs."""
+        for module in self._every_module:
+            _without_graph(vars(module))
 
     def clone(self) -> "Network":
         """A network of its own over a copy of the model, under the same rule."""
@@ -200,6 +207,20 @@ class _Tap:
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.entered = inputs[0]
+
+
+def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything
+    """A tensor cut off its graph; tensors in a plain dictionary or list are exchanged in it."""
+    if isinstance(value, Tensor):
+        return value if value.is_leaf else value.detach()
+    if type(value) is tuple:
+        return tuple(map(_without_graph, value))
+    if type(value) in (dict, list):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            cut = _without_graph(item)
+            if cut is not item:
+                value[key] = cut
+    return value
 
 
 @contextmanager
