@@ -481,6 +481,29 @@ def test_all_that_can_be_done_can_be_done_in_inference_mode(model, tmp_path):
     assert other.last.stepped
 
 
+@pytest.mark.parametrize("segmentation", [False, True])
+def test_one_logit_for_two_classes_is_refused_with_the_way_out(segmentation):
+    head = [] if segmentation else [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1), *head)
+    with pytest.raises(dp.errors.ModelError, match="two classes or more"):
+        dp.tent(model)(batches(1)[0])
+
+    def joined(z):
+        return torch.cat([torch.zeros_like(z), z], dim=1)
+
+    adapter = run_through(dp.tent(model, logits=joined), batches(2))
+    assert adapter.last.stepped
+    assert adapter.last.loss > 0
+
+
+def test_a_scope_knows_a_tied_parameter_by_all_its_names():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    assert list(dp.scopes.everything().without("2.*").parameters(model)) == ["0.bias", "1.weight", "1.bias"]
+    assert list(dp.scopes.everything().without("0.*").parameters(model)) == ["1.weight", "1.bias", "2.bias"]
+    assert list(dp.scopes.named("2.*").parameters(model)) == ["0.weight", "2.bias"]
+
+
 def test_a_parameter_without_entries_does_not_stand_in_the_way():
     class Placed(WideResNet):
         def __init__(self):

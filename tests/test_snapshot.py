@@ -1,5 +1,6 @@
 """Saved states: refused when they belong elsewhere, whole or not there at all."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,9 @@ def test_a_state_of_another_format_or_kind_is_refused(model):
     with pytest.raises(dp.errors.StateError, match="format 9"):
         adapter.load_state_dict(state | {"meta": torch.tensor(list(text), dtype=torch.uint8)})
     before = state_of(adapter)
+    for spoilt in (b"{", b"\xff", b"[]", b"{}"):
+        with pytest.raises(dp.errors.StateError, match="description"):
+            adapter.load_state_dict(state | {"meta": torch.tensor(list(spoilt), dtype=torch.uint8)})
     extra = state | {"model.stranger": torch.zeros(1)}
     with pytest.raises(dp.errors.StateError, match=r"it has model\.stranger, unknown here"):
         adapter.load_state_dict(extra)
@@ -129,6 +133,22 @@ def test_a_state_with_a_tensor_of_the_wrong_shape_is_refused(model):
     assert same_state(before, state_of(adapter))
 
 
+def test_a_method_with_a_function_of_the_users_is_the_same_in_another_process(model):
+    class Brighter:
+        def __call__(self, images, generator):
+            return 1.1 * images
+
+    def made_anew():
+        views = dp.losses.RandomViews(2, augment=partial(Brighter()))
+        return adapter_for("cotta", model, views=views)
+
+    adapter, other = made_anew(), made_anew()
+    adapter(batches(1)[0])
+    other.load_state_dict(adapter.state_dict())
+    assert same_state(state_of(adapter), state_of(other))
+    assert " at 0x" not in repr(adapter)
+
+
 def test_a_state_is_small(model, tmp_path):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
@@ -142,6 +162,25 @@ def test_a_state_is_a_copy(model):
     before = {name: tensor.clone() for name, tensor in state.items()}
     adapter(batches(1)[0])
     assert same_state(before, state)
+
+
+def test_numbers_of_every_kind_travel(tmp_path):
+    class Mixed(GroupNormNet):
+        def __init__(self):
+            super().__init__()
+            self.phase = torch.nn.Parameter(torch.randn(2, dtype=torch.complex128))
+            self.register_buffer("table", torch.randn(3, dtype=torch.complex64))
+            self.register_buffer("mask", torch.tensor([True, False]))
+            self.register_buffer("narrow", torch.ones(2, dtype=torch.float16))
+
+    model = Mixed()
+    adapter = adapted(model)
+    adapter.save(tmp_path / "state")
+    assert same_state(state_of(dp.tent(model).load(tmp_path / "state")), state_of(adapter))
+    with torch.no_grad():
+        model.phase.imag[0] += 1
+    with pytest.raises(dp.errors.StateError, match="the values of `phase` differ"):
+        dp.tent(model).load(tmp_path / "state")
 
 
 def test_the_learning_rate_travels_with_the_state(model, tmp_path):

@@ -126,7 +126,8 @@ def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
 
 def bit_sum(tensor: Tensor) -> int:
     """The sum of all bit patterns of a tensor."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = real.contiguous().reshape(-1)
     return int(flat.view(_INTEGER_OF_SIZE[flat.element_size()]).sum(dtype=torch.int64))
 
 
@@ -187,9 +188,13 @@ def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
 def _meta(state: Mapping[str, Tensor]) -> dict[str, Any]:
     if "meta" not in state:
         raise StateError("Expected a state saved by driftproof, but its description is missing.")
-    meta: dict[str, Any] = json.loads(bytes(state["meta"].tolist()))
-    if meta["format"] != _FORMAT:
-        raise StateError(f"Expected a state of format {_FORMAT}, but got format {meta['format']}.")
+    try:
+        meta: dict[str, Any] = json.loads(bytes(state["meta"].tolist()))
+        form = meta["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
+    if form != _FORMAT:
+        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
     return meta
 
 

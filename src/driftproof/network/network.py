@@ -1,6 +1,7 @@
 """A private copy of the user's model whose normalisation follows a rule of ours."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -214,7 +215,8 @@ def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anyth
     if isinstance(value, Tensor):
         return value if value.is_leaf else value.detach()
     if type(value) is tuple:
-        return tuple(map(_without_graph, value))
+        cut = tuple(map(_without_graph, value))
+        return value if all(map(operator.is_, cut, value)) else cut
     if type(value) in (dict, list):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             cut = _without_graph(item)
