@@ -39,6 +39,7 @@ def compiled():
     [
         (lambda: nn.DataParallel(WideResNet()), "wrapped in DataParallel"),
         (lambda: torch.jit.trace(WideResNet().eval(), torch.rand(1, 3, 8, 8)), "TorchScript"),
+        (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)), "layers are TorchScript"),
         (compiled, "torch.compile"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "lazy"),
         (lambda: nn.Flatten(), "no floating-point parameters"),

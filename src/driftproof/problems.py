@@ -86,9 +86,18 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
             "error", f"The model is wrapped in {type(model).__name__}", "Pass the model inside, `model.module`."
         )
         return
-    if isinstance(model, torch.jit.ScriptModule):
+    scripted = tuple(
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.jit.ScriptModule) and any(True for _ in layer.parameters())
+    )
+    if scripted:
+        whole = isinstance(model, torch.jit.ScriptModule)
         yield Problem(
-            "error", "The model is TorchScript, which cannot be hooked", "Pass the Python model it came from."
+            "error",
+            f"{'The model is' if whole else 'Some layers are'} TorchScript, which cannot be hooked",
+            "Pass the Python model it came from." if whole else "Put the Python layers they came from in their place.",
+            () if whole else scripted,
         )
         return
     if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
