@@ -442,6 +442,19 @@ def test_a_model_whose_train_returns_nothing():
     assert run_through(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
 
 
+@pytest.mark.parametrize("rule", [dp.statistics.Batch(), dp.statistics.Blend(0.5)], ids=repr)
+def test_layers_may_be_called_by_the_name_of_their_input(model, rule):
+    class ByName(WideResNet):
+        def forward(self, x):
+            x = self.norm(input=self.blocks(self.stem(input=x)))
+            return self.fc(input=x.relu().mean(dim=(2, 3)))
+
+    by_name = ByName()
+    by_name.load_state_dict(model.state_dict())
+    adapter, other = (adapter_for("swr", each, statistics=rule) for each in (model, by_name))
+    assert all(torch.equal(adapter(images), other(images)) for images in batches(3))
+
+
 class Remembering(WideResNet):
     """Keeps what it saw on the way, as models do whose attention is to be looked at."""
 

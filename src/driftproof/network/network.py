@@ -201,13 +201,13 @@ class _Tap:
 
     def __init__(self, layer: nn.Module) -> None:
         self.entered: Tensor | None = None
-        self._handle: RemovableHandle = layer.register_forward_pre_hook(self._note)
+        self._handle: RemovableHandle = layer.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def detach(self) -> None:
         self._handle.remove()
 
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.entered = inputs[0]
+    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        self.entered = (inputs or tuple(named.values()))[0]
 
 
 def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything

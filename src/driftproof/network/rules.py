@@ -1,6 +1,6 @@
 """The rule by which one batch-norm layer chooses its statistics."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -52,7 +52,16 @@ class LayerRule(nn.Module):
 
     def attach(self) -> None:
         """Start deciding."""
-        self._handle = self.layer.register_forward_pre_hook(self.enter)
+        self._handle = self.layer.register_forward_pre_hook(self._called, with_kwargs=True)
+
+    def _called(
+        self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        # Most models hand a layer its input by place, some by name.
+        entered = self.enter(layer, inputs or tuple(named.values())[:1])
+        if entered is None:
+            return None
+        return (entered, named) if inputs else ((), named | dict(zip(named, entered, strict=False)))
 
     def detach(self) -> None:
         """Leave the layer as it was found."""
