@@ -1,6 +1,8 @@
 """The loop itself: accumulation, options, bad models, and what a user may bring."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -545,6 +547,24 @@ def test_a_whole_adapter_can_be_copied(model):
     before = state_of(adapter)
     twin(third)
     assert same_state(before, state_of(adapter))
+
+
+def test_threads_take_turns(model):
+    adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    stream = batches(15)
+
+    def serve(part):
+        return [adapter(images).isfinite().all() and len(adapter.state_dict()) for images in stream[part::3]]
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert all(all(answers) for answers in threads.map(serve, range(3)))
+    finally:
+        sys.setswitchinterval(often)
+    assert adapter.optimiser.state[adapter.moving["norm.weight"]]["step"] == 15
+    assert torch.equal(adapter.unwrap().norm.running_mean, model.norm.running_mean)
 
 
 # --- preparation -----------------------------------------------------------------------------------------------------

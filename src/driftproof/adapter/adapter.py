@@ -13,8 +13,9 @@ from driftproof.adapter import sentence, snapshot
 from driftproof.adapter.copies import refuse_unsuitable, return_buffers, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
-from driftproof.adapter.settings import Novelty, expect_choice
+from driftproof.adapter.settings import Novelty, expect_choices
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
+from driftproof.adapter.turns import in_turn, new_turn
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Network, Precision, rounding
@@ -114,13 +115,10 @@ class Adapter(nn.Module):
         ranks: RankGroup = None,
     ) -> None:
         super().__init__()
+        self._turn = new_turn()
         refuse_unsuitable(model)
-        expect_choice("average_over", average_over, ("selected", "batch"))
-        expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
-        expect_choice("output", output, ("before", "after"))
-        expect_choice("engine", engine, ("eager", "compile", "graph"))
-        expect_choice("precision", precision, (None, "fp32", "tf32", "bf16"))
-        expect_choice("source_precision", source_precision, (None, "bf16"))
+        expect_choices(average_over=average_over, mean_entropy_over=mean_entropy_over, output=output)
+        expect_choices(engine=engine, precision=precision, source_precision=source_precision)
         if accumulate < 1:
             raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
         if mean_entropy is None:
@@ -158,6 +156,7 @@ class Adapter(nn.Module):
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch and learn from it; returns the logits, without a graph."""
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
@@ -255,6 +254,7 @@ class Adapter(nn.Module):
                 self.network.discard()
         return self
 
+    @in_turn
     def reset(self) -> Self:
         """Go back to exactly the starting point: weights, optimiser, every part's memory. `prepare` stays done."""
         with torch.inference_mode(False), torch.no_grad():
@@ -285,6 +285,7 @@ class Adapter(nn.Module):
                 stepper.load_state_dict(state)
             self._stepper = stepper
 
+    @in_turn
     def unwrap(self) -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.
 
@@ -327,11 +328,13 @@ class Adapter(nn.Module):
         """Where the model is."""
         return next(self.network.model.parameters()).device
 
+    @in_turn
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
         self._engine.settle(self)
         return snapshot.capture(self)
 
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
         """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
         snapshot.restore(self, state)
@@ -360,6 +363,7 @@ class Adapter(nn.Module):
         """Change nothing: the scope decides what moves."""
         return self
 
+    @in_turn
     @torch.inference_mode(mode=False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._engine.settle(self)
@@ -374,11 +378,11 @@ class Adapter(nn.Module):
         # A copy finds its own way of running: recordings and compiled code speak of this adapter's tensors.
         self._engine.settle(self)
         self.network.cut_graphs()
-        return self.__dict__ | {"_engine": None}
+        return self.__dict__ | {"_engine": None, "_turn": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine = engine_for(self)
+        self._engine, self._turn = engine_for(self), new_turn()
 
     def _find_parameters(self) -> None:
         self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)

@@ -12,9 +12,18 @@ from driftproof.parts import Step
 from driftproof.ranks import RankGroup
 from driftproof.statistics import Statistics
 
-__all__ = ["Novelty", "Settings", "expect_choice"]
+__all__ = ["Novelty", "Settings", "expect_choices"]
 
 Novelty = Callable[[Step], Tensor]
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "average_over": ("selected", "batch"),
+    "mean_entropy_over": ("selected", "batch"),
+    "output": ("before", "after"),
+    "engine": ("eager", "compile", "graph"),
+    "precision": (None, "fp32", "tf32", "bf16"),
+    "source_precision": (None, "bf16"),
+}
 
 
 class Settings(TypedDict, total=False):
@@ -36,9 +45,9 @@ class Settings(TypedDict, total=False):
     ranks: RankGroup
 
 
-def expect_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    """Refuse a value that is not among the choices for a keyword."""
-    if value not in choices:
-        raise ConfigurationError(
-            f"Expected `{name}` to be one of {', '.join(filter(None, choices))}, but got {value!r}."
-        )
+def expect_choices(**chosen: str | None) -> None:
+    """Refuse a value that is not among the choices for its keyword."""
+    for name, value in chosen.items():
+        if value not in _CHOICES[name]:
+            allowed = ", ".join(filter(None, _CHOICES[name]))
+            raise ConfigurationError(f"Expected `{name}` to be one of {allowed}, but got {value!r}.")
