@@ -565,9 +565,11 @@ def test_compiled_networks_are_not_compiled_anew_for_every_batch():
     torch._dynamo.utils.counters.clear()
     adapter, stream = compiled("swr+crowd"), batches(8)
     run(adapter, stream)
+    plain = adapter.unwrap()
     run(adapter.reset(), stream)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one for each network"
     assert adapter.network.through is None
+    assert not any(module._forward_pre_hooks or "forward" in vars(module) for module in plain.modules())
     assert same_state(state_of(adapter), state_of(run_through(make("swr+crowd"), stream)))
 
 

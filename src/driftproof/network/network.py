@@ -15,7 +15,7 @@ from driftproof.network.convolution import forget_rounded, make_ordinary, make_s
 from driftproof.network.keepsake import Keepsake
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
-from driftproof.network.rules import NormalisationRule
+from driftproof.network.rules import LayerRule, NormalisationRule
 from driftproof.norms import batch_norms
 from driftproof.ranks import Ranks
 
@@ -72,7 +72,9 @@ class Network(nn.Module):
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
         self._keepsake = Keepsake(model) if frozen else None
         self._tap: _Tap | None = None
-        self._attach()
+        make_sparing(model)
+        for rule in self.layer_rules:
+            rule.attach()
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits for `images`."""
@@ -109,13 +111,17 @@ class Network(nn.Module):
     @torch.inference_mode(mode=False)
     def plain(self) -> nn.Module:
         """A copy of the model as an ordinary module: no rules, no storage shared."""
-        self._detach()
         self.cut_graphs()
-        try:
-            copied = copy.deepcopy(self.model)
-        finally:
-            self._attach()
+        # What is attached is taken off the copy: compiled code has to be made anew whenever a hook comes or goes.
+        attached: list[LayerRule | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
+        copied = copy.deepcopy(self.model, {id(one): one for one in attached})
+        make_ordinary(copied)
         forget_rounded(copied)
+        numbers = [one.handle.id for one in attached if one.handle is not None]
+        for layer in copied.modules():
+            for number in numbers:
+                layer._forward_pre_hooks.pop(number, None)
+                layer._forward_pre_hooks_with_kwargs.pop(number, None)
         return copied
 
     def cut_graphs(self) -> None:
@@ -167,20 +173,6 @@ class Network(nn.Module):
     def _kept(self) -> AbstractContextManager[None]:
         return nullcontext() if self._keepsake is None else self._keepsake.kept()
 
-    def _attach(self) -> None:
-        make_sparing(self.model)
-        for rule in self.layer_rules:
-            rule.attach()
-
-    def _detach(self) -> None:
-        """Leave the model as it was found."""
-        make_ordinary(self.model)
-        for rule in self.layer_rules:
-            rule.detach()
-        if self._tap is not None:
-            self._tap.detach()
-            self._tap = None
-
     def _find_classifier(self) -> tuple[str, nn.Module]:
         if self._classifier is not None:
             try:
@@ -201,10 +193,7 @@ class _Tap:
 
     def __init__(self, layer: nn.Module) -> None:
         self.entered: Tensor | None = None
-        self._handle: RemovableHandle = layer.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def detach(self) -> None:
-        self._handle.remove()
+        self.handle: RemovableHandle | None = layer.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         self.entered = (inputs or tuple(named.values()))[0]

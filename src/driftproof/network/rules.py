@@ -19,13 +19,14 @@ class LayerRule(nn.Module):
 
     Attributes:
         ranks: Among whom the batch is shared out.
+        handle: What the layer knows the rule by, once it is attached.
     """
 
     def __init__(self, layer: BatchNorm) -> None:
         super().__init__()
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
         self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
-        self._handle: RemovableHandle | None = None
+        self.handle: RemovableHandle | None = None
         self.ranks = Ranks()
 
     @property
@@ -52,7 +53,7 @@ class LayerRule(nn.Module):
 
     def attach(self) -> None:
         """Start deciding."""
-        self._handle = self.layer.register_forward_pre_hook(self._called, with_kwargs=True)
+        self.handle = self.layer.register_forward_pre_hook(self._called, with_kwargs=True)
 
     def _called(
         self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
@@ -62,11 +63,6 @@ class LayerRule(nn.Module):
         if entered is None:
             return None
         return (entered, named) if inputs else ((), named | dict(zip(named, entered, strict=False)))
-
-    def detach(self) -> None:
-        """Leave the layer as it was found."""
-        if self._handle is not None:
-            self._handle.remove()
 
     def leave(self) -> None:
         """Give the layer its own statistics back."""
