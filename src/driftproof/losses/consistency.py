@@ -143,6 +143,7 @@ class Consistency(Loss):
 
     def predict(self, step: Step) -> Tensor:
         """The teacher's answer."""
+        self._network.discard()  # what it saw of a batch from which nothing was learned
         with torch.no_grad():
             plain = self._teach(step.images)
             top = log_probabilities(step.source_logits).amax(dim=1).exp()
