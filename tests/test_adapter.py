@@ -414,10 +414,10 @@ class Counting(GroupNormNet):
         return super().forward(x) / (1 + 0.1 * self.seen)
 
 
-@pytest.mark.parametrize("select", [None, dp.ConfidenceDifference()])
-def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(select, tmp_path):
+@pytest.mark.parametrize("case", ["tent", "tent+crowd", "cotta"])
+def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(case, tmp_path):
     model, stream = Counting(), [*batches(3), *batches(3, shape=(3, 12, 10))]
-    adapter = dp.tent(model, lr=0.1, select=select)
+    adapter = adapter_for(case, model)
     first = [adapter(images) for images in stream]
     assert adapter.network.model.seen == 6
     assert adapter.source.model.seen == 0
@@ -426,13 +426,13 @@ def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(select, tmp_path
     assert set(dict(adapter.network.model.named_buffers())) == {"seen"}
     again = [adapter(images) for images in stream[:3]]
     adapter.save(tmp_path / "state")
-    for other in (dp.tent(model, select=select), run_through(dp.tent(model, select=select), stream)):
+    for other in (adapter_for(case, model), run_through(adapter_for(case, model), stream)):
         other.load(tmp_path / "state")
         assert other.network.model.seen == 3
         assert other.network.model.grid.shape == (8, 8)
         rest = [other(images) for images in stream[3:]]
         assert all(torch.equal(one, two) for one, two in zip(first, again + rest, strict=True))
-    other.load_state_dict(dp.tent(model, select=select).state_dict())
+    other.load_state_dict(adapter_for(case, model).state_dict())
     assert set(dict(other.network.model.named_buffers())) == {"seen"}
 
 

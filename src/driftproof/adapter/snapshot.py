@@ -18,6 +18,7 @@ from driftproof.adapter.copies import return_buffers
 from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
 from driftproof.files import written_whole
+from driftproof.network import Network
 from driftproof.norms import BatchNorm
 
 if TYPE_CHECKING:
@@ -72,19 +73,22 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     meta = _meta(state)
     _refuse_other_method(meta["method"], described(adapter))
     _refuse_other_model(meta["source"], fingerprint(adapter.source.model))
-    slots = _slots(adapter) | _later_buffers(adapter.network.model, state)
+    models = dict(_models(adapter))
+    slots = _slots(adapter) | _later_buffers(models, state)
+    free = {id(module) for model in models.values() for module in model.modules()}
     names = [key for key in state if key.split(".")[0] not in ("meta", "steps")]
     unknown = [key for key in names if key not in slots]
     missing = [key for key, slot in slots.items() if slot.is_parameter and key not in state]
     if unknown or missing:
         raise StateError(f"Expected the tensors of this method, but {_differing(unknown, missing)}.")
     for key in names:
-        own, free = slots[key].tensor, key.startswith("model.") and not slots[key].is_parameter
-        if own is not None and not free and own.shape != state[key].shape:
+        own, fixed = slots[key].tensor, slots[key].is_parameter or id(slots[key].module) not in free
+        if own is not None and fixed and own.shape != state[key].shape:
             raise StateError(f"Expected {key} to be of shape {tuple(own.shape)}, but got {tuple(state[key].shape)}.")
     with torch.inference_mode(False), torch.no_grad():
         _begin_steps(adapter, _decoded(meta["steps"], state))
-        return_buffers(adapter.network.model, adapter.source.model)
+        for model in models.values():
+            return_buffers(model, adapter.source.model)
         for key, slot in slots.items():
             if key in state:
                 slot.put(state[key].to(adapter.device).clone())
@@ -141,6 +145,12 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
         # The statistics of a batch norm are constants of the source model; other buffers are the user's to change.
         if not isinstance(module, BatchNorm):
             slots |= {f"model.{path}.{name}": _Slot(module, name, is_parameter=False) for name in module._buffers}
+    for axis, part in _parts(adapter).items():
+        slots |= dict(_inside(axis, part))
+    return slots
+
+
+def _parts(adapter: "Adapter") -> dict[str, nn.Module]:
     parts = {
         "statistics": adapter.statistics,
         "source_statistics": adapter.source_statistics,
@@ -150,23 +160,29 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
         "network": adapter.network.rules,
         "source": adapter.source.rules,
     }
-    for axis, part in parts.items():
-        slots |= dict(_inside(axis, part)) if part is not None else {}
+    return {axis: part for axis, part in parts.items() if part is not None}
+
+
+def _models(adapter: "Adapter") -> Iterator[tuple[str, nn.Module]]:
+    """The copies of the user's model that learn: what their own code keeps in buffers is theirs to change."""
+    yield "model", adapter.network.model
+    for axis, part in _parts(adapter).items():
+        for path, module in part.named_modules():
+            if isinstance(module, Network):
+                yield f"{axis}.{path}.model", module.model
+
+
+def _later_buffers(models: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> dict[str, _Slot]:
+    """Places for buffers that a model's own code made while it ran, where this one has not run yet."""
+    slots: dict[str, _Slot] = {}
+    for prefix, model in models.items():
+        for path, module in model.named_modules():
+            # The modules of a part are named as torch does it, without a dot for the root.
+            start = f"{prefix}.{path}." if path or prefix == "model" else f"{prefix}."
+            names = [key.removeprefix(start) for key in state if key.startswith(start)]
+            made = [name for name in names if "." not in name and name not in module._parameters]
+            slots |= {start + name: _Slot(module, name, is_parameter=False) for name in made}
     return slots
-
-
-def _later_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, _Slot]:
-    """Places for buffers that the model's own code made while it ran, where this one has not run yet."""
-    modules = dict(model.named_modules())
-    names = {key: key.removeprefix("model.").rpartition(".") for key in state if key.startswith("model.")}
-    return {
-        key: _Slot(modules[path], name, is_parameter=False)
-        for key, (path, dot, name) in names.items()
-        if dot
-        and path in modules
-        and name not in modules[path]._parameters
-        and not isinstance(modules[path], BatchNorm)
-    }
 
 
 def _begin_steps(adapter: "Adapter", steps: dict[str, Any] | None) -> None:
