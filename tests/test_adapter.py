@@ -457,6 +457,26 @@ def test_layers_may_be_called_by_the_name_of_their_input(model, rule):
     assert all(torch.equal(adapter(images), other(images)) for images in batches(3))
 
 
+@pytest.mark.parametrize("case", ["tent+crowd", "swr+crowd", "cotta"])
+def test_a_model_may_write_into_its_input(case):
+    class Apart(WideResNet):
+        def forward(self, x):
+            return super().forward((x - 0.5) / 0.25)
+
+    class InPlace(WideResNet):
+        def forward(self, x):
+            return super().forward(x.sub_(0.5).div_(0.25))
+
+    model, writing = lively(Apart()), InPlace()
+    writing.load_state_dict(model.state_dict())
+    adapter, other = adapter_for(case, model, output="after"), adapter_for(case, writing, output="after")
+    for images in batches(4):
+        given = images.clone()
+        assert torch.equal(adapter(images), other(given))
+        assert torch.equal(adapter.last.novelty, other.last.novelty)
+        assert torch.equal(given, images)
+
+
 class Remembering(WideResNet):
     """Keeps what it saw on the way, as models do whose attention is to be looked at."""
 

@@ -42,6 +42,7 @@ class Network(nn.Module):
 
     __call__: Callable[..., Tensor]
     through: Callable[[Tensor], Any] | None = None
+    _writes: bool | None = None  # whether the model writes into its input; not known before the first pass
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Network(nn.Module):
             round_weights(self.model, torch.bfloat16)
         try:
             with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
-                output = (self.through or self.model)(images)
+                output = self._answer(images)
         except (EngineError, RanksError):
             raise
         except Exception as error:
@@ -93,6 +94,18 @@ class Network(nn.Module):
         finally:
             self.leave()
         return restored(read_logits(output, self._logits), self.precision)
+
+    def _answer(self, images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
+        """What the model makes of images; one that writes into its input gets a copy, as others are to see them too."""
+        if self._writes is False:
+            return (self.through or self.model)(images)
+        own = images.clone()
+        untold = own.is_inference()  # such a tensor does not count its changes
+        before = 0 if untold else own._version
+        output = (self.through or self.model)(own)
+        if not (self._writes or untold):
+            self._writes = own._version != before
+        return output
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
