@@ -68,6 +68,8 @@ def test_two_devices():
 def test_something_else_than_a_model():
     with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
         dp.tent(lambda x: x)
+    with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
+        dp.check(lambda x: x)
 
 
 def test_no_normalisation():

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -200,6 +201,15 @@ def test_optimisers_with_tensors_and_odd_values_in_their_groups(model, tmp_path)
     adapter.optimiser.param_groups[0]["note"] = object()
     with pytest.raises(dp.errors.StateError, match="optimiser keeps a object"):
         adapter.save(tmp_path / "state")
+
+
+def test_numbers_of_numpys_are_numbers(model, tmp_path):
+    adapter = adapted(model, seed=np.int64(3), mean_entropy=np.float32(0.5))
+    adapter.save(tmp_path / "state")
+    assert same_state(state_of(dp.tent(model, mean_entropy=0.5).load(tmp_path / "state")), state_of(adapter))
+    adapted(model, mean_entropy=0).load_state_dict(adapted(model).state_dict())
+    cotta = adapter_for("cotta", model, seed=np.int64(3), threshold=1.0)
+    assert torch.equal(cotta(batches(1)[0]), adapter_for("cotta", model, seed=3, threshold=1.0)(batches(1)[0]))
 
 
 def test_the_prepared_state_travels(model, tmp_path):

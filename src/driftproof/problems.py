@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from driftproof.errors import ModelError
 from driftproof.norms import batch_norms, has_source_statistics, normalisation_layers
 
 __all__ = ["Problem", "check", "obstacles", "uncopyable"]
@@ -68,6 +69,8 @@ def _problems(model: nn.Module) -> Iterator[Problem]:
 
 def obstacles(model: nn.Module) -> list[Problem]:
     """The errors that can be seen without copying the model."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
     return list(_obstacles(model))
 
 

@@ -124,12 +124,12 @@ class Adapter(nn.Module):
         if mean_entropy is None:
             mean_entropy = 0.0 if select is None else select.mean_entropy
         self.scope = scope
-        self.mean_entropy = mean_entropy
+        self.mean_entropy = float(mean_entropy)
         self.accumulate = accumulate
         self.average_over = average_over
         self.mean_entropy_over = mean_entropy_over
         self.output = output
-        self.seed = seed
+        self.seed = int(seed)
         self.engine = engine
         self.precision = precision
         self.channels_last = channels_last
@@ -313,7 +313,7 @@ class Adapter(nn.Module):
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser at work, for those who schedule its learning rate."""
+        """The optimiser at work, for those who schedule its learning rate; `reset`, `load` and `to` make a new one."""
         if not self._names:
             raise CallOrderError("Nothing moves, so there is no optimiser.")
         return self._stepper.optimiser

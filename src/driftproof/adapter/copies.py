@@ -14,8 +14,6 @@ __all__ = ["refuse_unsuitable", "return_buffers", "two_copies"]
 
 def refuse_unsuitable(model: nn.Module) -> None:
     """Refuse a model that cannot be adapted at all, naming every reason."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
     errors = obstacles(model)
     if errors:
         raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
