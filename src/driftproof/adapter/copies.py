@@ -33,7 +33,9 @@ def two_copies(
         problem = uncopyable(error)
         raise ModelError(f"{problem.what}. {problem.remedy}") from error
     if channels_last:
-        adapting.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+        for parameter in adapting.parameters():
+            if parameter.ndim == 4:  # torch has another layout for volumes, and images are what comes
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     moving = scope.parameters(adapting)
     identities = {id(parameter) for parameter in moving.values()}
     shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}
