@@ -47,7 +47,8 @@ def two_copies(
 
 def return_buffers(model: nn.Module, start: nn.Module) -> None:
     """Have the buffers of a model be what they are in a copy of it, whatever its own code made of them since."""
-    for ours, theirs in zip(model.modules(), start.modules(), strict=True):
+    known = dict(start.named_modules())
+    for ours, theirs in ((module, known[path]) for path, module in model.named_modules() if path in known):
         for name in [name for name in ours._buffers if name not in theirs._buffers]:
             del ours._buffers[name]
         for name, initial in theirs._buffers.items():
