@@ -1,6 +1,8 @@
 """The loop itself: accumulation, options, bad models, and what a user may bring."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -339,6 +341,18 @@ def test_autocast_of_the_caller_reaches_both_networks(model):
     assert all(parameter.dtype == torch.float32 for parameter in adapter.parameters())
 
 
+def test_an_autocast_around_the_whole_stream_is_one_around_each_batch(model):
+    stream, apart = batches(4), []
+    adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = [adapter(images) for images in stream]
+    adapter.reset()
+    for images in stream:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            apart.append(adapter(images))
+    assert all(torch.equal(one, other) for one, other in zip(whole, apart, strict=True))
+
+
 def test_a_novelty_that_fails_leaves_the_state_intact(model):
     adapter = dp.tent(model, novelty=lambda step: step.nothing_of_the_kind)
     before = state_of(adapter)
@@ -384,23 +398,158 @@ def test_a_model_without_normalisation_still_has_ent():
     assert list(tent.moving) == ["1.weight"]
 
 
-def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(tmp_path):
-    class Counting(GroupNormNet):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
+class Counting(GroupNormNet):
+    """Counts its passes, and knows of the last one how large its images were."""
 
-        def forward(self, x):
-            self.seen += 1
-            return super().forward(x)
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("grid", None, persistent=False)
 
-    adapter = dp.tent(Counting())
-    run_through(adapter, batches(3))
-    adapter.save(tmp_path / "state")
-    assert adapter.network.model.seen == 3
-    assert dp.tent(Counting()).network.model.seen == 0
+    def forward(self, x):
+        self.seen += 1
+        self.grid = torch.zeros(x.shape[2:])
+        if not hasattr(self, "made"):
+            self.register_buffer("made", torch.ones(1))
+            self.layer_made = nn.Identity()
+        return super().forward(x) / (1 + 0.1 * self.seen)
+
+
+@pytest.mark.parametrize("case", ["tent", "tent+crowd", "cotta"])
+def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(case, tmp_path):
+    model, stream = Counting(), [*batches(3), *batches(3, shape=(3, 12, 10))]
+    adapter = adapter_for(case, model)
+    first = [adapter(images) for images in stream]
+    assert adapter.network.model.seen == 6
+    assert adapter.source.model.seen == 0
     adapter.reset()
     assert adapter.network.model.seen == 0
+    assert set(dict(adapter.network.model.named_buffers())) == {"seen"}
+    again = [adapter(images) for images in stream[:3]]
+    adapter.save(tmp_path / "state")
+    for other in (adapter_for(case, model), run_through(adapter_for(case, model), stream)):
+        other.load(tmp_path / "state")
+        assert other.network.model.seen == 3
+        assert other.network.model.grid.shape == (8, 8)
+        rest = [other(images) for images in stream[3:]]
+        assert all(torch.equal(one, two) for one, two in zip(first, again + rest, strict=True))
+    other.load_state_dict(adapter_for(case, model).state_dict())
+    assert set(dict(other.network.model.named_buffers())) == {"seen"}
+
+
+def test_a_model_whose_train_returns_nothing():
+    class Silent(WideResNet):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert run_through(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
+
+
+@pytest.mark.parametrize("rule", [dp.statistics.Batch(), dp.statistics.Blend(0.5)], ids=repr)
+def test_layers_may_be_called_by_the_name_of_their_input(model, rule):
+    class ByName(WideResNet):
+        def forward(self, x):
+            x = self.norm(input=self.blocks(self.stem(input=x)))
+            return self.fc(input=x.relu().mean(dim=(2, 3)))
+
+    by_name = ByName()
+    by_name.load_state_dict(model.state_dict())
+    adapter, other = (adapter_for("swr", each, statistics=rule) for each in (model, by_name))
+    assert all(torch.equal(adapter(images), other(images)) for images in batches(3))
+
+
+@pytest.mark.parametrize("case", ["tent+crowd", "swr+crowd", "cotta"])
+def test_a_model_may_write_into_its_input(case):
+    class Apart(WideResNet):
+        def forward(self, x):
+            return super().forward((x - 0.5) / 0.25)
+
+    class InPlace(WideResNet):
+        def forward(self, x):
+            return super().forward(x.sub_(0.5).div_(0.25))
+
+    model, writing = lively(Apart()), InPlace()
+    writing.load_state_dict(model.state_dict())
+    adapter, other = adapter_for(case, model, output="after"), adapter_for(case, writing, output="after")
+    for images in batches(4):
+        given = images.clone()
+        assert torch.equal(adapter(images), other(given))
+        assert torch.equal(adapter.last.novelty, other.last.novelty)
+        assert torch.equal(given, images)
+
+
+class Remembering(WideResNet):
+    """Keeps what it saw on the way, as models do whose attention is to be looked at."""
+
+    def forward(self, x):
+        self.seen = self.stem(x)
+        self.kept = {"maps": [self.blocks(self.seen)]}
+        return self.fc(self.norm(self.kept["maps"][0]).relu().mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("case", ["ent", "cotta"])
+def test_a_model_that_keeps_activations_can_be_copied_after_a_step(case):
+    adapter = adapter_for(case, lively(Remembering()))
+    first, second = batches(2)
+    adapter(first)
+    plain = adapter.unwrap()
+    assert torch.equal(plain.seen, adapter.network.model.seen)
+    for parameter, moved in zip(plain.parameters(), adapter.network.model.parameters(), strict=True):
+        assert torch.equal(parameter, moved)
+    twin = copy.deepcopy(adapter)
+    expected = adapter(second)
+    assert torch.equal(twin(second), expected)
+    assert torch.equal(run_through(adapter.reset(), [first])(second), expected)
+
+
+def test_all_that_can_be_done_can_be_done_in_inference_mode(model, tmp_path):
+    stream = batches(3)
+    adapter = run_through(dp.ent(model, lr=1e-2), stream[:1])
+    with torch.inference_mode():
+        adapter.save(tmp_path / "state")
+        other = dp.ent(model, lr=1e-2).load(tmp_path / "state")
+        plain = adapter.unwrap()
+        assert torch.equal(other(stream[1]), adapter(stream[1]))
+        other.double()(stream[2].double())
+        other.reset()(stream[2].double())
+    assert other(stream[1].double()).isfinite().all()
+    plain(stream[2]).sum().backward()
+    assert other.last.stepped
+
+
+@pytest.mark.parametrize("segmentation", [False, True])
+def test_one_logit_for_two_classes_is_refused_with_the_way_out(segmentation):
+    head = [] if segmentation else [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1), *head)
+    with pytest.raises(dp.errors.ModelError, match="two classes or more"):
+        dp.tent(model)(batches(1)[0])
+
+    def joined(z):
+        return torch.cat([torch.zeros_like(z), z], dim=1)
+
+    adapter = run_through(dp.tent(model, logits=joined), batches(2))
+    assert adapter.last.stepped
+    assert adapter.last.loss > 0
+
+
+def test_a_scope_knows_a_tied_parameter_by_all_its_names():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    assert list(dp.scopes.everything().without("2.*").parameters(model)) == ["0.bias", "1.weight", "1.bias"]
+    assert list(dp.scopes.everything().without("0.*").parameters(model)) == ["1.weight", "1.bias", "2.bias"]
+    assert list(dp.scopes.named("2.*").parameters(model)) == ["0.weight", "2.bias"]
+
+
+def test_a_parameter_without_entries_does_not_stand_in_the_way():
+    class Placed(WideResNet):
+        def __init__(self):
+            super().__init__()
+            self.placeholder = nn.Parameter(torch.empty(0))
+
+    adapter = run_through(dp.ent(Placed()), batches(2))
+    assert adapter.last.stepped
+    adapter(batches(1)[0] * float("nan"))
+    assert adapter.last.skipped == "NaN or Inf in the images"
 
 
 def test_channels_last_and_lone_images_of_other_sizes(model):
@@ -419,6 +568,24 @@ def test_a_whole_adapter_can_be_copied(model):
     before = state_of(adapter)
     twin(third)
     assert same_state(before, state_of(adapter))
+
+
+def test_threads_take_turns(model):
+    adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference())
+    stream = batches(15)
+
+    def serve(part):
+        return [adapter(images).isfinite().all() and len(adapter.state_dict()) for images in stream[part::3]]
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert all(all(answers) for answers in threads.map(serve, range(3)))
+    finally:
+        sys.setswitchinterval(often)
+    assert adapter.optimiser.state[adapter.moving["norm.weight"]]["step"] == 15
+    assert torch.equal(adapter.unwrap().norm.running_mean, model.norm.running_mean)
 
 
 # --- preparation -----------------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ def test_bad_input_is_refused():
         dp.Alarm()(torch.zeros(2, 3))
     with pytest.raises(dp.errors.InputError, match="at least one"):
         dp.Alarm.at_rate(torch.empty(0), 0.1)
+    with pytest.raises(dp.errors.InputError, match="without NaN"):
+        dp.Alarm.at_rate(torch.tensor([0.1, torch.nan, 0.3]), 0.5)
     with pytest.raises(dp.errors.ConfigurationError, match="rate"):
         dp.Alarm.at_rate(torch.rand(3), 1.1)
     with pytest.raises(dp.errors.ConfigurationError, match="least_area"):

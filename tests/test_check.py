@@ -39,6 +39,7 @@ def compiled():
     [
         (lambda: nn.DataParallel(WideResNet()), "wrapped in DataParallel"),
         (lambda: torch.jit.trace(WideResNet().eval(), torch.rand(1, 3, 8, 8)), "TorchScript"),
+        (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)), "layers are TorchScript"),
         (compiled, "torch.compile"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "lazy"),
         (lambda: nn.Flatten(), "no floating-point parameters"),
@@ -67,6 +68,8 @@ def test_two_devices():
 def test_something_else_than_a_model():
     with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
         dp.tent(lambda x: x)
+    with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
+        dp.check(lambda x: x)
 
 
 def test_no_normalisation():

@@ -9,6 +9,7 @@ from torch import is_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
@@ -110,6 +111,34 @@ def test_models_that_keep_buffers_of_their_own():
         return adapter
 
     assert_engines_agree(counting, eventful())
+
+
+class Checkpointed(WideResNet):
+    """Keeps no activation of its blocks, and computes them again on the way back."""
+
+    def forward(self, x):
+        blocks = checkpoint(self.blocks, self.stem(x), use_reentrant=False)
+        return self.fc(torch.relu(self.norm(blocks)).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("rule", [dp.statistics.Batch(), dp.statistics.Blend(0.5, momentum=0.3)], ids=repr)
+def test_models_that_compute_activations_again_keep_their_own_statistics(rule):
+    torch.manual_seed(1)
+    model = lively(WideResNet())
+    recomputing = Checkpointed()
+    recomputing.load_state_dict(model.state_dict())
+
+    def checkpointed(engine, source=recomputing):
+        adapter = dp.ent(source, statistics=rule, select=dp.ConfidenceDifference(), lr=0.01)
+        adapter._engine = engine or adapter._engine
+        return adapter
+
+    assert_engines_agree(checkpointed, eventful())
+    adapter, plain = checkpointed(None), checkpointed(None, model)
+    for images in eventful():
+        torch.testing.assert_close(adapter(images), plain(images), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(adapter.unwrap().blocks[0].bn1.running_mean, model.blocks[0].bn1.running_mean)
+    assert same_state(dict(adapter.reset().unwrap().state_dict()), dict(model.state_dict()))
 
 
 _FETCHING = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "nonzero", "numpy"}
@@ -536,9 +565,11 @@ def test_compiled_networks_are_not_compiled_anew_for_every_batch():
     torch._dynamo.utils.counters.clear()
     adapter, stream = compiled("swr+crowd"), batches(8)
     run(adapter, stream)
+    plain = adapter.unwrap()
     run(adapter.reset(), stream)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "one for each network"
     assert adapter.network.through is None
+    assert not any(module._forward_pre_hooks or "forward" in vars(module) for module in plain.modules())
     assert same_state(state_of(adapter), state_of(run_through(make("swr+crowd"), stream)))
 
 

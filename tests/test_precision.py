@@ -11,7 +11,7 @@ from torch import nn
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof.network import Network
-from networks import WideResNet, build, lively
+from networks import NORM_NETWORKS, WideResNet, build, lively
 from streams_of_trouble import make, run
 
 # --- precision and layout ---------------------------------------------------------------------------------------------
@@ -114,6 +114,13 @@ def test_channels_last_changes_the_layout_alone(case, tmp_path):
     adapters[0].save(tmp_path / "state")
     adapters[1].load(tmp_path / "state")
     assert same_state(state_of(adapters[0]), state_of(adapters[1]))
+
+
+def test_channels_last_leaves_what_has_no_such_layout():
+    construct, shape = NORM_NETWORKS["batch_norm_3d"]
+    stream, model = batches(2, shape=shape), construct()
+    plain, adapter = dp.tent(model), dp.tent(model, channels_last=True)
+    assert all(torch.equal(plain(images), adapter(images)) for images in stream)
 
 
 def test_a_loaded_state_lies_as_its_parameters_do(tmp_path):

@@ -1,7 +1,9 @@
 """Saved states: refused when they belong elsewhere, whole or not there at all."""
 
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +56,19 @@ def test_a_state_from_elsewhere_is_refused_with_the_difference(model, tmp_path, 
     assert same_state(before, state_of(adapter))
 
 
+def test_a_state_whose_optimiser_does_not_fit_is_refused(model):
+    def in_two_groups(parameters, lr):
+        first, *others = parameters
+        return torch.optim.Adam([{"params": [first]}, {"params": others}], lr=lr)
+
+    state = adapted(model, optimiser=in_two_groups).state_dict()
+    adapter = adapted(model)
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=r"optimiser does not fit.*parameter groups"):
+        adapter.load_state_dict(state)
+    assert same_state(before, state_of(adapter))
+
+
 def test_a_damaged_file_is_refused_and_the_adapter_goes_on(model, tmp_path):
     adapter = adapted(model)
     path = tmp_path / "state"
@@ -99,6 +114,9 @@ def test_a_state_of_another_format_or_kind_is_refused(model):
     with pytest.raises(dp.errors.StateError, match="format 9"):
         adapter.load_state_dict(state | {"meta": torch.tensor(list(text), dtype=torch.uint8)})
     before = state_of(adapter)
+    for spoilt in (b"{", b"\xff", b"[]", b"{}"):
+        with pytest.raises(dp.errors.StateError, match="description"):
+            adapter.load_state_dict(state | {"meta": torch.tensor(list(spoilt), dtype=torch.uint8)})
     extra = state | {"model.stranger": torch.zeros(1)}
     with pytest.raises(dp.errors.StateError, match=r"it has model\.stranger, unknown here"):
         adapter.load_state_dict(extra)
@@ -116,6 +134,22 @@ def test_a_state_with_a_tensor_of_the_wrong_shape_is_refused(model):
     assert same_state(before, state_of(adapter))
 
 
+def test_a_method_with_a_function_of_the_users_is_the_same_in_another_process(model):
+    class Brighter:
+        def __call__(self, images, generator):
+            return 1.1 * images
+
+    def made_anew():
+        views = dp.losses.RandomViews(2, augment=partial(Brighter()))
+        return adapter_for("cotta", model, views=views)
+
+    adapter, other = made_anew(), made_anew()
+    adapter(batches(1)[0])
+    other.load_state_dict(adapter.state_dict())
+    assert same_state(state_of(adapter), state_of(other))
+    assert " at 0x" not in repr(adapter)
+
+
 def test_a_state_is_small(model, tmp_path):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
@@ -129,6 +163,25 @@ def test_a_state_is_a_copy(model):
     before = {name: tensor.clone() for name, tensor in state.items()}
     adapter(batches(1)[0])
     assert same_state(before, state)
+
+
+def test_numbers_of_every_kind_travel(tmp_path):
+    class Mixed(GroupNormNet):
+        def __init__(self):
+            super().__init__()
+            self.phase = torch.nn.Parameter(torch.randn(2, dtype=torch.complex128))
+            self.register_buffer("table", torch.randn(3, dtype=torch.complex64))
+            self.register_buffer("mask", torch.tensor([True, False]))
+            self.register_buffer("narrow", torch.ones(2, dtype=torch.float16))
+
+    model = Mixed()
+    adapter = adapted(model)
+    adapter.save(tmp_path / "state")
+    assert same_state(state_of(dp.tent(model).load(tmp_path / "state")), state_of(adapter))
+    with torch.no_grad():
+        model.phase.imag[0] += 1
+    with pytest.raises(dp.errors.StateError, match="the values of `phase` differ"):
+        dp.tent(model).load(tmp_path / "state")
 
 
 def test_the_learning_rate_travels_with_the_state(model, tmp_path):
@@ -148,6 +201,15 @@ def test_optimisers_with_tensors_and_odd_values_in_their_groups(model, tmp_path)
     adapter.optimiser.param_groups[0]["note"] = object()
     with pytest.raises(dp.errors.StateError, match="optimiser keeps a object"):
         adapter.save(tmp_path / "state")
+
+
+def test_numbers_of_numpys_are_numbers(model, tmp_path):
+    adapter = adapted(model, seed=np.int64(3), mean_entropy=np.float32(0.5))
+    adapter.save(tmp_path / "state")
+    assert same_state(state_of(dp.tent(model, mean_entropy=0.5).load(tmp_path / "state")), state_of(adapter))
+    adapted(model, mean_entropy=0).load_state_dict(adapted(model).state_dict())
+    cotta = adapter_for("cotta", model, seed=np.int64(3), threshold=1.0)
+    assert torch.equal(cotta(batches(1)[0]), adapter_for("cotta", model, seed=3, threshold=1.0)(batches(1)[0]))
 
 
 def test_the_prepared_state_travels(model, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import driftproof as dp
-from cases import batches, shifted, source_data
+from cases import adapter_for, batches, shifted, source_data
 from driftproof.network import Network
 from driftproof.norms import BatchNorm
 from driftproof.statistics import TTN, Batch, Blend, Source
@@ -150,6 +150,17 @@ def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
         assert rule.mean is not other.mean
     adapter(third)
     assert adapter.last.kept == 1.0
+
+
+def test_a_teachers_online_statistics_are_those_of_good_batches_alone():
+    model, (first, bad, *rest) = lively(WideResNet()), batches(4)
+    adapter, undisturbed = (adapter_for("cotta", model, statistics=Blend(0.5, momentum=0.3)) for _ in range(2))
+    adapter(first), undisturbed(first)
+    adapter(bad * float("nan"))
+    assert adapter.last.skipped
+    for images in rest:
+        assert torch.equal(adapter(images), undisturbed(images))
+        assert adapter.last.stepped
 
 
 def test_a_second_pass_over_the_same_batch_does_not_count():

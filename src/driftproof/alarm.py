@@ -62,6 +62,8 @@ class Alarm:
         ordered = novelty.flatten().sort().values
         if len(ordered) == 0:
             raise InputError("Expected the novelty of at least one ordinary sample, but got none.")
+        if ordered.isnan().any():
+            raise InputError("Expected novelty without NaN, but got some. Leave out batches that were skipped.")
         allowed = int(rate * len(ordered))
         threshold = float(ordered[len(ordered) - 1 - allowed]) if allowed < len(ordered) else float("-inf")
         return cls(threshold, least_area=least_area, diagonal=diagonal)

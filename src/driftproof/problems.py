@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from driftproof.errors import ModelError
 from driftproof.norms import batch_norms, has_source_statistics, normalisation_layers
 
 __all__ = ["Problem", "check", "obstacles", "uncopyable"]
@@ -68,6 +69,8 @@ def _problems(model: nn.Module) -> Iterator[Problem]:
 
 def obstacles(model: nn.Module) -> list[Problem]:
     """The errors that can be seen without copying the model."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
     return list(_obstacles(model))
 
 
@@ -86,9 +89,18 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
             "error", f"The model is wrapped in {type(model).__name__}", "Pass the model inside, `model.module`."
         )
         return
-    if isinstance(model, torch.jit.ScriptModule):
+    scripted = tuple(
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.jit.ScriptModule) and any(True for _ in layer.parameters())
+    )
+    if scripted:
+        whole = isinstance(model, torch.jit.ScriptModule)
         yield Problem(
-            "error", "The model is TorchScript, which cannot be hooked", "Pass the Python model it came from."
+            "error",
+            f"{'The model is' if whole else 'Some layers are'} TorchScript, which cannot be hooked",
+            "Pass the Python model it came from." if whole else "Put the Python layers they came from in their place.",
+            () if whole else scripted,
         )
         return
     if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):

@@ -30,10 +30,11 @@ class Scope:
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """The parameters that move, by name; a tied parameter appears once."""
+        staying = _matching(model, self.excluded)
         chosen = {
             name: parameter
             for name, parameter in self._candidates(model).items()
-            if torch.is_floating_point(parameter) and not _matches(name, self.excluded)
+            if torch.is_floating_point(parameter) and id(parameter) not in staying
         }
         if not chosen:
             raise ModelError(
@@ -103,7 +104,8 @@ class Named(Scope):
         return f"named({_quoted(self.patterns)})"
 
     def _candidates(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in model.named_parameters() if _matches(name, self.patterns)}
+        matching = _matching(model, self.patterns)
+        return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in matching}
 
 
 def nothing() -> Nothing:
@@ -136,5 +138,7 @@ def _quoted(patterns: tuple[str, ...]) -> str:
     return ", ".join(repr(pattern) for pattern in patterns)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matching(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
+    """The identities of the parameters one of whose names, a tied one has several, matches a pattern."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {id(parameter) for name, parameter in named if any(fnmatchcase(name, pattern) for pattern in patterns)}

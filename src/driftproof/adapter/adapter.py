@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
-from driftproof.adapter.copies import refuse_unsuitable, two_copies
+from driftproof.adapter.copies import refuse_unsuitable, return_buffers, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
-from driftproof.adapter.settings import Novelty
+from driftproof.adapter.settings import Novelty, expect_choices
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
+from driftproof.adapter.turns import in_turn, new_turn
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Network, Precision, rounding
@@ -114,24 +115,21 @@ class Adapter(nn.Module):
         ranks: RankGroup = None,
     ) -> None:
         super().__init__()
+        self._turn = new_turn()
         refuse_unsuitable(model)
-        _expect_choice("average_over", average_over, ("selected", "batch"))
-        _expect_choice("mean_entropy_over", mean_entropy_over, ("selected", "batch"))
-        _expect_choice("output", output, ("before", "after"))
-        _expect_choice("engine", engine, ("eager", "compile", "graph"))
-        _expect_choice("precision", precision, (None, "fp32", "tf32", "bf16"))
-        _expect_choice("source_precision", source_precision, (None, "bf16"))
+        expect_choices(average_over=average_over, mean_entropy_over=mean_entropy_over, output=output)
+        expect_choices(engine=engine, precision=precision, source_precision=source_precision)
         if accumulate < 1:
             raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
         if mean_entropy is None:
             mean_entropy = 0.0 if select is None else select.mean_entropy
         self.scope = scope
-        self.mean_entropy = mean_entropy
+        self.mean_entropy = float(mean_entropy)
         self.accumulate = accumulate
         self.average_over = average_over
         self.mean_entropy_over = mean_entropy_over
         self.output = output
-        self.seed = seed
+        self.seed = int(seed)
         self.engine = engine
         self.precision = precision
         self.channels_last = channels_last
@@ -144,12 +142,12 @@ class Adapter(nn.Module):
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
             self.regulariser = copy.deepcopy(regulariser)
-            accessors: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
+            shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
             adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             followed = self.source_statistics or self.statistics
-            self.network = Network(adapting, self.statistics, precision=precision, **accessors)
-            self.source = Network(frozen, followed, precision=source_precision or precision, **accessors)
+            self.network = Network(adapting, self.statistics, precision=precision, **shared)
+            self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
             if self._names and (loss is None or optimiser is None):
                 raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
             self._find_parameters()
@@ -158,6 +156,7 @@ class Adapter(nn.Module):
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
+    @in_turn
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch and learn from it; returns the logits, without a graph."""
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
@@ -255,13 +254,13 @@ class Adapter(nn.Module):
                 self.network.discard()
         return self
 
+    @in_turn
     def reset(self) -> Self:
         """Go back to exactly the starting point: weights, optimiser, every part's memory. `prepare` stays done."""
         with torch.inference_mode(False), torch.no_grad():
             for now, start in zip(self._movable, self._starting, strict=True):
                 now.copy_(start)
-            for buffer, initial in zip(self.network.model.buffers(), self.source.model.buffers(), strict=True):
-                buffer.copy_(initial)
+            return_buffers(self.network.model, self.source.model)
             self._begin()
         return self
 
@@ -280,11 +279,13 @@ class Adapter(nn.Module):
         """Make the optimiser anew, where a state is given with that state."""
         if self._names:
             assert self._make_optimiser is not None  # the constructor saw to it
-            self._stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
-            self._engine.equip(self._stepper.optimiser)
+            stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
+            self._engine.equip(stepper.optimiser)
             if state is not None:
-                self._stepper.load_state_dict(state)
+                stepper.load_state_dict(state)
+            self._stepper = stepper
 
+    @in_turn
     def unwrap(self) -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.
 
@@ -312,7 +313,7 @@ class Adapter(nn.Module):
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser at work, for those who schedule its learning rate."""
+        """The optimiser at work, for those who schedule its learning rate; `reset`, `load` and `to` make a new one."""
         if not self._names:
             raise CallOrderError("Nothing moves, so there is no optimiser.")
         return self._stepper.optimiser
@@ -327,11 +328,13 @@ class Adapter(nn.Module):
         """Where the model is."""
         return next(self.network.model.parameters()).device
 
+    @in_turn
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
         self._engine.settle(self)
         return snapshot.capture(self)
 
+    @in_turn
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
         """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
         snapshot.restore(self, state)
@@ -360,6 +363,8 @@ class Adapter(nn.Module):
         """Change nothing: the scope decides what moves."""
         return self
 
+    @in_turn
+    @torch.inference_mode(mode=False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._engine.settle(self)
         self._engine.drop()
@@ -372,11 +377,12 @@ class Adapter(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy finds its own way of running: recordings and compiled code speak of this adapter's tensors.
         self._engine.settle(self)
-        return self.__dict__ | {"_engine": None}
+        self.network.cut_graphs()
+        return self.__dict__ | {"_engine": None, "_turn": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine = engine_for(self)
+        self._engine, self._turn = engine_for(self), new_turn()
 
     def _find_parameters(self) -> None:
         self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)
@@ -391,10 +397,3 @@ class Adapter(nn.Module):
     def _parts(self) -> list[Part]:
         parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regulariser)
         return [part for part in parts if part is not None]
-
-
-def _expect_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(
-            f"Expected `{name}` to be one of {', '.join(filter(None, choices))}, but got {value!r}."
-        )

@@ -9,13 +9,11 @@ from driftproof.errors import ModelError
 from driftproof.problems import obstacles, uncopyable
 from driftproof.scopes import Scope
 
-__all__ = ["refuse_unsuitable", "two_copies"]
+__all__ = ["refuse_unsuitable", "return_buffers", "two_copies"]
 
 
 def refuse_unsuitable(model: nn.Module) -> None:
     """Refuse a model that cannot be adapted at all, naming every reason."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
     errors = obstacles(model)
     if errors:
         raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
@@ -35,7 +33,9 @@ def two_copies(
         problem = uncopyable(error)
         raise ModelError(f"{problem.what}. {problem.remedy}") from error
     if channels_last:
-        adapting.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+        for parameter in adapting.parameters():
+            if parameter.ndim == 4:  # torch has another layout for volumes, and images are what comes
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     moving = scope.parameters(adapting)
     identities = {id(parameter) for parameter in moving.values()}
     shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}
@@ -43,6 +43,20 @@ def two_copies(
     for parameter in moving.values():
         parameter.requires_grad_(True)
     return adapting, frozen, tuple(moving)
+
+
+def return_buffers(model: nn.Module, start: nn.Module) -> None:
+    """Have the buffers of a model be what they are in a copy of it, whatever its own code made of them since."""
+    known = dict(start.named_modules())
+    for ours, theirs in ((module, known[path]) for path, module in model.named_modules() if path in known):
+        for name in [name for name in ours._buffers if name not in theirs._buffers]:
+            del ours._buffers[name]
+        for name, initial in theirs._buffers.items():
+            buffer = ours._buffers.get(name)
+            if buffer is not None and initial is not None and buffer.shape == initial.shape:
+                buffer.copy_(initial)
+            else:
+                ours._buffers[name] = None if initial is None else initial.clone()
 
 
 def _detached(model: nn.Module) -> nn.Module:

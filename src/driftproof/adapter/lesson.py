@@ -34,6 +34,12 @@ class Lesson(NamedTuple):
 def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
     """Ask every part for its say; settles the step's answer and weights. Nothing is fetched from the device."""
     assert adapter.loss is not None  # the adapter's constructor saw to it
+    if step.classes < 2:
+        raise ModelError(
+            f"Expected logits of two classes or more, but got {tuple(step.logits.shape)}: the softmax over one is 1, "
+            "and teaches nothing. Where a model has one logit z, `logits=` can be a function that joins 0 and z along "
+            "dimension 1."
+        )
     step.answer = adapter.loss.predict(step)
     losses = adapter.loss.per_sample(step)
     if adapter.select is not None:

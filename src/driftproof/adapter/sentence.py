@@ -1,5 +1,6 @@
 """An adapter in words."""
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -7,11 +8,14 @@ if TYPE_CHECKING:
 
 __all__ = ["described", "shown"]
 
+# Where an object lies in memory is its process's own affair.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 
 def described(adapter: "Adapter") -> dict[str, str]:
     """The choice on each axis; two adapters that agree here are the same method."""
     optimiser = type(adapter.optimiser).__name__ if adapter.moving else "None"
-    return {
+    chosen = {
         "scope": repr(adapter.scope),
         "statistics": repr(adapter.statistics),
         "source_statistics": repr(adapter.source_statistics),
@@ -23,6 +27,7 @@ def described(adapter: "Adapter") -> dict[str, str]:
         "average_over": adapter.average_over,
         "mean_entropy_over": adapter.mean_entropy_over,
     }
+    return {axis: _ADDRESS.sub("", choice) for axis, choice in chosen.items()}
 
 
 def shown(adapter: "Adapter") -> str:

@@ -6,14 +6,24 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 from driftproof.adapter.engines import EngineName
+from driftproof.errors import ConfigurationError
 from driftproof.network import LogitsAccessor, Precision
 from driftproof.parts import Step
 from driftproof.ranks import RankGroup
 from driftproof.statistics import Statistics
 
-__all__ = ["Novelty", "Settings"]
+__all__ = ["Novelty", "Settings", "expect_choices"]
 
 Novelty = Callable[[Step], Tensor]
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "average_over": ("selected", "batch"),
+    "mean_entropy_over": ("selected", "batch"),
+    "output": ("before", "after"),
+    "engine": ("eager", "compile", "graph"),
+    "precision": (None, "fp32", "tf32", "bf16"),
+    "source_precision": (None, "bf16"),
+}
 
 
 class Settings(TypedDict, total=False):
@@ -33,3 +43,11 @@ class Settings(TypedDict, total=False):
     source_precision: Literal["bf16"] | None
     channels_last: bool
     ranks: RankGroup
+
+
+def expect_choices(**chosen: str | None) -> None:
+    """Refuse a value that is not among the choices for its keyword."""
+    for name, value in chosen.items():
+        if value not in _CHOICES[name]:
+            allowed = ", ".join(filter(None, _CHOICES[name]))
+            raise ConfigurationError(f"Expected `{name}` to be one of {allowed}, but got {value!r}.")

@@ -14,9 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from driftproof.adapter.copies import return_buffers
 from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
 from driftproof.files import written_whole
+from driftproof.network import Network
 from driftproof.norms import BatchNorm
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class _Slot(NamedTuple):
     @property
     def tensor(self) -> Tensor | None:
         table = self.module._parameters if self.is_parameter else self.module._buffers
-        return table[self.name]
+        return table.get(self.name)
 
     def put(self, tensor: Tensor | None) -> None:
         if self.is_parameter:
@@ -71,25 +73,31 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     meta = _meta(state)
     _refuse_other_method(meta["method"], described(adapter))
     _refuse_other_model(meta["source"], fingerprint(adapter.source.model))
-    slots = _slots(adapter)
+    models = dict(_models(adapter))
+    slots = _slots(adapter) | _later_buffers(models, state)
+    free = {id(module) for model in models.values() for module in model.modules()}
     names = [key for key in state if key.split(".")[0] not in ("meta", "steps")]
     unknown = [key for key in names if key not in slots]
     missing = [key for key, slot in slots.items() if slot.is_parameter and key not in state]
     if unknown or missing:
         raise StateError(f"Expected the tensors of this method, but {_differing(unknown, missing)}.")
     for key in names:
-        own = slots[key].tensor
-        if own is not None and own.shape != state[key].shape:
+        own, fixed = slots[key].tensor, slots[key].is_parameter or id(slots[key].module) not in free
+        if own is not None and fixed and own.shape != state[key].shape:
             raise StateError(f"Expected {key} to be of shape {tuple(own.shape)}, but got {tuple(state[key].shape)}.")
-    device = adapter.device
-    steps = _decoded(meta["steps"], state)
-    for key, slot in slots.items():
-        slot.put(state[key].to(device).clone() if key in state else None)
+    with torch.inference_mode(False), torch.no_grad():
+        _begin_steps(adapter, _decoded(meta["steps"], state))
+        for model in models.values():
+            return_buffers(model, adapter.source.model)
+        for key, slot in slots.items():
+            if key in state:
+                slot.put(state[key].to(adapter.device).clone())
+            elif slot.name in slot.module._buffers:
+                slot.put(None)
     adapter.seed = meta["seed"]
     adapter._index = meta["index"]
     adapter._last = None
     adapter._engine.drop()
-    adapter._begin_steps(steps)
 
 
 def write(state: dict[str, Tensor], path: Path) -> None:
@@ -122,7 +130,8 @@ def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
 
 def bit_sum(tensor: Tensor) -> int:
     """The sum of all bit patterns of a tensor."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = real.contiguous().reshape(-1)
     return int(flat.view(_INTEGER_OF_SIZE[flat.element_size()]).sum(dtype=torch.int64))
 
 
@@ -136,6 +145,12 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
         # The statistics of a batch norm are constants of the source model; other buffers are the user's to change.
         if not isinstance(module, BatchNorm):
             slots |= {f"model.{path}.{name}": _Slot(module, name, is_parameter=False) for name in module._buffers}
+    for axis, part in _parts(adapter).items():
+        slots |= dict(_inside(axis, part))
+    return slots
+
+
+def _parts(adapter: "Adapter") -> dict[str, nn.Module]:
     parts = {
         "statistics": adapter.statistics,
         "source_statistics": adapter.source_statistics,
@@ -145,9 +160,36 @@ def _slots(adapter: "Adapter") -> dict[str, _Slot]:
         "network": adapter.network.rules,
         "source": adapter.source.rules,
     }
-    for axis, part in parts.items():
-        slots |= dict(_inside(axis, part)) if part is not None else {}
+    return {axis: part for axis, part in parts.items() if part is not None}
+
+
+def _models(adapter: "Adapter") -> Iterator[tuple[str, nn.Module]]:
+    """The copies of the user's model that learn: what their own code keeps in buffers is theirs to change."""
+    yield "model", adapter.network.model
+    for axis, part in _parts(adapter).items():
+        for path, module in part.named_modules():
+            if isinstance(module, Network):
+                yield f"{axis}.{path}.model", module.model
+
+
+def _later_buffers(models: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> dict[str, _Slot]:
+    """Places for buffers that a model's own code made while it ran, where this one has not run yet."""
+    slots: dict[str, _Slot] = {}
+    for prefix, model in models.items():
+        for path, module in model.named_modules():
+            # The modules of a part are named as torch does it, without a dot for the root.
+            start = f"{prefix}.{path}." if path or prefix == "model" else f"{prefix}."
+            names = [key.removeprefix(start) for key in state if key.startswith(start)]
+            made = [name for name in names if "." not in name and name not in module._parameters]
+            slots |= {start + name: _Slot(module, name, is_parameter=False) for name in made}
     return slots
+
+
+def _begin_steps(adapter: "Adapter", steps: dict[str, Any] | None) -> None:
+    try:
+        adapter._begin_steps(steps)
+    except ValueError as error:
+        raise StateError(f"The state was saved by another method: its optimiser does not fit, {error}.") from error
 
 
 def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -162,9 +204,13 @@ def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
 def _meta(state: Mapping[str, Tensor]) -> dict[str, Any]:
     if "meta" not in state:
         raise StateError("Expected a state saved by driftproof, but its description is missing.")
-    meta: dict[str, Any] = json.loads(bytes(state["meta"].tolist()))
-    if meta["format"] != _FORMAT:
-        raise StateError(f"Expected a state of format {_FORMAT}, but got format {meta['format']}.")
+    try:
+        meta: dict[str, Any] = json.loads(bytes(state["meta"].tolist()))
+        form = meta["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
+    if form != _FORMAT:
+        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
     return meta
 
 

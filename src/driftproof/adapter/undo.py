@@ -48,7 +48,8 @@ def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
 
     Optimisers keep step counters on the host; those cannot go wrong in a way that the parameters do not show.
     """
-    floating = [tensor for tensor in tensors if tensor.device == device and tensor.is_floating_point()]
+    here = (tensor for tensor in tensors if tensor.device == device and tensor.numel())
+    floating = [tensor for tensor in here if tensor.is_floating_point()]
     with torch.no_grad():
         return torch.stack(torch._foreach_norm(floating, float("inf"))).isfinite().all()
 

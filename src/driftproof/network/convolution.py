@@ -65,8 +65,8 @@ def _is_sparing(layer: nn.Module) -> bool:
     return isinstance(own, partial) and own.func is _convolve
 
 
-def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    weight, bias = layer.weight, layer.bias
+def _convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
+    x, weight, bias = input, layer.weight, layer.bias
     if weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:

@@ -1,8 +1,9 @@
 """A private copy of the user's model whose normalisation follows a rule of ours."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
 from driftproof.network.convolution import forget_rounded, make_ordinary, make_sparing, round_weights
+from driftproof.network.keepsake import Keepsake
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, mixed, restored
-from driftproof.network.rules import NormalisationRule
+from driftproof.network.rules import LayerRule, NormalisationRule
 from driftproof.norms import batch_norms
 from driftproof.ranks import Ranks
 
@@ -32,6 +34,7 @@ class Network(nn.Module):
         classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
         precision: With how many digits to compute; logits and features come out in at least single precision.
         ranks: Among whom batches are shared out; None is this process alone.
+        frozen: Whether no pass may change what the model keeps of its own.
 
     Attributes:
         through: What the model is called through while a compiled form of it stands in; None is the model itself.
@@ -39,6 +42,7 @@ class Network(nn.Module):
 
     __call__: Callable[..., Tensor]
     through: Callable[[Tensor], Any] | None = None
+    _writes: bool | None = None  # whether the model writes into its input; not known before the first pass
 
     def __init__(
         self,
@@ -49,9 +53,11 @@ class Network(nn.Module):
         classifier: str | None = None,
         precision: Precision | None = None,
         ranks: Ranks | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
-        self.model = model.eval()
+        model.eval()  # a model's own `train` may forget to return the model
+        self.model = model
         self.precision = precision
         self.ranks = ranks or Ranks()
         self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
@@ -65,8 +71,11 @@ class Network(nn.Module):
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
+        self._keepsake = Keepsake(model) if frozen else None
         self._tap: _Tap | None = None
-        self._attach()
+        make_sparing(model)
+        for rule in self.layer_rules:
+            rule.attach()
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits for `images`."""
@@ -75,17 +84,28 @@ class Network(nn.Module):
         if self.precision == "bf16":
             round_weights(self.model, torch.bfloat16)
         try:
-            with _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
-                output = (self.through or self.model)(images)
+            with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
+                output = self._answer(images)
         except (EngineError, RanksError):
             raise
         except Exception as error:
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
             raise ForwardError(message) from error
         finally:
-            for rule in self.layer_rules:
-                rule.leave()
+            self.leave()
         return restored(read_logits(output, self._logits), self.precision)
+
+    def _answer(self, images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
+        """What the model makes of images; one that writes into its input gets a copy, as others are to see them too."""
+        if self._writes is False:
+            return (self.through or self.model)(images)
+        own = images.clone()
+        untold = own.is_inference()  # such a tensor does not count its changes
+        before = 0 if untold else own._version
+        output = (self.through or self.model)(own)
+        if not (self._writes or untold):
+            self._writes = own._version != before
+        return output
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
@@ -101,15 +121,26 @@ class Network(nn.Module):
             )
         return logits, restored(features, self.precision)
 
+    @torch.inference_mode(mode=False)
     def plain(self) -> nn.Module:
         """A copy of the model as an ordinary module: no rules, no storage shared."""
-        self._detach()
-        try:
-            copied = copy.deepcopy(self.model)
-        finally:
-            self._attach()
+        self.cut_graphs()
+        # What is attached is taken off the copy: compiled code has to be made anew whenever a hook comes or goes.
+        attached: list[LayerRule | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
+        copied = copy.deepcopy(self.model, {id(one): one for one in attached})
+        make_ordinary(copied)
         forget_rounded(copied)
+        numbers = [one.handle.id for one in attached if one.handle is not None]
+        for layer in copied.modules():
+            for number in numbers:
+                layer._forward_pre_hooks.pop(number, None)
+                layer._forward_pre_hooks_with_kwargs.pop(number, None)
         return copied
+
+    def cut_graphs(self) -> None:
+        """Cut what the model keeps of its last pass, such as attention maps, off the graph: torch copies no graphs."""
+        for module in self._every_module:
+            _without_graph(vars(module))
 
     def clone(self) -> "Network":
         """A network of its own over a copy of the model, under the same rule."""
@@ -126,6 +157,14 @@ class Network(nn.Module):
         """A network of its own over a copy of the model, normalising as on the day it was trained."""
         return Network(self.plain(), logits=self._logits, classifier=self._classifier)
 
+    def leave(self) -> None:
+        """Give every layer its own statistics back.
+
+        A pass ends with it. So does a backward pass, in which a model that checkpoints activations runs layers anew.
+        """
+        for rule in self.layer_rules:
+            rule.leave()
+
     def begin(self) -> None:
         """Forget every statistic of the stream."""
         for rule in self.layer_rules:
@@ -138,24 +177,14 @@ class Network(nn.Module):
 
     def discard(self) -> None:
         """Drop what the last pass saw of the stream."""
+        self.leave()
         for rule in self.layer_rules:
             rule.discard()
         if self._tap is not None:
             self._tap.entered = None
 
-    def _attach(self) -> None:
-        make_sparing(self.model)
-        for rule in self.layer_rules:
-            rule.attach()
-
-    def _detach(self) -> None:
-        """Leave the model as it was found."""
-        make_ordinary(self.model)
-        for rule in self.layer_rules:
-            rule.detach()
-        if self._tap is not None:
-            self._tap.detach()
-            self._tap = None
+    def _kept(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._keepsake is None else self._keepsake.kept()
 
     def _find_classifier(self) -> tuple[str, nn.Module]:
         if self._classifier is not None:
@@ -177,13 +206,25 @@ class _Tap:
 
     def __init__(self, layer: nn.Module) -> None:
         self.entered: Tensor | None = None
-        self._handle: RemovableHandle = layer.register_forward_pre_hook(self._note)
+        self.handle: RemovableHandle | None = layer.register_forward_pre_hook(self._note, with_kwargs=True)
 
-    def detach(self) -> None:
-        self._handle.remove()
+    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        self.entered = (inputs or tuple(named.values()))[0]
 
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.entered = inputs[0]
+
+def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything
+    """A tensor cut off its graph; tensors in a plain dictionary or list are exchanged in it."""
+    if isinstance(value, Tensor):
+        return value if value.is_leaf else value.detach()
+    if type(value) is tuple:
+        cut = tuple(map(_without_graph, value))
+        return value if all(map(operator.is_, cut, value)) else cut
+    if type(value) in (dict, list):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            cut = _without_graph(item)
+            if cut is not item:
+                value[key] = cut
+    return value
 
 
 @contextmanager

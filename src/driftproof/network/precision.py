@@ -36,10 +36,16 @@ def rounding(precision: Precision | None) -> Iterator[None]:
 
 
 def mixed(precision: Precision | None, device: torch.device) -> AbstractContextManager[object]:
-    """Let a network compute in bfloat16 where that is what was asked for."""
-    # Without the cache of cast weights: a recorded step would go on reading it after it has been cleared.
-    bf16 = precision == "bf16"
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if bf16 else nullcontext()
+    """Let a network compute in bfloat16 where that is what was asked for, or as the caller's autocast has it."""
+    if precision == "bf16":
+        kind = torch.bfloat16
+    elif torch.is_autocast_enabled(device.type):
+        kind = torch.get_autocast_dtype(device.type)
+    else:
+        return nullcontext()
+    # Without the cache of cast weights. A recorded step would go on reading it after it has been cleared; and where
+    # the caller's autocast spans the stream, it would hold the weights of the first batch for good.
+    return torch.autocast(device.type, kind, cache_enabled=False)
 
 
 def restored(values: Tensor, precision: Precision | None) -> Tensor:

@@ -1,6 +1,6 @@
 """The rule by which one batch-norm layer chooses its statistics."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -19,13 +19,14 @@ class LayerRule(nn.Module):
 
     Attributes:
         ranks: Among whom the batch is shared out.
+        handle: What the layer knows the rule by, once it is attached.
     """
 
     def __init__(self, layer: BatchNorm) -> None:
         super().__init__()
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
         self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
-        self._handle: RemovableHandle | None = None
+        self.handle: RemovableHandle | None = None
         self.ranks = Ranks()
 
     @property
@@ -52,12 +53,16 @@ class LayerRule(nn.Module):
 
     def attach(self) -> None:
         """Start deciding."""
-        self._handle = self.layer.register_forward_pre_hook(self.enter)
+        self.handle = self.layer.register_forward_pre_hook(self._called, with_kwargs=True)
 
-    def detach(self) -> None:
-        """Leave the layer as it was found."""
-        if self._handle is not None:
-            self._handle.remove()
+    def _called(
+        self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        # Most models hand a layer its input by place, some by name.
+        entered = self.enter(layer, inputs or tuple(named.values())[:1])
+        if entered is None:
+            return None
+        return (entered, named) if inputs else ((), named | dict(zip(named, entered, strict=False)))
 
     def leave(self) -> None:
         """Give the layer its own statistics back."""

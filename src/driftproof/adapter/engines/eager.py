@@ -70,6 +70,7 @@ def _predict(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
 def _learn(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
     lesson = draw_lesson(adapter, step)
     sound, wanted, stepped = adapter._stepper.attempt(lesson.objective, lesson.useful)
+    adapter.network.leave()
     if sound:
         _commit(adapter, step)
     if sound and wanted:

@@ -106,6 +106,7 @@ class StaticStep:
         lesson = self.draw(adapter, step)
         stepper, objective = adapter._stepper, lesson.objective
         gradients = torch.autograd.grad(objective, stepper.parameters, materialize_grads=True)
+        adapter.network.leave()
         if self._storage.total:
             gradients = tuple(torch._foreach_add(self._storage.total, gradients))
         live = stepper.live()
