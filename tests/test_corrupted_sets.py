@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +139,20 @@ def test_files_are_written_once_in_the_same_folders(photos, tmp_path):
     read = folder(destination / "brightness" / "2")
     expected = jpeg(images.batch(range(6)), 85)
     assert torch.equal(read.batch(range(6)), expected)
+
+
+def test_a_single_class_keeps_its_folder(photos, tmp_path):
+    shutil.rmtree(photos / "dog")
+    write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
+    assert folder(tmp_path / "out" / "contrast" / "3").classes == ("cat",)
+
+
+def test_what_is_made_of_a_folder_does_not_become_part_of_it(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for inside in (photos, photos / "cat" / "made", Path("photos", "made")):
+        with pytest.raises(dp.errors.InputError, match="destination outside"):
+            write_files(Corrupted(folder(photos), "fog", 1), inside)
+    assert write_files(Corrupted(folder(photos), "contrast", 1), tmp_path / "photos-c") == 6
 
 
 def test_files_of_different_sizes_keep_them(photos, tmp_path):

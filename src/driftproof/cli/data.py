@@ -10,7 +10,7 @@ from driftproof.cli.ending import Status
 from driftproof.cli.offered import DATA_SETS
 from driftproof.cli.output import AsJson, print_json, print_table
 from driftproof.cli.progress import counting
-from driftproof.errors import DownloadError
+from driftproof.errors import DownloadError, InputError
 
 if TYPE_CHECKING:
     from driftproof.data import Finding, RemoteFile
@@ -74,6 +74,8 @@ def verify_command(
     """Compare what is on disk with the published lengths and checksums; status 1 if anything is wrong or missing."""
     from driftproof.data import SOURCES, source, verify
 
+    if not names and not root.is_dir():
+        raise InputError(f"Expected `--root` to be the folder that holds the data sets, but there is no {root}.")
     findings = {name: verify(source(name), root) for name in names or SOURCES}
     if not names:
         findings = {name: found for name, found in findings.items() if any(one.state != "missing" for one in found)}
@@ -95,7 +97,7 @@ def _get(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
     with counting() as progress:
         task = progress.add_task(file.name, total=file.size)
         archive = fetch(file, root, progress=lambda done, total: progress.update(task, completed=done, total=total))
-    if file.unpacks_in is not None:
+    if file.unpacks_in is not None and not file.manual:  # what is got by hand is sorted by hand, as its note says
         unpack(archive, root / file.unpacks_in)
         if not keep_archives:
             archive.unlink()

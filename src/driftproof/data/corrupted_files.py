@@ -47,7 +47,11 @@ def _targets(images: Corrupted, destination: Path) -> list[Path]:
     if not isinstance(images.clean, FileSet):
         raise InputError(f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `kept`.")
     paths = images.clean.paths
-    root = Path(os.path.commonpath([path.parent for path in paths]))
+    root = images.clean.root or Path(os.path.commonpath([path.parent for path in paths]))
+    if destination.resolve().is_relative_to(root.resolve()):
+        raise InputError(
+            f"Expected a destination outside {root}, but {destination} lies in it and would be corrupted next time."
+        )
     folder = destination / images.corruption / str(images.severity)
     targets = [(folder / path.relative_to(root)).with_suffix(".JPEG") for path in paths]
     if len(set(targets)) < len(targets):
