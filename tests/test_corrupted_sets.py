@@ -304,6 +304,16 @@ def test_the_data_commands(tmp_path, capsys):
     assert "cifar10" in capsys.readouterr().err
 
 
+def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
+    (tmp_path / "taken").mkdir()
+    for path in (tmp_path / "taken", tmp_path / "nowhere" / "file.txt"):
+        with pytest.raises(OSError, match=path.name) as caught, written_whole(path) as unfinished:
+            unfinished.write_text("new")
+        assert str(path) in str(caught.value)
+        assert ".part" not in str(caught.value)
+    assert [found.name for found in tmp_path.iterdir()] == ["taken"]
+
+
 def test_written_whole_leaves_no_litter(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")

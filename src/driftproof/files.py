@@ -13,7 +13,7 @@ __all__ = ["written_whole"]
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to; what was written there becomes `path` in one act at the end, or nothing does.
 
-    A file that was at `path` survives any failure, and nothing unfinished is left behind.
+    A file that was at `path` survives any failure, and nothing unfinished is left behind. Errors name `path`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -29,5 +29,9 @@ def written_whole(path: Path) -> Iterator[Path]:
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        if error.filename == str(unfinished):  # the caller knows the file by its own name
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
