@@ -13,7 +13,7 @@ from PIL import Image
 
 import driftproof as dp
 from driftproof.cli import main
-from driftproof.corruptions import CORRUPTIONS, corrupt, jpeg
+from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt, jpeg
 from driftproof.data import (
     ArraySet,
     Corrupted,
@@ -160,6 +160,15 @@ def test_files_of_different_sizes_keep_them(photos, tmp_path):
     write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
     with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.JPEG") as wide:
         assert wide.size == (50, 36)
+
+
+def test_files_made_differently_are_not_mixed(photos, tmp_path):
+    write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out")
+    for size, frost in (((16, 16), FROST), ((32, 32), FrostPhotos(FROST.photos, "folder"))):
+        with pytest.raises(dp.errors.InputError, match=r"made differently: (size was|frost was procedural)"):
+            write_files(Corrupted(folder(photos, size=size), "frost", 2, frost_photos=frost), tmp_path / "out")
+    Image.new("RGB", (40, 40)).save(photos / "cat" / "more.png")
+    assert write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out") == 1
 
 
 def test_files_need_files_with_names_of_their_own(clean, photos, tmp_path):

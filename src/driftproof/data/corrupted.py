@@ -15,7 +15,7 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
 
-__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "stacked"]
+__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "refuse_other_protocol", "stacked"]
 
 Progress = Callable[[str, int], None]
 
@@ -110,7 +110,7 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
         _make(images, path, progress)
-    _refuse_other_protocol(_protocol_of(path), images)
+    refuse_other_protocol(_protocol_of(path), images.protocol)
     return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
 
 
@@ -180,8 +180,13 @@ def _protocol_of(path: Path) -> dict[str, Any]:
     return protocol
 
 
-def _refuse_other_protocol(found: dict[str, Any], images: Corrupted) -> None:
-    wanted = images.protocol
+def refuse_other_protocol(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to mix what was made in one way with what would be made in another.
+
+    Args:
+        found: How it was made.
+        wanted: How it would be.
+    """
     different = [
         f"{key} was {found.get(key)} and is {wanted[key]} here" for key in wanted if found.get(key) != wanted[key]
     ]
