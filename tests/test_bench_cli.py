@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import pickle
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 
 import driftproof as dp
 from driftproof.bench import SUITES, Results, Spec, Store, suite
@@ -21,6 +23,7 @@ from driftproof.bench.runner import Note
 from driftproof.bench.sets import SETS
 from driftproof.bench.workbench import Files, SourceImages, fingerprint
 from driftproof.cli import live, main
+from driftproof.cli.fitting import FittingProgress
 from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, WideResNet, build, save_checkpoint
@@ -567,3 +570,20 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     assert shown.lines[2] == ("costs on cifar10-c, closed: timing", 0, None)
     told(Note(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
+
+
+def test_a_cell_at_work_is_seen_however_many_came_before_it():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=10)
+    with FittingProgress(console=console, auto_refresh=False) as progress:
+        slow = progress.add_task("slow", total=2)
+        for number in range(20):
+            progress.update(progress.add_task(f"cell {number}", total=1), completed=number < 19)
+        console.file.truncate(0)
+        progress.refresh()
+        shown = console.file.getvalue()
+        assert all(f"{name} " in shown for name in ("slow", "cell 19", "cell 18"))
+        assert "cell 0 " not in shown
+        assert "..." not in shown
+        progress.update(slow, completed=2)
+        console.file.truncate(0)
+    assert all(f"cell {number} " in console.file.getvalue() for number in range(20)), "at the end all are left to read"
