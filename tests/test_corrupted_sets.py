@@ -323,6 +323,13 @@ def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "写" * 85])
+def test_names_can_be_as_long_as_names_can_be(tmp_path, name):
+    with written_whole(tmp_path / name) as unfinished:
+        unfinished.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_written_whole_leaves_no_litter(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")

@@ -23,7 +23,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         ...     Path(folder, "result.txt").read_text()
         'done'
     """
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    # Not the whole name, which may be as long as a name can be.
+    unfinished = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.part")
     try:
         yield unfinished
         with unfinished.open("rb+") as file:
