@@ -357,6 +357,15 @@ def test_files_are_the_rows_with_all_that_is_known_of_them(folder, report):
                 assert row[f"protocol/{key}"] == value
 
 
+def test_the_precision_of_selection_is_not_lost_to_that_of_computing(tmp_path):
+    cell = Store(tmp_path).cell(spec := Spec("tent+crowd", "images", "network", domains=("fog",)))
+    with cell.held():
+        cell.begin(spec, {})
+        cell.append([{"round": 1, "domain": "fog", "precision": 0.75}], [{"engine": "graph", "precision": "bf16"}])
+    (row,) = flat_rows(Results(tmp_path))
+    assert (row["precision"], row["step/precision"]) == (0.75, "bf16")
+
+
 def test_a_column_of_several_kinds_becomes_text_in_parquet(tmp_path):
     store = Store(tmp_path / "results")
     spec = Spec("tent", "images", "network", domains=("fog",))
