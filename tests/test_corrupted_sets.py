@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,23 @@ def test_a_damaged_kept_set_is_refused(clean, tmp_path):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(dp.errors.InputError, match=r"whole \.npy file"):
         kept(images, tmp_path)
+
+
+def test_a_set_that_several_ask_for_at_once_is_made_once(clean, tmp_path, monkeypatch):
+    images, made = Corrupted(clean, "contrast", 5), []
+    expected, compute = images.batch(range(len(clean))), Corrupted.batch
+
+    def slowly(self, places):
+        made.extend(places.tolist())
+        time.sleep(0.02)
+        return compute(self, places)
+
+    monkeypatch.setattr(Corrupted, "batch", slowly)
+    monkeypatch.setattr(corrupted, "_AT_ONCE", 2)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: kept(images, tmp_path).batch(range(len(clean))), range(3)))
+    assert all(torch.equal(pixels, expected) for pixels in found)
+    assert made == list(range(len(clean)))
 
 
 @pytest.fixture
