@@ -115,7 +115,15 @@ def test_results_that_were_made_differently_stay_apart(folder, tmp_path):
         write_archive([folder], folder)
     with pytest.raises(InputError, match="there are none"):
         write_archive([tmp_path / "nowhere"], tmp_path / "kept")
+    with pytest.raises(InputError, match=r"results in .*nowhere, but there are none"):
+        write_archive([folder, tmp_path / "nowhere"], tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+def test_nothing_is_measured_in_an_archive_where_nobody_would_find_it(folder, tmp_path):
+    write_archive([folder], tmp_path / "kept")
+    with pytest.raises(StateError, match=r"kept is an archive, from which nothing can go on"):
+        Store(tmp_path / "kept").share(Results(folder).shared)
 
 
 def test_a_damaged_archive_is_named(folder, tmp_path):

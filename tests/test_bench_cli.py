@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import pickle
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 
 import driftproof as dp
 from driftproof.bench import SUITES, Results, Spec, Store, suite
@@ -21,6 +23,7 @@ from driftproof.bench.runner import Note
 from driftproof.bench.sets import SETS
 from driftproof.bench.workbench import Files, SourceImages, fingerprint
 from driftproof.cli import live, main
+from driftproof.cli.fitting import FittingProgress
 from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, WideResNet, build, save_checkpoint
@@ -485,6 +488,10 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
         (("run", "table1", "--methdos", "tent"), "--methods"),
         (("compare", "nowhere"), "Expected results in nowhere, but there are none."),
         (("report", "nowhere"), "Expected results in nowhere, but there are none."),
+        (("export", "nowhere", "kept"), "Expected results in nowhere, but there are none."),
+        (("summarise", "nowhere"), "Expected archives in nowhere, each in a folder of its own, but there are none."),
+        (("summarise", "."), "`driftproof bench export` makes them"),
+        (("run", "table1", "--sets", "cifar10-c"), " more: Expected weights of wrn40_2 for cifar10 in weights"),
     ],
 )
 def test_mistakes_are_answered_in_words_and_with_status_2(tmp_path, monkeypatch, capsys, wide, words, said):
@@ -575,3 +582,20 @@ def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeyp
             told(Note(spec, "measured", 2, 2, {"round": 12, "domain": "impulse_noise", measure: value}))
             line = f"tent on a-set-with-a-long-name, closed: round 12, impulse_noise {value:.1f} %\n"
             assert capsys.readouterr().err == ("" if seconds == 9 else line)
+
+
+def test_a_cell_at_work_is_seen_however_many_came_before_it():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=10)
+    with FittingProgress(console=console, auto_refresh=False) as progress:
+        slow = progress.add_task("slow", total=2)
+        for number in range(20):
+            progress.update(progress.add_task(f"cell {number}", total=1), completed=number < 19)
+        console.file.truncate(0)
+        progress.refresh()
+        shown = console.file.getvalue()
+        assert all(f"{name} " in shown for name in ("slow", "cell 19", "cell 18"))
+        assert "cell 0 " not in shown
+        assert "..." not in shown
+        progress.update(slow, completed=2)
+        console.file.truncate(0)
+    assert all(f"cell {number} " in console.file.getvalue() for number in range(20)), "at the end all are left to read"

@@ -266,6 +266,13 @@ def test_a_cell_whose_description_is_damaged_is_named(tmp_path, damage):
         _ = Cell(tmp_path).spec
 
 
+def test_rows_that_are_damaged_are_named(tmp_path):
+    cell = Cell(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"round": 1}\n{"round"\n')
+    with pytest.raises(StateError, match=r"a row on each line of .*rows.jsonl, but it cannot be read"):
+        assert cell.rows
+
+
 def test_a_cell_is_held_by_one_at_a_time(tmp_path):
     with (
         Cell(tmp_path / "tent-digest").held(),

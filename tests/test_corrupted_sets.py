@@ -2,6 +2,10 @@
 
 import json
 import pickle
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from PIL import Image
 
 import driftproof as dp
 from driftproof.cli import main
-from driftproof.corruptions import CORRUPTIONS, corrupt, jpeg
+from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt, jpeg
 from driftproof.data import (
     ArraySet,
     Corrupted,
@@ -115,6 +119,23 @@ def test_a_damaged_kept_set_is_refused(clean, tmp_path):
         kept(images, tmp_path)
 
 
+def test_a_set_that_several_ask_for_at_once_is_made_once(clean, tmp_path, monkeypatch):
+    images, made = Corrupted(clean, "contrast", 5), []
+    expected, compute = images.batch(range(len(clean))), Corrupted.batch
+
+    def slowly(self, places):
+        made.extend(places.tolist())
+        time.sleep(0.02)
+        return compute(self, places)
+
+    monkeypatch.setattr(Corrupted, "batch", slowly)
+    monkeypatch.setattr(corrupted, "_AT_ONCE", 2)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: kept(images, tmp_path).batch(range(len(clean))), range(3)))
+    assert all(torch.equal(pixels, expected) for pixels in found)
+    assert made == list(range(len(clean)))
+
+
 @pytest.fixture
 def photos(tmp_path):
     root = tmp_path / "photos"
@@ -139,11 +160,34 @@ def test_files_are_written_once_in_the_same_folders(photos, tmp_path):
     assert torch.equal(read.batch(range(6)), expected)
 
 
+def test_a_single_class_keeps_its_folder(photos, tmp_path):
+    shutil.rmtree(photos / "dog")
+    write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
+    assert folder(tmp_path / "out" / "contrast" / "3").classes == ("cat",)
+
+
+def test_what_is_made_of_a_folder_does_not_become_part_of_it(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for inside in (photos, photos / "cat" / "made", Path("photos", "made")):
+        with pytest.raises(dp.errors.InputError, match="destination outside"):
+            write_files(Corrupted(folder(photos), "fog", 1), inside)
+    assert write_files(Corrupted(folder(photos), "contrast", 1), tmp_path / "photos-c") == 6
+
+
 def test_files_of_different_sizes_keep_them(photos, tmp_path):
     Image.new("RGB", (50, 36), (10, 200, 30)).save(photos / "cat" / "wide.png")
     write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
     with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.JPEG") as wide:
         assert wide.size == (50, 36)
+
+
+def test_files_made_differently_are_not_mixed(photos, tmp_path):
+    write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out")
+    for size, frost in (((16, 16), FROST), ((32, 32), FrostPhotos(FROST.photos, "folder"))):
+        with pytest.raises(dp.errors.InputError, match=r"made differently: (size was|frost was procedural)"):
+            write_files(Corrupted(folder(photos, size=size), "frost", 2, frost_photos=frost), tmp_path / "out")
+    Image.new("RGB", (40, 40)).save(photos / "cat" / "more.png")
+    assert write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out") == 1
 
 
 def test_files_need_files_with_names_of_their_own(clean, photos, tmp_path):
@@ -286,6 +330,23 @@ def test_the_data_commands(tmp_path, capsys):
     assert run("data", "verify", "--root", tmp_path) == 0
     assert run("data", "get", "cifr10", "--root", tmp_path) == 2
     assert "cifar10" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
+    (tmp_path / "taken").mkdir()
+    for path in (tmp_path / "taken", tmp_path / "nowhere" / "file.txt"):
+        with pytest.raises(OSError, match=path.name) as caught, written_whole(path) as unfinished:
+            unfinished.write_text("new")
+        assert str(path) in str(caught.value)
+        assert ".part" not in str(caught.value)
+    assert [found.name for found in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "写" * 85])
+def test_names_can_be_as_long_as_names_can_be(tmp_path, name):
+    with written_whole(tmp_path / name) as unfinished:
+        unfinished.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_written_whole_leaves_no_litter(tmp_path):

@@ -144,6 +144,16 @@ def test_severity_grows_and_other_shapes_work(name):
     assert corrupt(oblong, name, 3, frost_photos=FROST).shape == oblong.shape
 
 
+@pytest.mark.parametrize("name", EVERY)
+def test_images_smaller_than_a_kernel_come_out_at_their_size(name):
+    for height, width in ((1, 1), (1, 4), (2, 3), (8, 5)):
+        images = torch.full((2, 3, height, width), 90, dtype=torch.uint8)
+        small = corrupt(images, name, 5, frost_photos=FROST)
+        assert small.shape == images.shape
+        if name in ("defocus_blur", "pixelate"):
+            assert (small - 90.0).abs().max() <= 1, "of one colour all over, it stays so"
+
+
 def test_the_benchmarks_order():
     assert (
         *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),

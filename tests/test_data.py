@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from driftproof import data
+from driftproof.data.folder import image_files
 from driftproof.errors import ConfigurationError, InputError
 
 
@@ -598,12 +600,42 @@ def test_a_folder_of_folders_is_labelled(tmp_path):
     assert read.batch([3]).shape == (1, 3, 8, 8)
 
 
+def test_links_to_folders_are_followed_though_not_in_circles(tmp_path):
+    for name in ("elsewhere/a.png", "mine/day/b.png", "mine/.thumbnails/c.png", "mine/roll.png/d.png"):
+        save(tmp_path / name, pixels(4, 4, 3))
+    (tmp_path / "mine" / "night").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "mine" / "day" / "back").symlink_to(tmp_path / "mine", target_is_directory=True)
+    (tmp_path / "elsewhere" / "across").symlink_to(tmp_path / "mine" / "day", target_is_directory=True)
+    found = [path.relative_to(tmp_path / "mine").as_posix() for path in image_files(tmp_path / "mine")]
+    assert found == ["day/b.png", "night/a.png", "night/across/b.png", "roll.png/d.png"]
+
+
+def test_a_set_is_recognised_from_inside_and_through_a_link(tmp_path, monkeypatch):
+    for place in ("kept/batches", "mine"):
+        (tmp_path / place).mkdir(parents=True)
+    content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": list(range(10))}
+    (tmp_path / "kept" / "batches" / "test_batch").write_bytes(pickle.dumps(content))
+    link = tmp_path / "cifar-10-batches-py"
+    link.symlink_to(tmp_path / "kept" / "batches", target_is_directory=True)
+    assert data.opened(link).name == "cifar10"
+    link.unlink()
+    (tmp_path / "kept" / "batches").rename(link)
+    monkeypatch.chdir(link)
+    assert data.opened(Path()).name == "cifar10"
+    save(tmp_path / "mine" / "a.png", pixels(4, 4, 3))
+    monkeypatch.chdir(tmp_path / "mine")
+    assert data.opened(Path()).name == data.opened(tmp_path / "mine").name == "mine"
+
+
 def test_folders_without_a_plain_meaning_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         data.folder(tmp_path / "nowhere")
     with pytest.raises(InputError, match="empty"):
         data.folder(tmp_path)
     save(tmp_path / "cat" / "1.png", pixels(4, 4, 3))
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(InputError, match=r"every sub-folder of .*, but dog holds none"):
+        data.folder(tmp_path)
     save(tmp_path / "loose.png", pixels(4, 4, 3))
     with pytest.raises(InputError, match=r"both.*loose\.png and cat"):
         data.folder(tmp_path)

@@ -498,6 +498,24 @@ def command(*arguments):
     return ended.value.code
 
 
+def test_what_is_got_by_hand_is_checked_and_left_as_it_is(tmp_path, monkeypatch, capsys):
+    made = tmp_path / "1.JPEG"
+    made.write_bytes(b"a picture")
+    content = tarred(made, "1.JPEG")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "val.tar").write_bytes(content)
+    file = RemoteFile("https://example.org/val.tar", len(content), unpacks_to=("val",), manual=True)
+    monkeypatch.setitem(SOURCES, "by-hand", Source("by-hand", (file,), "CC0", "http://x", note="Sort it into val."))
+    assert command("data", "get", "by-hand", "--root", tmp_path / "root") == 0
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["val.tar"]
+    assert "Sort it into val." in capsys.readouterr().err
+
+
+def test_verifying_a_folder_that_is_not_there_is_no_success(tmp_path, capsys):
+    assert command("data", "verify", "--root", tmp_path / "mistyped") == 2
+    assert "mistyped" in capsys.readouterr().err
+
+
 def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsys):
     made = tmp_path / "made"
     made.mkdir()

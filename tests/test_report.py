@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench.archive import write_archive
+from driftproof.bench.plan import Choice, plan
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.errors import InputError, MissingPackageError
-from driftproof.report import curve_text, flat_rows, table_text, write_report
+from driftproof.report import ANALYSES, caveats_of, curve_text, flat_rows, table_text, write_report
 from driftproof.report.commands import commands
 from driftproof.report.comparison import compared
 from driftproof.report.curves import spread
@@ -355,6 +357,15 @@ def test_files_are_the_rows_with_all_that_is_known_of_them(folder, report):
                 assert row[f"protocol/{key}"] == value
 
 
+def test_the_precision_of_selection_is_not_lost_to_that_of_computing(tmp_path):
+    cell = Store(tmp_path).cell(spec := Spec("tent+crowd", "images", "network", domains=("fog",)))
+    with cell.held():
+        cell.begin(spec, {})
+        cell.append([{"round": 1, "domain": "fog", "precision": 0.75}], [{"engine": "graph", "precision": "bf16"}])
+    (row,) = flat_rows(Results(tmp_path))
+    assert (row["precision"], row["step/precision"]) == (0.75, "bf16")
+
+
 def test_a_column_of_several_kinds_becomes_text_in_parquet(tmp_path):
     store = Store(tmp_path / "results")
     spec = Spec("tent", "images", "network", domains=("fog",))
@@ -419,6 +430,20 @@ def test_costs_alone_make_a_report_without_figures(tmp_path):
     assert "<title>A &lt;title&gt;</title>" in out.read_text(encoding="utf-8")
 
 
+def test_a_page_without_streams_says_what_it_shows_instead(tmp_path):
+    spec = next(suite("gradients").specs())
+    stopped = Spec("tent", "made-c", "net", domains=("fog", "snow"))
+    for folder, one, rounds, said in (
+        ("gradients", spec, 1, "gradients of single samples"),
+        ("begun", stopped, 0, "No round is complete yet."),
+    ):
+        make_cell(Store(tmp_path / folder), one, rounds=rounds, extra=1)
+        parsed = Page()
+        parsed.feed(write_report(Results(tmp_path / folder), tmp_path / "report").read_text(encoding="utf-8"))
+        assert any(said in text for text in parsed.sentences)
+        assert not any("cost of a step" in text for text in parsed.sentences)
+
+
 def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_path):
     store = Store(tmp_path)
     spec = Spec("tent", "images", "network", domains=("fog", "snow"))
@@ -479,8 +504,8 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
 def test_the_commands_in_the_footer_are_commands(folder, page):
     offered = typer.main.get_command(bench_commands).commands["run"]
     assert commands(Results(folder)) == [
-        "driftproof bench run table1 --rounds 3 --methods bn_adapt,tent,tent+crowd --seeds 0,1 --limit 800"
-        " --out 'made <up>'",
+        "driftproof bench run table1 --rounds 3 --methods bn_adapt,tent,tent+crowd --sets cifar10-c --seeds 0,1"
+        " --limit 800 --out 'made <up>'",
         "driftproof bench compare 'made <up>'",
         "driftproof bench report 'made <up>'",
     ]
@@ -496,6 +521,69 @@ def test_costs_measured_alone_are_told_as_such(tmp_path):
         cell.append([{"round": 1, "domain": "tent", "milliseconds": 7.0}], [{}])
     first, *_ = commands(Results(tmp_path / "out"))
     assert first == "driftproof bench run table6 --rounds 1 --task costs --closed --trials 300 --out out"
+
+
+def test_the_commands_in_the_footer_ask_for_the_cells_that_are_there_and_no_others(tmp_path):
+    store, specs = Store(tmp_path / "out"), [spec for spec in suite("s3").specs() if spec.method != "cotta"]
+    store.share({"replaced": {"cifar100-c": "svhn-c"}})
+    for spec in specs:
+        if spec.images == "cifar100-c":
+            make_cell(store, replace(spec, images="svhn-c"), rounds=1)
+        elif spec.task == "costs":
+            make_cell(store, spec, rounds=1)
+    results = Results(store.folder)
+    asked = set()
+    for words in map(shlex.split, commands(results)[:-2]):
+        given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words[3:]).params
+        choice = Choice(
+            methods=given["methods"].split(",") if given["methods"] else (),
+            sets=given["sets"].split(",") if given["sets"] else (),
+            setting={None: None, True: "open", False: "closed"}[given["opened"]],
+            task=given["task"],
+            replaced=dict(text.split("=") for text in given["replace"]),
+        )
+        asked |= {job.spec for name in given["names"] for job in plan(suite(name), choice)}
+    assert asked == set(results.cells)
+    write_archive([store.folder], tmp_path / "kept")
+    assert all(" --out kept-again" in command for command in commands(Results(tmp_path / "kept"))[:-2])
+
+
+def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_path):
+    store, spec = Store(tmp_path / "out"), Spec("tent", "made-c", "net", domains=("fog",))
+    others = [replace(spec, batch_size=8), replace(spec, model="other"), replace(spec, unknown="x-c", batch_size=8)]
+    for one in (spec, *others):
+        make_cell(store, one, rounds=2)
+    results = Results(store.folder)
+    names = [stream.name for stream in measured_streams(results)]
+    assert len(set(names)) == len(names) == 4
+    assert {finding.where for finding in findings(results, measured_streams(results))} == {
+        "made-c, closed, net, batches of 200, 2 rounds",
+        "made-c, closed, net, batches of 8, 2 rounds",
+        "made-c, closed, other, 2 rounds",
+        "made-c, open (x-c), net, 2 rounds",
+    }
+    (insight, *_) = ANALYSES["curves"](results)
+    assert len(insight.as_data()) == 4
+
+
+def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_path):
+    store = Store(tmp_path / "out")
+    for spec in table_specs():
+        make_cell(store, spec, rounds=1)
+    for path in store.folder.glob("cells/tent+crowd-*/conditions.jsonl"):
+        lines = [json.loads(line) | {"precision": "bf16"} for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    results, parsed = Results(store.folder), Page()
+    parsed.feed(write_report(results, tmp_path / "report").read_text(encoding="utf-8"))
+    said = {sentence for table in results.tables() for sentence in caveats_of(table, results)}
+    assert any("Computed in bfloat16" in sentence for sentence in said)
+    assert said <= set(parsed.sentences)
+
+
+def test_runs_that_stopped_early_are_not_said_to_have_come_to_the_end(folder, page):
+    assert any("the last round that both have come to is lower in 2 of 2" in text for text in page.sentences)
+    assert any("up to 3 rounds through" in text for text in page.sentences)
+    assert not any("selection.In" in text for text in page.sentences)
 
 
 def printed(measured, width):

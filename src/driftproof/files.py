@@ -13,7 +13,7 @@ __all__ = ["written_whole"]
 def written_whole(path: Path) -> Iterator[Path]:
     """A path to write to; what was written there becomes `path` in one act at the end, or nothing does.
 
-    A file that was at `path` survives any failure, and nothing unfinished is left behind.
+    A file that was at `path` survives any failure, and nothing unfinished is left behind. Errors name `path`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -23,11 +23,16 @@ def written_whole(path: Path) -> Iterator[Path]:
         ...     Path(folder, "result.txt").read_text()
         'done'
     """
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    # Not the whole name, which may be as long as a name can be.
+    unfinished = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.part")
     try:
         yield unfinished
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        if error.filename == str(unfinished):  # the caller knows the file by its own name
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         unfinished.unlink(missing_ok=True)

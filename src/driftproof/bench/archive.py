@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from driftproof.bench.spec import Spec, differences
-from driftproof.bench.store import Row, Store
+from driftproof.bench.store import ARCHIVED, Row, Store
 from driftproof.errors import InputError, StateError
 from driftproof.files import written_whole
 
 __all__ = ["KeptCell", "Recorded", "read_cells", "write_archive"]
 
-_CELLS = "cells.jsonl"
 _DIGITS = 5
 
 
@@ -68,7 +67,7 @@ def read_cells(folder: Path) -> list[Recorded]:
     Args:
         folder: Either.
     """
-    path = folder / _CELLS
+    path = folder / ARCHIVED
     if not path.exists():
         return list(Store(folder).cells())
     try:
@@ -89,14 +88,16 @@ def write_archive(folders: Sequence[Path], out: Path) -> None:
     shared: dict[str, Any] = {}
     longest: dict[Spec, Recorded] = {}
     for folder in folders:
-        shared = _agreeing(shared, Store(folder).shared, folder)
-        for cell in read_cells(folder):
+        shared, cells = _agreeing(shared, Store(folder).shared, folder), read_cells(folder)
+        if not cells:
+            raise InputError(f"Expected results in {folder}, but there are none.")
+        for cell in cells:
             if cell.rows and (cell.spec not in longest or len(cell.rows) > len(longest[cell.spec].rows)):
                 longest[cell.spec] = cell
     if not longest:
         raise InputError(f"Expected results in {', '.join(map(str, folders))}, but there are none.")
     out.mkdir(parents=True, exist_ok=True)
-    with written_whole(out / _CELLS) as unfinished:
+    with written_whole(out / ARCHIVED) as unfinished:
         cells = sorted(longest.values(), key=lambda cell: cell.spec.name)
         unfinished.write_text("".join(f"{_written(cell)}\n" for cell in cells), encoding="utf-8")
     Store(out).declare(shared)

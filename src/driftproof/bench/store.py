@@ -25,9 +25,12 @@ from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
 from driftproof.files import written_whole
 
-__all__ = ["Cell", "Row", "Store"]
+__all__ = ["ARCHIVED", "Cell", "Row", "Store"]
 
 Row = dict[str, Any]
+
+ARCHIVED = "cells.jsonl"
+"""The file that makes a folder an archive."""
 
 _FORMAT = 1
 
@@ -68,6 +71,11 @@ class Store:
         Args:
             facts: For example the limit on images, and the checksums of weights.
         """
+        if (self.folder / ARCHIVED).exists():  # whoever reads the folder would read that, and never what is added
+            raise StateError(
+                f"Expected a folder to measure in, but {self.folder} is an archive, from which nothing can go on. "
+                "Choose another folder; `driftproof bench export` joins the two later."
+            )
         if self._sharing(facts) == self.shared:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +216,10 @@ def _lines(path: Path) -> list[Row]:
     if not path.exists():
         return []
     *whole, _ = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in whole]
+    try:
+        return [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise StateError(f"Expected a row on each line of {path}, but it cannot be read: {error}.") from error
 
 
 def _keep(path: Path, count: int, more: Sequence[Row] = ()) -> None:

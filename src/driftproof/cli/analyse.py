@@ -63,7 +63,8 @@ def costs_command(
         expect_method(name)
     where = expect_device(device)
     images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(where)
-    network = given_model(model, weights, classes).eval().to(where)
+    network = given_model(model, weights, classes).to(where)
+    network.eval()
     adapters = {name: _prepared(name, network, images, engine) for name in names}
     costs = costs_of(adapters, network, images, trials=trials, warm_up=warm_up)
     if as_json:

@@ -93,7 +93,7 @@ def scenes_command(
     damage = None if corruption is None else Corruption(corruption, severity, _photos(corruption, frost, procedural))
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = given_scenes(folder, dataset, data, split, names, height, width)
-    adapter = build_method(method, given_model(model, weights, classes).eval().to(place), chosen)
+    adapter = build_method(method, given_model(model, weights, classes).to(place), chosen)
     outputs = _outputs(adapter, scenes.extent)
     palette = scenes.palette or palette_for(outputs)
     _expect_classes(outputs, palette, scenes.name)

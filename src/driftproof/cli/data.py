@@ -100,7 +100,7 @@ def _get(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
     with counting() as progress:
         task = progress.add_task(file.name, total=file.size)
         archive = fetch(file, root, progress=lambda done, total: progress.update(task, completed=done, total=total))
-    if file.unpacks_in is not None:
+    if file.unpacks_in is not None and not file.manual:  # what is got by hand is sorted by hand, as its note says
         unpack(archive, root / file.unpacks_in)
         if not keep_archives:
             archive.unlink()

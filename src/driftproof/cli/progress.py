@@ -15,8 +15,10 @@ __all__ = ["counting"]
 @contextmanager
 def counting() -> "Iterator[Progress]":
     """A progress display on the error stream, so that standard output stays clean for scripts."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    from driftproof.cli.fitting import FittingProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with FittingProgress(*columns, console=Console(stderr=True)) as progress:
         yield progress

@@ -37,7 +37,7 @@ def saturate(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
 def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:
     """Fewer, larger pixels."""
     height, width = x.shape[2:]
-    small = box_resize(torch.round(x * 255), int(height * share), int(width * share))
+    small = box_resize(torch.round(x * 255), max(1, int(height * share)), max(1, int(width * share)))
     return box_resize(small, height, width) / 255
 
 

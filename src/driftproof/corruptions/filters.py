@@ -37,7 +37,9 @@ def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
     """Correlation with a square kernel of odd side, the border mirrored without repeating the edge."""
     height, width = x.shape[-2:]
     radius = len(kernel) // 2
-    padded = F.pad(x, (radius, radius, radius, radius), mode="reflect")
+    # Mirrored by place, as often as need be: an image may be smaller than the kernel.
+    rows, columns = (_mirrored_places(side, radius, x.device) for side in (height, width))
+    padded = x.index_select(-2, rows).index_select(-1, columns)
     taps = [(row, column) for row in range(len(kernel)) for column in range(len(kernel)) if kernel[row][column] != 0.0]
     views = [padded[..., row : row + height, column : column + width] for row, column in taps]
     return _weighted([kernel[row][column] for row, column in taps], views)
@@ -125,6 +127,11 @@ def reflected(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
     period = 2.0 * max(side - 1, 1)
     place = torch.remainder(place, period)
     return torch.where(place > side - 1, period - place, place)
+
+
+def _mirrored_places(side: int, radius: int, device: torch.device) -> Tensor:
+    places = torch.arange(-radius, side + radius, device=device)
+    return reflected(places, side, repeat_edge=False).long().clamp(max=side - 1)
 
 
 def gray(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Corrupted versions of any image set: made on demand, or once and kept."""
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from driftproof.corruptions import FrostPhotos, corrupt, jpeg
@@ -15,7 +17,7 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
 
-__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "stacked"]
+__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "refuse_other_protocol", "stacked"]
 
 Progress = Callable[[str, int], None]
 
@@ -95,7 +97,7 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
     """The corrupted set as an array on disk, made if it is not there yet.
 
     Interrupted work is taken up where it stopped; an unfinished file bears another name and is never read as finished.
-    A file made under another protocol is refused.
+    Where several processes ask for it, one makes it and the others wait. A file made under another protocol is refused.
 
     Args:
         images: What to keep.
@@ -109,8 +111,8 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
         if not make:
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
-        _make(images, path, progress)
-    _refuse_other_protocol(_protocol_of(path), images)
+        _make_once(images, path, progress)
+    refuse_other_protocol(_protocol_of(path), images.protocol)
     return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
 
 
@@ -133,6 +135,17 @@ def stacked(clean: ImageSet, corruption: str, folder: Path) -> Path:
     with written_whole(folder / "labels.npy") as unfinished, unfinished.open("wb") as file:
         np.save(file, clean.labels.repeat(5).numpy())
     return path
+
+
+def _make_once(images: Corrupted, path: Path, progress: Progress | None) -> None:
+    """Make a set, or wait for whoever is making it: two at work on one file would spoil it for both."""
+    lock = path.with_suffix(".lock")
+    with FileLock(lock):
+        if not path.exists():
+            _make(images, path, progress)
+    # Whoever still waits for it finds the set made.
+    with contextlib.suppress(OSError):
+        lock.unlink()
 
 
 def _make(images: Corrupted, path: Path, progress: Progress | None) -> None:
@@ -180,8 +193,13 @@ def _protocol_of(path: Path) -> dict[str, Any]:
     return protocol
 
 
-def _refuse_other_protocol(found: dict[str, Any], images: Corrupted) -> None:
-    wanted = images.protocol
+def refuse_other_protocol(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to mix what was made in one way with what would be made in another.
+
+    Args:
+        found: How it was made.
+        wanted: How it would be.
+    """
     different = [
         f"{key} was {found.get(key)} and is {wanted[key]} here" for key in wanted if found.get(key) != wanted[key]
     ]

@@ -1,12 +1,13 @@
 """A corrupted version of a folder of images, file by file."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
 
-from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress
+from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, refuse_other_protocol
 from driftproof.data.images import FileSet
 from driftproof.errors import InputError
 from driftproof.files import written_whole
@@ -21,7 +22,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     """Write every image of a corrupted folder as a JPEG of quality 85, and return how many had to be made.
 
     Files that are there already are left alone, so interrupted work goes on where it stopped; each is written whole or
-    not at all.
+    not at all. Files made under another protocol are refused, as far as the hidden file beside them tells.
 
     Args:
         images: The corrupted set, over a `FileSet`.
@@ -30,6 +31,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     """
     pillow = require("PIL.Image", "Writing image files")
     targets = _targets(images, destination)
+    _keep_protocol(images, destination / images.corruption / str(images.severity))
     missing = [index for index, target in enumerate(targets) if not target.exists()]
     done = len(targets) - len(missing)
     for indices, batch in _batches(images, missing):
@@ -43,11 +45,28 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     return len(missing)
 
 
+def _keep_protocol(images: Corrupted, folder: Path) -> None:
+    assert isinstance(images.clean, FileSet)
+    # Not how many there are: more may be added to a folder.
+    same = {key: value for key, value in images.protocol.items() if key != "images"}
+    path, protocol = folder / ".protocol.json", same | {"size": str(images.clean.size)}
+    if path.exists():
+        refuse_other_protocol(json.loads(path.read_text()), protocol)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(protocol))
+
+
 def _targets(images: Corrupted, destination: Path) -> list[Path]:
     if not isinstance(images.clean, FileSet):
         raise InputError(f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `kept`.")
     paths = images.clean.paths
-    root = Path(os.path.commonpath([path.parent for path in paths]))
+    root = images.clean.root or Path(os.path.commonpath([path.parent for path in paths]))
+    if destination.resolve().is_relative_to(root.resolve()):
+        raise InputError(
+            f"Expected a destination outside {root}, but {destination} lies in it and would be corrupted next time."
+        )
     folder = destination / images.corruption / str(images.severity)
     targets = [(folder / path.relative_to(root)).with_suffix(".JPEG") for path in paths]
     if len(set(targets)) < len(targets):

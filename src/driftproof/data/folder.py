@@ -1,6 +1,7 @@
 """Data that lies in folders: of images, of classes, of arrays."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,29 @@ def folder(root: Path, *, size: Size = None) -> ImageSet:
     if not root.is_dir():
         raise InputError(f"Expected {root} to be a folder of images, but there is no such folder.")
     loose = [path for path in image_files(root) if path.parent == root]
-    classes = [child.name for child in _subfolders(root) if image_files(child)]
+    below = {child.name: image_files(child) for child in _subfolders(root)}
+    classes = [name for name, images in below.items() if images]
     if loose and classes:
         raise InputError(
             f"Expected {root} to hold either images or one sub-folder per class, but it holds both, "
             f"such as {loose[0].name} and {classes[0]}."
         )
+    if classes and len(classes) < len(below):  # left out, it would give those after it the labels of others
+        without = next(name for name, images in below.items() if not images)
+        raise InputError(
+            f"Expected images in every sub-folder of {root}, each being a class, but {without} holds none. "
+            "Remove it if it is no class."
+        )
     if classes:
-        return class_folders(root, classes=classes, size=size, name=root.name)
-    return FileSet(loose, size=size, name=root.name)
+        return class_folders(root, classes=classes, size=size, name=_name(root))
+    return FileSet(loose, size=size, name=_name(root), root=root)
 
 
 def array_folder(root: Path) -> ImageSet:
     """A folder with `images.npy`, uint8 of shape (N, H, W, 3), and `labels.npy`; the images stay on disk."""
     root = Path(root)
     images, labels = (load_array(locate(root, name)) for name in ("images.npy", "labels.npy"))
-    return ArraySet(images, labels, name=root.name)
+    return ArraySet(images, labels, name=_name(root))
 
 
 def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Size = None, name: str) -> FileSet:
@@ -70,13 +78,27 @@ def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Siz
     files = [(path, label) for label, wanted in enumerate(classes) for path in image_files(root / wanted)]
     if not files:
         raise InputError(f"Expected {root} to hold one folder of images per class, but found no image in any.")
-    return FileSet([path for path, _ in files], [label for _, label in files], size=size, classes=classes, name=name)
+    paths, labels = zip(*files, strict=True)
+    return FileSet(paths, labels, size=size, classes=classes, name=name, root=root)
 
 
 def image_files(root: Path) -> list[Path]:
-    """The images below a folder, in sorted order; none if there is no such folder."""
-    found = (path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."))
+    """The images below a folder, in sorted order, links to folders followed; none if there is no such folder."""
+    found = _images_below(root) if root.is_dir() else ()
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _images_below(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    here = root.resolve()
+    if here in above:  # a link that leads back would be followed for ever
+        return
+    with os.scandir(root) as entries:
+        seen = [(root / entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
+    for path, is_folder in seen:
+        if is_folder:
+            yield from _images_below(path, (*above, here))
+        elif path.suffix.lower() in _SUFFIXES:
+            yield path
 
 
 def locate(root: Path, *names: str, source: str | None = None) -> Path:
@@ -91,7 +113,7 @@ def locate(root: Path, *names: str, source: str | None = None) -> Path:
     for name in names:
         if (root / name).exists():
             return root / name
-        if root.resolve().as_posix().endswith(f"/{name}") and root.exists():
+        if any(path.as_posix().endswith(f"/{name}") for path in (root.absolute(), root.resolve())) and root.exists():
             return root
     remedy = f" Get it with `driftproof data get {source}`." if source else ""
     raise InputError(f"Expected {' or '.join(names)} in {root}, but it is not there.{remedy}")
@@ -106,6 +128,11 @@ def load_array(path: Path) -> npt.NDArray[Any]:
             f"Expected {path} to be a whole .npy file of numbers, but it cannot be read: {error}."
         ) from error
     return array
+
+
+def _name(root: Path) -> str:
+    """What a folder is called, from inside as well: random corruptions depend on it."""
+    return root.name or root.resolve().name
 
 
 def _subfolders(root: Path) -> list[Path]:

@@ -133,6 +133,7 @@ class FileSet(ImageSet):
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
         workers: Threads that decode; None for one per core, at most 8.
+        root: The folder below which they lie, where its sub-folders mean something; None if that is not known.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class FileSet(ImageSet):
         classes: Sequence[str] = (),
         name: str = "files",
         workers: int | None = None,
+        root: Path | None = None,
     ) -> None:
         super().__init__(len(paths), labels, classes=classes, name=name)
         if isinstance(size, tuple) and (len(size) != 2 or min(size) < 1):
@@ -151,6 +153,7 @@ class FileSet(ImageSet):
         if workers is not None and workers < 1:
             raise ConfigurationError(f"Expected `workers` to be at least 1, but got {workers}.")
         self.paths = tuple(paths)
+        self.root = root
         self.size = size
         self._workers = workers or min(8, os.cpu_count() or 1)
 

@@ -29,7 +29,8 @@ def opened(path: Path, *, size: Size = None) -> ImageSet:
         size: For folders of images, as in `FileSet`.
     """
     path = Path(path)
-    found = [name for name in _LAYOUTS if (path / name).exists() or (path.name == name and path.exists())]
+    own = {path.absolute().name, path.resolve().name}
+    found = [name for name in _LAYOUTS if (path / name).exists() or (name in own and path.exists())]
     if len(found) > 1:
         raise InputError(f"Expected one data set in {path}, but found {' and '.join(found)}. Name one of them.")
     return _LAYOUTS[found[0]](path) if found else folder(path, size=size)

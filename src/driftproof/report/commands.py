@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from driftproof.bench import SUITES, Results, Spec
+from driftproof.bench.store import ARCHIVED
 from driftproof.bench.tables import Suite
 from driftproof.report.lines import method_place
 
@@ -16,29 +17,46 @@ def commands(results: Results) -> list[str]:
     Args:
         results: The folder.
     """
-    folder = shlex.quote(results.folder.resolve().name)
-    return [*_runs(results, folder), f"driftproof bench compare {folder}", f"driftproof bench report {folder}"]
+    name = results.folder.resolve().name
+    # Nothing can go on from an archive, so the same is measured beside it.
+    measured = shlex.quote(f"{name}-again" if (results.folder / ARCHIVED).exists() else name)
+    folder = shlex.quote(name)
+    return [*_runs(results, measured), f"driftproof bench compare {folder}", f"driftproof bench report {folder}"]
 
 
 def _runs(results: Results, folder: str) -> Iterator[str]:
     told: set[Spec] = set()
     for name, make in SUITES.items():
         suite = make()
-        cells = [run for spec in suite.specs() for run in results.seeds(spec)]
-        if not told.issuperset(cells):
-            told.update(cells)
-            run = f"driftproof bench run {name} {shlex.join(_options(results, suite, cells))} --out {folder}"
+        specs = [spec for spec in suite.specs() if results.seeds(spec)]
+        cells = [run for spec in specs for run in results.seeds(spec)]
+        if told.issuperset(cells):
+            continue
+        told.update(cells)
+        for together in [specs] if suite.command else _at_once(suite, specs):
+            run = f"driftproof bench run {name} {shlex.join(_options(results, suite, together))} --out {folder}"
             yield suite.command or run
 
 
-def _options(results: Results, suite: Suite, cells: list[Spec]) -> Iterator[str]:
+def _at_once(suite: Suite, specs: list[Spec]) -> list[list[Spec]]:
+    """What one command can ask for: no method can be chosen together with a cell that compares several."""
+    if {spec.method for spec in specs} == {spec.method for spec in suite.specs()}:
+        return [specs]
+    return [[spec for spec in specs if spec.task == task] for task in dict.fromkeys(spec.task for spec in specs)]
+
+
+def _options(results: Results, suite: Suite, specs: list[Spec]) -> Iterator[str]:
     everything, shared = list(suite.specs()), results.shared
+    cells = [run for spec in specs for run in results.seeds(spec)]
     yield from ("--rounds", str(max(results.rounds(cell) for cell in cells)))
-    if tasks := _fewer((cell.task for cell in cells), (spec.task for spec in everything)):
+    if tasks := _fewer((spec.task for spec in specs), (spec.task for spec in everything)):
         yield from ("--task", *tasks)
-    elif methods := _fewer((cell.method for cell in cells), (spec.method for spec in everything)):
+    alike = [spec for spec in everything if not tasks or spec.task in tasks]
+    if methods := _fewer((spec.method for spec in specs), (spec.method for spec in alike)):
         yield from ("--methods", ",".join(sorted(methods, key=method_place)))
-    if settings := _fewer((cell.setting for cell in cells), (spec.setting for spec in everything)):
+    if sets := _fewer((spec.images for spec in specs), (spec.images for spec in alike)):
+        yield from ("--sets", ",".join(sorted(sets)))
+    if settings := _fewer((spec.setting for spec in specs), (spec.setting for spec in everything)):
         yield from (f"--{setting}" for setting in settings)
     if (seeds := {cell.seed for cell in cells}) != {0}:
         yield from ("--seeds", ",".join(map(str, sorted(seeds))))

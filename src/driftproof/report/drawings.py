@@ -10,7 +10,7 @@ from driftproof.bench import Results
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.figures import Drawing, drawn
 from driftproof.report.heat import Grid, draw_heat
-from driftproof.report.lines import Line, Stream
+from driftproof.report.lines import Line, Stream, particulars
 from driftproof.report.numbers import number
 
 __all__ = ["domain_drawings", "round_drawings", "share_drawings"]
@@ -120,15 +120,7 @@ def _reached(line: Line, results: Results, last: int) -> str:
 def _title(stream: Stream, streams: Sequence[Stream]) -> str:
     """The image set and the network, and whatever else tells the stream from others that would be called the same."""
     spec = stream.spec
-    rivals = [other.spec for other in streams if (other.spec.images, other.spec.model) == (spec.images, spec.model)]
-    facts = {
-        "batch_size": f"batches of {spec.batch_size}",
-        "severity": f"severity {spec.severity}",
-        "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
-        "domains": ", ".join(spec.domains),
-    }
-    told = [words for field, words in facts.items() if len({getattr(rival, field) for rival in rivals}) > 1]
-    return ", ".join([spec.images, spec.model, *told])
+    return ", ".join([spec.images, spec.model, *particulars(spec, [other.spec for other in streams])])
 
 
 def _domains(stream: Stream) -> str:

@@ -18,8 +18,9 @@ __all__ = ["flat_rows", "write_csv", "write_parquet"]
 def flat_rows(results: Results) -> list[Row]:
     """Every row of a results folder with its cell's spec, the method in its own words, and how it was measured.
 
-    Options of the method are called `option/lr`, its own words `protocol/loss`. All rows have the same keys, in the
-    same order; what a row does not have is None.
+    Options of the method are called `option/lr`, its own words `protocol/loss`, and the precision that was computed
+    with `step/precision`, as the selection has a precision too. All rows have the same keys, in the same order; what a
+    row does not have is None.
     """
     rows = [row for spec, cell in results.cells.items() for row in _rows(spec, cell)]
     keys = sorted({key: None for row in rows for key in row}, key=_section)
@@ -59,7 +60,11 @@ def _rows(spec: Spec, cell: Recorded) -> list[Row]:
     known |= {f"option/{key}": value for key, value in known.pop("options").items()}
     protocol = {f"protocol/{key}": value for key, value in cell.protocol.items()}
     measured = zip(cell.rows, cell.conditions, strict=False)
-    return [known | protocol | row | conditions for row, conditions in measured]
+    return [known | protocol | row | _conditions(how) for row, how in measured]
+
+
+def _conditions(how: Row) -> Row:
+    return {"step/precision" if key == "precision" else key: value for key, value in how.items()}
 
 
 def _section(key: str) -> int:

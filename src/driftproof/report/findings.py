@@ -43,10 +43,11 @@ def findings(results: Results, streams: Sequence[Stream]) -> list[Finding]:
 
 def conclusion(results: Results, streams: Sequence[Stream]) -> str:
     """How often selection ended better, and where it did not; empty where nothing can be compared."""
-    better, others = 0, []
+    better, others, early = 0, [], False
     for stream in streams:
         sign = 1 if stream.quantity.lower_is_better else -1
         for _, selecting, without, with_it in _compared(results, stream):
+            early = early or len(without) < stream.rounds(results)
             if sign * (with_it[-1] - without[-1]) < 0:
                 better += 1
             else:
@@ -58,7 +59,8 @@ def conclusion(results: Results, streams: Sequence[Stream]) -> str:
     [(words, lower)] = kinds if len(kinds) == 1 else [("result", None)]
     comparative = "better" if lower is None else "lower" if lower else "higher"
     exceptions = f" The exceptions: {'; '.join(others)}." if better and others else ""
-    return f"With selection, the {words} of the last round is {comparative} in {better} of {_times(total)}.{exceptions}"
+    last = "last round that both have come to" if early else "last round"
+    return f"With selection, the {words} of the {last} is {comparative} in {better} of {_times(total)}.{exceptions}"
 
 
 def _times(total: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from driftproof.bench import METHODS, Results, Spec
 
-__all__ = ["Line", "Quantity", "Stream", "measured_streams", "method_place"]
+__all__ = ["Line", "Quantity", "Stream", "measured_streams", "method_place", "particulars"]
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,17 @@ class Stream:
     Attributes:
         spec: What their cells have in common; method, options and seed mean nothing here.
         lines: In the order of the paper's tables, a method before the same one with a selection.
+        apart: What tells it from others of the folder that would be called the same; mostly empty.
     """
 
     spec: Spec
     lines: tuple[Line, ...]
+    apart: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """What a reader calls it."""
-        return f"{self.spec.images}, {self.setting}"
+        return ", ".join((self.spec.images, self.setting, *self.apart))
 
     @property
     def setting(self) -> str:
@@ -135,7 +137,30 @@ def measured_streams(results: Results) -> list[Stream]:
     cells = [spec for spec in results.cells if spec.task == "stream" and results.rounds(spec)]
     groups = _grouped(cells, _stream_of)
     order = sorted(groups, key=lambda spec: (spec.images, spec.model, spec.unknown or "", spec.domains, spec.name))
-    return [Stream(spec, tuple(_lines(groups[spec]))) for spec in order]
+    return [Stream(spec, tuple(_lines(groups[spec])), tuple(_apart(spec, order))) for spec in order]
+
+
+def particulars(spec: Spec, others: Iterable[Spec]) -> list[str]:
+    """What tells a stream from others on the same images with the same network.
+
+    Args:
+        spec: What the stream's cells have in common.
+        others: What those of others have in common.
+    """
+    rivals = [other for other in others if (other.images, other.model) == (spec.images, spec.model)]
+    facts = {
+        "batch_size": f"batches of {spec.batch_size}",
+        "severity": f"severity {spec.severity}",
+        "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
+        "domains": ", ".join(spec.domains),
+    }
+    return [words for field, words in facts.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
+
+
+def _apart(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
+    if any(other.images == spec.images and other.model != spec.model for other in others):
+        yield spec.model
+    yield from particulars(spec, [other for other in others if other.unknown == spec.unknown])
 
 
 def _stream_of(spec: Spec) -> Spec:

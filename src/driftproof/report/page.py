@@ -10,7 +10,7 @@ from typing import Any
 from driftproof.bench import Results
 from driftproof.files import written_whole
 from driftproof.optional import require
-from driftproof.report.caveats import caveats
+from driftproof.report.caveats import caveats, computed
 from driftproof.report.commands import commands
 from driftproof.report.comparison import Comparison, compared
 from driftproof.report.drawings import domain_drawings, round_drawings, share_drawings
@@ -21,6 +21,11 @@ from driftproof.report.lines import Stream, measured_streams
 from driftproof.report.protocol import protocol
 
 __all__ = ["write_report"]
+
+_APART_FROM_STREAMS = {
+    "costs": "The cost of a step of each method.",
+    "gradients": "How far the gradients of single samples agree.",
+}
 
 
 def write_report(results: Results, out: Path, *, title: str | None = None) -> Path:
@@ -93,7 +98,8 @@ def _rendered(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
-    comparisons = [compared(table) for table in results.tables()]
+    tables = results.tables()
+    comparisons = [compared(table) for table in tables]
     text: str = template.render(
         title=title or _title(comparisons, results),
         summary=_summary(results, streams),
@@ -102,6 +108,7 @@ def _rendered(
         findings=findings(results, streams),
         notes=_notes(results, comparisons),
         comparisons=comparisons,
+        computed={table.table.name: computed(table, results) for table in tables},
         headed=_headed,
         sections=sections,
         scenes=scenes,
@@ -121,15 +128,18 @@ def _title(comparisons: Sequence[Comparison], results: Results) -> str:
 
 def _summary(results: Results, streams: Sequence[Stream]) -> str:
     if not streams:
-        return "The cost of a step of each method."
+        tasks = dict.fromkeys(spec.task for spec in results.cells if results.rounds(spec))
+        return " ".join(_APART_FROM_STREAMS[task] for task in tasks) or "No round is complete yet."
     methods = {line.name for stream in streams for line in stream.lines}
     rounds = max(stream.rounds(results) for stream in streams)
+    moving = (line for stream in streams for line in stream.lines if not line.steady(results))
+    at_most = "up to " if any(line.rounds(results) < rounds for line in moving) else ""
     models = dict.fromkeys(stream.spec.model for stream in streams)
     where = _and([stream.name for stream in streams]) if len(streams) < 4 else f"{len(streams)} streams"
     return (
         f"{_count(len(methods), 'method')} adapt {_and(list(models))} to {where}: "
-        f"{_count(rounds, 'round')} through {_count(max(len(stream.spec.domains) for stream in streams), 'domain')}, "
-        "nothing reset in between."
+        f"{at_most}{_count(rounds, 'round')} through "
+        f"{_count(max(len(stream.spec.domains) for stream in streams), 'domain')}, nothing reset in between."
     )
 
 

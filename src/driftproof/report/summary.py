@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from driftproof.bench import Measured, Results
+from driftproof.bench.store import ARCHIVED
+from driftproof.errors import InputError
 from driftproof.names import expect_known
 from driftproof.report.caveats import caveats_of
 from driftproof.report.claims import claims
@@ -28,7 +30,7 @@ def archives(folder: Path) -> list[Results]:
     Args:
         folder: Such as `results`.
     """
-    return sorted((Results(path.parent) for path in sorted(folder.glob("*/cells.jsonl"))), key=_place)
+    return sorted((Results(path.parent) for path in sorted(folder.glob(f"*/{ARCHIVED}"))), key=_place)
 
 
 def _place(results: Results) -> tuple[bool, bool]:
@@ -42,6 +44,11 @@ def written_up(folder: Path) -> str:
         folder: Such as `results`. A note quotes numbers as other pages do.
     """
     everything = archives(folder)
+    if not everything:
+        raise InputError(
+            f"Expected archives in {folder}, each in a folder of its own, but there are none. "
+            "`driftproof bench export` makes them of results folders."
+        )
     named = quotable(everything)
     notes = [filled_in(path.read_text(encoding="utf-8"), named) for path in sorted(folder.glob("notes/*.md"))]
     drawn = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))

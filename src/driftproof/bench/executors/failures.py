@@ -9,6 +9,8 @@ from driftproof.errors import DriftproofError, ExecutionError
 
 __all__ = ["Failures"]
 
+_NAMED = 3
+
 
 class Failures:
     """The cells that could not be measured, and why.
@@ -43,11 +45,18 @@ class Failures:
             self._told(Note(job.spec, "failed", 0))
 
     def raise_if_any(self) -> None:
-        """Raise one error that names every cell that failed."""
+        """Raise one error that says of the cells that failed what was wrong, once for all that failed alike."""
         if self._errors:
-            lines = [f"{len(self._errors)} of {len(self._seen)} cells failed; the others are done."]
+            done = "; the others are done" if len(self._errors) < len(self._seen) else ""
+            lines = [f"{len(self._errors)} of {len(self._seen)} cells failed{done}."]
             names: dict[str, list[str]] = {}
             for name, error in self._errors.items():
                 names.setdefault(str(error), []).append(name)
-            lines += [f"{', '.join(alike)}: {error}" for error, alike in names.items()]
+            lines += [f"{_some(alike)}: {error}" for error, alike in names.items()]
             raise ExecutionError("\n".join(lines)) from next(iter(self._errors.values()))
+
+
+def _some(names: list[str]) -> str:
+    """The first of many: where every cell fails for want of one file, the file is what matters."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
