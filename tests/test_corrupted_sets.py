@@ -327,7 +327,7 @@ def test_the_data_commands(tmp_path, capsys):
     assert "licence" in capsys.readouterr().out
     assert run("data", "verify", "svhn", "--root", tmp_path, "--json") == 1
     assert json.loads(capsys.readouterr().out)["svhn"][0]["state"] == "missing"
-    assert run("data", "verify", "--root", tmp_path) == 0
+    assert run("data", "verify", "--root", tmp_path) == 2, "nothing there is nothing verified"
     assert run("data", "get", "cifr10", "--root", tmp_path) == 2
     assert "cifar10" in capsys.readouterr().err
 
