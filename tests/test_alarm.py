@@ -91,3 +91,5 @@ def test_bad_input_is_refused():
         dp.Alarm.at_rate(torch.rand(3), 1.1)
     with pytest.raises(dp.errors.ConfigurationError, match="least_area"):
         dp.Alarm(least_area=0)
+    with pytest.raises(dp.errors.ConfigurationError, match="threshold"):
+        dp.Alarm(float("nan"))

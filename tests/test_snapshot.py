@@ -82,6 +82,8 @@ def test_a_damaged_file_is_refused_and_the_adapter_goes_on(model, tmp_path):
         assert same_state(before, state_of(adapter))
     with pytest.raises(FileNotFoundError):
         adapter.load(tmp_path / "nowhere")
+    with pytest.raises(dp.errors.StateError, match="it is a folder"):
+        adapter.load(tmp_path)
     path.write_bytes(whole)
     adapter.load(path)
 

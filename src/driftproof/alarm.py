@@ -1,5 +1,6 @@
 """Novelty turned into events, without labels."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,8 @@ class Alarm:
     def __init__(self, threshold: float = 0.0, *, least_area: int = 1, diagonal: bool = False) -> None:
         if least_area < 1:
             raise ConfigurationError(f"Expected `least_area` to be at least 1, but got {least_area}.")
+        if math.isnan(threshold):
+            raise ConfigurationError("Expected `threshold` to be a number, but got NaN, which nothing exceeds.")
         self.threshold = threshold
         self.least_area = least_area
         self.diagonal = diagonal

@@ -109,6 +109,8 @@ def write(state: dict[str, Tensor], path: Path) -> None:
 
 def read(path: Path, device: torch.device) -> dict[str, Tensor]:
     """Read a state; a damaged file is refused."""
+    if path.is_dir():
+        raise StateError(f"Expected {path} to be a saved state, but it is a folder.")
     try:
         return load_file(path, device=str(device))
     except (SafetensorError, ValueError, KeyError) as error:

@@ -148,5 +148,7 @@ def _flat(shared: dict[str, Any]) -> Iterable[tuple[str, str]]:
     for key, value in shared.items():
         if isinstance(value, dict):
             yield from ((f"{key} {inner}", str(content)) for inner, content in value.items())
+        elif isinstance(value, list):
+            yield key, ", ".join(map(str, value)) or "none"
         else:
             yield key, "none" if value is None else str(value)
