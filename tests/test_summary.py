@@ -165,13 +165,17 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
         Store(tmp_path / name).share({"limit": specs[0].limit, "replaced": {}})
         write_archive([tmp_path / name], tmp_path / "results" / name)
     text = written_up(tmp_path / "results")
-    claimed, *sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:5]
-    assert claimed.startswith("The paper's claims\n"), "who asks whether it holds reads this first"
+    beginning, *sections = re.split(r"^## ", text, flags=re.MULTILINE)[:4]
+    assert "[The paper's claims](#the-papers-claims)" in beginning, "who asks whether it holds finds this first"
     assert [section.split("\n")[0] for section in sections] == ["whole", "few", "choices"]
     shown = [re.findall(r"^`(\w+)`: ", section, flags=re.MULTILINE) for section in sections]
     assert {"table1", "table2"} <= set(shown[0])
     assert shown[1] == ["s3a"], "CoTTA was measured on a few images alone"
     assert all(name.startswith("choice_") for name in shown[2])
+    about = [section.split("\n")[2] for section in sections]
+    both = "wrn40_2 on cifar10-c, cifar100-c"
+    assert about[0] == f"{both}, also among unknown images of svhn-c."
+    assert about[1:] == [f"{both}.", f"{both} under held-out corruptions, also among unknown images of svhn-c."]
 
 
 def verdicts(folder):

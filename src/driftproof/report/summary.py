@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from driftproof.bench import Measured, Results
 from driftproof.bench.store import ARCHIVED
+from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
 from driftproof.names import expect_known
 from driftproof.report.caveats import caveats_of
@@ -65,7 +66,7 @@ def _caption(figure: Path) -> str:
 def summary(
     everything: Sequence[Results], *, notes: Sequence[str] = (), figures: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """The page: the paper's claims, every table beside the paper's, what is far off, explanations, and the protocol.
+    """The page: every table beside the paper's, then its claims, what is far off, explanations, and the protocol.
 
     Args:
         everything: The archives.
@@ -73,18 +74,26 @@ def summary(
         figures: Captions of the figures to show, by their paths as seen from the page.
     """
     sections = [
-        "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
-        "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
-        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest. "
-        "First what the paper claims and whether it holds, then every table, one section for each archive.",
+        *(f"## {results.folder.name}\n\n{_about(results)}\n\n{_tables(results, everything)}" for results in everything),
         f"## The paper's claims\n\n{_claims(everything)}",
-        *(f"## {results.folder.name}\n\n{_tables(results, everything)}" for results in everything),
         f"## More than {FAR_OFF:g} points from the paper\n\n{far_off(everything)}",
         *([_gallery(figures)] if figures else []),
         *notes,
         *([f"## Protocol\n\n{_protocol(everything)}"] if everything else []),
     ]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
+    beginning = (
+        "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
+        "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
+        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest."
+    )
+    return "\n\n".join(section.strip() for section in (beginning, _contents(sections), *sections)) + "\n"
+
+
+def _contents(sections: Sequence[str]) -> str:
+    """Links to the sections, as GitHub calls their headings."""
+    titles = [section.strip().partition("\n")[0].removeprefix("## ") for section in sections]
+    places = (re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+    return " · ".join(f"[{title}](#{place})" for title, place in zip(titles, places, strict=True))
 
 
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
@@ -145,6 +154,17 @@ def _verdicts(everything: Sequence[Results]) -> str:
     """The claims without the numbers."""
     rows = [[claim.text, claim.verdict] for claim in claims(everything)]
     return markdown_table(["claim", "in our runs"], rows).replace("---:", "---")
+
+
+def _about(results: Results) -> str:
+    """What an archive holds, in a sentence."""
+    images, unknown, models = (
+        ", ".join(sorted({name for spec in results.cells if (name := getattr(spec, kind))}))
+        for kind in ("images", "unknown", "model")
+    )
+    held_out = " under held-out corruptions" * all(spec.domains == HELD_OUT for spec in results.cells)
+    among = f", also among unknown images of {unknown}" if unknown else ""
+    return f"{models} on {images}{held_out}{among}."
 
 
 def _tables(results: Results, everything: Sequence[Results]) -> str:
