@@ -42,11 +42,10 @@ _READERS: dict[str, Callable[..., Scenes]] = {
 }
 
 _SIZES = {"mapillary": Height(800, width=1422), "gtav": Height(800, width=1455)}
-PADDED = frozenset(_SIZES)
-"""Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows.
+"""Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows."""
 
-What is padded is black; the network sees it, but it is neither learned from (`WithinFrame`) nor scored.
-"""
+PADDED = frozenset(_SIZES)
+"""Sets with black bars: the network sees them, but they are neither learned from (`WithinFrame`) nor scored."""
 
 _SOURCE_SCENES = 1600
 
