@@ -9,12 +9,15 @@ from functools import partial
 
 import pytest
 
+from cases import shifted
 from driftproof.bench import Store
 from driftproof.bench.executors import run_locally
-from driftproof.bench.jobs import run_job
+from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.methods import _STATISTICS
 from driftproof.bench.runner import Settings
 from driftproof.errors import ExecutionError, StateError
-from small_bench import AT_ONCE, METHODS, Killable, SmallBench, contents, ignore, small_jobs
+from driftproof.statistics import TTN
+from small_bench import AT_ONCE, METHODS, Killable, SmallBench, contents, ignore, small_jobs, spec_of
 
 MANY_DOMAINS = tuple(f"domain {index}" for index in range(8))
 
@@ -155,3 +158,34 @@ def test_the_small_bench_is_not_trivial(tmp_path):
     assert len(snapshots) == len(METHODS)
     for method in ("tent", "swr", "eata"):
         assert [row["error"] for row in rows[method]] != [row["error"] for row in rows["source"]], method
+
+
+class CountedPasses(list):
+    """Source batches that count how often they are passed over."""
+
+    passes = 0
+
+    def __iter__(self):
+        CountedPasses.passes += 1
+        return super().__iter__()
+
+
+class CountingBench(SmallBench):
+    def source(self, spec, device):
+        return CountedPasses(super().source(spec, device))
+
+
+def test_cells_of_a_folder_prepare_their_statistics_once(monkeypatch, tmp_path):
+    learned = TTN(momentum=0.1, prior_batches=1, epochs=2, batch_size=4, augment=shifted)
+    monkeypatch.setitem(_STATISTICS, "online ttn", learned)
+    jobs = [Job(spec_of(method).with_options(statistics="online ttn"), 1) for method in ("ttn", "tent", "tent+crowd")]
+    passes, apart = [], {}
+    for job in jobs:
+        monkeypatch.setattr(CountedPasses, "passes", 0)
+        run_locally([job], tmp_path / job.spec.name, CountingBench(), AT_ONCE, ignore)
+        passes.append(CountedPasses.passes)
+        apart |= contents(tmp_path / job.spec.name)
+    monkeypatch.setattr(CountedPasses, "passes", 0)
+    run_locally(jobs, tmp_path / "together", CountingBench(), AT_ONCE, ignore)
+    assert passes == [CountedPasses.passes] * 3
+    assert contents(tmp_path / "together") == apart

@@ -179,6 +179,29 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
         assert torch.equal(one.mean, third.mean)
 
 
+def test_prepared_statistics_serve_another_adapter_as_its_own_would():
+    model, source = lively(WideResNet()), source_data()
+    settings = {"prototypes": False, "augment": shifted}
+    learned = TTN(momentum=0.1, prior_batches=2, epochs=1, batch_size=4, augment=shifted)
+    first = dp.ttn(model, statistics=learned).prepare(source)
+    first(batches(1)[0])  # what it has seen of its stream is its own
+    own = dp.swr(model, statistics=learned, **settings).prepare(source)
+    passed_on = dp.swr(model, statistics=first.statistics, **settings)
+    assert passed_on.statistics.prepared
+    assert not passed_on.prepared
+    passed_on.prepare(source)
+    for images in batches(3):
+        assert torch.equal(passed_on(images), own(images))
+
+
+def test_what_is_prepared_is_not_prepared_again():
+    model = lively(WideResNet())
+    adapter = dp.ttn(model, statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted))
+    before = adapter.prepare(source_data()).statistics.alphas
+    after = adapter.prepare([(images * 0, labels) for images, labels in source_data()]).statistics.alphas
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
 def test_source_statistics_can_differ_for_the_frozen_network():
     model = lively(WideResNet())
     images = batches(1)[0]

@@ -220,6 +220,9 @@ class Adapter(nn.Module):
     def prepare(self, source: SourceBatches, *, progress: Progress | None = None) -> Self:
         """Let the parts learn from labelled source data, before the first batch; returns the adapter.
 
+        What has been prepared stays as it is, here or in another adapter of the same model. It can take long:
+        `statistics=first.statistics` spares a second adapter of it.
+
         Ranks all call it and work side by side, each as if alone; what the first of them found is what all go on with.
 
         Args:
@@ -238,13 +241,16 @@ class Adapter(nn.Module):
             torch.enable_grad(),
             rounding(self.precision),
         ):
-            preparation = Preparation(
-                source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
-            )
             try:
                 with self.ranks.apart():
                     for part in self._parts:
-                        part.prepare(preparation)
+                        if not part.prepared:
+                            # To each its own draw of the seed, so that nothing depends on what the others drew.
+                            part.prepare(
+                                Preparation(
+                                    source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
+                                )
+                            )
                 agree_on(self, modules)
             except BaseException:
                 for module, buffers in before.items():

@@ -17,7 +17,7 @@ from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.names import expect_known
 from driftproof.parts import Step
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection, WithinFrame
-from driftproof.statistics import TTN, Batch, Blend, Source
+from driftproof.statistics import TTN, Batch, Blend, Source, Statistics
 
 __all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
 
@@ -71,13 +71,14 @@ _WITHOUT_WORDS = {"select", "scope", "views", "scales", "augment"}
 """Keywords that take objects which no word stands for."""
 
 
-def build_method(name: str, model: nn.Module, options: Mapping[str, Option]) -> Adapter:
+def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Statistics]) -> Adapter:
     """An adapter from words.
 
     Args:
         name: A method, with `+crowd` for the paper's selection.
         model: The trained model.
-        options: Keywords of the method and of its selection; objects are given by their names.
+        options: Keywords of the method and of its selection; objects are given by their names, but statistics that have
+            been prepared as they are.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
@@ -138,7 +139,7 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     return sorted((own | settings.__optional_keys__ | _LEFT_OUT.keys()) - _WITHOUT_WORDS)
 
 
-def _meaning(key: str, value: Option) -> Any:  # noqa: ANN401  # whatever the method takes
-    if key not in _MEANINGS or value is None:
+def _meaning(key: str, value: Option | Statistics) -> Any:  # noqa: ANN401  # whatever the method takes
+    if key not in _MEANINGS or value is None or isinstance(value, Statistics):
         return value
     return _MEANINGS[key][expect_known(key, value, _MEANINGS[key])]

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ from driftproof.bench.oracle import oracle_of
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Cell, Row
 from driftproof.parts import Progress, SourceBatches
+from driftproof.statistics import Statistics
 from driftproof.streams import Batch, Continual, Prefetched
 
 __all__ = ["Note", "Settings", "Told", "Workbench", "run_stream", "staging"]
@@ -98,11 +100,17 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     if cell.length >= rounds * len(spec.domains):
         return
     model = workbench.model(spec).to(settings.device)
-    adapter = build_method(spec.method, model, dict(spec.options) | {"seed": spec.seed} | settings.step)
+    alike: dict[str, Option | Statistics] = {"seed": spec.seed, **settings.step}
+    adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
     if not adapter.prepared:
-        adapter.prepare(workbench.source(spec, settings.device), progress=staging(spec, told))
+        source, progress = workbench.source(spec, settings.device), staging(spec, told)
+        if not adapter.statistics.prepared:
+            alone = build_method("ttn", model, {"statistics": adapter.statistics, **alike})
+            alike["statistics"] = _prepared_once(alone, f"{spec.model}-{spec.images}", cell, source, progress)
+            adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
+        adapter.prepare(source, progress=progress)
     stream = workbench.stream(spec, rounds, staging(spec, told))
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
@@ -120,6 +128,16 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
         journal.add(row, watch.conditions() | settings.step)
         told(Note(spec, "measured", done, total, row))
     journal.write()
+
+
+def _prepared_once(adapter: Adapter, name: str, cell: Cell, source: SourceBatches, progress: Progress) -> Statistics:
+    """An adapter's statistics, prepared by whichever cell of the folder first needs such statistics."""
+    apart = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
+    with cell.for_all(f"{name}-{apart:08x}") as path:
+        if path.exists():
+            return adapter.load(path).statistics
+        adapter.prepare(source, progress=progress).save(path)
+    return adapter.statistics
 
 
 def _visit(batch: Batch) -> tuple[int, str]:

@@ -5,6 +5,7 @@
                      /rows.jsonl          what was measured: one line per visit of a domain, from the spec alone
                      /conditions.jsonl    how: versions, hardware, time and memory, one line for each row
                      /snapshot-N.safetensors   the adapter after N visits
+    FOLDER/prepared/NAME/state.safetensors     what one cell has prepared and others need alike
 
 Every file is replaced in one act. A snapshot is written before the rows that lead up to it, and the one before it is
 removed after them. So whenever a process is killed, there is a snapshot that the rows reach, and what comes after it
@@ -144,10 +145,19 @@ class Cell:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / ".lock", timeout=patience):
-                self._sweep()
+                _sweep(self.folder)
                 yield
         except Timeout as error:
             raise StateError(f"Another process is at work on {self.folder.name}. Wait for it or stop it.") from error
+
+    @contextmanager
+    def for_all(self, name: str) -> Iterator[Path]:
+        """The place of a state that all cells of the folder share; whoever wants it meanwhile waits."""
+        home = self.folder.parents[1] / "prepared" / name
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / ".lock"):
+            _sweep(home)
+            yield home / "state.safetensors"
 
     def begin(self, spec: Spec, protocol: Mapping[str, str]) -> None:
         """Say what the cell measures; refuse if it measures something else."""
@@ -193,11 +203,6 @@ class Cell:
         _keep(self.folder / "conditions.jsonl", before, conditions)
         _keep(self.folder / "rows.jsonl", before, rows)
 
-    def _sweep(self) -> None:
-        """Remove what a killed process was writing."""
-        for path in self.folder.glob(".*.part"):
-            path.unlink(missing_ok=True)
-
     def _described(self, part: str) -> dict[str, Any]:
         path = self.folder / "spec.json"
         content = _read_json(path).get(part)
@@ -210,6 +215,12 @@ class Cell:
             (re.fullmatch(r"snapshot-(\d+)", path.stem), path) for path in self.folder.glob("snapshot-*.safetensors")
         )
         return {int(match[1]): path for match, path in found if match}
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process was writing."""
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)
 
 
 def _lines(path: Path) -> list[Row]:

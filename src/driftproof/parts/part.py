@@ -85,9 +85,10 @@ class Several(Part):
         return all(part.prepared for part in self.members)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Prepare every member."""
+        """Prepare every member that is not."""
         for part in self.members:
-            part.prepare(preparation)
+            if not part.prepared:
+                part.prepare(preparation)
 
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Begin every member."""

@@ -102,7 +102,10 @@ def _gce() -> Table:
 
 def _pace() -> Table:
     """A network whose weights are smaller goes as much further in one step as with a larger rate."""
-    rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4, 1e-4)) | {"ent": (1e-4, 3e-5, 1e-5)}
+    rates = dict.fromkeys(("tent", "eata"), (1e-3, 3e-4, 1e-4)) | {
+        "gce": (3e-3, 1e-3, 3e-4, 1e-4),
+        "ent": (1e-4, 3e-5, 1e-5),
+    }
     rows = {
         f"{method}, lr = {rate:g}": _everywhere(method, lr=rate) for method, tried in rates.items() for rate in tried
     }
