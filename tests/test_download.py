@@ -451,6 +451,14 @@ def test_verify_tells_the_five_cases_apart(tmp_path):
     assert found[5].detail == "md5 as expected"
 
 
+def test_verify_sees_a_file_in_a_folder_of_the_sets_name(tmp_path):
+    digest = hashlib.sha256(b"12").hexdigest()
+    source = Source("mine", (RemoteFile("http://x/a.mat", 2, digest),), "none", "http://x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.mat").write_bytes(b"12")
+    assert verify(source, tmp_path)[0].state == "present"
+
+
 def test_verify_uses_what_the_first_download_left(tmp_path):
     source = Source("mine", (RemoteFile("http://x/a.tar"),), "none", "http://x")
     (tmp_path / "a.tar").write_bytes(b"12")

@@ -483,6 +483,7 @@ def test_without_evaluation_every_epoch_is_saved():
             r"recipe: `epochs` was 4 and is 5 here; `lr` was 0.1 and is 0.2",
         ),
         ({"seed": 1}, "run: `seed` was 0 and is 1 here"),
+        ({"begun_from": "5feceb"}, "run: `begun_from` was None and is 5feceb here"),
         ({"images": noise_images(40, side=8)}, "run: `images`"),
         ({"model": toy_net(channels=9)}, r"architecture: `0.weight` was \(8, 3, 3, 3\) .* \(9, 3, 3, 3\) .* and more"),
         (

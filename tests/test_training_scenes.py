@@ -16,7 +16,7 @@ from torch import nn
 from driftproof import training
 from driftproof.cli import main
 from driftproof.data.scenes import UNKNOWN, VOID
-from driftproof.errors import ConfigurationError, InputError, ModelError
+from driftproof.errors import ConfigurationError, InputError, ModelError, StateError
 from driftproof.models import read_checkpoint, restore
 from driftproof.training import DEEPLAB, SceneTrainer, labelled_scenes, mean_iou, scaled_crops
 
@@ -232,6 +232,17 @@ def test_the_train_command_trains_on_scenes_from_a_backbone(tmp_path, capsys, mo
     assert run("train", "deeplabv3plus_small", "--set", "cifar10", "--data", tmp_path, "--out", out) == 2
 
 
+def test_the_train_command_does_not_go_on_from_what_was_begun_otherwise(tmp_path, capsys):
+    camvid_at(tmp_path)
+    first, second = (tmp_path / f"{name}.safetensors" for name in ("first", "second"))
+    options = ("train", "deeplabv3plus_small", "--set", "camvid", "--data", tmp_path, "--epochs", 1)
+    assert run(*options, "--out", first) == 0
+    assert run(*options, "--out", second, "--start", first) == 0
+    assert run(*options, "--out", second) == 2
+    assert "`begun_from` was" in capsys.readouterr().err
+    assert run(*options, "--out", second, "--start", first) == 0
+
+
 def test_the_train_command_takes_smaller_frames(tmp_path):
     camvid_at(tmp_path)
     out = tmp_path / "weights.safetensors"
@@ -257,3 +268,10 @@ def test_in_mixed_precision_channels_come_last_and_the_model_learns_the_same(tmp
         found[mixed] = model.weight.detach()
     assert found[True].is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found[True], found[False], rtol=0.02, atol=2e-3)
+
+
+def test_a_run_that_was_begun_in_another_precision_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    SceneTrainer(pixelwise(), *scenes(), TINY).run(1, checkpoint=path)
+    with pytest.raises(StateError, match="run: `mixed` was False and is True here"):
+        SceneTrainer(pixelwise(), *scenes(), TINY, mixed=True).run(checkpoint=path)

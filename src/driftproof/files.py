@@ -1,12 +1,13 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and what they are known by."""
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["written_whole"]
+__all__ = ["sha256", "written_whole"]
 
 
 @contextmanager
@@ -36,3 +37,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.workbench import SourceImages, fingerprint, sha256
+from driftproof.bench.workbench import SourceImages, fingerprint
 from driftproof.corruptions import procedural_frost
 from driftproof.data import ArraySet, Corrupted, ImageSet, digits, digits_unknown
-from driftproof.files import written_whole
+from driftproof.files import sha256, written_whole
 from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Continual, Domain, OpenSet
 

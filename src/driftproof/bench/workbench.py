@@ -15,12 +15,13 @@ from driftproof.bench.spec import Spec
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
 from driftproof.data import ImageSet
 from driftproof.errors import InputError
+from driftproof.files import sha256
 from driftproof.models import build, load_checkpoint, read_checkpoint, restore
 from driftproof.names import expect_known
 from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Continual, Domain, OpenSet
 
-__all__ = ["Files", "SourceImages", "fingerprint", "sha256"]
+__all__ = ["Files", "SourceImages", "fingerprint"]
 
 _PUBLIC_WEIGHTS = {
     ("wrn40_2", "cifar10"): "cifar10/corruptions/Hendrycks2020AugMix_WRN.pt",
@@ -178,8 +179,3 @@ def fingerprint(images: ImageSet) -> str:
 
 def _set(name: str) -> StreamedSet:
     return SETS[expect_known("image set", name, SETS)]
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

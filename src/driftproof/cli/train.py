@@ -80,6 +80,7 @@ def train_command(
             raise ConfigurationError(f"Expected `{option}` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
     import torch
 
+    from driftproof.files import sha256
     from driftproof.models import build, load_checkpoint, save_checkpoint
     from driftproof.training import Trainer
 
@@ -91,7 +92,9 @@ def train_command(
     if start is not None:
         load_checkpoint(network, start, new_head=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(network, train.batch(range(len(train))), train.labels, recipe, seed=seed, device=place)
+    begun_from = None if start is None else sha256(start)
+    images = train.batch(range(len(train)))
+    trainer = Trainer(network, images, train.labels, recipe, seed=seed, device=place, begun_from=begun_from)
     history = trainer.run(
         checkpoint=out.with_suffix(".training.pt"),
         progress=_teller(recipe),

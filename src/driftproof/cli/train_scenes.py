@@ -48,6 +48,7 @@ def train_on_scenes(
     from driftproof import training
     from driftproof.data import Height
     from driftproof.data import scenes as readers
+    from driftproof.files import sha256
     from driftproof.models import build, load_backbone, save_checkpoint
 
     console = Console(stderr=True)
@@ -62,7 +63,10 @@ def train_on_scenes(
         console.print(f"{start}: {load_backbone(network, start)}", highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     scenes = training.labelled_scenes(taught)
-    trainer = training.SceneTrainer(network, *scenes, recipe, seed=seed, device=device, mixed=mixed)
+    begun_from = None if start is None else sha256(start)
+    trainer = training.SceneTrainer(
+        network, *scenes, recipe, seed=seed, device=device, begun_from=begun_from, mixed=mixed
+    )
 
     def tell(record: "EpochRecord") -> None:
         found = f"pixels {100 * record.accuracy:.2f} % right, mIoU {100 * (record.evaluation or 0):.2f} %"

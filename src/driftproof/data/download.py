@@ -147,13 +147,13 @@ def verify(source: Source, root: Path) -> list[Finding]:
         source: The data set.
         root: The folder it was downloaded to.
     """
-    return [_found(file, Path(root)) for file in source.files]
+    return [_found(file, Path(root), source.name) for file in source.files]
 
 
-def _found(file: RemoteFile, root: Path) -> Finding:
-    path = root / file.name
-    if path.exists():
-        return _compared(file, path, path)
+def _found(file: RemoteFile, root: Path, name: str) -> Finding:
+    for path in (root / file.name, root / name / file.name):  # readers look in a folder of the set's name, too
+        if path.exists():
+            return _compared(file, path, path)
     if file.unpacks_to and all((root / made).exists() for made in file.unpacks_to):
         return Finding(file.name, "unchecked", "unpacked; the archive itself is gone")
     return Finding(file.name, "missing", f"get it from {file.url}")

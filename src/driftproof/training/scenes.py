@@ -1,7 +1,7 @@
 """Training of segmentation networks on driving scenes."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ class SceneTrainer(Trainer):
         recipe: How to train.
         seed: Seed of every random choice.
         device: Where to train; where the model is, unless given.
+        begun_from: See `Trainer`.
         mixed: Compute the network in bfloat16 where that is safe, with channels last, and the loss in single precision:
             faster on GPUs.
 
@@ -65,12 +66,18 @@ class SceneTrainer(Trainer):
         *,
         seed: int = 0,
         device: torch.device | str | None = None,
+        begun_from: str | None = None,
         mixed: bool = False,
     ) -> None:
-        super().__init__(model, images, labels, recipe, seed=seed, device=device)
+        super().__init__(model, images, labels, recipe, seed=seed, device=device, begun_from=begun_from)
         self.mixed = mixed
         self._layout = torch.channels_last if mixed else torch.contiguous_format
         self.model.to(memory_format=self._layout)  # type: ignore[call-overload]  # torch's stubs know of no such call
+
+    def _described(self) -> dict[str, Any]:
+        described = super()._described()
+        described["run"]["mixed"] = self.mixed
+        return described
 
     def _batches(self, order: Tensor) -> list[Tensor]:
         return [batch for batch in super()._batches(order) if len(batch) > 1]

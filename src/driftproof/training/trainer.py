@@ -58,6 +58,8 @@ class Trainer:
         recipe: How to train.
         seed: Seed of every random choice.
         device: Where to train; where the model is, unless given.
+        begun_from: What the model's weights were before, such as the checksum of a file; a checkpoint that was begun
+            from anything else is refused.
 
     Examples:
         >>> from dataclasses import replace
@@ -78,6 +80,7 @@ class Trainer:
         *,
         seed: int = 0,
         device: torch.device | str | None = None,
+        begun_from: str | None = None,
     ) -> None:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
@@ -87,6 +90,7 @@ class Trainer:
         self.model = model.to(self.device)
         self.recipe = recipe
         self.seed = seed
+        self.begun_from = begun_from
         self.history: list[EpochRecord] = []
         self._images = images.to(self.device)
         self._labels = self._expected_labels(labels, images).to(self.device)
@@ -250,7 +254,8 @@ class Trainer:
         places = torch.arange(1, len(self._labels) + 1, device=self.device)
         sums = self._labels.reshape(len(self._labels), -1).sum(dim=1)
         images = [*self._images.shape, int(self._images.sum()), int((sums * places).sum())]
-        return {"format": _FORMAT, "recipe": asdict(self.recipe), "run": {"seed": self.seed, "images": images}}
+        run = {"seed": self.seed, "begun_from": self.begun_from, "images": images}
+        return {"format": _FORMAT, "recipe": asdict(self.recipe), "run": run}
 
     def _state(self) -> dict[str, Any]:
         return {
