@@ -179,6 +179,13 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
         assert torch.equal(one.mean, third.mean)
 
 
+def test_an_answer_after_the_update_counts_the_batch_once():
+    model, statistics = lively(WideResNet()), Blend(0.8, momentum=0.2)
+    before, after = (dp.tent(model, lr=0.0, statistics=statistics, output=output) for output in ("before", "after"))
+    for images in batches(3):
+        assert torch.equal(after(images), before(images))
+
+
 def test_prepared_statistics_serve_another_adapter_as_its_own_would():
     model, source = lively(WideResNet()), source_data()
     settings = {"prototypes": False, "augment": shifted}
@@ -189,17 +196,20 @@ def test_prepared_statistics_serve_another_adapter_as_its_own_would():
     passed_on = dp.swr(model, statistics=first.statistics, **settings)
     assert passed_on.statistics.prepared
     assert not passed_on.prepared
-    passed_on.prepare(source)
+    passed_on.prepare(source, missing_only=True)
     for images in batches(3):
         assert torch.equal(passed_on(images), own(images))
 
 
-def test_what_is_prepared_is_not_prepared_again():
-    model = lively(WideResNet())
-    adapter = dp.ttn(model, statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted))
-    before = adapter.prepare(source_data()).statistics.alphas
-    after = adapter.prepare([(images * 0, labels) for images, labels in source_data()]).statistics.alphas
-    assert all(one is other for one, other in zip(before, after, strict=True))
+def test_preparing_again_starts_anew_unless_only_what_is_missing_is_wanted():
+    adapter = dp.ttn(
+        lively(WideResNet()), statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
+    ).prepare(source_data())
+    darker, before = [(images / 2, labels) for images, labels in source_data()], adapter.statistics.alphas
+    kept = adapter.prepare(darker, missing_only=True).statistics.alphas
+    assert all(one is other for one, other in zip(before, kept, strict=True))
+    anew = adapter.prepare(darker).statistics.alphas
+    assert not all(torch.equal(one, other) for one, other in zip(before, anew, strict=True))
 
 
 def test_source_statistics_can_differ_for_the_frozen_network():

@@ -217,16 +217,15 @@ class Adapter(nn.Module):
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
-    def prepare(self, source: SourceBatches, *, progress: Progress | None = None) -> Self:
+    def prepare(self, source: SourceBatches, *, missing_only: bool = False, progress: Progress | None = None) -> Self:
         """Let the parts learn from labelled source data, before the first batch; returns the adapter.
-
-        What has been prepared stays as it is, here or in another adapter of the same model. It can take long:
-        `statistics=first.statistics` spares a second adapter of it.
 
         Ranks all call it and work side by side, each as if alone; what the first of them found is what all go on with.
 
         Args:
             source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
+            missing_only: Leave parts as they are that were prepared before, such as statistics taken over from another
+                adapter of the same model with `statistics=other.statistics`.
             progress: Called with the name of the stage and the number of images done in it.
         """
         self._engine.settle(self)
@@ -244,7 +243,7 @@ class Adapter(nn.Module):
             try:
                 with self.ranks.apart():
                     for part in self._parts:
-                        if not part.prepared:
+                        if not (missing_only and part.prepared):
                             # To each its own draw of the seed, so that nothing depends on what the others drew.
                             part.prepare(
                                 Preparation(

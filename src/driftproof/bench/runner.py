@@ -110,7 +110,7 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
             alone = build_method("ttn", model, {"statistics": adapter.statistics, **alike})
             alike["statistics"] = _prepared_once(alone, f"{spec.model}-{spec.images}", cell, source, progress)
             adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
-        adapter.prepare(source, progress=progress)
+        adapter.prepare(source, missing_only=True, progress=progress)
     stream = workbench.stream(spec, rounds, staging(spec, told))
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))

@@ -85,10 +85,9 @@ class Several(Part):
         return all(part.prepared for part in self.members)
 
     def prepare(self, preparation: Preparation) -> None:
-        """Prepare every member that is not."""
+        """Prepare every member."""
         for part in self.members:
-            if not part.prepared:
-                part.prepare(preparation)
+            part.prepare(preparation)
 
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Begin every member."""

@@ -71,8 +71,6 @@ def _learn(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
     lesson = draw_lesson(adapter, step)
     sound, wanted, stepped = adapter._stepper.attempt(lesson.objective, lesson.useful)
     adapter.network.leave()
-    if sound:
-        _commit(adapter, step)
     if sound and wanted:
         for part in adapter._parts:
             part.on_batch(step)
@@ -81,10 +79,14 @@ def _learn(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
     skipped = None if sound and wanted else _diagnosis(step, lesson.objective, sound=sound)
     selected = lesson.selected if sound else torch.zeros_like(lesson.selected)
     record = Record(selected, lesson.novelty, lesson.objective.detach(), Outcome(stepped, skipped))
-    if sound and adapter.output == "after":
-        with torch.no_grad():
-            return adapter.network(step.images), record
-    return step.answer.detach(), record
+    answer = step.answer.detach()
+    if sound:
+        if adapter.output == "after":
+            with torch.no_grad():
+                answer = adapter.network(step.images)
+        # Last, so that a second look at the batch does not find it in the statistics of the stream already.
+        _commit(adapter, step)
+    return answer, record
 
 
 def _commit(adapter: "Adapter", step: Step) -> None:

@@ -122,17 +122,18 @@ class StaticStep:
             sound = finite & (torch.where(due, stepped_well, gathered_well) if self._storage.total else stepped_well)
             good = sound & lesson.useful
             stepped = good & due
-            self._commit(adapter, step, sound)
+            self._storage.absorb()
             self._tell_parts(adapter, step, good, stepped)
             Flat(live).where(stepped, before).pour(live)
+            answer = step.answer.detach()
+            if adapter.output == "after":
+                with torch.no_grad():
+                    answer = torch.where(sound, adapter.network(step.images), answer)
         except BaseException:
             before.pour(live)
             raise
+        self._commit(adapter, step, sound)
         self._count(gradients, sound, good, stepped)
-        answer = step.answer.detach()
-        if adapter.output == "after":
-            with torch.no_grad():
-                answer = torch.where(sound, adapter.network(step.images), answer)
         flags = torch.stack([sound, lesson.useful, stepped, *healthy, finite])
         return Result(answer, lesson.selected & sound, lesson.novelty, flags, objective.detach())
 
