@@ -12,7 +12,7 @@ from driftproof.bench.gradients import EVERYWHERE
 from driftproof.bench.histograms import KINDS, edges
 from driftproof.errors import InputError
 from driftproof.report.curves import Curve, Panel, draw_curves
-from driftproof.report.drawings import round_drawings
+from driftproof.report.drawings import drawn_together, round_drawings
 from driftproof.report.figures import Drawing, Layout, drawn
 from driftproof.report.heat import Grid, draw_heat
 from driftproof.report.histograms import Histogram, draw_histograms
@@ -104,11 +104,11 @@ def gradients(results: Results) -> Iterator[Insight]:
 def curves(results: Results) -> Iterator[Insight]:
     """The error of every method in each round."""
     streams = measured_streams(results)
-    numbers = {
-        stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
-        for stream in streams
-    }
-    for drawing in round_drawings(results, streams):
+    for together, drawing in zip(drawn_together(results, streams), round_drawings(results, streams), strict=True):
+        numbers = {
+            stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
+            for stream in together
+        }
         yield Insight(drawing.name, numbers, partial(_itself, drawing))
 
 
