@@ -185,7 +185,7 @@ def _places(measured: Measured) -> set[tuple[str, str, str]]:
 
 def _table(results: Results, measured: Measured) -> str:
     comparison = compared(measured)
-    where = ", ".join(filter(None, (comparison.reference, comparison.unit, comparison.better)))
+    where = ", ".join(filter(None, (comparison.reference, comparison.unit, comparison.better, comparison.looks)))
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
@@ -201,11 +201,12 @@ def _gallery(figures: Mapping[str, str]) -> str:
 
 def _protocol(everything: Sequence[Results]) -> str:
     """What every number rests on; the spec and the protocol of each cell are in the archive."""
-    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "shared"], []
+    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "seeds", "shared"], []
     for results in everything:
         told = protocol(results, measured_streams(results))
         versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
         shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
-        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), shared]
+        seeds = ", ".join(map(str, sorted({spec.seed for spec in results.cells})))
+        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), seeds, shared]
         rows.append([results.folder.name, str(len(results.cells)), *facts])
     return markdown_table(head, rows).replace("---:", "---")
