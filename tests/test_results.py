@@ -80,6 +80,19 @@ def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
             assert shown[entry.row, entry.column]["ours"] == pytest.approx(statistics.fmean(last), abs=1e-4)
 
 
+@pytest.mark.parametrize(("folder", "figures"), [("classification", "figures"), ("tiny", "figures/tiny")])
+def test_the_curves_are_those_of_the_archived_rows(folder, figures):
+    streams = {}
+    for line in cells_of(ROOT / "results" / folder):
+        if "error" in line["rows"] and rows_of(line):
+            where = [line["spec"][name] for name in ("images", "unknown", "batch_size", "domains")]
+            streams.setdefault(str(where), []).append([statistics.fmean(each) for each in rows_of(line)])
+    courses = [course for stream in streams.values() if max(map(len, stream)) > 1 for course in stream]
+    drawn = [json.loads(path.read_text()) for path in (ROOT / "results" / figures).glob("rounds-*.json")]
+    shown = [course for figure in drawn for stream in figure["numbers"].values() for course in stream.values()]
+    assert sorted(shown) == [pytest.approx(course, abs=1e-4) for course in sorted(courses)]
+
+
 def test_the_archives_are_a_few_megabytes():
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 8 * 2**20
 

@@ -474,6 +474,14 @@ def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
         filled_in("<!-- results:clams --><!-- /results -->", quotable([]))
 
 
+def test_pages_quote_how_a_number_began(tmp_path):
+    spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
+    rows = put(tmp_path / "store", spec, 3, lambda round: 10.0 * round)
+    named = quotable([Results(tmp_path / "store")])
+    assert named["table1/tent/CIFAR-10-C/Closed"] == f"{mean_of(rows, 3):.1f} (round 3)"
+    assert named["table1/tent/CIFAR-10-C/Closed@1"] == f"{mean_of(rows, 1):.1f}"
+
+
 def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):
     folder, _ = finished
     (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")

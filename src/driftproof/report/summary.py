@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -99,6 +100,8 @@ def _contents(sections: Sequence[str]) -> str:
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
     """What other pages can quote, by name: `claims`, `verdicts`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
 
+    With `@1` behind it, a number of a table is that of round 1.
+
     Args:
         everything: The archives; of a table or number that several have, the first counts.
     """
@@ -110,6 +113,10 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
                 if value.ours is not None:
                     text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
                     named.setdefault(f"{measured.table.name}/{row}/{column}", text)
+            for entry in measured.table.entries:
+                begun = results.value(replace(entry, round=1)).ours
+                if begun is not None:
+                    named.setdefault(f"{measured.table.name}/{entry.row}/{entry.column}@1", number(begun))
     return named
 
 
