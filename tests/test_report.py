@@ -582,6 +582,18 @@ def test_the_numbers_beside_a_figure_are_its_own_and_its_title_fits(tmp_path):
     assert shown[0][1].startswith("made-c, open (x-c)")
 
 
+def test_what_learns_nothing_can_be_the_best_of_a_round_it_was_not_run_to(tmp_path):
+    for method, errors in {"bn_adapt": [15.0], "tent": [14.0, 20.0, 30.0], "tent+crowd": [14.0, 15.0, 16.0]}.items():
+        spec = Spec(method, "made-c", "net", domains=("fog",))
+        cell = Store(tmp_path).cell(spec)
+        cell.folder.mkdir(parents=True)
+        cell.begin(spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"})
+        rows = [{"round": round, "domain": "fog", "error": error} for round, error in enumerate(errors, start=1)]
+        cell.append(rows, [{}] * len(rows))
+    (finding,) = findings(Results(tmp_path), measured_streams(Results(tmp_path)))
+    assert finding.what[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
+
+
 def test_many_domains_that_begin_and_end_alike_are_named_in_full():
     one, other = (Spec("tent", "made-c", "net", domains=("fog", *middle, "snow")) for middle in ("abcd", "dcba"))
     assert particulars(one, [one, other]) == ["fog, a, b, c, d, snow"]
