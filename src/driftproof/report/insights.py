@@ -48,10 +48,13 @@ class Insight:
 
 def selection(results: Results) -> Iterator[Insight]:
     """Precision and recall of TENT under each rule; and of plain TENT, what lost confidence and how much was wrong."""
-    for index, (where, cells) in enumerate(_streams(results, suite("rules").specs()), start=1):
+    rules = list(suite("rules").specs())
+    for index, (where, cells) in enumerate(_streams(results, rules), start=1):
         qualities = {spec.method: pooled(results, spec) for spec in cells}
+        others = [method for method in dict.fromkeys(spec.method for spec in rules) if method not in qualities]
         shown = {"precision": lambda q: q.precision, "recall": lambda q: q.recall}
         caption = "Of the samples that TENT learned from under each rule: precision and recall in each round."
+        caption += f" Not run: {', '.join(others)}." * bool(others)
         yield _over_rounds(f"selection-{index}", where, caption, qualities, shown)
         lost = {spec.method: found for spec in cells if (found := pooled(results, spec, "crowd/"))}
         shown = {"lost confidence": lambda q: q.rejected_share, "wrong among those": lambda q: q.negative_precision}
