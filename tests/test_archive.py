@@ -136,6 +136,18 @@ def test_a_damaged_archive_is_named(folder, tmp_path):
             Results(tmp_path / "kept")
 
 
+def test_a_folder_of_archives_is_told_from_one_without_results(folder, tmp_path):
+    for name in ("b", "a"):
+        write_archive([folder], tmp_path / "results" / name)
+    (tmp_path / "results" / "notes").mkdir()
+    with pytest.raises(
+        InputError, match=r"but there are none; there are in .*results/a, .*results/b, to be read one at"
+    ):
+        Results(tmp_path / "results")
+    with pytest.raises(InputError, match=r"but there are none. Run `driftproof bench run` first."):
+        Results(tmp_path / "results" / "notes")
+
+
 def test_tables_and_reports_come_from_an_archive_as_from_the_folder(tmp_path, capsys):
     for spec in suite("table2").specs():
         if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):

@@ -10,6 +10,7 @@ from driftproof.bench import Results, Spec, Store, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS, edges
 from driftproof.cli import main
+from driftproof.report import ANALYSES
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.figures import WIDE
 from driftproof.report.pooled import pooled
@@ -133,6 +134,15 @@ def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
     assert shown["tent"]["recall"] == [100.0] * ROUNDS
     lost = [quality.rejected_share for quality in pooled(results, cells["tent"], "crowd/")]
     assert figures["rejected-1"]["tent"]["lost confidence"] == lost
+
+
+def test_rules_that_were_not_run_are_named(tmp_path):
+    for spec in SPECS:
+        if spec.method in ("tent", "tent+crowd"):
+            row = {"domain": "fog", "samples": 4, "error": 20.0, **row_of([(True, True), (False, False)], "", 0)}
+            write(Store(tmp_path).cell(spec), spec, [row | {"round": 1, "domain": name} for name in spec.domains])
+    (insight, *_) = ANALYSES["selection"](Results(tmp_path))
+    assert insight.draw().caption.endswith(" in each round. Not run: tent+confident, tent+certain.")
 
 
 def test_histograms_are_those_of_the_round_added_up(made, capsys):

@@ -27,14 +27,14 @@ from driftproof.bench import Results, Spec, Store, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.plan import Choice, plan
 from driftproof.cli.bench import bench_commands
-from driftproof.corruptions import CORRUPTIONS
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.errors import InputError, MissingPackageError
 from driftproof.report import ANALYSES, caveats_of, curve_text, flat_rows, table_text, write_report
 from driftproof.report.commands import commands
 from driftproof.report.comparison import compared
 from driftproof.report.curves import spread
 from driftproof.report.findings import findings
-from driftproof.report.lines import measured_streams
+from driftproof.report.lines import measured_streams, particulars
 
 METHODS = ("bn_adapt", "tent", "tent+crowd")
 LAST = 3
@@ -562,8 +562,41 @@ def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_p
         "made-c, closed, other, 2 rounds",
         "made-c, open (x-c), net, 2 rounds",
     }
-    (insight, *_) = ANALYSES["curves"](results)
-    assert len(insight.as_data()) == 4
+    insights = list(ANALYSES["curves"](results))
+    assert sorted(name for insight in insights for name in insight.as_data()) == sorted(names)
+
+
+def test_the_numbers_beside_a_figure_are_its_own_and_its_title_fits(tmp_path):
+    store, spec = Store(tmp_path / "out"), Spec("tent", "made-c", "net", domains=CORRUPTIONS)
+    for one in (replace(spec, batch_size=8), spec, replace(spec, unknown="x-c"), replace(spec, domains=HELD_OUT)):
+        make_cell(store, one, rounds=2)
+    results = Results(store.folder)
+    insights = list(ANALYSES["curves"](results))
+    assert [insight.draw().title for insight in insights] == [
+        "made-c, net, batches of 200, 15 domains from gaussian_noise to jpeg_compression",
+        "made-c, net, batches of 8, 15 domains from gaussian_noise to jpeg_compression",
+        "made-c, net, batches of 200, speckle_noise, gaussian_blur, spatter, saturate",
+    ]
+    shown = [list(insight.as_data()) for insight in insights]
+    assert [len(names) for names in shown] == [2, 1, 1], "the open stream stands beside the closed one"
+    assert shown[0][1].startswith("made-c, open (x-c)")
+
+
+def test_what_learns_nothing_can_be_the_best_of_a_round_it_was_not_run_to(tmp_path):
+    for method, errors in {"bn_adapt": [15.0], "tent": [14.0, 20.0, 30.0], "tent+crowd": [14.0, 15.0, 16.0]}.items():
+        spec = Spec(method, "made-c", "net", domains=("fog",))
+        cell = Store(tmp_path).cell(spec)
+        cell.folder.mkdir(parents=True)
+        cell.begin(spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"})
+        rows = [{"round": round, "domain": "fog", "error": error} for round, error in enumerate(errors, start=1)]
+        cell.append(rows, [{}] * len(rows))
+    (finding,) = findings(Results(tmp_path), measured_streams(Results(tmp_path)))
+    assert finding.what[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
+
+
+def test_many_domains_that_begin_and_end_alike_are_named_in_full():
+    one, other = (Spec("tent", "made-c", "net", domains=("fog", *middle, "snow")) for middle in ("abcd", "dcba"))
+    assert particulars(one, [one, other]) == ["fog, a, b, c, d, snow"]
 
 
 def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,54 @@ def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
         if there:
             last = there[min(entry.round, len(there)) - 1]
             assert shown[entry.row, entry.column]["ours"] == pytest.approx(statistics.fmean(last), abs=1e-4)
+
+
+def measured_in(line, measure, round):
+    """The mean over domains of one round, read without the library."""
+    values, each = line["rows"].get(measure), len(line["spec"]["domains"])
+    values = values if isinstance(values, list) else [values] * line["count"]
+    return statistics.fmean(values[(round - 1) * each : round * each])
+
+
+def as_run(spec, shared):
+    names = {field: getattr(spec, field) for field in ("images", "unknown", "model")}
+    stand_ins = {field: shared["replaced"].get(name, name) for field, name in names.items()}
+    return replace(spec, limit=shared["limit"], **stand_ins)
+
+
+@pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
+def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
+    shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
+    lines = {Spec.from_data(line["spec"]): line for line in cells_of(folder)}
+    compared = 0
+    for measured in Results(folder).tables():
+        for entry in measured.table.entries:
+            value = measured.values[entry.row, entry.column]
+            here = [as_run(spec, shared) for spec in entry.specs]
+            if value.ours is not None and entry.domain is None and all(spec in lines for spec in here):
+                rounds = [lines[spec]["count"] // len(spec.domains) for spec in here]
+                moving = [n for n, spec in zip(rounds, here, strict=True) if spec.method not in ("source", "bn_adapt")]
+                last = min([entry.round, *moving])
+                assert value.round == last
+                means = (
+                    measured_in(lines[spec], entry.measure, min(last, n)) for n, spec in zip(rounds, here, strict=True)
+                )
+                assert value.ours == pytest.approx(statistics.fmean(means), abs=1e-4)
+                compared += 1
+    assert compared or folder.name == "gradients"
+
+
+@pytest.mark.parametrize(("folder", "figures"), [("classification", "figures"), ("tiny", "figures/tiny")])
+def test_the_curves_are_those_of_the_archived_rows(folder, figures):
+    streams = {}
+    for line in cells_of(ROOT / "results" / folder):
+        if "error" in line["rows"] and rows_of(line):
+            where = [line["spec"][name] for name in ("images", "unknown", "batch_size", "domains")]
+            streams.setdefault(str(where), []).append([statistics.fmean(each) for each in rows_of(line)])
+    courses = [course for stream in streams.values() if max(map(len, stream)) > 1 for course in stream]
+    drawn = [json.loads(path.read_text()) for path in (ROOT / "results" / figures).glob("rounds-*.json")]
+    shown = [course for figure in drawn for stream in figure["numbers"].values() for course in stream.values()]
+    assert sorted(shown) == [pytest.approx(course, abs=1e-4) for course in sorted(courses)]
 
 
 def test_the_archives_are_a_few_megabytes():

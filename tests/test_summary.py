@@ -130,6 +130,7 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
             assert number == pytest.approx(mean_of(rows, min(7, rows[-1]["round"])), abs=0.0051)
     (centre, *_) = claims(archives(tmp_path / "results"))
     assert centre.verdict.startswith("so far, ")
+    assert centre.verdict.endswith(" (round 7 of 50)")
     assert all("(round 7 of 50)" in words for words in centre.evidence)
 
 
@@ -239,14 +240,52 @@ def test_claims_on_driving_scenes_are_read_round_by_round(tmp_path):
             cell.begin(spec, {"scope": "all"})
             cell.append(rows, [{"seconds": 1.0}] * len(rows))
     *_, rescued, kept, found = claims([Results(tmp_path / "store")])
-    assert (rescued.verdict, len(rescued.cases)) == ("so far, holds", 2)
+    assert (rescued.verdict, len(rescued.cases)) == ("so far, holds (round 3 of 5)", 2)
     assert rescued.evidence[0] == (
         "CamVid: mIoU tent+crowd (lr 1e-04) 52.0, tent (lr 1e-04) 44.0 (+8.0) (round 3 of 5)"
     )
-    assert kept.verdict == "so far, holds in 1 of 2 cases"
+    assert kept.verdict == "so far, holds in 1 of 2 cases (round 3 of 5)"
     assert kept.evidence[1] == "CamVid: mIoU of swr+crowd (lr 1e-04) 50.0, then 48.0 ✗ (round 3 of 5)"
-    assert found.verdict == "so far, holds in 2 of 4 cases"
+    assert found.verdict == "so far, holds in 2 of 4 cases (round 3 of 5)"
     assert found.evidence[0].startswith("CamVid, tent+crowd (lr 1e-04), wrong: AUROC 60.0, MSP 70.0 ✗")
+
+
+def test_a_verdict_says_how_far_the_runs_behind_it_have_come(tmp_path):
+    for spec in suite("table1").specs():
+        if spec.images == "cifar10-c" and spec.method.partition("+")[0] in ("tent", "swr"):
+            rounds = {"tent": 60, "swr": 1}[spec.method.partition("+")[0]]
+            put(tmp_path / "store", spec, rounds, error_of(spec.method, spec.setting))
+    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
+    found = verdicts(tmp_path / "results")
+    assert (
+        found["Selection rescues long-term adaptation"].verdict
+        == "so far, holds in 1 of 2 cases (rounds 1 to 50 of 50)"
+    )
+
+
+def test_a_table_says_in_which_round_it_looks_and_on_what(tmp_path, capsys):
+    (tent, *_) = (spec for spec in suite("table8").specs() if spec.method == "tent")
+    (tried, *_) = (spec for spec in suite("open_choices").specs() if spec.images == tent.images)
+    for spec in (tent, tried):
+        put(tmp_path / "store", spec, 1, lambda round: 50.0)
+    Store(tmp_path / "store").share({"limit": None, "replaced": {}})
+    text = summary([Results(tmp_path / "store")])
+    assert "`table8a`: Table 8a, error %, lower is better, round 10.\n" in text
+    assert "`choice_tiny`: error %, lower is better, round 2, held-out corruptions.\n" in text
+    with pytest.raises(SystemExit):
+        main(["bench", "compare", str(tmp_path / "store")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "error %; lower is better; round 10; in brackets" in said
+    assert "error %; lower is better; round 2, held-out corruptions; @" in said
+
+
+def test_the_protocol_says_how_many_seeds_there_are(tmp_path):
+    spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
+    for seed in (0, 10, 2):
+        put(tmp_path / "store", replace(spec, seed=seed), 1, lambda round: 50.0)
+    head, _, row = summary([Results(tmp_path / "store")]).strip().splitlines()[-3:]
+    seeds = [cell.strip() for cell in head.split("|")].index("seeds")
+    assert row.split("|")[seeds].strip() == "0, 2, 10"
 
 
 def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
@@ -341,6 +380,19 @@ def test_what_is_as_far_from_the_paper_as_what_learns_nothing_needs_no_experimen
     assert listed_as_far_off(tmp_path / "results")["eata", "TinyImageNet-C/Closed"][-1] == "BN Adapt is as far off"
 
 
+def test_what_was_tried_without_selection_does_not_explain_what_selection_leaves_to_explain_no_more(tmp_path):
+    for spec in suite("table2").specs():
+        if spec.images == "tiny-imagenet-c" and spec.setting == "closed" and spec.method in ("bn_adapt", "tent+crowd"):
+            put(tmp_path / "store", spec, 1, lambda round: 52.0)
+    for spec in suite("open_choices").specs():
+        if spec.images == "tiny-imagenet-c":
+            put(tmp_path / "tried", spec, 1, lambda round: 50.0)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    found = listed_as_far_off(tmp_path / "results")["tent+crowd", "TinyImageNet-C/Closed"][-1]
+    assert found == "BN Adapt is as far off"
+
+
 def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp_path):
     for method in ("eata+crowd", "swr+crowd"):
         for spec in suite("table2").specs():
@@ -420,6 +472,14 @@ def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
     assert filled_in(text, quotable(archives(folder))) == text
     with pytest.raises(ConfigurationError, match="Did you mean claims"):
         filled_in("<!-- results:clams --><!-- /results -->", quotable([]))
+
+
+def test_pages_quote_how_a_number_began(tmp_path):
+    spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
+    rows = put(tmp_path / "store", spec, 3, lambda round: 10.0 * round)
+    named = quotable([Results(tmp_path / "store")])
+    assert named["table1/tent/CIFAR-10-C/Closed"] == f"{mean_of(rows, 3):.1f} (round 3)"
+    assert named["table1/tent/CIFAR-10-C/Closed@1"] == f"{mean_of(rows, 1):.1f}"
 
 
 def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 from driftproof.bench.archive import Recorded, read_cells
 from driftproof.bench.paper import paper_table
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Row, Store
+from driftproof.bench.store import ARCHIVED, Row, Store
 from driftproof.bench.suites import SUITES
 from driftproof.bench.tables import Entry, Summary, Table
 from driftproof.errors import InputError
@@ -18,6 +18,7 @@ from driftproof.errors import InputError
 __all__ = ["Measured", "Results", "Value", "filled"]
 
 _OF_TIMING = ("trials", "warm_up")
+_FIRST = ". Run `driftproof bench run` first."
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Results:
         self.shared = Store(folder).shared
         self.cells: dict[Spec, Recorded] = {cell.spec: cell for cell in read_cells(self.folder)}
         if not self.cells:
-            raise InputError(f"Expected results in {folder}, but there are none. Run `driftproof bench run` first.")
+            raise InputError(f"Expected results in {folder}, but there are none{_instead(self.folder)}")
         self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
         self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
@@ -170,6 +171,12 @@ class Results:
         """Every table of every suite of which at least one number has been measured."""
         everything = (filled(self, table) for make in SUITES.values() for table in make().tables)
         return [table for table in everything if any(value.ours is not None for value in table.values.values())]
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a folder without results: read those below it, or make some."""
+    below = sorted(str(path.parent) for name in (ARCHIVED, "cells") for path in folder.glob(f"*/{name}"))
+    return f"; there are in {', '.join(below)}, to be read one at a time." if below else _FIRST
 
 
 def filled(results: Results, table: Table) -> Measured:

@@ -56,13 +56,18 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """Whether it holds, in a few words."""
+        """Whether it holds, in a few words; where that is not the end of it, in which rounds it was looked at."""
         if not self.cases:
             return "not measured"
         held, total = sum(case.holds for case in self.cases), len(self.cases)
         word = "holds" if held == total else "does not hold" if not held else f"holds in {held} of {total} cases"
         early = any(case.round < case.wanted or case.limited for case in self.cases)
-        return f"so far, {word}" if early else word
+        return f"so far, {word}{self._reached()}" if early else word
+
+    def _reached(self) -> str:
+        rounds, wanted = sorted({min(case.round, case.wanted) for case in self.cases}), self.cases[0].wanted
+        span = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+        return f" ({span} of {wanted})" if rounds[0] < wanted else ""
 
     @property
     def evidence(self) -> list[str]:
@@ -259,7 +264,7 @@ _CLAIMS: dict[str, Callable[[Sequence[Results]], Iterator[Case]]] = {
     "Selection rescues open-set adaptation: among unknown images, every method ends better with it": _rescue("Open"),
     "The confidence difference separates better than MSP, max logit and energy": _separation,
     "Selecting by softmax beats selecting by logits": _softmax,
-    "Selection makes TENT robust to learning rate and batch size": _robust,
+    "Selection makes TENT robust to learning rate and batch size: its error deviates less over them": _robust,
     "SWR among unknown images stays hard: even with selection it ends above BN Adapt": _hard,
     "On driving scenes every method ends with a higher mIoU if it selects": _rescue_on_the_road,
     "On driving scenes a method that selects ends no lower than it began": _kept_on_the_road,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from driftproof.bench import Measured, Value
 from driftproof.bench.paper import PaperTable, paper_table
+from driftproof.corruptions import HELD_OUT
 from driftproof.report.numbers import number, signed
 
 __all__ = ["Comparison", "Shown", "compared"]
@@ -43,6 +44,7 @@ class Comparison:
         reference: Where it stands in the paper; empty for a table of our own.
         unit: Of the numbers; empty where the columns name their own.
         better: Which way is; empty where that depends on the column.
+        looks: In which round, and under held-out corruptions where it does; empty where that depends on the column.
         rows: The methods that were measured.
         columns: The settings that were measured.
         places: By row and column.
@@ -55,6 +57,7 @@ class Comparison:
     reference: str
     unit: str
     better: str
+    looks: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     places: Mapping[tuple[str, str], Shown]
@@ -95,6 +98,7 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
         reference=paper.reference if paper else "",
         unit="" if measured.table.unit == "mixed" else measured.table.unit,
         better=_better(measured),
+        looks=_looks(measured),
         rows=rows,
         columns=columns,
         places=places,
@@ -138,6 +142,13 @@ def _lower_is_better(measured: Measured, column: str) -> bool | None:
 def _better(measured: Measured) -> str:
     ways = {_lower_is_better(measured, column) for column in measured.columns}
     return "lower is better" if ways == {True} else "higher is better" if ways == {False} else ""
+
+
+def _looks(measured: Measured) -> str:
+    streams = [(entry.round, spec) for entry in measured.table.entries for spec in entry.specs if spec.task == "stream"]
+    rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
+    told = [f"round {round}" for round in rounds if len(rounds) == 1]
+    return ", ".join([*told, *["held-out corruptions"] * (domains == {HELD_OUT})])
 
 
 def _paper(measured: Measured) -> PaperTable | None:

@@ -67,9 +67,10 @@ def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment], re
         return "learns nothing"
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
     method = entry.specs[0].method
-    tried = _tried(experiments, entry, method) or _tried(experiments, entry, method.partition("+")[0])
-    untried = "not tried yet" if abs(rest) > FAR_OFF else "BN Adapt is as far off"
-    return "<br>".join([*apart, *(tried or [untried])])
+    tried = _tried(experiments, entry, method)
+    if tried or abs(rest) <= FAR_OFF:
+        return "<br>".join([*apart, *(tried or ["BN Adapt is as far off"])])
+    return "<br>".join([*apart, *(_tried(experiments, entry, method.partition("+")[0]) or ["not tried yet"])])
 
 
 def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:

@@ -13,7 +13,7 @@ from driftproof.report.heat import Grid, draw_heat
 from driftproof.report.lines import Line, Stream, particulars
 from driftproof.report.numbers import number
 
-__all__ = ["domain_drawings", "round_drawings", "share_drawings"]
+__all__ = ["domain_drawings", "drawn_together", "round_drawings", "share_drawings"]
 
 _SHARES = {"selected_known": "known", "selected_unknown": "unknown"}
 
@@ -21,7 +21,7 @@ _SHARES = {"selected_known": "known", "selected_unknown": "unknown"}
 def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
     """How each method fared over the rounds: a figure for each image set, a panel for each setting."""
     drawings: list[Drawing] = []
-    for together in _by_images(results, streams):
+    for together in drawn_together(results, streams):
         quantity = together[0].quantity
         panels = [
             Panel(stream.setting, quantity.unit, _curves_of(results, stream, quantity.measure)) for stream in together
@@ -82,7 +82,8 @@ def _curves(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Dra
     return drawn(name, title, caption, "; ".join(told), partial(draw_curves, panels))
 
 
-def _by_images(results: Results, streams: Sequence[Stream]) -> list[list[Stream]]:
+def drawn_together(results: Results, streams: Sequence[Stream]) -> list[list[Stream]]:
+    """The streams that are panels of one figure; of a single round there is nothing to draw."""
     groups: dict[object, list[Stream]] = {}
     for stream in streams:
         if stream.rounds(results) > 1:

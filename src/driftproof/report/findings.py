@@ -77,10 +77,9 @@ def _what(results: Results, stream: Stream) -> Iterator[str]:
     for plain, selecting, without, with_it in _compared(results, stream):
         early = f" (round {len(without)})" if len(without) < rounds else ""
         yield f"{plain.name} {_course(without)}; {selecting.name} {_ends(with_it)}{early}."
-    everything = {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
-    last = {
-        name: values[-1] for name, values in everything.items() if len(values) == rounds and math.isfinite(values[-1])
-    }
+    there = [line for line in stream.lines if line.rounds(results) == rounds or line.steady(results)]
+    ends = {line.name: line.per_round(results, stream.quantity.measure)[-1] for line in there}
+    last = {name: value for name, value in ends.items() if math.isfinite(value)}
     if len(last) > 1:
         best = (min if stream.quantity.lower_is_better else max)(last.values())
         names = ", ".join(name for name, value in last.items() if value == best)

@@ -12,7 +12,7 @@ from driftproof.bench.gradients import EVERYWHERE
 from driftproof.bench.histograms import KINDS, edges
 from driftproof.errors import InputError
 from driftproof.report.curves import Curve, Panel, draw_curves
-from driftproof.report.drawings import round_drawings
+from driftproof.report.drawings import drawn_together, round_drawings
 from driftproof.report.figures import Drawing, Layout, drawn
 from driftproof.report.heat import Grid, draw_heat
 from driftproof.report.histograms import Histogram, draw_histograms
@@ -48,10 +48,13 @@ class Insight:
 
 def selection(results: Results) -> Iterator[Insight]:
     """Precision and recall of TENT under each rule; and of plain TENT, what lost confidence and how much was wrong."""
-    for index, (where, cells) in enumerate(_streams(results, suite("rules").specs()), start=1):
+    rules = list(suite("rules").specs())
+    for index, (where, cells) in enumerate(_streams(results, rules), start=1):
         qualities = {spec.method: pooled(results, spec) for spec in cells}
+        others = [method for method in dict.fromkeys(spec.method for spec in rules) if method not in qualities]
         shown = {"precision": lambda q: q.precision, "recall": lambda q: q.recall}
         caption = "Of the samples that TENT learned from under each rule: precision and recall in each round."
+        caption += f" Not run: {', '.join(others)}." * bool(others)
         yield _over_rounds(f"selection-{index}", where, caption, qualities, shown)
         lost = {spec.method: found for spec in cells if (found := pooled(results, spec, "crowd/"))}
         shown = {"lost confidence": lambda q: q.rejected_share, "wrong among those": lambda q: q.negative_precision}
@@ -104,11 +107,11 @@ def gradients(results: Results) -> Iterator[Insight]:
 def curves(results: Results) -> Iterator[Insight]:
     """The error of every method in each round."""
     streams = measured_streams(results)
-    numbers = {
-        stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
-        for stream in streams
-    }
-    for drawing in round_drawings(results, streams):
+    for together, drawing in zip(drawn_together(results, streams), round_drawings(results, streams), strict=True):
+        numbers = {
+            stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
+            for stream in together
+        }
         yield Insight(drawing.name, numbers, partial(_itself, drawing))
 
 

@@ -29,6 +29,9 @@ class Quantity:
     lower_is_better: bool
 
 
+_FEW = 5
+"""Domains that a title has room for."""
+
 _ERROR = Quantity("error", "error", "error %", lower_is_better=True)
 _OVERLAP = Quantity("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
 
@@ -136,8 +139,12 @@ def measured_streams(results: Results) -> list[Stream]:
     """Every stream of a results folder on which at least one round is complete."""
     cells = [spec for spec in results.cells if spec.task == "stream" and results.rounds(spec)]
     groups = _grouped(cells, _stream_of)
-    order = sorted(groups, key=lambda spec: (spec.images, spec.model, spec.unknown or "", spec.domains, spec.name))
+    order = sorted(groups, key=_place)
     return [Stream(spec, tuple(_lines(groups[spec])), tuple(_apart(spec, order))) for spec in order]
+
+
+def _place(spec: Spec) -> tuple[Any, ...]:
+    return spec.images, spec.model, spec.unknown or "", spec.domains, -spec.batch_size, spec.name
 
 
 def particulars(spec: Spec, others: Iterable[Spec]) -> list[str]:
@@ -152,9 +159,16 @@ def particulars(spec: Spec, others: Iterable[Spec]) -> list[str]:
         "batch_size": f"batches of {spec.batch_size}",
         "severity": f"severity {spec.severity}",
         "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
-        "domains": ", ".join(spec.domains),
+        "domains": _listed(spec.domains, [rival.domains for rival in rivals]),
     }
     return [words for field, words in facts.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
+
+
+def _listed(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
+    """All of a few; of many the first and the last, if no others begin and end like them."""
+    ends = len(domains), domains[0], domains[-1]
+    alike = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
+    return ", ".join(domains) if alike or len(domains) <= _FEW else "{} domains from {} to {}".format(*ends)
 
 
 def _apart(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:

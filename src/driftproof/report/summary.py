@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -99,6 +100,8 @@ def _contents(sections: Sequence[str]) -> str:
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
     """What other pages can quote, by name: `claims`, `verdicts`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
 
+    With `@1` behind it, a number of a table is that of round 1.
+
     Args:
         everything: The archives; of a table or number that several have, the first counts.
     """
@@ -110,6 +113,10 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
                 if value.ours is not None:
                     text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
                     named.setdefault(f"{measured.table.name}/{row}/{column}", text)
+            for entry in measured.table.entries:
+                begun = results.value(replace(entry, round=1)).ours
+                if begun is not None:
+                    named.setdefault(f"{measured.table.name}/{entry.row}/{entry.column}@1", number(begun))
     return named
 
 
@@ -185,7 +192,7 @@ def _places(measured: Measured) -> set[tuple[str, str, str]]:
 
 def _table(results: Results, measured: Measured) -> str:
     comparison = compared(measured)
-    where = ", ".join(filter(None, (comparison.reference, comparison.unit, comparison.better)))
+    where = ", ".join(filter(None, (comparison.reference, comparison.unit, comparison.better, comparison.looks)))
     parts = [f"### {comparison.title}", f"`{comparison.name}`: {where}.", table_markdown(measured)]
     if comparison.missing:
         parts.append(f"Not measured: {', '.join(comparison.missing)}.")
@@ -201,11 +208,12 @@ def _gallery(figures: Mapping[str, str]) -> str:
 
 def _protocol(everything: Sequence[Results]) -> str:
     """What every number rests on; the spec and the protocol of each cell are in the archive."""
-    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "shared"], []
+    head, rows = ["archive", "cells", "versions", "hardware", "engines", "time measured", "seeds", "shared"], []
     for results in everything:
         told = protocol(results, measured_streams(results))
         versions = ", ".join(f"{name} {told.facts[name]}" for name in ("driftproof", "torch", "python"))
         shared = "; ".join(f"{key}: {value}" for key, value in told.shared.items())
-        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), shared]
+        seeds = ", ".join(map(str, sorted({spec.seed for spec in results.cells})))
+        facts = [versions, *(told.facts[name] for name in ("hardware", "engines", "time measured")), seeds, shared]
         rows.append([results.folder.name, str(len(results.cells)), *facts])
     return markdown_table(head, rows).replace("---:", "---")

@@ -49,7 +49,7 @@ def table_text(measured: Measured) -> "Table":
 def _caption(comparison: Comparison) -> str:
     brackets = "in brackets the paper's number, and ours less the paper's" if comparison.reference else ""
     early = "@ the round reached, where that is an earlier one" if comparison.unfinished else ""
-    return "; ".join(filter(None, (comparison.unit, comparison.better, brackets, early)))
+    return "; ".join(filter(None, (comparison.unit, comparison.better, comparison.looks, brackets, early)))
 
 
 def _place(shown: Shown) -> "Text":
