@@ -226,11 +226,14 @@ def ratios(found: dict[str, Any]) -> str:
 def details(found: dict[str, Any]) -> str:
     """Everything else in tables."""
     plain = found["ms"]["plain loop"]
-    lines = ["| | ms | / plain loop | ms alone | floor, ms | peak, MiB |", "|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| | ms | / plain loop | ms alone | floor, ms | / floor | peak, MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for name, taken in found["ms"].items():
         precision, _, method = name.partition(" ")
         floor = found["floors"].get(f"{precision} {method.partition(' ')[2]}")
-        below = "" if floor is None else f"{max(floor.values()):.2f}"
+        below = " | " if floor is None else f"{max(floor.values()):.2f} | {taken / max(floor.values()):.1f}"
         peak = found["peak"].get(name)
         above = "" if peak is None else f"{peak / 2**20:.0f}"
         alone = found["ms alone"][name]
