@@ -104,6 +104,7 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
+    stream = workbench.stream(spec, rounds, staging(spec, told))  # what is missing is missed before anything is learned
     if not adapter.prepared:
         source, progress = workbench.source(spec, settings.device), staging(spec, told)
         if not adapter.statistics.prepared:
@@ -111,7 +112,6 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
             alike["statistics"] = _prepared_once(alone, f"{spec.model}-{spec.images}", cell, source, progress)
             adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
         adapter.prepare(source, progress=progress)
-    stream = workbench.stream(spec, rounds, staging(spec, told))
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
