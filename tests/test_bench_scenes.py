@@ -1,6 +1,7 @@
 """The driving suites on tiny files in the official formats: what streams, what prepares, what comes out."""
 
 import dataclasses
+import gc
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from driftproof.adapter import Adapter
 from driftproof.bench import methods, suite
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.plan import Choice, plan
@@ -119,6 +121,20 @@ def test_a_data_set_that_is_missing_is_named_before_anything_is_prepared(files, 
     with pytest.raises(ConfigurationError, match="Did you mean fog"):
         run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: stages.append(note.stage))
     assert not any("TTN" in stage for stage in stages)
+
+
+def test_what_has_prepared_and_what_was_before_is_gone_when_memory_is_measured(files, tmp_path):
+    alive = []
+
+    def adapters():
+        return sum(type(thing) is Adapter for thing in gc.get_objects())
+
+    gc.collect()
+    before = adapters()
+    for spec in cells("camvid", "tent+crowd", "bn_adapt").values():
+        short = dataclasses.replace(spec, domains=("clean",), limit=2)
+        run_job(Job(short, 1), tmp_path, files, Settings(), lambda note: alive.append((note.stage, adapters())))
+    assert {count for stage, count in alive if stage == "adapting"} == {before + 1}
 
 
 def test_driving_domains_are_read_at_a_height_of_800(tmp_path):
