@@ -1,6 +1,7 @@
 """The driving suites on tiny files in the official formats: what streams, what prepares, what comes out."""
 
 import dataclasses
+import gc
 from functools import partial
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from driftproof.adapter import Adapter
 from driftproof.bench import methods, suite
 from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.plan import Choice, plan
 from driftproof.bench.results import Results, filled
 from driftproof.bench.runner import Settings
 from driftproof.bench.scenes import SourceScenes, camvid_scenes, driving
@@ -103,6 +106,35 @@ def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files
     unlabelled = dataclasses.replace(taught, scenes=tuple(dataclasses.replace(s, labels=None) for s in taught.scenes))
     with pytest.raises(InputError, match="source scenes with labels"):
         next(iter(SourceScenes(unlabelled)))
+
+
+def test_what_is_prepared_on_training_scenes_is_never_said_to_be_prepared_on_test_images(files):
+    told = dataclasses.replace(files, prepared_on_test=("camvid-c",))
+    with pytest.raises(InputError, match="source images for camvid-c"):
+        told.source(cells("camvid", "ttn")["ttn"], "cpu")
+    with pytest.raises(ConfigurationError, match="image set with clean test images, but got 'camvid-c'"):
+        plan(suite("camvid"), Choice(prepared_on_test=["camvid-c"]))
+
+
+def test_a_data_set_that_is_missing_is_named_before_anything_is_prepared(files, tmp_path):
+    spec, stages = dataclasses.replace(cells("camvid", "ttn")["ttn"], domains=("clean", "fogg")), []
+    with pytest.raises(ConfigurationError, match="Did you mean fog"):
+        run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: stages.append(note.stage))
+    assert not any("TTN" in stage for stage in stages)
+
+
+def test_what_has_prepared_and_what_was_before_is_gone_when_memory_is_measured(files, tmp_path):
+    alive = []
+
+    def adapters():
+        return sum(type(thing) is Adapter for thing in gc.get_objects())
+
+    gc.collect()
+    before = adapters()
+    for spec in cells("camvid", "tent+crowd", "bn_adapt").values():
+        short = dataclasses.replace(spec, domains=("clean",), limit=2)
+        run_job(Job(short, 1), tmp_path, files, Settings(), lambda note: alive.append((note.stage, adapters())))
+    assert {count for stage, count in alive if stage == "adapting"} == {before + 1}
 
 
 def test_driving_domains_are_read_at_a_height_of_800(tmp_path):

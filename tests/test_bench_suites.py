@@ -477,6 +477,13 @@ def test_selection_and_mean_entropy_are_taken_apart_on_the_same_stream():
     assert len({spec.with_options(mean_entropy=0.0) for spec in apart}) == 4, "nothing else differs"
 
 
+def test_no_share_of_rejected_pixels_is_called_the_best():
+    tables = [table for name in CAMVID for table in suite(name).tables]
+    rejected = [table for table in tables if any(entry.measure.startswith("rejection/") for entry in table.entries)]
+    assert len(rejected) == 4
+    assert all(table.lower_is_better is None for table in rejected)
+
+
 def test_camvids_rates_are_chosen_apart_from_what_is_reported():
     reported = [spec for name in CAMVID if name != "camvid_rates" for spec in CELLS[name]]
     for spec in CELLS["camvid_rates"]:

@@ -1,5 +1,6 @@
 """Corrupted versions of whole sets: on demand, kept, written as files, and through the command line."""
 
+import importlib.util
 import json
 import pickle
 import shutil
@@ -48,6 +49,17 @@ def test_a_corrupted_set_is_its_images_corrupted(clean):
     assert torch.equal(images.batch([7, 3]), whole[[7, 3]])
     resaved = Corrupted(clean, "fog", 4, resave=85)
     assert torch.equal(resaved.batch([7]), jpeg(whole[7:8], 85))
+
+
+def test_photos_of_frost_that_are_nowhere_are_missed_before_a_set_is_streamed(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert torch.equal(
+        kept(Corrupted(clean, "fog", 4), tmp_path, make=False).batch([3]), Corrupted(clean, "fog", 4).batch([3])
+    )
+    with pytest.raises(dp.errors.InputError, match="Frost needs photos"):
+        kept(Corrupted(clean, "frost", 4), tmp_path, make=False)
+    given = Corrupted(clean, "frost", 4, frost_photos=FROST)
+    assert kept(given, tmp_path, make=False) is given
 
 
 def test_a_kept_set_is_the_same_and_is_made_once(clean, tmp_path, monkeypatch):

@@ -137,6 +137,9 @@ def test_a_backbone_that_does_not_fit_or_is_spoilt_is_refused(tmp_path):
     torch.save({"odd.weight": torch.rand(3)}, tmp_path / "odd.pt")
     with pytest.raises(dp.errors.InputError, match="but none do"):
         load_backbone(model, tmp_path / "odd.pt")
+    torch.save(ResNet50(7).state_dict(), tmp_path / "deep.pt")  # only the counters of its batch norms fit
+    with pytest.raises(dp.errors.InputError, match="but none do"):
+        load_backbone(model, tmp_path / "deep.pt")
     spoilt = {"conv1.weight": torch.full_like(model.layer0[0].weight, torch.nan)}
     torch.save(spoilt, tmp_path / "spoilt.pt")
     with pytest.raises(dp.errors.InputError, match=r"finite, but those of layer0\.0\.weight"):

@@ -35,6 +35,7 @@ from driftproof.report.comparison import compared
 from driftproof.report.curves import spread
 from driftproof.report.findings import findings
 from driftproof.report.lines import measured_streams, particulars
+from driftproof.report.protocol import protocol
 
 METHODS = ("bn_adapt", "tent", "tent+crowd")
 LAST = 3
@@ -499,6 +500,7 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     assert "Share of the pixels" in said
     assert "unknown objects among the known" in said
     assert "closed" not in said
+    assert {row[1] for row in protocol(results, together).streams.rows} == {"within the frames"}
 
 
 def test_the_commands_in_the_footer_are_commands(folder, page):

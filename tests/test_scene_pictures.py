@@ -333,6 +333,18 @@ def test_the_command_draws_a_folder_of_frames(camvid):
         ((*MODEL,), "Expected a folder of frames or `--set`"),
         ((*MODEL, "--set", "camvit"), "Did you mean camvid"),
         ((*MODEL, "--set", "camvid", "--unknown", "sky"), "Expected a model of the 10 classes of camvid/test"),
+        (
+            (*MODEL, "--set", "cityscapes", "--unknown", "sky"),
+            "Expected `--unknown` with `--set camvid`, but got it with cityscapes",
+        ),
+        (
+            (*MODEL, "--set", "synthia", "--split", "val"),
+            "Expected `--split` with a set that has splits, but got it with synthia",
+        ),
+        (
+            (".", *MODEL, "--set", "camvid", "--split", "val"),
+            "Expected `--split` with a set that has splits, but got it with .",
+        ),
         ((*MODEL, "--set", "camvid", "--width", 9), "Expected `--height` with `--width`"),
         ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
         ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method learns from source data"),

@@ -1,5 +1,6 @@
 """One cell, from where it stands to where it should be."""
 
+import gc
 import itertools
 import time
 import zlib
@@ -104,14 +105,16 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
+    stream = workbench.stream(spec, rounds, staging(spec, told))  # what is missing is missed before anything is learned
     if not adapter.prepared:
         source, progress = workbench.source(spec, settings.device), staging(spec, told)
         if not adapter.statistics.prepared:
             alone = build_method("ttn", model, {"statistics": adapter.statistics, **alike})
             alike["statistics"] = _prepared_once(alone, f"{spec.model}-{spec.images}", cell, source, progress)
             adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
+            del alone
         adapter.prepare(source, missing_only=True, progress=progress)
-    stream = workbench.stream(spec, rounds, staging(spec, told))
+    gc.collect()  # what only prepared, or was another cell's, would count as memory of this one
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)

@@ -89,10 +89,10 @@ class Files:
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Labelled source images of a cell, or what stands in for them, in a fixed random order."""
-        chosen = _set(spec.images)
-        if chosen.source_scenes is not None:
+        chosen, stand_in = _set(spec.images), spec.images in self.prepared_on_test
+        if chosen.source_scenes is not None and not stand_in:
             return SourceScenes(chosen.source_scenes(self.data), device=device)
-        read = chosen.clean if spec.images in self.prepared_on_test else chosen.source
+        read = chosen.clean if stand_in else chosen.source
         if read is None:
             raise InputError(f"Expected source images for {spec.images}, but none are known.")
         return SourceImages(read(self.data), device=device)

@@ -42,6 +42,15 @@ def given_scenes(
         raise ConfigurationError("Expected a folder of frames or `--set`, but got neither.")
     if dataset is not None:
         expect_known("set of scenes", dataset, SCENES)
+    if unknown is not None and dataset != "camvid":
+        raise ConfigurationError(
+            f"Expected `--unknown` with `--set camvid`, but got it with {dataset or folder}. "
+            "The other sets tell by their labels what is unknown."
+        )
+    if split is not None and (folder is not None or dataset == "synthia"):
+        raise ConfigurationError(
+            f"Expected `--split` with a set that has splits, but got it with {folder or dataset}. Leave it out."
+        )
     size = _size(height, width)
     if folder is None:
         assert dataset is not None

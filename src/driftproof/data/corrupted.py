@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from driftproof.corruptions import FrostPhotos, corrupt, jpeg
+from driftproof.corruptions import FrostPhotos, corrupt, find_frost_photos, jpeg
 from driftproof.data.folder import load_array
 from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
@@ -78,6 +79,11 @@ class Corrupted(ImageSet):
             "frost": origin or ("imagecorruptions" if self.corruption == "frost" else None),
         }
 
+    @cached_property
+    def _photos(self) -> FrostPhotos | None:
+        """Looked for once, and only where they are needed."""
+        return find_frost_photos() if self.corruption == "frost" and self.frost_photos is None else self.frost_photos
+
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The corrupted images at these indices, on the CPU."""
         places = torch.as_tensor(indices, dtype=torch.int64)
@@ -88,7 +94,7 @@ class Corrupted(ImageSet):
             dataset=self.clean.name,
             indices=places,
             constants=self.constants,
-            frost_photos=self.frost_photos,
+            frost_photos=self._photos,
         )
         return (result if self.resave is None else jpeg(result, self.resave)).cpu()
 
@@ -109,6 +115,7 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
     path = folder / images.corruption / f"{images.severity}.npy"
     if not path.exists():
         if not make:
+            images.batch([0])  # what they need and is not there is missed now, not on the way through a stream
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
         _make_once(images, path, progress)

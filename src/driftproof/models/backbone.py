@@ -50,7 +50,7 @@ def load_backbone(model: nn.Module, path: str | Path) -> Transfer:
     own: dict[str, Tensor] = model.state_dict()
     candidates = (_placed(state) for state in without_prefixes(read_checkpoint(path).state_dict))
     state, taken = max(((state, _fitting(state, own)) for state in candidates), key=lambda found: len(found[1]))
-    if not taken:
+    if not any(own[name].ndim for name in taken):  # counters fit anywhere
         raise InputError(
             f"Expected {path} to hold weights that fit the backbone of this {type(model).__name__}, but none do. "
             "Give it weights of a residual network of the same depth."

@@ -87,7 +87,7 @@ def _stream(results: Results, stream: Stream) -> list[str]:
     spec, rounds = stream.spec, sorted({line.rounds(results) for line in stream.lines})
     return [
         spec.images,
-        spec.unknown or "none",
+        "within the frames" if stream.of_pixels else spec.unknown or "none",
         spec.model,
         str(spec.severity),
         str(spec.batch_size),

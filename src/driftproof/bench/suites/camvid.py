@@ -59,7 +59,7 @@ _REJECTED = {
 
 
 def _at_the_end(
-    name: str, title: str, cells: dict[str, Spec], columns: dict[str, str], *, lower_is_better: bool = False
+    name: str, title: str, cells: dict[str, Spec], columns: dict[str, str], *, lower_is_better: bool | None = False
 ) -> Table:
     entries = tuple(
         Entry(row, column, (spec,), measure=measure, round=_ROUNDS)
@@ -78,7 +78,8 @@ def _through_weather(name: str, title: str, cells: dict[str, Spec]) -> Suite:
         _at_the_end(
             f"{name}_fpr", f"{title}: FPR@TPR95 against right pixels", cells, found["fpr"], lower_is_better=True
         ),
-        _at_the_end(f"{name}_rejected", f"{title}: rejected pixels", selecting, _REJECTED),
+        # One is read beside another: precision beside what chance would reach, recall beside precision.
+        _at_the_end(f"{name}_rejected", f"{title}: rejected pixels", selecting, _REJECTED, lower_is_better=None),
     )
     return Suite(name, title, tables, _ROUNDS, _TOLD)
 
