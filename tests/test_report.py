@@ -25,6 +25,7 @@ from rich.console import Console
 
 from driftproof.bench import Results, Spec, Store, suite
 from driftproof.bench.archive import write_archive
+from driftproof.bench.pixels import COURSE
 from driftproof.bench.plan import Choice, plan
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
@@ -32,7 +33,9 @@ from driftproof.errors import InputError, MissingPackageError
 from driftproof.report import ANALYSES, caveats_of, curve_text, flat_rows, table_text, write_report
 from driftproof.report.commands import commands
 from driftproof.report.comparison import compared
-from driftproof.report.curves import spread
+from driftproof.report.curves import Curve, Panel, draw_curves, spread
+from driftproof.report.drawings import course_drawings
+from driftproof.report.figures import WIDE
 from driftproof.report.findings import findings
 from driftproof.report.lines import measured_streams, particulars
 from driftproof.report.protocol import protocol
@@ -66,6 +69,8 @@ def made_up_row(spec, random, round, domain):
     row["selected_unknown"] = None if spec.unknown is None else random.uniform(0.2, 0.5) if selects else 1.0
     if "iou" in spec.measures:
         row["mean_iou"] = None if domain == "lost" else row.pop("error")
+        row |= {name: None if domain == "lost" else random.uniform(20, 60) for name in COURSE[:-1]}
+        row[COURSE[-1]] = row["mean_iou"]
     if "scores" in spec.measures:
         for score in ("msp", "max_logit", "energy", "confidence_difference"):
             for protocol in ("including", "excluding"):
@@ -501,6 +506,39 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     assert "unknown objects among the known" in said
     assert "closed" not in said
     assert {row[1] for row in protocol(results, together).streams.rows} == {"within the frames"}
+
+
+def test_how_a_drive_went_is_drawn_point_by_point(tmp_path):
+    store, domains = Store(tmp_path / "results"), ("clean", "fog", "motion_blur")
+    spec = Spec("tent", "scenes", "net", domains=domains, measures=("iou", "selection"), batch_size=2)
+    for method, rounds in {"source": 1, "tent": 3, "tent+crowd": 2}.items():
+        make_cell(store, replace(spec, method=method), rounds=rounds)
+    results = Results(store.folder)
+    (drawing,) = course_drawings(results, measured_streams(results))
+    rows = {cell.spec.method: cell.rows for cell in store.cells()}
+    for method, name in {"source": "source @1", "tent": "tent", "tent+crowd": "tent+crowd @2"}.items():
+        first, last = rows[method][-3][COURSE[0]], rows[method][-1][COURSE[-1]]
+        assert f"{name} from {first:.1f} to {last:.1f}" in drawing.description
+    assert drawing.caption.endswith("in round 3.")
+    assert all(name in drawing.wide and name in drawing.narrow for name in ("clean", "fog", "motion blur"))
+
+
+@pytest.mark.parametrize("second", ["fog", "x" * 70])
+def test_stretches_divide_a_curve_evenly(second):
+    names = ("clean", second)
+    values = [float(place) for place in range(40)]
+    panel = Panel("drive", "mIoU %", [Curve("tent", "tent", "", values, values, values)], stretches=names)
+    (axes,) = draw_curves([panel], WIDE).axes
+    assert list(axes.get_xticks()) == [10.5, 30.5]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[0] == "clean"
+    assert labels[1] == second or (labels[1].startswith("\nx") and len(second) > 50), (
+        "names that have no room take turns"
+    )
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+    assert [20.5, 20.5] in [x for x, _ in lines]
+    assert (list(range(1, 21)), values[:20]) in lines
+    assert (list(range(21, 41)), values[20:]) in lines, "what came of another domain is not joined"
 
 
 def test_the_commands_in_the_footer_are_commands(folder, page):

@@ -11,10 +11,11 @@ from driftproof.record import Record
 from driftproof.scores import msp
 from driftproof.streams import Batch
 
-__all__ = ["CHECKPOINTS", "Overlap", "Pixels"]
+__all__ = ["COURSE", "Overlap", "Pixels"]
 
-CHECKPOINTS = 20
-"""At how many points of a domain the overlap so far is noted."""
+_CHECKPOINTS = 20
+COURSE = tuple(f"mean_iou@{100 * point // _CHECKPOINTS:02}" for point in range(1, _CHECKPOINTS + 1))
+"""What is noted at so many points of a domain: the overlap so far."""
 
 
 class Overlap:
@@ -41,12 +42,9 @@ class Overlap:
         assert self._confusion is not None  # no domain is empty
         classes, total = self._confusion.classes, len(self._passed)
         by_class = {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
-        places = [math.ceil(total * point / CHECKPOINTS) - 1 for point in range(1, CHECKPOINTS + 1)]
-        step = 100 // CHECKPOINTS
-        curve = {
-            f"mean_iou@{step * point:02}": _mean_iou(counts, classes)
-            for point, counts in enumerate(torch.stack([self._passed[place] for place in places]).cpu(), start=1)
-        }
+        places = [math.ceil(total * point / len(COURSE)) - 1 for point in range(1, len(COURSE) + 1)]
+        passed = torch.stack([self._passed[place] for place in places]).cpu()
+        curve = {name: _mean_iou(counts, classes) for name, counts in zip(COURSE, passed, strict=True)}
         return {"mean_iou": 100 * self._confusion.mean_iou()} | by_class | curve
 
 

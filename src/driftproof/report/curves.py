@@ -67,12 +67,14 @@ class Panel:
         unit: On the upright axis.
         curves: The lines.
         whole: Whether the axis runs from 0 to 100.
+        stretches: What the curves pass through, each as long as the others; empty where they count rounds.
     """
 
     title: str
     unit: str
     curves: Sequence[Curve]
     whole: bool = False
+    stretches: Sequence[str] = ()
 
 
 def draw_curves(panels: Sequence[Panel], layout: Layout) -> "Figure":
@@ -108,15 +110,28 @@ def _draw(axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float
     axes.set_ylim(*limits)
     margin = 0.02 * (rounds - 1) or 0.5
     axes.set_xlim(1 - margin, rounds + margin)
-    axes.set_xticks(_ticks(rounds))
     axes.yaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=layout.text, length=0, pad=5)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("round", fontsize=layout.text, loc="right", labelpad=1)
+    if panel.stretches:
+        _divide(axes, panel.stretches, rounds, layout)
+    else:
+        axes.set_xticks(_ticks(rounds))
+        axes.set_xlabel("round", fontsize=layout.text, loc="right", labelpad=1)
     for curve in panel.curves:
-        _line(axes, curve, rounds)
+        _line(axes, curve, rounds, breaks=len(panel.stretches) or 1)
+
+
+def _divide(axes: "Axes", stretches: Sequence[str], points: int, layout: Layout) -> None:
+    each, room = points / len(stretches), axes.get_position().width * layout.width / len(stretches)
+    crowded = longest(stretches, layout.text) > room
+    names = [shortened(name, layout.text, 2 * room) if crowded else name for name in stretches]
+    below = [f"\n{name}" if crowded and place % 2 else name for place, name in enumerate(names)]
+    axes.set_xticks([0.5 + each * (place + 0.5) for place in range(len(stretches))], below)
+    for place in range(1, len(stretches)):
+        axes.axvline(0.5 + each * place, color=RULE, linewidth=1, zorder=0)
 
 
 def _name(
@@ -153,11 +168,14 @@ def _ticks(rounds: int) -> list[int]:
     return sorted({1, *range(step, rounds + 1, step)})
 
 
-def _line(axes: "Axes", curve: Curve, rounds: int) -> None:
-    steps, look = range(1, len(curve.values) + 1), _look(curve)
-    if any(low < high for low, high in zip(curve.low, curve.high, strict=True)):
-        axes.fill_between(steps, curve.low, curve.high, color=look["color"], alpha=0.15, linewidth=0)
-    axes.plot(steps, curve.values, markevery=max(1, rounds // 10), clip_on=False, **look)
+def _line(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
+    look, each = _look(curve), len(curve.values) // breaks
+    for start in range(0, len(curve.values), each):
+        part = slice(start, start + each)
+        steps, low, high = range(start + 1, start + each + 1), curve.low[part], curve.high[part]
+        if any(least < most for least, most in zip(low, high, strict=True)):
+            axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.plot(steps, curve.values[part], markevery=max(1, rounds // 10), clip_on=False, **look)
 
 
 def _look(curve: Curve) -> dict[str, Any]:

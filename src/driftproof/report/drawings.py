@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from driftproof.bench import Results
+from driftproof.bench.pixels import COURSE
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.figures import Drawing, drawn
 from driftproof.report.heat import Grid, draw_heat
 from driftproof.report.lines import Line, Stream, particulars
 from driftproof.report.numbers import number
 
-__all__ = ["domain_drawings", "drawn_together", "round_drawings", "share_drawings"]
+__all__ = ["course_drawings", "domain_drawings", "drawn_together", "round_drawings", "share_drawings"]
 
 _SHARES = {"selected_known": "known", "selected_unknown": "unknown"}
 
@@ -28,6 +29,24 @@ def round_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]
         ]
         caption = f"{_sentence(quantity.words)} in each round, mean over {_domains(together[0])}{_seeds(together)}."
         drawings.append(_curves(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
+    return drawings
+
+
+def course_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing]:
+    """How each method fared on scenes while its last round went on."""
+    drawings: list[Drawing] = []
+    for stream in (stream for stream in streams if stream.of_pixels):
+        last = stream.rounds(results)
+        curves = []
+        for line in stream.lines:
+            values = line.course(results, COURSE)
+            curves.append(Curve(_reached(line, results, last), line.base, line.selection, values, values, values))
+        known = [curve for curve in curves if any(map(math.isfinite, curve.values))]
+        if known:
+            stretches = [domain.replace("_", " ") for domain in stream.spec.domains]
+            panel = Panel(stream.setting, stream.quantity.unit, known, stretches=stretches)
+            caption = f"{_sentence(stream.quantity.words)} over what had come of each domain by then, in round {last}."
+            drawings.append(_curves(f"course-{len(drawings) + 1}", _title(stream, streams), caption, [panel]))
     return drawings
 
 

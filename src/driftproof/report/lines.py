@@ -88,6 +88,11 @@ class Line:
         found = [_of_round(results.rows(cell), last, measure) for cell in self.cells]
         return [statistics.fmean(seed.get(domain, math.nan) for seed in found) for domain in domains]
 
+    def course(self, results: Results, measures: Sequence[str]) -> list[float]:
+        """Measures that were taken one after the other in each domain of the last round, all in a row."""
+        by_measure = [self.per_domain(results, measure) for measure in measures]
+        return [value for domain in zip(*by_measure, strict=True) for value in domain]
+
 
 @dataclass(frozen=True)
 class Stream:

@@ -13,7 +13,7 @@ from driftproof.optional import require
 from driftproof.report.caveats import caveats, computed
 from driftproof.report.commands import commands
 from driftproof.report.comparison import Comparison, compared
-from driftproof.report.drawings import domain_drawings, round_drawings, share_drawings
+from driftproof.report.drawings import course_drawings, domain_drawings, round_drawings, share_drawings
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
 from driftproof.report.figures import NARROW, WIDE, Drawing
 from driftproof.report.findings import conclusion, findings
@@ -72,6 +72,12 @@ def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
             "Over the rounds",
             "Dashed with hollow marks: the plain method. Solid with filled marks: the same method with selection.",
             round_drawings(results, streams),
+        ),
+        _Section(
+            "course",
+            "As the frames came",
+            "Within each domain, the mean IoU of everything that had come of it.",
+            course_drawings(results, streams),
         ),
         _Section(
             "domains",
