@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from torch import nn
@@ -100,19 +101,15 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     """
     if cell.length >= rounds * len(spec.domains):
         return
-    model = workbench.model(spec).to(settings.device)
-    alike: dict[str, Option | Statistics] = {"seed": spec.seed, **settings.step}
-    adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
+    build = partial(_built, spec, workbench.model(spec).to(settings.device), settings)
+    adapter = build()
     cell.begin(spec, described(adapter) | {"output": adapter.output})
     visits = cell.resume(adapter)
     stream = workbench.stream(spec, rounds, staging(spec, told))  # what is missing is missed before anything is learned
     if not adapter.prepared:
         source, progress = workbench.source(spec, settings.device), staging(spec, told)
         if not adapter.statistics.prepared:
-            alone = build_method("ttn", model, {"statistics": adapter.statistics, **alike})
-            alike["statistics"] = _prepared_once(alone, f"{spec.model}-{spec.images}", cell, source, progress)
-            adapter = build_method(spec.method, model, {**dict(spec.options), **alike})
-            del alone
+            adapter = build(statistics=_prepared_once(adapter, build, cell, source, progress))
         adapter.prepare(source, missing_only=True, progress=progress)
     gc.collect()  # what only prepared, or was another cell's, would count as memory of this one
     total = len(stream)
@@ -133,14 +130,27 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     journal.write()
 
 
-def _prepared_once(adapter: Adapter, name: str, cell: Cell, source: SourceBatches, progress: Progress) -> Statistics:
-    """An adapter's statistics, prepared by whichever cell of the folder first needs such statistics."""
+def _built(
+    spec: Spec, model: nn.Module, settings: Settings, *, method: str | None = None, statistics: Statistics | None = None
+) -> Adapter:
+    """The cell's adapter; or another method, or one with statistics that have been prepared."""
+    own = dict(spec.options) if method is None else {}
+    given = {} if statistics is None else {"statistics": statistics}
+    return build_method(method or spec.method, model, {**own, "seed": spec.seed, **settings.step, **given})
+
+
+def _prepared_once(
+    adapter: Adapter, build: Callable[..., Adapter], cell: Cell, source: SourceBatches, progress: Progress
+) -> Statistics:
+    """Statistics like the adapter's, prepared by whichever cell of the folder first needs such."""
+    spec = cell.spec
     apart = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
-    with cell.for_all(f"{name}-{apart:08x}") as path:
+    alone = build(method="ttn", statistics=adapter.statistics)
+    with cell.for_all(f"{spec.model}-{spec.images}-{apart:08x}") as path:
         if path.exists():
-            return adapter.load(path).statistics
-        adapter.prepare(source, progress=progress).save(path)
-    return adapter.statistics
+            return alone.load(path).statistics
+        alone.prepare(source, progress=progress).save(path)
+    return alone.statistics
 
 
 def _visit(batch: Batch) -> tuple[int, str]:
