@@ -365,7 +365,7 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
         "swr": [{}, {"strength": 25.0}, {"strength": 2500.0}, {"prototypes": False}, {"anchor": "source"}],
         "tent+crowd": [{}, {"batch_size": 400}, {"source_statistics": "source"}, {"average_over": "batch"}],
         "eata": [{}, {"redundancy": 0.1}, {"redundancy": 0.05}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
-        "gce": [{}, {"output": "after"}, {"q": 0.1}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
+        "gce": [{}, {"output": "after"}, {"q": 0.1}, {"lr": 3e-3}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
         "tent": [{}, {"lr": 3e-4}, {"lr": 1e-4}, {"mean_entropy": 0.5}, {"batch_size": 400}],
         "ent": [{}, {"lr": 3e-5}, {"lr": 1e-5}, {"mean_entropy": 0.5}, {"batch_size": 400}],
         "bn_adapt": [{}, {"batch_size": 400}],
