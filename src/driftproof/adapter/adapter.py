@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -231,6 +232,8 @@ class Adapter(nn.Module):
         self._engine.settle(self)
         if self._index > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
+        anew = partial(Preparation, source, network=self.network, moving=self.moving, seed=self.seed, progress=progress)
+        wanted = [part for part in self._parts if not (missing_only and part.prepared)]
         modules = [module for part in self._parts for module in part.modules()]
         before = {module: dict(module._buffers) for module in modules}
         self._engine.drop()
@@ -242,14 +245,8 @@ class Adapter(nn.Module):
         ):
             try:
                 with self.ranks.apart():
-                    for part in self._parts:
-                        if not (missing_only and part.prepared):
-                            # To each its own draw of the seed, so that nothing depends on what the others drew.
-                            part.prepare(
-                                Preparation(
-                                    source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
-                                )
-                            )
+                    for part in wanted:
+                        part.prepare(anew())  # each draws from the seed, whatever the others drew
                 agree_on(self, modules)
             except BaseException:
                 for module, buffers in before.items():
