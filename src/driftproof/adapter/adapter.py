@@ -234,8 +234,7 @@ class Adapter(nn.Module):
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
         anew = partial(Preparation, source, network=self.network, moving=self.moving, seed=self.seed, progress=progress)
         wanted = [part for part in self._parts if not (missing_only and part.prepared)]
-        modules = [module for part in self._parts for module in part.modules()]
-        before = {module: dict(module._buffers) for module in modules}
+        before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
         self._engine.drop()
         with (
             self.ranks.together(self.device),
@@ -247,7 +246,7 @@ class Adapter(nn.Module):
                 with self.ranks.apart():
                     for part in wanted:
                         part.prepare(anew())  # each draws from the seed, whatever the others drew
-                agree_on(self, modules)
+                agree_on(self, list(before))
             except BaseException:
                 for module, buffers in before.items():
                     module._buffers.update(buffers)
