@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
-from driftproof.adapter.engines import Compiled, Fixed, Graph, graph
+from driftproof import kernels
+from driftproof.adapter.engines import Compiled, Fixed, Graph, fusion, graph
 from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
 from driftproof.adapter.flat import Flat
+from driftproof.network import normalisation
 from networks import NORM_NETWORKS, WideResNet, build, lively
 from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
 
@@ -557,6 +559,46 @@ def test_compiled_networks_answer_alike(case):
     stream = eventful()[:13]
     assert_same(run(make(case), stream), run(compiled(case), stream))
     assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+@pytest.fixture
+def our_kernels(monkeypatch):
+    """Batch norms of the batch's statistics as on a CUDA device; yields the images that they normalised."""
+    seen = []
+
+    def normalise_alone(x, weight, bias, eps):
+        seen.append(x)
+        return kernels.normalise(x, weight, bias, kernels.new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
+
+    monkeypatch.setattr(normalisation, "suits", lambda x: x.dtype in kernels.KINDS)
+    monkeypatch.setattr(normalisation, "normalise_alone", normalise_alone)
+    return seen
+
+
+def test_batch_norms_run_our_kernels_with_the_statistics_of_the_batch_alone(our_kernels):
+    adapters = {case: make(case) for case in ("tent", "bn_adapt", "source", "ttn")}
+    layers = sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in adapters["tent"].network.modules())
+    counts = {}
+    our_kernels.clear()  # shares are prepared with them
+    for case, adapter in adapters.items():
+        adapter(batches(1)[0])
+        counts[case] = len(our_kernels)
+        our_kernels.clear()
+    assert counts == {"tent": layers, "bn_adapt": layers, "source": 0, "ttn": 0}
+    adapters["tent"].unwrap()(batches(1)[0])
+    assert not our_kernels
+
+
+@traced
+@pytest.mark.parametrize("case", ["tent", "tent+crowd", "eata+crowd", "swr"])
+def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
+    torch._dynamo.reset()
+    fused = []
+    monkeypatch.setattr(fusion, "fuse", lambda traced, fuse=fusion.fuse: fused.append(fuse(traced)))
+    stream = eventful()
+    engine = Compiled(records=False, backend=fusion.fused_alone)
+    assert_same(run(make(case), stream), run(make(case, engine=engine), stream))
+    assert set(fused) == {5}, "every batch norm of the network"
 
 
 @traced

@@ -7,7 +7,7 @@ import torch
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
-from driftproof.adapter.engines import Compiled
+from driftproof.adapter.engines import Compiled, Fused
 from networks import build
 from streams_of_trouble import FIXED_CASES, eventful, run, traced, with_rejection
 
@@ -70,6 +70,23 @@ def test_replayed_steps_round_as_eager_ones_do(case):
 
 
 @on_gpu
+@traced
+@pytest.mark.parametrize("precision", [None, "tf32", "bf16"])
+@pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata+crowd", "gce"])
+def test_fused_and_replayed_steps_round_as_eager_ones_do(case, precision):
+    torch._dynamo.reset()
+    stream = [images.cuda() for images in batches(40, size=16)]
+    settings = {"channels_last": True, "precision": precision} | ({} if case == "bn_adapt" else {"lr": 1e-2})
+    eager, graph = (
+        adapter_for(case, build("wide_resnet").cuda(), engine=engine, **settings) for engine in ("eager", "graph")
+    )
+    assert [torch.equal(eager(images), graph(images)) for images in stream] == [True] * len(stream)
+    assert isinstance(graph._engine, Fused)
+    assert recorded(graph) == 1
+
+
+@on_gpu
+@traced
 @pytest.mark.parametrize("settings", [{"accumulate": 3}, {"output": "after"}, {"channels_last": True}], ids=str)
 @pytest.mark.parametrize("case", ["tent+crowd", "eata"])
 def test_settings_hold_in_a_replayed_step(case, settings):

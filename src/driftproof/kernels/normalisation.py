@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["add_normalise", "normalise"]
+__all__ = ["add_normalise", "backward_on_cuda", "normalise", "normalise_on_cuda"]
 
 
 @custom_op("driftproof::normalise", mutates_args=())
@@ -71,19 +71,19 @@ def _backward(
     normal = (x.float() - _across(mean)) * _across(scale)
     arrived = gradient.float()
     if relu:
-        arrived = arrived * (normal * _across(weight) + _across(bias) > 0)
+        arrived = arrived * (_affine(x.float(), mean, scale, weight, bias, relu=False) > 0)
     to_weight, to_bias = (arrived * normal).sum((0, 2, 3)), arrived.sum((0, 2, 3))
     values = x.numel() // x.shape[1]
     through_statistics = (_across(to_bias) + normal * _across(to_weight)) / values
-    leaving = _across(weight * scale) * (arrived - through_statistics)
-    leaving = leaving if beside is None else leaving + beside
-    return leaving.to(x.dtype), to_weight, to_bias
+    leaving = (_across(weight * scale) * (arrived - through_statistics)).to(x.dtype)
+    return leaving if beside is None else leaving + beside, to_weight, to_bias
 
 
 @normalise.register_kernel("cuda")
-def _(
+def normalise_on_cuda(
     x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `normalise`."""
     from driftproof.kernels import on_cuda
 
     with torch.cuda.device(x.device):
@@ -103,7 +103,7 @@ def _(
 
 
 @_backward.register_kernel("cuda")
-def _(
+def backward_on_cuda(
     gradient: Tensor,
     beside: Tensor | None,
     x: Tensor,
@@ -114,7 +114,8 @@ def _(
     tickets: Tensor,
     place: int,
     relu: bool,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the input and of the layer, from that of the result and what came to the input otherwise."""
     from driftproof.kernels import on_cuda
 
     gradient, x = _channels_last(gradient), _channels_last(x)
@@ -148,21 +149,30 @@ def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  # torch types it so
     x, weight, bias, tickets, ctx.place, _, ctx.relu = inputs
     ctx.save_for_backward(x, *output[1:], weight, bias, tickets)
+    ctx.set_materialize_grads(False)  # nobody differentiates mean and scale, and zeros cost a launch each
 
 
 def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
     _, _, weight, bias, tickets, ctx.place, _, ctx.relu = inputs
     ctx.save_for_backward(*output[1:], weight, bias, tickets)
+    ctx.set_materialize_grads(False)
 
 
-def _to_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    leaving, to_weight, to_bias = _backward(_laid_out(gradient), None, *ctx.saved_tensors, ctx.place, ctx.relu)
+def _to_inputs(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    x, *layer = ctx.saved_tensors
+    leaving, to_weight, to_bias = _backward(_arrived(gradient, x), None, x, *layer, ctx.place, ctx.relu)
     return leaving, to_weight, to_bias, None, None, None, None
 
 
-def _to_summands(ctx: Any, gradient: Tensor, beside: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    gradients = _laid_out(gradient), _laid_out(beside)
-    leaving, to_weight, to_bias = _backward(*gradients, *ctx.saved_tensors, ctx.place, ctx.relu)
+def _to_summands(
+    ctx: Any,  # noqa: ANN401
+    gradient: Tensor | None,
+    beside: Tensor | None,
+    *_: None,
+) -> tuple[Tensor | None, ...]:
+    total, *layer = ctx.saved_tensors
+    beside = None if beside is None else _laid_out(beside)
+    leaving, to_weight, to_bias = _backward(_arrived(gradient, total), beside, total, *layer, ctx.place, ctx.relu)
     return leaving, leaving, to_weight, to_bias, None, None, None, None
 
 
@@ -181,6 +191,10 @@ def _affine(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor
 
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _arrived(gradient: Tensor | None, x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if gradient is None else _laid_out(gradient)
 
 
 def _laid_out(gradient: Tensor) -> Tensor:

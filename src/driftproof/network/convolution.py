@@ -4,14 +4,15 @@ Torch keeps the input of every convolution for the gradient of its weight, even 
 gradient of the input needs the weight alone.
 """
 
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["forget_rounded", "make_ordinary", "make_sparing", "round_weights"]
+from driftproof.network.forwards import has_own_forward, replace_forward, runs
+
+__all__ = ["convolve", "forget_rounded", "make_sparing", "round_weights"]
 
 _KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -20,14 +21,7 @@ def make_sparing(model: nn.Module) -> None:
     """Have the plain convolutions of `model` keep their input only while their weight wants a gradient."""
     for layer in model.modules():
         if type(layer) in _KINDS and _is_plain(layer):
-            layer.forward = partial(_convolve, cast("nn.Conv2d", layer))
-
-
-def make_ordinary(model: nn.Module) -> None:
-    """Undo `make_sparing`."""
-    for layer in model.modules():
-        if type(layer) in _KINDS and _is_sparing(layer):
-            del layer.forward
+            replace_forward(layer, convolve)
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -36,7 +30,7 @@ def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
     A recorded step goes on reading them, so they stay where they are for as long as the weights do.
     """
     for layer in model.modules():
-        if type(layer) in _KINDS and _is_sparing(layer):
+        if runs(layer, convolve):
             weight, kept = cast("nn.Conv2d", layer).weight, vars(layer)
             before, now = kept.get("_rounded_from", ()), (weight.device, weight.data_ptr(), weight._version)
             if weight.requires_grad or before == now:
@@ -57,15 +51,11 @@ def forget_rounded(model: nn.Module) -> None:
 
 def _is_plain(layer: nn.Module) -> bool:
     ordinary = getattr(layer, "padding_mode", None) == "zeros" and not isinstance(layer.padding, str)
-    return ordinary and "forward" not in vars(layer)
+    return ordinary and not has_own_forward(layer)
 
 
-def _is_sparing(layer: nn.Module) -> bool:
-    own = vars(layer).get("forward")
-    return isinstance(own, partial) and own.func is _convolve
-
-
-def _convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
+def convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
+    """What such a convolution runs."""
     x, weight, bias = input, layer.weight, layer.bias
     if weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
-from driftproof.network.convolution import forget_rounded, make_ordinary, make_sparing, round_weights
+from driftproof.network.convolution import convolve, forget_rounded, make_sparing, round_weights
+from driftproof.network.forwards import restore_forwards
 from driftproof.network.keepsake import Keepsake
 from driftproof.network.logits import LogitsAccessor, read_logits
+from driftproof.network.normalisation import make_alike, normalise
 from driftproof.network.precision import Precision, mixed, restored
 from driftproof.network.rules import LayerRule, NormalisationRule
 from driftproof.norms import batch_norms
@@ -74,6 +76,7 @@ class Network(nn.Module):
         self._keepsake = Keepsake(model) if frozen else None
         self._tap: _Tap | None = None
         make_sparing(model)
+        make_alike(model)
         for rule in self.layer_rules:
             rule.attach()
 
@@ -128,7 +131,7 @@ class Network(nn.Module):
         # What is attached is taken off the copy: compiled code has to be made anew whenever a hook comes or goes.
         attached: list[LayerRule | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
         copied = copy.deepcopy(self.model, {id(one): one for one in attached})
-        make_ordinary(copied)
+        restore_forwards(copied, convolve, normalise)
         forget_rounded(copied)
         numbers = [one.handle.id for one in attached if one.handle is not None]
         for layer in copied.modules():

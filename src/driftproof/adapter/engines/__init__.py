@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from driftproof.adapter.engines.compiled import Compiled
+from driftproof.adapter.engines.compiled import Compiled, Fused
 from driftproof.adapter.engines.eager import Eager
 from driftproof.adapter.engines.fixed import Fixed
 from driftproof.adapter.engines.graph import Graph, refuse_varying
 from driftproof.errors import ConfigurationError
+from driftproof.statistics import Batch
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["Compiled", "Eager", "EngineName", "Fixed", "Graph", "engine_for"]
+__all__ = ["Compiled", "Eager", "EngineName", "Fixed", "Fused", "Graph", "engine_for"]
 
 EngineName = Literal["eager", "compile", "graph"]
 
@@ -25,7 +26,7 @@ def engine_for(adapter: "Adapter") -> Eager:
         )
     if adapter.engine == "graph":
         refuse_varying(adapter)
-        return Graph()
+        return Fused() if adapter.channels_last and isinstance(adapter.statistics, Batch) else Graph()
     if adapter.engine == "compile":
         return Compiled(records=all(part.varies is None for part in adapter._parts))
     return Eager()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.engines.eager import Eager
-from driftproof.adapter.engines.fusion import fused_inductor
-from driftproof.adapter.engines.graph import Graph, can_record
+from driftproof.adapter.engines.fusion import fused_alone, fused_inductor
+from driftproof.adapter.engines.graph import Graph, can_record, expect_recordable
 from driftproof.adapter.engines.shapes import Shapes, shape_key
 from driftproof.adapter.engines.static import Draw
 from driftproof.adapter.lesson import Lesson, draw_lesson
@@ -23,7 +23,7 @@ from driftproof.record import Record
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["Compiled", "compiled_lesson"]
+__all__ = ["Compiled", "Fused", "compiled_lesson"]
 
 _Call = Callable[[Tensor], Any]
 
@@ -34,13 +34,16 @@ class Compiled(Eager):
     Args:
         records: Whether the method's step can be recorded; then, on a CUDA device, it is.
         backend: What torch compiles with; None is inductor, on a CUDA device after `fuse`.
+        draw: How a recorded step draws its lesson; None is compiled like the networks.
     """
 
-    def __init__(self, *, records: bool, backend: str | Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, *, records: bool, backend: str | Callable[..., Any] | None = None, draw: Draw | None = None
+    ) -> None:
         self._records = records
         self._backend = backend
         self._shapes = Shapes(after=2)
-        self._eager, self._graph = Eager(), Graph(compiled_lesson(backend or "inductor"))
+        self._eager, self._graph = Eager(), Graph(draw or compiled_lesson(backend or "inductor"))
         self._forms: dict[Network, _Call] = {}
 
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
@@ -75,6 +78,21 @@ class Compiled(Eager):
             yield
         finally:
             network.through = None
+
+
+class Fused(Compiled):
+    """Recorded steps in which normalisation is fused with its neighbours, and nothing else is compiled.
+
+    So each operation rounds as in the eager step, and the steps agree to the last bit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(records=True, backend=fused_alone, draw=draw_lesson)
+
+    def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
+        """As `Graph.run`."""
+        expect_recordable(adapter.device)
+        return super().run(adapter, images)
 
 
 def _compiled(model: nn.Module, backend: str | Callable[..., Any]) -> _Call:

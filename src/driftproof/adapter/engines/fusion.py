@@ -10,15 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from driftproof.kernels import OPERATIONS
+from driftproof.kernels import KINDS, OPERATIONS
 
-__all__ = ["fuse", "fused_inductor"]
+__all__ = ["fuse", "fused_alone", "fused_inductor"]
 
 _LAYER = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _BATCH_NORMS = (F.batch_norm, torch.batch_norm)
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _SUMS = (operator.add, torch.add, "add")
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fused_inductor(traced: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -30,6 +29,12 @@ def fused_inductor(traced: GraphModule, inputs: Sequence[Any]) -> Callable[..., 
         # What it advises is what `precision` decides.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         return cast("Callable[..., Any]", compile_fx(traced, inputs))
+
+
+def fused_alone(traced: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """What torch.compile calls to have nothing compiled: `fuse`, and every other operation as it was."""
+    fuse(traced)
+    return traced.forward
 
 
 def fuse(traced: GraphModule) -> int:
@@ -55,7 +60,7 @@ def _normalises(node: Node) -> bool:
     image = _value(given["x"])
     own = given["training"] is True and given["running_mean"] is None and given["running_var"] is None
     learned = given["weight"] is not None and given["bias"] is not None
-    return own and learned and image is not None and image.ndim == 4 and image.dtype in _KINDS
+    return own and learned and image is not None and image.ndim == 4 and image.dtype in KINDS
 
 
 def _tickets_for(graph: Graph, norms: list[Node]) -> Node:

@@ -13,7 +13,7 @@ from driftproof.record import Record
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["Graph", "can_record", "refuse_varying"]
+__all__ = ["Graph", "can_record", "expect_recordable", "refuse_varying"]
 
 
 class Graph(Fixed):
@@ -33,11 +33,7 @@ class Graph(Fixed):
 
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
         """As `Eager.run`, replayed."""
-        if not can_record(adapter.device):
-            raise ConfigurationError(
-                f'Expected the model on a CUDA device, since `engine="graph"` records CUDA graphs, but it is on '
-                f'{adapter.device}. Move the adapter there, or choose `engine="eager"` or `engine="compile"`.'
-            )
+        expect_recordable(adapter.device)
         return super().run(adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
@@ -106,6 +102,15 @@ class Graph(Fixed):
 def can_record(device: torch.device) -> bool:
     """Whether steps on this device can be recorded."""
     return device.type == "cuda"
+
+
+def expect_recordable(device: torch.device) -> None:
+    """Refuse a device on which steps cannot be recorded."""
+    if not can_record(device):
+        raise ConfigurationError(
+            f'Expected the model on a CUDA device, since `engine="graph"` records CUDA graphs, but it is on {device}. '
+            'Move the adapter there, or choose `engine="eager"` or `engine="compile"`.'
+        )
 
 
 def refuse_varying(adapter: "Adapter") -> None:

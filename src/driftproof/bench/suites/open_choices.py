@@ -52,7 +52,9 @@ def _conjugate() -> Table:
 
 
 def _swr() -> Table:
-    rows = {f"swr, λ = {strength:g}": _everywhere("swr", strength=strength) for strength in (25.0, 250.0, 2500.0)}
+    rows = {
+        f"swr, λ = {strength:g}": _everywhere("swr", strength=strength) for strength in (2.5, 10.0, 25.0, 250.0, 2500.0)
+    }
     rows["swr, λ = 250, no prototypes"] = _everywhere("swr", strength=250.0, prototypes=False)
     rows["swr, λ = 250, towards θ_o"] = _everywhere("swr", strength=250.0, anchor="source")
     return _table("swr", "SWR: strength of its regulariser, what it holds on to, and whether it has prototypes", rows)
@@ -102,7 +104,7 @@ def _gce() -> Table:
 
 def _pace() -> Table:
     """A network whose weights are smaller goes as much further in one step as with a larger rate."""
-    rates = dict.fromkeys(("tent", "eata"), (1e-3, 3e-4, 1e-4)) | {
+    rates = dict.fromkeys(("conjugate", "tent", "eata"), (1e-3, 3e-4, 1e-4)) | {
         "gce": (3e-3, 1e-3, 3e-4, 1e-4),
         "ent": (1e-4, 3e-5, 1e-5),
     }

@@ -1,0 +1,48 @@
+"""Normalisation by itself, for a network that runs operation by operation.
+
+It rounds as the fused operations do, so that a step in which everything is fused learns exactly what this one learns.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from driftproof.kernels.normalisation import backward_on_cuda, normalise_on_cuda
+from driftproof.kernels.tickets import zero_tickets
+
+__all__ = ["KINDS", "normalise_alone", "suits"]
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of images that the kernels read."""
+
+_CAN_BE_COMPILED = find_spec("triton") is not None
+
+
+def suits(x: Tensor) -> bool:
+    """Whether images lie as the kernels read them: on a CUDA device, with their channels last."""
+    there = x.is_cuda and _CAN_BE_COMPILED and x.ndim == 4 and x.dtype in KINDS
+    return there and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def normalise_alone(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """As `normalise` of images that suit, neither rectified nor compiled."""
+    normalised: Tensor = _Normalisation.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return normalised
+
+
+class _Normalisation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # noqa: ANN401
+        tickets = zero_tickets(1, x.shape[1], x.device)
+        y: Tensor
+        y, mean, scale = normalise_on_cuda(x, weight, bias, tickets, 0, eps, False)
+        ctx.save_for_backward(x, mean, scale, weight, bias, tickets)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        return (*backward_on_cuda(gradient, None, *ctx.saved_tensors, 0, False), None)

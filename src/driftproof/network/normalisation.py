@@ -1,0 +1,30 @@
+"""Batch norms that round alike, however much of a network is fused with them.
+
+Selection asks whether a difference is below zero, and what it selects decides what comes next. So an engine that fuses
+normalisation with its neighbours ends where the eager one does only if both round every value alike. The kernels of
+`driftproof.kernels` do; with the batch's own statistics and channels last on a CUDA device, every engine uses them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.kernels import normalise_alone, suits
+from driftproof.network.forwards import has_own_forward, replace_forward
+
+__all__ = ["make_alike", "normalise"]
+
+
+def make_alike(model: nn.Module) -> None:
+    """Have the batch norms of `model` run our kernels where those apply."""
+    for layer in model.modules():
+        if type(layer) is nn.BatchNorm2d and not has_own_forward(layer):
+            replace_forward(layer, normalise)
+
+
+def normalise(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:  # models may call it by torch's name
+    """What such a batch norm runs."""
+    of_the_batch = layer.running_mean is None and layer.running_var is None
+    # A compiler is shown what torch has, and fuses that.
+    if of_the_batch and layer.affine and not torch.compiler.is_compiling() and suits(input):
+        return normalise_alone(input, layer.weight, layer.bias, layer.eps)
+    return type(layer).forward(layer, input)
