@@ -361,8 +361,14 @@ def test_the_rules_of_selection_differ_in_the_rule_alone():
 def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
     papers = {(spec.method, spec.images, spec.unknown): spec for spec in reversed(CELLS["table1"])}
     choices = {
-        "conjugate": [{}, {"epsilon": 0.0}, {"output": "after"}, {"batch_size": 400}],
-        "swr": [{}, {"strength": 25.0}, {"strength": 2500.0}, {"prototypes": False}, {"anchor": "source"}],
+        "conjugate": [
+            *({}, {"epsilon": 0.0}, {"output": "after"}, {"batch_size": 400}),
+            *({"lr": 3e-4}, {"lr": 1e-4}),
+        ],
+        "swr": [
+            *({}, {"strength": 2.5}, {"strength": 10.0}, {"strength": 25.0}, {"strength": 2500.0}),
+            *({"prototypes": False}, {"anchor": "source"}),
+        ],
         "tent+crowd": [{}, {"batch_size": 400}, {"source_statistics": "source"}, {"average_over": "batch"}],
         "eata": [{}, {"redundancy": 0.1}, {"redundancy": 0.05}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
         "gce": [{}, {"output": "after"}, {"q": 0.1}, {"lr": 3e-3}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
