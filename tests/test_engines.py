@@ -18,7 +18,7 @@ from driftproof.adapter.engines import Compiled, Fixed, Graph, fusion, graph
 from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
-from driftproof.adapter.flat import Flat
+from driftproof.adapter.flat import Flat, Joined, Scattered, joined
 from driftproof.network import normalisation
 from networks import NORM_NETWORKS, WideResNet, build, lively
 from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
@@ -520,13 +520,58 @@ def test_the_way_an_optimiser_computes_stays_the_engines(monkeypatch):
     assert_same(run(adapter, batches(3, seed=1)), run(plain, batches(3, seed=1)))
 
 
+def test_tensors_are_moved_together_unless_they_share_memory():
+    kernel = torch.rand(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    tensors = [torch.rand(3, 2), kernel, torch.rand(()), torch.arange(5), torch.zeros(0)]
+    values, strides = [tensor.clone() for tensor in tensors], [tensor.stride() for tensor in tensors]
+    everything = joined(tensors, [torch.rand(3), tensors[0]])
+    assert isinstance(everything, Joined)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_floating_point()}) == 1
+    assert [tensor.stride() for tensor in tensors] == strides
+    assert all(torch.equal(one, other) for one, other in zip(tensors, values, strict=True))
+    assert isinstance(joined(tensors, []), Joined), "again"
+    whole = torch.rand(10)
+    assert type(joined([whole[:6], whole[4:]], [])) is Scattered
+    assert type(joined([whole[:4]], [whole[2:3]])) is Scattered
+    assert type(joined([whole[::2]], [])) is Scattered
+    assert isinstance(joined([whole[:4], whole[8:]], [whole[4:6], whole[5:8]]), Joined)
+
+
+@pytest.mark.parametrize("kind", [Joined, Scattered])
+def test_a_choice_for_all_tensors_is_one_for_each(kind):
+    tensors = [torch.rand(3, 2), torch.arange(5), torch.rand(())]
+    values = [tensor.clone() for tensor in tensors]
+    everything = kind(tensors)
+    before = everything.copied()
+    for tensor in tensors:
+        tensor.add_(1)
+    everything.choose(torch.tensor(True), before)
+    assert all(torch.equal(tensor, value + 1) for tensor, value in zip(tensors, values, strict=True))
+    assert max(float(vector.max()) for vector in everything.fractional()) >= 1
+    everything.choose(torch.tensor(False), before)
+    assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, values, strict=True))
+    tensors[0].zero_()
+    everything.restore(before)
+    assert torch.equal(tensors[0], values[0])
+
+
+def test_a_static_step_decides_about_all_parameters_at_once():
+    adapter = make("ent+crowd", engine=Fixed(), channels_last=True)
+    run(adapter, batches(4))
+    assert isinstance(adapter._engine._storage.live, Joined)
+    plain = adapter.unwrap()
+    assert len({p.untyped_storage().data_ptr() for p in plain.parameters()}) == len(list(plain.parameters()))
+    run(adapter.reset(), batches(4))
+    assert isinstance(adapter._engine._storage.live, Joined)
+
+
 def test_many_tensors_as_few_vectors():
     tensors = [torch.rand(2, 3), torch.arange(4), torch.rand((), dtype=torch.float64), torch.rand(5)]
     before = [tensor.clone() for tensor in tensors]
-    flat = Flat(tensors)
+    flat = Flat.of(tensors)
     for tensor in tensors:
         tensor.zero_()
-    Flat(tensors).where(torch.tensor(True), flat).pour(tensors)
+    Flat.of(tensors).where(torch.tensor(True), flat).pour(tensors)
     assert all(not tensor.any() for tensor in tensors)
     flat.pour(tensors)
     assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))

@@ -119,13 +119,13 @@ def test_larger_is_more_novel(score):
 def test_mean_prediction_entropy(z):
     p = z.softmax(1).transpose(0, 1).flatten(1).numpy()
     expected = scipy.stats.entropy(p.mean(axis=1))
-    assert float(predictions.mean_prediction_entropy(z.log_softmax(1))) == pytest.approx(expected, abs=1e-6)
+    assert float(predictions.mean_prediction_entropy(z.softmax(1))) == pytest.approx(expected, abs=1e-6)
 
 
 @given(logits(), st.integers(0, 2**31))
 def test_mean_prediction_entropy_over_selected(z, seed):
     weights = torch.rand(z[:, 0].shape, generator=torch.Generator().manual_seed(seed), dtype=z.dtype).round()
-    value = float(predictions.mean_prediction_entropy(z.log_softmax(1), weights))
+    value = float(predictions.mean_prediction_entropy(z.softmax(1), weights))
     chosen = z.softmax(1).transpose(0, 1).flatten(1)[:, weights.flatten() > 0].numpy()
     if chosen.shape[1]:
         assert value == pytest.approx(scipy.stats.entropy(chosen.mean(axis=1)), abs=1e-6)

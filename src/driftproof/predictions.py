@@ -32,9 +32,9 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return widened(logits).log_softmax(dim=1)
 
 
-def entropy(log_p: Tensor) -> Tensor:
-    """H(p) = −Σ_k p^k ln p^k in nats, from log-probabilities."""
-    return -(log_p.exp() * log_p).sum(dim=1)
+def entropy(log_p: Tensor, p: Tensor | None = None) -> Tensor:
+    """H(p) = −Σ_k p^k ln p^k in nats, from log-probabilities, and the probabilities where they are at hand."""
+    return -((log_p.exp() if p is None else p) * log_p).sum(dim=1)
 
 
 def probability_of(log_p: Tensor, classes: Tensor) -> Tensor:
@@ -42,15 +42,14 @@ def probability_of(log_p: Tensor, classes: Tensor) -> Tensor:
     return log_p.gather(1, classes.unsqueeze(1)).squeeze(1).exp()
 
 
-def confidence_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
+def confidence_gain(log_p: Tensor, source_logits: Tensor) -> Tensor:
     """How far adaptation raised the confidence in the class that the original model predicts.
 
-    ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ: the *original* model's class, not the adapted one's. Exactly zero for equal
-    logits, whatever their precision.
+    ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ: the *original* model's class, not the adapted one's. Exactly zero for the
+    log-probabilities of equal logits, whatever their precision.
     """
     classes = source_logits.argmax(dim=1)
-    adapted = probability_of(log_probabilities(logits), classes)
-    return adapted - probability_of(log_probabilities(source_logits), classes)
+    return probability_of(log_p, classes) - probability_of(log_probabilities(source_logits), classes)
 
 
 def logit_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
@@ -59,10 +58,10 @@ def logit_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
     return (widened(logits).gather(1, classes) - widened(source_logits).gather(1, classes)).squeeze(1)
 
 
-def mean_prediction_entropy(log_p: Tensor, weights: Tensor | None = None, ranks: Ranks | None = None) -> Tensor:
-    """H(ȳ) of the mean prediction ȳ over all samples of all ranks, or over those with a positive weight."""
+def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, ranks: Ranks | None = None) -> Tensor:
+    """H(ȳ) of the mean ȳ of probabilities over all samples of all ranks, or over those with a positive weight."""
     ranks = ranks or Ranks()
-    p = log_p.exp().transpose(0, 1).flatten(start_dim=1)
+    p = p.transpose(0, 1).flatten(start_dim=1)
     if weights is None:
         mean = ranks.sum(p.sum(dim=1))[0] / ranks.total(p.shape[1])
     else:

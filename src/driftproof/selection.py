@@ -253,7 +253,7 @@ def _at_the_edges(dark: Tensor) -> Tensor:
 
 
 def _entropy(step: Step) -> Tensor:
-    return entropy(step.log_probabilities.detach())
+    return entropy(step.log_probabilities.detach(), step.probabilities.detach())
 
 
 def _entropy_limit(threshold: float | None, step: Step) -> float:

@@ -59,7 +59,7 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
 def _regularised(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
     if adapter.mean_entropy != 0:
         objective = objective - adapter.mean_entropy * mean_prediction_entropy(
-            step.log_probabilities, _averaged_over(adapter, step), step.ranks
+            step.probabilities, _averaged_over(adapter, step), step.ranks
         )
     penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
     return objective if penalty is None else objective + penalty

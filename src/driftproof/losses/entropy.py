@@ -14,4 +14,4 @@ class Entropy(Loss):
 
     def per_sample(self, step: Step) -> Tensor:
         """The entropy of each prediction."""
-        return entropy(step.log_probabilities)
+        return entropy(step.log_probabilities, step.probabilities)

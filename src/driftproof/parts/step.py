@@ -124,6 +124,12 @@ class Step:
             return log_probabilities(self.logits)
 
     @_once
+    def probabilities(self) -> Tensor:
+        """ŷ, as `log_probabilities`."""
+        with torch.set_grad_enabled(self.logits.requires_grad):
+            return self.log_probabilities.exp()
+
+    @_once
     def source_logits(self) -> Tensor:
         """z̃ of the frozen network on the same batch; never part of a graph."""
         with torch.no_grad():
@@ -135,7 +141,7 @@ class Step:
 
         Zero while the networks are alike: what they differ by then is the rounding of different kernels.
         """
-        gain = confidence_gain(self.logits.detach(), self.source_logits)
+        gain = confidence_gain(self.log_probabilities.detach(), self.source_logits)
         return torch.zeros_like(gain) if self.alike else gain
 
     @_once

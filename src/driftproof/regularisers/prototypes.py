@@ -108,11 +108,12 @@ class NearestPrototypes(Regulariser):
     def penalty(self, step: Step) -> Tensor:
         """The auxiliary loss of the batch and its transformed copy."""
         log_pi = self._log_assignment(step.features)
-        sample, mean = step.ranks.mean(entropy(log_pi)), mean_prediction_entropy(log_pi, ranks=step.ranks)
+        pi = log_pi.exp()
+        sample, mean = step.ranks.mean(entropy(log_pi, pi)), mean_prediction_entropy(pi, ranks=step.ranks)
         loss = self.sample_entropy * sample - self.mean_entropy * mean
         if self.agreement > 0:
             log_pi_view = self._log_assignment(step.network.with_features(step.view(self.augment))[1])
-            loss = loss - self.agreement * step.ranks.mean((log_pi.detach().exp() * log_pi_view).sum(dim=1))
+            loss = loss - self.agreement * step.ranks.mean((pi.detach() * log_pi_view).sum(dim=1))
         return loss
 
     def _log_assignment(self, features: Tensor) -> Tensor:

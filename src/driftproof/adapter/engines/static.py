@@ -109,14 +109,14 @@ class StaticStep:
         adapter.network.leave()
         if self._storage.total:
             gradients = tuple(torch._foreach_add(self._storage.total, gradients))
-        live = stepper.live()
-        before = Flat(live)
+        live = self._storage.live
+        before = live.copied()
         try:
             stepper.step(gradients)
             due = self._storage.waiting + 1 == stepper.accumulate
             stepped_well, gathered_well, finite, *healthy = finite_groups(
-                Flat(live).fractional(),
-                Flat(gradients).fractional() if self._storage.total else [],
+                live.fractional(),
+                Flat.of(gradients).fractional() if self._storage.total else [],
                 *([objective], [step.images], [step.logits]),
             )
             sound = finite & (torch.where(due, stepped_well, gathered_well) if self._storage.total else stepped_well)
@@ -124,13 +124,13 @@ class StaticStep:
             stepped = good & due
             self._storage.absorb()
             self._tell_parts(adapter, step, good, stepped)
-            Flat(live).where(stepped, before).pour(live)
+            live.choose(stepped, before)
             answer = step.answer.detach()
             if adapter.output == "after":
                 with torch.no_grad():
                     answer = torch.where(sound, adapter.network(step.images), answer)
         except BaseException:
-            before.pour(live)
+            live.restore(before)
             raise
         self._commit(adapter, step, sound)
         self._count(gradients, sound, good, stepped)
@@ -155,8 +155,8 @@ class StaticStep:
         storage.taken.add_(stepped)
         if storage.total:
             storage.waiting.copy_((storage.waiting + good) * ~stepped)
-            sums = Flat(gradients).where(~stepped, Flat([torch.zeros_like(gradient) for gradient in gradients]))
-            sums.where(good, Flat(storage.total)).pour(storage.total)
+            sums = Flat.of(gradients).where(~stepped, Flat.of([torch.zeros_like(gradient) for gradient in gradients]))
+            sums.where(good, Flat.of(storage.total)).pour(storage.total)
 
     @contextmanager
     def _nothing_lost(self, adapter: "Adapter") -> Iterator[None]:

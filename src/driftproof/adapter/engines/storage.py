@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.flat import Flat
+from driftproof.adapter.flat import Flat, joined
 from driftproof.errors import EngineError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Storage:
         waiting: How many batches wait for their step.
         taken: How many steps were taken.
         total: The gradients that wait, all zero where none do; empty without accumulation.
+        live: What a step of the optimiser changes.
     """
 
     def __init__(self, adapter: "Adapter") -> None:
@@ -40,6 +41,9 @@ class Storage:
         accumulates = bool(adapter._names) and adapter.accumulate > 1
         self.total = [torch.zeros_like(parameter) for parameter in adapter._movable] if accumulates else []
         self._slots = list(_slots(adapter))
+        changing = adapter._stepper.live() if adapter._names else []
+        held = (tensor for _, _, tensor in (*self._slots, *_parameters(adapter)) if tensor is not None)
+        self.live = joined(changing, held)
         # Aliases: they keep the memory alive even where somebody gives a parameter other data.
         self._fixed = [(table, key, tensor.detach()) for table, key, tensor in _parameters(adapter)]
 
@@ -80,14 +84,14 @@ class Storage:
         act()
         new, old = self._replaced()
         if old:
-            Flat(new).where(condition, Flat(old)).pour(old)
+            Flat.of(new).where(condition, Flat.of(old)).pour(old)
             self.put_back()
 
     def absorb(self) -> None:
         """Take over whatever was put in the place of a buffer."""
         new, old = self._replaced()
         if old:
-            Flat(new).pour(old)
+            Flat.of(new).pour(old)
             self.put_back()
 
     def put_back(self) -> None:
