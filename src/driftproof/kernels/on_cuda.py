@@ -6,6 +6,9 @@ repeat to the last bit. They are the same whether an addition or a rectifier is 
 rounded where it would be stored, and added up in the same order.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -209,41 +212,60 @@ def _gradient(
     tl.store(out + places, leaving.to(out.dtype.element_ty), mask=inside)
 
 
-def _shape(x: Tensor) -> tuple[int, int, int]:
-    columns = x.shape[1]
-    return x.numel() // columns, columns, max(NARROWEST, min(_COLUMNS, triton.next_power_of_2(columns)))
+class _Plan(NamedTuple):
+    """How the work on images of one shape is divided into programs.
+
+    Attributes:
+        shape: Pixels and channels.
+        reduced: The grid of a reduction, and its options.
+        parts: Where the programs of a reduction leave their sums, as a shape.
+        applied: The grid of a kernel that looks at each value by itself, and its options.
+    """
+
+    shape: tuple[int, int]
+    reduced: tuple[tuple[int, int], dict[str, int]]
+    parts: tuple[int, int, int]
+    applied: tuple[tuple[int, int], dict[str, int]]
 
 
-def _per_channel(x: Tensor) -> Tensor:
-    return torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
+# An eager step asks for it four times in every layer, and working it out takes as long as a launch.
+@lru_cache(maxsize=1024)
+def _planned(rows: int, columns: int, size: int, device: torch.device) -> _Plan:
+    wide = max(NARROWEST, min(_COLUMNS, 1 << (columns - 1).bit_length()))
+    across = -(-columns // wide)
+    options, tile, waves = _HALF if size == 2 else _SINGLE
+    high = tile // wide
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    programs = max(1, min(-(-rows // high), waves * processors // across))
+    flat = _APPLIED // wide
+    return _Plan(
+        shape=(rows, columns),
+        reduced=(
+            (programs, across),
+            {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, **options, **_AS_WRITTEN},
+        ),
+        parts=(programs, 2, columns),
+        applied=((-(-rows // flat), across), {"ROWS": flat, "COLUMNS": wide, **_AS_WRITTEN}),
+    )
 
 
-def _reduction(x: Tensor) -> tuple[tuple[int, int], dict[str, int], Tensor]:
-    """How a reduction over tensors like `x` is divided, and where its programs leave their sums."""
-    rows, columns, wide = _shape(x)
-    options, tile, waves = _HALF if x.element_size() == 2 else _SINGLE
-    high, blocks = tile // wide, triton.cdiv(columns, wide)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    programs = max(1, min(triton.cdiv(rows, high), waves * processors // blocks))
-    parts = torch.empty(programs, 2, columns, dtype=torch.float32, device=x.device)
-    return (programs, blocks), {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, **options, **_AS_WRITTEN}, parts
+def _plan(x: Tensor) -> _Plan:
+    return _planned(x.numel() // x.shape[1], x.shape[1], x.element_size(), x.device)
 
 
-def _elementwise(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    rows, columns, wide = _shape(x)
-    high = _APPLIED // wide
-    return (triton.cdiv(rows, high), triton.cdiv(columns, wide)), {"ROWS": high, "COLUMNS": wide, **_AS_WRITTEN}
+def _numbers(x: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def reduce(x: Tensor, addend: Tensor | None, eps: float, tickets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of both, its mean per channel, and one over its standard deviation."""
     total = x if addend is None else torch.empty_like(x)
-    rows, columns, _ = _shape(x)
-    mean, scale = _per_channel(x), _per_channel(x)
-    grid, blocks, parts = _reduction(x)
+    plan = _plan(x)
+    grid, options = plan.reduced
+    mean, scale, parts = (_numbers(x, *shape) for shape in ((x.shape[1],), (x.shape[1],), plan.parts))
     beside = x if addend is None else addend
     _statistics[grid](
-        x, beside, total, parts, tickets, mean, scale, rows, columns, eps, **blocks, ADDS=addend is not None
+        x, beside, total, parts, tickets, mean, scale, *plan.shape, eps, **options, ADDS=addend is not None
     )
     return total, mean, scale
 
@@ -251,8 +273,9 @@ def reduce(x: Tensor, addend: Tensor | None, eps: float, tickets: Tensor) -> tup
 def apply(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
     """What was normalised, scaled and shifted, and cut off at zero if asked for."""
     y = torch.empty_like(x)
-    grid, blocks = _elementwise(x)
-    _normalised[grid](x, mean, scale, weight, bias, y, *_shape(x)[:2], **blocks, RELU=relu)
+    plan = _plan(x)
+    grid, options = plan.applied
+    _normalised[grid](x, mean, scale, weight, bias, y, *plan.shape, **options, RELU=relu)
     return y
 
 
@@ -261,10 +284,11 @@ def reduce_backward(
     *, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of weight and bias."""
-    to_weight, to_bias = _per_channel(x), _per_channel(x)
-    grid, blocks, parts = _reduction(x)
+    plan = _plan(x)
+    grid, options = plan.reduced
+    to_weight, to_bias, parts = (_numbers(x, *shape) for shape in ((x.shape[1],), (x.shape[1],), plan.parts))
     _gradient_sums[grid](
-        gradient, x, mean, scale, weight, bias, parts, tickets, to_weight, to_bias, *_shape(x)[:2], **blocks, RELU=relu
+        gradient, x, mean, scale, weight, bias, parts, tickets, to_weight, to_bias, *plan.shape, **options, RELU=relu
     )
     return to_weight, to_bias
 
@@ -275,10 +299,11 @@ def apply_backward(
 ) -> Tensor:  # fmt: skip
     """The gradient of the input, and what came to it on another way."""
     out = torch.empty_like(x)
-    grid, blocks = _elementwise(x)
+    plan = _plan(x)
+    grid, options = plan.applied
     other = x if beside is None else beside
     _gradient[grid](
-        gradient, x, mean, scale, weight, bias, to_weight, to_bias, other, out, *_shape(x)[:2],
-        **blocks, RELU=relu, ADDS=beside is not None,
+        gradient, x, mean, scale, weight, bias, to_weight, to_bias, other, out, *plan.shape,
+        **options, RELU=relu, ADDS=beside is not None,
     )  # fmt: skip
     return out
