@@ -327,6 +327,16 @@ def test_the_command_draws_a_folder_of_frames(camvid):
     assert "bicyclist" in (camvid / "out" / "index.html").read_text()
 
 
+def test_frames_of_different_sizes_are_told_how_to_be_one_in_the_commands_own_words(tmp_path, capsys):
+    (tmp_path / "frames").mkdir()
+    for name, width in (("a.png", 32), ("b.png", 48)):
+        Image.new("RGB", (width, 24)).save(tmp_path / "frames" / name)
+    words = (tmp_path / "frames", *MODEL, "--out", tmp_path / "out")
+    assert run(*words) == 2
+    advice = re.search(r"`(--height \d+ --width \d+)`", " ".join(capsys.readouterr().err.split()))
+    assert run(*words, *advice[1].split()) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -93,7 +93,8 @@ class Scenes:
             raise InputError(
                 f"Expected the frames of {self.name} to be of one size, but {self.scenes[0].frame} is {height}×{width} "
                 f"and {scene.frame} is {other_height}×{other_width}. "
-                f"Pass `size=Height({height}, width={width})` to scale them and cut or pad their sides."
+                f"Pass `size=Height({height}, width={width})`, or `--height {height} --width {width}` to a command, "
+                "to scale them and cut or pad their sides."
             )
         return torch.from_numpy(frame).permute(2, 0, 1).contiguous()
 
