@@ -34,7 +34,7 @@ from driftproof.report import ANALYSES, caveats_of, curve_text, flat_rows, table
 from driftproof.report.commands import commands
 from driftproof.report.comparison import compared
 from driftproof.report.curves import Curve, Panel, draw_curves, spread
-from driftproof.report.drawings import course_drawings
+from driftproof.report.drawings import course_drawings, domain_drawings
 from driftproof.report.figures import WIDE
 from driftproof.report.findings import findings
 from driftproof.report.lines import measured_streams, particulars
@@ -471,6 +471,24 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
         assert f"{plain.name} is at" in sentence
 
 
+def test_what_belongs_to_a_selection_keeps_no_method_from_being_compared(tmp_path):
+    store, spec = Store(tmp_path), Spec("", "images", "network", domains=("fog", "snow"))
+    for rate in (0.1, 0.2):
+        make_cell(store, replace(spec, method="tent").with_options(lr=rate), rounds=1)
+        for share in (0.0, 0.5):
+            selecting = replace(spec, method="tent+crowd").with_options(lr=rate, margin=-0.2, mean_entropy=share)
+            make_cell(store, selecting, rounds=1)
+    make_cell(store, replace(spec, method="tent").with_options(lr=0.2, mean_entropy=0.5), rounds=1)
+    make_cell(store, replace(spec, method="tent+crowd").with_options(lr=0.3, margin=-0.2, mean_entropy=0.5), rounds=1)
+    (stream,) = measured_streams(Results(tmp_path))
+    assert {(plain.name, selecting.name) for plain, selecting in stream.pairs()} == {
+        ("tent, lr=0.1", "tent+crowd, lr=0.1, mean_entropy=0.0"),
+        ("tent, lr=0.1", "tent+crowd, lr=0.1, mean_entropy=0.5"),
+        ("tent, lr=0.2", "tent+crowd, lr=0.2, mean_entropy=0.0"),
+        ("tent, lr=0.2, mean_entropy=0.5", "tent+crowd, lr=0.2, mean_entropy=0.5"),
+    }
+
+
 def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
     store, spec = Store(tmp_path), Spec("tent", "made-c", "net", domains=("fog",))
     for rate in (1e-3, 1e-6, 1e-4, 1e-5, None):
@@ -521,6 +539,18 @@ def test_how_a_drive_went_is_drawn_point_by_point(tmp_path):
         assert f"{name} from {first:.1f} to {last:.1f}" in drawing.description
     assert drawing.caption.endswith("in round 3.")
     assert all(name in drawing.wide and name in drawing.narrow for name in ("clean", "fog", "motion blur"))
+
+
+def test_a_name_that_has_no_room_keeps_the_mark_of_its_round(tmp_path):
+    store, long = Store(tmp_path), "very_" * 20
+    spec = Spec("tent", "scenes", "net", domains=("clean", "fog"), measures=("iou", "selection"), batch_size=2)
+    make_cell(store, spec, rounds=2)
+    make_cell(store, spec.with_options(statistics=long), rounds=1)
+    results = Results(tmp_path)
+    for draw in (course_drawings, domain_drawings):
+        (drawing,) = draw(results, measured_streams(results))
+        for picture in (drawing.wide, drawing.narrow):
+            assert re.search(r"tent, statistics=[a-z_]*… @1<", picture), "a run that stopped looks finished without it"
 
 
 @pytest.mark.parametrize("second", ["fog", "x" * 70])

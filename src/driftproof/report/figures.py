@@ -140,7 +140,7 @@ def longest(names: Iterable[str], size: float) -> float:
 
 
 def shortened(name: str, size: float, room: float) -> str:
-    """A name, cut where it would not fit.
+    """A name, cut where it would not fit. The mark of an early round, such as ` @2`, is not cut off.
 
     Args:
         name: As it is.
@@ -149,8 +149,12 @@ def shortened(name: str, size: float, room: float) -> str:
     """
     if longest([name], size) <= room:
         return name
+    mark = found[0] if (found := re.search(r" @\d+$", name)) else ""
+    whole = name.removesuffix(mark)
     return next(
-        short for end in range(len(name) - 1, -1, -1) if longest([short := f"{name[:end]}…"], size) <= room or not end
+        short
+        for end in range(len(whole) - 1, -1, -1)
+        if longest([short := f"{whole[:end]}…{mark}"], size) <= room or not end
     )
 
 

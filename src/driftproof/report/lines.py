@@ -32,6 +32,9 @@ class Quantity:
 _FEW = 5
 """Domains that a title has room for."""
 
+_OF_SELECTION = ("margin", "mean_entropy", "on")
+"""Options that a selection brings with it."""
+
 _ERROR = Quantity("error", "error", "error %", lower_is_better=True)
 _OVERLAP = Quantity("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
 
@@ -64,6 +67,13 @@ class Line:
     def selection(self) -> str:
         """What follows the plus sign; empty for a plain method."""
         return self.method.partition("+")[2]
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """Method and options without the selection and what it brings with it."""
+        brought = _OF_SELECTION if self.selection else ()
+        options = tuple((key, value) for key, value in self.cells[0].options if key not in brought)
+        return self.method.partition("+")[0], options
 
     def rounds(self, results: Results) -> int:
         """How many rounds all seeds have completed."""
@@ -135,9 +145,12 @@ class Stream:
         return max(line.rounds(results) for line in self.lines)
 
     def pairs(self) -> list[tuple[Line, Line]]:
-        """Each method together with the same one under a selection."""
-        plain = {line.name: line for line in self.lines if not line.selection}
-        return [(plain[line.base], line) for line in self.lines if line.selection and line.base in plain]
+        """Each method together with the same one under a selection, which may have options of its own."""
+        plain = [line for line in self.lines if not line.selection]
+        by_name = {line.name: line for line in plain}
+        by_options = {line.setting: line for line in plain}
+        found = ((by_name.get(line.base, by_options.get(line.setting)), line) for line in self.lines if line.selection)
+        return [(without, line) for without, line in found if without is not None]
 
 
 def measured_streams(results: Results) -> list[Stream]:
