@@ -226,6 +226,33 @@ def test_what_can_be_fused_is_and_the_rest_is_left():
     torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
+def clear_first(total):
+    total[:, :1] = 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [nn.ReLU(inplace=True), lambda total: total.mul_(-2), lambda total: total.view(-1).clamp_(min=0), clear_first],
+    ids=["rectified", "scaled", "view", "assigned"],
+)
+def test_a_sum_that_is_written_into_before_it_is_normalised_is_left(change):
+    class Changed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+        def forward(self, x):
+            total = x + x.flip(0)
+            change(total)
+            return self.norm(total)
+
+    torch.manual_seed(0)
+    module, x = Changed(), torch.randn(3, 4, 5, 5)
+    found, counts = traced(module, x)
+    assert counts == [1]
+    torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
 def test_a_fused_network_computes_what_it_did(network):
     model = build(network).train()

@@ -3,8 +3,8 @@
 A tensor of N images is a matrix here: one row for each pixel, one column for each channel. Every program of a reduction
 sums some rows of some columns; the one that comes last adds the sums up. Sums are added in a fixed order, so results
 repeat to the last bit. They are the same whether an addition or a rectifier is fused or comes apart: everything is
-rounded where it would be stored, and added up in the same order. What is no number stays none, as with torch's rectifier:
-by itself a maximum would make it zero, and nobody would learn that the batch was bad.
+rounded where it would be stored, and added up in the same order. What is no number stays none, as with torch's
+rectifier: a maximum would make it zero by itself, and nobody would learn that the batch was bad.
 """
 
 from functools import lru_cache

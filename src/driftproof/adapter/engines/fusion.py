@@ -110,7 +110,8 @@ def _is_sum(node: Node) -> bool:
         return False
     values = [_value(argument) for argument in node.args]
     whole = _value(node)
-    return whole is not None and all(
+    # What is normalised may no longer be the sum, where a model writes into that.
+    return (whole is not None and whole._version == 0) and all(
         value is not None and value.shape == whole.shape and value.dtype == whole.dtype for value in values
     )
 
