@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof import kernels
-from driftproof.adapter.engines import Compiled, Fixed, Graph, fusion, graph
+from driftproof.adapter.engines import Compiled, Fixed, Fused, Graph, fusion, graph
+from driftproof.adapter.engines import compiled as compiled_engine
 from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
@@ -644,6 +645,17 @@ def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
     engine = Compiled(records=False, backend=fusion.fused_alone)
     assert_same(run(make(case), stream), run(make(case, engine=engine), stream))
     assert set(fused) == {5}, "every batch norm of the network"
+
+
+def test_steps_are_recorded_unfused_where_no_kernel_can_be_compiled(monkeypatch):
+    monkeypatch.setattr(compiled_engine, "expect_recordable", lambda device: None)
+    monkeypatch.setattr(compiled_engine, "can_compile", lambda device: False)
+    engine = Fused()
+    engine._graph = Fixed()
+    stream = eventful()
+    assert_same(run(make("tent+crowd"), stream), run(make("tent+crowd", engine=engine), stream))
+    assert engine._graph._steps
+    assert not engine._forms
 
 
 @traced

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from driftproof.adapter.engines.fusion import fuse
-from driftproof.kernels import add_normalise, new_tickets, normalise, normalise_alone
+from driftproof.kernels import add_normalise, availability, can_compile, new_tickets, normalise, normalise_alone, suits
 from networks import build
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -185,6 +185,46 @@ def test_torch_finds_the_operations_well_formed(adds):
     x, addend, weight, bias = drawn((2, 3, 4, 4))
     operation, images = (add_normalise, (x, addend)) if adds else (normalise, (x,))
     torch.library.opcheck(operation, (*images, weight, bias, new_tickets(1, 3, x.device), 0, 1e-5, True))
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """A machine that has Triton; what compiling a kernel there raises is the test's to say."""
+    can_compile.cache_clear()
+    monkeypatch.setattr(availability, "find_spec", lambda name: name)
+    yield lambda raises: monkeypatch.setattr(availability, "_try_out", raises)
+    can_compile.cache_clear()
+
+
+def raising(error):
+    def attempt(_):
+        raise error
+
+    return attempt
+
+
+def test_a_machine_that_cannot_compile_says_why_and_goes_without_the_kernels(tried):
+    device = torch.device("cuda", 0)
+    tried(raising(RuntimeError("Failed to find C compiler.")))
+    with pytest.warns(RuntimeWarning, match="PyTorch's kernels.*Failed to find C compiler"):
+        assert not can_compile(device)
+    assert not can_compile(device), "and says it once"
+    with torch._subclasses.FakeTensorMode():
+        assert not suits(torch.empty(2, 3, 4, 4, device=device).to(memory_format=CHANNELS_LAST))
+
+
+def test_a_full_device_is_no_reason_to_go_without_the_kernels(tried):
+    device = torch.device("cuda", 0)
+    tried(raising(torch.OutOfMemoryError()))
+    with pytest.raises(torch.OutOfMemoryError):
+        can_compile(device)
+    tried(lambda _: None)
+    assert can_compile(device)
+
+
+@on_gpu
+def test_kernels_are_compiled_where_they_can_be():
+    assert can_compile(torch.zeros(1, device="cuda").device)
 
 
 class _Kinds(nn.Module):

@@ -16,6 +16,7 @@ from driftproof.adapter.engines.shapes import Shapes, shape_key
 from driftproof.adapter.engines.static import Draw
 from driftproof.adapter.lesson import Lesson, draw_lesson
 from driftproof.errors import EngineError
+from driftproof.kernels import can_compile
 from driftproof.network import Network
 from driftproof.parts import Step
 from driftproof.record import Record
@@ -83,7 +84,8 @@ class Compiled(Eager):
 class Fused(Compiled):
     """Recorded steps in which normalisation is fused with its neighbours, and nothing else is compiled.
 
-    So each operation rounds as in the eager step, and the steps agree to the last bit.
+    So each operation rounds as in the eager step, and the steps agree to the last bit. Where our kernels cannot be
+    compiled, the steps are recorded as they are.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,8 @@ class Fused(Compiled):
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
         """As `Graph.run`."""
         expect_recordable(adapter.device)
+        if not can_compile(adapter.device):
+            return self._graph.run(adapter, images)
         return super().run(adapter, images)
 
 
