@@ -667,6 +667,28 @@ def test_batch_norms_run_our_kernels_with_the_statistics_of_the_batch_alone(our_
     assert not our_kernels
 
 
+def a_layer(**settings):
+    torch.manual_seed(1)
+    layer = torch.nn.BatchNorm2d(3, **settings)
+    return torch.nn.Sequential(layer, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 5))
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_batch_norms_without_a_weight_or_a_bias_run_as_they_are(missing, our_kernels):
+    model = a_layer()
+    model[0].register_parameter(missing, None)
+    assert torch.equal(dp.bn_adapt(model)(batches(1)[0]), model.train()(batches(1)[0]))
+    assert not our_kernels
+
+
+def test_a_channel_of_one_value_is_refused_as_torch_refuses_it(our_kernels):
+    adapter = dp.bn_adapt(a_layer(track_running_stats=False))
+    with pytest.raises(dp.errors.ForwardError, match="more than 1 value per channel"):
+        adapter(torch.rand(1, 3, 1, 1))
+    adapter(torch.rand(1, 3, 2, 1))
+    assert len(our_kernels) == 1
+
+
 @traced
 @pytest.mark.parametrize("case", ["tent", "tent+crowd", "eata+crowd", "swr"])
 def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
