@@ -694,7 +694,7 @@ def test_a_channel_of_one_value_is_refused_as_torch_refuses_it(our_kernels):
 def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
     torch._dynamo.reset()
     fused = []
-    monkeypatch.setattr(fusion, "fuse", lambda traced, fuse=fusion.fuse: fused.append(fuse(traced)))
+    monkeypatch.setattr(fusion, "fuse", lambda *given, fuse=fusion.fuse: fused.append(fuse(*given)))
     stream = eventful()
     engine = Compiled(records=False, backend=fusion.fused_alone)
     assert_same(run(make(case), stream), run(make(case, engine=engine), stream))
@@ -710,6 +710,29 @@ def test_steps_are_recorded_unfused_where_no_kernel_can_be_compiled(monkeypatch)
     assert_same(run(make("tent+crowd"), stream), run(make("tent+crowd", engine=engine), stream))
     assert engine._graph._steps
     assert not engine._forms
+
+
+class Rectifying(torch.nn.BatchNorm2d):
+    """A batch norm with its activation built in, as libraries of models have them."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+@traced
+def test_batch_norms_of_somebodys_own_round_alike_as_well(our_kernels):
+    def build_adapter(engine=None):
+        torch.manual_seed(1)
+        layers = (torch.nn.Conv2d(3, 8, 3), Rectifying(8), torch.nn.Conv2d(8, 8, 3), torch.nn.BatchNorm2d(8))
+        model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 5))
+        adapter = dp.tent(model, lr=0.1)
+        adapter._engine = engine or adapter._engine
+        return adapter
+
+    torch._dynamo.reset()
+    engine = Compiled(records=False, backend=fusion.fused_alone)
+    assert_same(run(build_adapter(), batches(8)), run(build_adapter(engine), batches(8)))
+    assert {images.shape[-1] for images in our_kernels} == {4}, "the one that is torch's own"
 
 
 @traced
