@@ -766,6 +766,25 @@ def test_compiled_lessons_are_the_same_lessons(case):
     assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == expected
 
 
+@traced
+def test_a_network_that_cannot_be_traced_is_a_named_error_of_the_graph_engine(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("some fault of a tracer")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled_engine, "expect_recordable", lambda device: None)
+    monkeypatch.setattr(compiled_engine, "can_compile", lambda device: True)
+    monkeypatch.setattr(fusion, "fuse", broken)
+    adapter = make("tent+crowd", engine=Fused())
+    run(adapter, batches(2))
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match=r"some fault of a tracer.*channels_last=False") as raised:
+        adapter(batches(1)[0])
+    assert "compiler" not in str(raised.value)
+    assert same_state(before, state_of(adapter))
+
+
+@traced
 def test_a_compiler_that_fails_is_a_named_error():
     def broken(graph_module, inputs):
         raise RuntimeError("no working C++ compiler found")
@@ -774,7 +793,10 @@ def test_a_compiler_that_fails_is_a_named_error():
     adapter = make("tent+crowd", engine=Compiled(records=False, backend=broken))
     run(adapter, batches(2))
     before = state_of(adapter)
-    with pytest.raises(dp.errors.EngineError, match=r'torch.compile failed: .*needs a C\+\+ compiler.*engine="eager"'):
+    with pytest.raises(
+        dp.errors.EngineError,
+        match=r'torch.compile failed: .*no working C\+\+ compiler found.*needs a C\+\+ compiler.*engine="eager"',
+    ):
         adapter(batches(1)[0])
     assert same_state(before, state_of(adapter))
 
