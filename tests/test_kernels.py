@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from driftproof.adapter.engines.fusion import fuse
-from driftproof.kernels import add_normalise, availability, can_compile, new_tickets, normalise, normalise_alone, suits
+from driftproof.kernels import (
+    OPERATIONS,
+    add_normalise,
+    availability,
+    can_compile,
+    new_tickets,
+    normalise,
+    normalise_alone,
+    suits,
+)
 from networks import build
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -248,11 +257,14 @@ class _Kinds(nn.Module):
 
 
 def traced(module, x):
-    """Run through `fuse`, otherwise operation by operation; also how many were fused."""
+    """Run through `fuse`, otherwise operation by operation; also how many were fused, and how many with a sum."""
     counts = []
 
     def backend(graph, _):
-        counts.append(fuse(graph))
+        fused_layers = fuse(graph)
+        counts.append(
+            (fused_layers, sum(node.target is OPERATIONS.add_normalise.default for node in graph.graph.nodes))
+        )
         return graph.forward
 
     return torch.compile(module, backend=backend)(x), counts
@@ -262,7 +274,7 @@ def test_what_can_be_fused_is_and_the_rest_is_left():
     torch.manual_seed(0)
     module, x = _Kinds(), torch.rand(3, 4, 5, 5)
     found, counts = traced(module, x)
-    assert counts == [4]
+    assert counts == [(4, 1)]
     torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
@@ -289,7 +301,7 @@ def test_a_sum_that_is_written_into_before_it_is_normalised_is_left(change):
     torch.manual_seed(0)
     module, x = Changed(), torch.randn(3, 4, 5, 5)
     found, counts = traced(module, x)
-    assert counts == [1]
+    assert counts == [(1, 0)]
     torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
