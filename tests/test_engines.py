@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof import kernels
-from driftproof.adapter.engines import Compiled, Fixed, Graph, fusion, graph
+from driftproof.adapter.engines import Compiled, Fixed, Fused, Graph, fusion, graph
+from driftproof.adapter.engines import compiled as compiled_engine
 from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
@@ -92,6 +93,38 @@ def composed(engine, **choices):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_a_part_does_after_a_step_is_undone_with_the_step(accumulate):
     assert_engines_agree(partial(composed, regulariser=Forgetful(), accumulate=accumulate), eventful())
+
+
+class ByHand(torch.optim.Optimizer):
+    """Puts new tensors in the place of old ones, as optimisers written by hand do."""
+
+    def __init__(self, parameters, lr=0.05):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["square"] = 0.9 * state.get("square", torch.ones_like(parameter)) + parameter.grad**2
+                parameter.data = parameter.data - group["lr"] * parameter.grad / state["square"].sqrt()
+
+
+class Steep(dp.losses.Entropy):
+    """Entropy, but of bright batches so steep that the square of its gradient is infinite."""
+
+    def per_sample(self, step):
+        return super().per_sample(step) * torch.where(step.images.mean() > 5, 1e25, 1.0)
+
+
+@pytest.mark.parametrize("choices", [{}, {"accumulate": 2}, {"select": None, "loss": Steep()}], ids=str)
+def test_optimisers_may_put_tensors_elsewhere_in_memory(choices):
+    eager, fixed = (composed(engine, optimiser=ByHand, **choices) for engine in (None, Fixed()))
+    stream = eventful()
+    stream[8] = stream[9]  # an eager step moves parameters for good, and what was recorded is dropped
+    stream[7] = stream[11] = stream[10]
+    assert_same(run(eager, stream[:14]), run(fixed, stream[:14]))
+    assert same_state(state_of(eager), state_of(fixed))
+    assert len(fixed._engine._steps) == 1
 
 
 def test_models_that_keep_buffers_of_their_own():
@@ -634,16 +667,72 @@ def test_batch_norms_run_our_kernels_with_the_statistics_of_the_batch_alone(our_
     assert not our_kernels
 
 
+def a_layer(**settings):
+    torch.manual_seed(1)
+    layer = torch.nn.BatchNorm2d(3, **settings)
+    return torch.nn.Sequential(layer, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 5))
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_batch_norms_without_a_weight_or_a_bias_run_as_they_are(missing, our_kernels):
+    model = a_layer()
+    model[0].register_parameter(missing, None)
+    assert torch.equal(dp.bn_adapt(model)(batches(1)[0]), model.train()(batches(1)[0]))
+    assert not our_kernels
+
+
+def test_a_channel_of_one_value_is_refused_as_torch_refuses_it(our_kernels):
+    adapter = dp.bn_adapt(a_layer(track_running_stats=False))
+    with pytest.raises(dp.errors.ForwardError, match="more than 1 value per channel"):
+        adapter(torch.rand(1, 3, 1, 1))
+    adapter(torch.rand(1, 3, 2, 1))
+    assert len(our_kernels) == 1
+
+
 @traced
 @pytest.mark.parametrize("case", ["tent", "tent+crowd", "eata+crowd", "swr"])
 def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
     torch._dynamo.reset()
     fused = []
-    monkeypatch.setattr(fusion, "fuse", lambda traced, fuse=fusion.fuse: fused.append(fuse(traced)))
+    monkeypatch.setattr(fusion, "fuse", lambda *given, fuse=fusion.fuse: fused.append(fuse(*given)))
     stream = eventful()
     engine = Compiled(records=False, backend=fusion.fused_alone)
     assert_same(run(make(case), stream), run(make(case, engine=engine), stream))
     assert set(fused) == {5}, "every batch norm of the network"
+
+
+def test_steps_are_recorded_unfused_where_no_kernel_can_be_compiled(monkeypatch):
+    monkeypatch.setattr(compiled_engine, "expect_recordable", lambda device: None)
+    monkeypatch.setattr(compiled_engine, "can_compile", lambda device: False)
+    engine = Fused()
+    engine._graph = Fixed()
+    stream = eventful()
+    assert_same(run(make("tent+crowd"), stream), run(make("tent+crowd", engine=engine), stream))
+    assert engine._graph._steps
+    assert not engine._forms
+
+
+class Rectifying(torch.nn.BatchNorm2d):
+    """A batch norm with its activation built in, as libraries of models have them."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+@traced
+def test_batch_norms_of_somebodys_own_round_alike_as_well(our_kernels):
+    def build_adapter(engine=None):
+        torch.manual_seed(1)
+        layers = (torch.nn.Conv2d(3, 8, 3), Rectifying(8), torch.nn.Conv2d(8, 8, 3), torch.nn.BatchNorm2d(8))
+        model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 5))
+        adapter = dp.tent(model, lr=0.1)
+        adapter._engine = engine or adapter._engine
+        return adapter
+
+    torch._dynamo.reset()
+    engine = Compiled(records=False, backend=fusion.fused_alone)
+    assert_same(run(build_adapter(), batches(8)), run(build_adapter(engine), batches(8)))
+    assert {images.shape[-1] for images in our_kernels} == {4}, "the one that is torch's own"
 
 
 @traced
@@ -677,6 +766,25 @@ def test_compiled_lessons_are_the_same_lessons(case):
     assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == expected
 
 
+@traced
+def test_a_network_that_cannot_be_traced_is_a_named_error_of_the_graph_engine(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("some fault of a tracer")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled_engine, "expect_recordable", lambda device: None)
+    monkeypatch.setattr(compiled_engine, "can_compile", lambda device: True)
+    monkeypatch.setattr(fusion, "fuse", broken)
+    adapter = make("tent+crowd", engine=Fused())
+    run(adapter, batches(2))
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.EngineError, match=r"some fault of a tracer.*channels_last=False") as raised:
+        adapter(batches(1)[0])
+    assert "compiler" not in str(raised.value)
+    assert same_state(before, state_of(adapter))
+
+
+@traced
 def test_a_compiler_that_fails_is_a_named_error():
     def broken(graph_module, inputs):
         raise RuntimeError("no working C++ compiler found")
@@ -685,7 +793,10 @@ def test_a_compiler_that_fails_is_a_named_error():
     adapter = make("tent+crowd", engine=Compiled(records=False, backend=broken))
     run(adapter, batches(2))
     before = state_of(adapter)
-    with pytest.raises(dp.errors.EngineError, match=r'torch.compile failed: .*needs a C\+\+ compiler.*engine="eager"'):
+    with pytest.raises(
+        dp.errors.EngineError,
+        match=r'torch.compile failed: .*no working C\+\+ compiler found.*needs a C\+\+ compiler.*engine="eager"',
+    ):
         adapter(batches(1)[0])
     assert same_state(before, state_of(adapter))
 

@@ -76,11 +76,14 @@ def test_replayed_steps_round_as_eager_ones_do(case):
 def test_fused_and_replayed_steps_round_as_eager_ones_do(case, precision):
     torch._dynamo.reset()
     stream = [images.cuda() for images in batches(40, size=16)]
+    stream[20][0, 0, 0, 0] = torch.nan
     settings = {"channels_last": True, "precision": precision} | ({} if case == "bn_adapt" else {"lr": 1e-2})
     eager, graph = (
         adapter_for(case, build("wide_resnet").cuda(), engine=engine, **settings) for engine in ("eager", "graph")
     )
-    assert [torch.equal(eager(images), graph(images)) for images in stream] == [True] * len(stream)
+    for images in stream:
+        assert torch.equal(eager(images).nan_to_num(7), graph(images).nan_to_num(7))
+        assert eager.last.skipped == graph.last.skipped
     assert isinstance(graph._engine, Fused)
     assert recorded(graph) == 1
 

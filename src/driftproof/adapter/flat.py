@@ -82,6 +82,9 @@ class Scattered:
 class Joined(Scattered):
     """Tensors that are, from now on, views of one vector for each device and type among them.
 
+    One that is given other memory, as by an optimiser that assigns to `parameter.data`, is fetched back with what it
+    holds before anything is done to all.
+
     Examples:
         >>> now = [torch.ones(2), torch.ones(3)]
         >>> everything = Joined(now)
@@ -97,26 +100,36 @@ class Joined(Scattered):
         super().__init__(tensors)
         with torch.no_grad():
             self._vectors = {kind: _moved(alike) for kind, alike in _by_kind(tensors).items()}
+        self._places = [tensor.detach() for tensor in tensors]
 
     def copied(self) -> Flat:
         """As `Scattered.copied`, in one operation."""
+        self._fetch_back()
         return Flat({kind: vector.clone() for kind, vector in self._vectors.items()})
 
     def fractional(self) -> list[Tensor]:
         """As `Scattered.fractional`; not a copy."""
+        self._fetch_back()
         return Flat(self._vectors).fractional()
 
     def choose(self, condition: Tensor, before: Flat) -> None:
         """As `Scattered.choose`, in one operation."""
+        self._fetch_back()
         with torch.no_grad():
             for kind, vector in self._vectors.items():
                 torch.where(condition, vector, before.vectors[kind], out=vector)
 
     def restore(self, before: Flat) -> None:
         """As `Scattered.restore`."""
+        self._fetch_back()
         with torch.no_grad():
             for kind, vector in self._vectors.items():
                 vector.copy_(before.vectors[kind])
+
+    def _fetch_back(self) -> None:
+        for tensor, place in zip(self._tensors, self._places, strict=True):
+            if tensor.data_ptr() != place.data_ptr():
+                tensor.data = place.copy_(tensor.detach())
 
 
 def joined(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> Scattered:

@@ -3,13 +3,13 @@
 It rounds as the fused operations do, so that a step in which everything is fused learns exactly what this one learns.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from driftproof.kernels.availability import can_compile
 from driftproof.kernels.normalisation import backward_on_cuda, normalise_on_cuda
 from driftproof.kernels.tickets import zero_tickets
 
@@ -18,13 +18,11 @@ __all__ = ["KINDS", "normalise_alone", "suits"]
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of images that the kernels read."""
 
-_CAN_BE_COMPILED = find_spec("triton") is not None
-
 
 def suits(x: Tensor) -> bool:
-    """Whether images lie as the kernels read them: on a CUDA device, with their channels last."""
-    there = x.is_cuda and _CAN_BE_COMPILED and x.ndim == 4 and x.dtype in KINDS
-    return there and x.is_contiguous(memory_format=torch.channels_last)
+    """Whether images lie as the kernels read them: with their channels last, on a CUDA device that can have these."""
+    there = x.is_cuda and x.ndim == 4 and x.dtype in KINDS
+    return there and x.is_contiguous(memory_format=torch.channels_last) and can_compile(x.device)
 
 
 def normalise_alone(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

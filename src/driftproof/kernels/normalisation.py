@@ -71,7 +71,7 @@ def _backward(
     normal = (x.float() - _across(mean)) * _across(scale)
     arrived = gradient.float()
     if relu:
-        arrived = arrived * (_affine(x.float(), mean, scale, weight, bias, relu=False) > 0)
+        arrived = torch.where(_affine(x, mean, scale, weight, bias, relu=False) <= 0, 0.0, arrived)
     to_weight, to_bias = (arrived * normal).sum((0, 2, 3)), arrived.sum((0, 2, 3))
     values = x.numel() // x.shape[1]
     through_statistics = (_across(to_bias) + normal * _across(to_weight)) / values

@@ -3,7 +3,8 @@
 A tensor of N images is a matrix here: one row for each pixel, one column for each channel. Every program of a reduction
 sums some rows of some columns; the one that comes last adds the sums up. Sums are added in a fixed order, so results
 repeat to the last bit. They are the same whether an addition or a rectifier is fused or comes apart: everything is
-rounded where it would be stored, and added up in the same order.
+rounded where it would be stored, and added up in the same order. What is no number stays none, as with torch's
+rectifier: a maximum would make it zero by itself, and nobody would learn that the batch was bad.
 """
 
 from functools import lru_cache
@@ -108,7 +109,7 @@ def _merge(
         lean += weighted
         spread += tl.load(slots + columns, mask=there, other=0.0, volatile=True) + weighted * apart
     off = tl.sum(lean, 0) / rows
-    variance = tl.maximum(tl.sum(spread, 0) / rows - off * off, 0.0)
+    variance = tl.maximum(tl.sum(spread, 0) / rows - off * off, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(mean + across, middle + off, mask=within)
     tl.store(scale + across, tl.rsqrt(variance + eps), mask=within)
 
@@ -133,7 +134,7 @@ def _normalised(
     values, places, inside = _tile(x, rows, columns, tl.program_id(0) * ROWS, column, ROWS, COLUMNS)
     out = (values - centre[None, :]) * slope[None, :] + offset[None, :]
     if RELU:
-        out = tl.maximum(out, 0.0)
+        out = tl.maximum(out, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + places, out.to(y.dtype.element_ty), mask=inside)
 
 
@@ -146,7 +147,8 @@ def _arriving(
     arrived = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
     centred = values - centre[None, :]
     if RELU:
-        arrived = tl.where(centred * slope[None, :] + offset[None, :] > 0, arrived, 0.0)
+        stored = (centred * slope[None, :] + offset[None, :]).to(gradient.dtype.element_ty).to(tl.float32)
+        arrived = tl.where(stored <= 0, 0.0, arrived)
     return arrived, centred * spread[None, :], places, inside
 
 

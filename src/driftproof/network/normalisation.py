@@ -24,7 +24,13 @@ def make_alike(model: nn.Module) -> None:
 def normalise(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:  # models may call it by torch's name
     """What such a batch norm runs."""
     of_the_batch = layer.running_mean is None and layer.running_var is None
+    learned = layer.weight is not None and layer.bias is not None
     # A compiler is shown what torch has, and fuses that.
-    if of_the_batch and layer.affine and not torch.compiler.is_compiling() and suits(input):
+    if of_the_batch and learned and not torch.compiler.is_compiling() and suits(input) and _has_variance(input):
         return normalise_alone(input, layer.weight, layer.bias, layer.eps)
     return type(layer).forward(layer, input)
+
+
+def _has_variance(images: Tensor) -> bool:
+    """Whether there are several values per channel; torch refuses a single one."""
+    return images.numel() > images.shape[1]

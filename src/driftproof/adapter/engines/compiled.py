@@ -16,6 +16,7 @@ from driftproof.adapter.engines.shapes import Shapes, shape_key
 from driftproof.adapter.engines.static import Draw
 from driftproof.adapter.lesson import Lesson, draw_lesson
 from driftproof.errors import EngineError
+from driftproof.kernels import can_compile
 from driftproof.network import Network
 from driftproof.parts import Step
 from driftproof.record import Record
@@ -37,6 +38,9 @@ class Compiled(Eager):
         draw: How a recorded step draws its lesson; None is compiled like the networks.
     """
 
+    _work = "torch.compile"
+    _remedy = 'On a CPU it needs a C++ compiler such as g++; `engine="eager"` does without.'
+
     def __init__(
         self, *, records: bool, backend: str | Callable[..., Any] | None = None, draw: Draw | None = None
     ) -> None:
@@ -53,7 +57,7 @@ class Compiled(Eager):
         if not self._shapes.worth(key):
             self._shapes.meet(key)
             return inner.run_eagerly(adapter, images)
-        with self._through(adapter.network, images), self._through(adapter.source, images), _named_errors():
+        with self._through(adapter.network, images), self._through(adapter.source, images), self._named_errors():
             return inner.run(adapter, images)
 
     def equip(self, optimiser: torch.optim.Optimizer) -> None:
@@ -72,19 +76,46 @@ class Compiled(Eager):
     def _through(self, network: Network, images: Tensor) -> Iterator[None]:
         if network not in self._forms:
             backend = self._backend or (fused_inductor if can_record(images.device) else "inductor")
-            self._forms[network] = _compiled(network.model, backend)
+            self._forms[network] = self._compiled(network.model, backend)
         network.through = self._forms[network]
         try:
             yield
         finally:
             network.through = None
 
+    def _compiled(self, model: nn.Module, backend: str | Callable[..., Any]) -> _Call:
+        def call(images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
+            return model(images)
+
+        compiled: _Call = torch.compile(_own(call), dynamic=False, backend=backend)
+
+        def run(images: Tensor) -> Any:  # noqa: ANN401
+            with self._named_errors():
+                return compiled(images)
+
+        return run
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+        try:
+            yield
+        except TorchDynamoException as error:
+            # What went wrong may be named in the second line; where and how to see more comes in further paragraphs.
+            first = " ".join(str(error).strip().partition("\n\n")[0].split()).rstrip(".")
+            raise EngineError(f"{self._work} failed: {first}. {self._remedy}") from error
+
 
 class Fused(Compiled):
     """Recorded steps in which normalisation is fused with its neighbours, and nothing else is compiled.
 
-    So each operation rounds as in the eager step, and the steps agree to the last bit.
+    So each operation rounds as in the eager step, and the steps agree to the last bit. Where our kernels cannot be
+    compiled, the steps are recorded as they are.
     """
+
+    _work = "Tracing the network for what can be fused"
+    _remedy = "With `channels_last=False` the step is recorded without."
 
     def __init__(self) -> None:
         super().__init__(records=True, backend=fused_alone, draw=draw_lesson)
@@ -92,20 +123,9 @@ class Fused(Compiled):
     def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
         """As `Graph.run`."""
         expect_recordable(adapter.device)
+        if not can_compile(adapter.device):
+            return self._graph.run(adapter, images)
         return super().run(adapter, images)
-
-
-def _compiled(model: nn.Module, backend: str | Callable[..., Any]) -> _Call:
-    def call(images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
-        return model(images)
-
-    compiled: _Call = torch.compile(_own(call), dynamic=False, backend=backend)
-
-    def run(images: Tensor) -> Any:  # noqa: ANN401
-        with _named_errors():
-            return compiled(images)
-
-    return run
 
 
 def compiled_lesson(backend: str | Callable[..., Any] = "inductor") -> Draw:
@@ -126,17 +146,3 @@ def _own(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function apart: torch keeps compiled code, up to a limit, with the code object."""
     assert isinstance(function, FunctionType)
     return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
-
-    try:
-        yield
-    except TorchDynamoException as error:
-        first = str(error).strip().partition("\n")[0]
-        raise EngineError(
-            f"torch.compile failed: {first}. On a CPU it needs a C++ compiler such as g++; "
-            '`engine="eager"` does without.'
-        ) from error

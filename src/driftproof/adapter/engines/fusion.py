@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from driftproof.kernels import KINDS, OPERATIONS
@@ -32,18 +32,26 @@ def fused_inductor(traced: GraphModule, inputs: Sequence[Any]) -> Callable[..., 
 
 
 def fused_alone(traced: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-    """What torch.compile calls to have nothing compiled: `fuse`, and every other operation as it was."""
-    fuse(traced)
+    """What torch.compile calls to have nothing compiled: `fuse`, and every other operation as it was.
+
+    Batch norms of somebody's own, and calls of the function, stay as well: operation by operation they run torch's
+    kernels, which round otherwise.
+    """
+    fuse(traced, _is_of_a_plain_layer)
     return traced.forward
 
 
-def fuse(traced: GraphModule) -> int:
+def fuse(traced: GraphModule, wanted: Callable[[Node], bool] = lambda _: True) -> int:
     """Replace batch norms that take the batch's statistics, with an addition before and a rectifier after them.
+
+    Args:
+        traced: Is changed.
+        wanted: Of a batch norm that can be replaced, whether to do so.
 
     Returns:
         How many were replaced.
     """
-    found = [node for node in traced.graph.nodes if _normalises(node)]
+    found = [node for node in traced.graph.nodes if _normalises(node) and wanted(node)]
     if found:
         tickets = _tickets_for(traced.graph, found)
         for place, node in enumerate(found):
@@ -61,6 +69,11 @@ def _normalises(node: Node) -> bool:
     own = given["training"] is True and given["running_mean"] is None and given["running_var"] is None
     learned = given["weight"] is not None and given["bias"] is not None
     return own and learned and image is not None and image.ndim == 4 and image.dtype in KINDS
+
+
+def _is_of_a_plain_layer(node: Node) -> bool:
+    layers = [kind for _, kind in node.meta.get("nn_module_stack", {}).values()]
+    return layers[-1:] == [nn.BatchNorm2d]
 
 
 def _tickets_for(graph: Graph, norms: list[Node]) -> Node:
@@ -110,7 +123,8 @@ def _is_sum(node: Node) -> bool:
         return False
     values = [_value(argument) for argument in node.args]
     whole = _value(node)
-    return whole is not None and all(
+    # What is normalised may no longer be the sum, where a model writes into that.
+    return (whole is not None and whole._version == 0) and all(
         value is not None and value.shape == whole.shape and value.dtype == whole.dtype for value in values
     )
 

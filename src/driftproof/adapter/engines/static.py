@@ -113,6 +113,7 @@ class StaticStep:
         before = live.copied()
         try:
             stepper.step(gradients)
+            self._storage.absorb()
             due = self._storage.waiting + 1 == stepper.accumulate
             stepped_well, gathered_well, finite, *healthy = finite_groups(
                 live.fractional(),
@@ -122,7 +123,6 @@ class StaticStep:
             sound = finite & (torch.where(due, stepped_well, gathered_well) if self._storage.total else stepped_well)
             good = sound & lesson.useful
             stepped = good & due
-            self._storage.absorb()
             self._tell_parts(adapter, step, good, stepped)
             live.choose(stepped, before)
             answer = step.answer.detach()
