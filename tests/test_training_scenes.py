@@ -17,6 +17,7 @@ from driftproof import training
 from driftproof.cli import main
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError, StateError
+from driftproof.files import sha256
 from driftproof.models import read_checkpoint, restore
 from driftproof.training import DEEPLAB, SceneTrainer, labelled_scenes, mean_iou, scaled_crops
 
@@ -238,6 +239,7 @@ def test_the_train_command_does_not_go_on_from_what_was_begun_otherwise(tmp_path
     options = ("train", "deeplabv3plus_small", "--set", "camvid", "--data", tmp_path, "--epochs", 1)
     assert run(*options, "--out", first) == 0
     assert run(*options, "--out", second, "--start", first) == 0
+    assert [read_checkpoint(one).meta["begun_from"] for one in (first, second)] == [None, sha256(first)]
     assert run(*options, "--out", second) == 2
     assert "`begun_from` was" in capsys.readouterr().err
     assert run(*options, "--out", second, "--start", first) == 0

@@ -86,6 +86,8 @@ def train_on_scenes(
         "epochs": recipe.epochs,
         "height": taught.extent[0],
         "classes": list(taught.classes),
+        "mixed": mixed,
+        "begun_from": begun_from,
     }
     save_checkpoint(out, network, {**meta, "mean_iou": history[-1].evaluation})
 
