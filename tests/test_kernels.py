@@ -60,11 +60,14 @@ def distance(found, wanted):
 
 def assert_like_torch(x, addend, weight, bias, *, relu, forward, backward):
     inputs = [tensor for tensor in (x, addend, weight, bias) if tensor is not None]
+    # A value within rounding of zero may be cut off here and not there: it gets no gradient to let through.
+    decided = reference(x, addend, weight, bias, relu=False)[0].detach().abs() > 1e-5
     results = []
     for way in (fused, reference):
         y, total = way(x, addend, weight, bias, relu=relu)
         generator = torch.Generator().manual_seed(1)
         upstream, beside = (torch.randn(y.shape, generator=generator).to(y) for _ in range(2))
+        upstream = upstream * decided
         objective = (y * upstream).sum() + (total * beside).sum()
         results.append((y, total, *torch.autograd.grad(objective, inputs)))
     for place, (found, wanted) in enumerate(zip(*results, strict=True)):
@@ -91,8 +94,7 @@ def test_one_operation_equals_three(shape, adds, relu, seed):
 def test_the_kernels_equal_torch(shape, relu, adds, dtype):
     x, addend, weight, bias = drawn(shape, "cuda", dtype)
     exact = dtype == torch.float32
-    # A value within rounding of zero may be cut off here and not there.
-    limits = {"forward": 1e-5 if exact else 1e-2, "backward": (1e-3 if relu else 1e-4) if exact else 6e-2}
+    limits = {"forward": 1e-5 if exact else 1e-2, "backward": 1e-4 if exact else 6e-2}
     assert_like_torch(x, addend if adds else None, weight, bias, relu=relu, **limits)
 
 
