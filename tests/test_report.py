@@ -583,6 +583,23 @@ def test_the_commands_in_the_footer_are_commands(folder, page):
     assert offered.make_context("run", words).params["out"].name == folder.name
 
 
+def test_the_commands_in_the_footer_say_how_it_was_computed_where_that_never_changed(tmp_path):
+    store = Store(tmp_path / "out")
+    fast = {"device": "cuda", "engine": "graph", "precision": "bf16", "channels_last": True, "seconds": 1.0}
+    for spec in suite("table1").specs():
+        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
+            cell = store.cell(spec)
+            with cell.held():
+                cell.begin(spec, {})
+                rows = [{"round": 1, "domain": domain, "error": 10.0} for domain in spec.domains]
+                changed = {"precision": "tf32"} if spec.method == "tent" else {}
+                cell.append(rows, [fast] * 7 + [fast | changed] * 8)
+    words = shlex.split(commands(Results(store.folder))[0])[3:]
+    assert "--precision" not in words
+    given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words).params
+    assert (given["device"], given["engine"], given["channels_last"]) == ("cuda", "graph", True)
+
+
 def test_costs_measured_alone_are_told_as_such(tmp_path):
     (spec,) = (spec.with_options(trials=300) for spec in suite("table6").specs() if spec.task == "costs")
     cell = Store(tmp_path / "out").cell(spec)

@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 from driftproof.bench import SUITES, Results, Spec
-from driftproof.bench.store import ARCHIVED
+from driftproof.bench.runner import Settings
+from driftproof.bench.store import ARCHIVED, Row
 from driftproof.bench.tables import Suite
 from driftproof.report.lines import method_place
 
@@ -69,6 +71,15 @@ def _options(results: Results, suite: Suite, specs: list[Spec]) -> Iterator[str]
         yield from ("--replace", f"{theirs}={ours}")
     for name in shared.get("prepared on test images") or ():
         yield from ("--prepare-on-test", name)
+    yield from _way([row for cell in cells for row in results.cells[cell].conditions])
+
+
+def _way(conditions: list[Row]) -> Iterator[str]:
+    """How the rows were computed, as far as all were computed alike: rounding is part of a number."""
+    for name, default in asdict(Settings()).items():
+        ways = {row.get(name, default) for row in conditions}
+        if len(ways) == 1 and (way := ways.pop()) != default:
+            yield from (f"--{name.replace('_', '-')}", *([] if way is True else [str(way)]))
 
 
 def _fewer(found: Iterable[str], known: Iterable[str]) -> set[str]:
