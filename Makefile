@@ -45,9 +45,10 @@ results: setup
 	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
 	if [ -d results/tiny ]; then for figure in scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
-	$(BIN)/python benchmarks/precision.py results/classification results/speed/bf16 --out results/speed/precision.md
+	$(BIN)/python benchmarks/precision.py $(addprefix results/,speed/fp32 classification speed/bf16 speed/bf16-compile) \
+	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
-	  --out results/speed/precision-strict.md
+	  --out results/speed/precision-short.md
 	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

@@ -1,6 +1,6 @@
 """What fewer digits do to the error of a stream: one cell, measured several times, round by round.
 
-    python benchmarks/precision.py results/classification results/speed/bf16 [--out results/speed/precision.md]
+    python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--out results/speed/precision.md]
 
 The folders come from `driftproof bench run`, or are archives of such; every cell that all of them hold is compared over
 the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all.
