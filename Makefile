@@ -49,6 +49,8 @@ results: setup
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
 	  --out results/speed/precision-short.md
+	$(BIN)/python benchmarks/precision.py results/speed/first-rounds results/classification --first \
+	  --out results/speed/precision-first.md
 	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

@@ -1,9 +1,10 @@
 """What fewer digits do to the error of a stream: one cell, measured several times, round by round.
 
-    python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--out results/speed/precision.md]
+    python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--first] [--out results/speed/precision.md]
 
 The folders come from `driftproof bench run`, or are archives of such; every cell that all of them hold is compared over
-the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all.
+the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With `--first`
+all cells go into one table of their first round, and nothing is judged.
 """
 
 import argparse
@@ -67,10 +68,22 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
+def told_first(cells: dict[str, list[Run]]) -> str:
+    """What every cell has after one round, by folder, and how far the last is from the first."""
+    (count,) = {len(runs) for runs in cells.values()}
+    lines = ["First round; error, %:", "", "|" + " |" * (count + 2), "|---|" + "---:|" * (count + 1)]
+    for title, runs in cells.items():
+        errors = [run.errors[0] for run in runs]
+        shown = (f"{error:.2f} ({run.precision})" for run, error in zip(runs, errors, strict=True))
+        lines.append(f"| {title} | {' | '.join(shown)} | {errors[-1] - errors[0]:+.2f} |")
+    return "\n".join([*lines, ""])
+
+
 def main() -> int:
     """Compare, print, write down, and fail if fewer digits change the error too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folders", type=Path, nargs="+", help="two or more")
+    parser.add_argument("--first", action="store_true", help="the first round alone")
     parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
     everything = [Results(folder) for folder in arguments.folders]
@@ -78,16 +91,19 @@ def main() -> int:
     if len(everything) < 2 or not shared:
         print("Expected two folders or more that share a cell.")
         return 2
-    pages, within = [], True
+    cells = {}
     for spec in sorted(shared, key=lambda spec: spec.name):
-        runs = [run_of(results, spec) for results in everything]
         few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
-        pages.append(told(f"{spec.method} on {spec.images}, {spec.setting}{few}; error, %:", runs))
-        within &= all(abs(mean) <= LIMIT for one, other, mean, _ in apart(runs) if one.precision != other.precision)
-    print("\n".join(pages))
+        cells[f"{spec.method} on {spec.images}, {spec.setting}{few}"] = [run_of(each, spec) for each in everything]
+    page = (
+        told_first(cells) if arguments.first else "\n".join(told(f"{name}; error, %:", cells[name]) for name in cells)
+    )
+    print(page)
     if arguments.out:
         with written_whole(arguments.out) as unfinished:
-            unfinished.write_text("\n".join(pages), encoding="utf-8")
+            unfinished.write_text(page, encoding="utf-8")
+    pairs = [] if arguments.first else [pair for runs in cells.values() for pair in apart(runs)]
+    within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision != other.precision)
     return 0 if within else 1
 
 

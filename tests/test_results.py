@@ -171,6 +171,15 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
     assert all(abs(over_all) <= 0.3 and in_one_round <= at_most for over_all, in_one_round in told)
 
 
+def test_the_first_rounds_of_two_precisions_follow_from_the_archived_rows():
+    kept = {json.dumps(cell["spec"]): cell for cell in cells_of(ROOT / "results" / "classification")}
+    both = ((cell, kept[json.dumps(cell["spec"])]) for cell in cells_of(SPEED / "first-rounds"))
+    pairs = [[statistics.fmean(rows_of(cell)[0]) for cell in pair] for pair in both]
+    lines = [line.strip("| ").split(" | ") for line in (SPEED / "precision-first.md").read_text().splitlines()]
+    shown = [[float(cell.split()[0]) for cell in line[1:3]] for line in lines if " on " in line[0]]
+    assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
+
+
 def test_recorded_steps_select_what_eager_ones_do():
     for precision in ("tf32", "bf16"):
         for each in json.loads((SPEED / f"agreement-{precision}.json").read_text())["rounds"]:
