@@ -39,6 +39,7 @@ docs: setup
 
 # Everything that quotes a number quotes it from here.
 results: setup
+	rm -rf results/figures
 	for figure in selection scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
 	if [ -d results/gradients ]; then \

@@ -1,4 +1,4 @@
-"""What fewer digits do to the error of a stream: one cell, measured several times, round by round.
+"""What fewer digits do to the error of a stream and to what is selected: one cell, measured several times, by rounds.
 
     python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--first] [--out results/speed/precision.md]
 
@@ -21,13 +21,22 @@ LIMIT = 0.3
 """Percentage points by which the error over all rounds may change with the precision."""
 
 
+SELECTION = {
+    "rejected": "rejected",
+    "selected_known": "selected of the known",
+    "selected_unknown": "selected of the unknown",
+}
+"""Shares of the samples that a row may have, and how a table calls them."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """A cell as one folder has it: how it was computed, and its error in each round."""
+    """A cell as one folder has it: how it was computed, its error in each round, and what it selected there."""
 
     precision: str
     engine: str
     errors: list[float]
+    selection: dict[str, list[float]]
 
     def __str__(self) -> str:
         return f"{self.precision} ({self.engine})"
@@ -39,17 +48,25 @@ def run_of(results: Results, spec: Spec) -> Run:
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
     engines = dict.fromkeys(one["engine"] for one in conditions[: len(alike)])
-    errors = results.per_round(spec)[: len(alike) // len(spec.domains)]
-    return Run(", then ".join(dict.fromkeys(alike)), ", then ".join(engines), errors)
+    rounds = len(alike) // len(spec.domains)
+    there = [measure for measure in SELECTION if measure in results.cells[spec].rows[0]]
+    selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
+    words = (", then ".join(dict.fromkeys(alike)), ", then ".join(engines))
+    return Run(*words, results.per_round(spec)[:rounds], selection)
 
 
 def side_by_side(runs: list[Run]) -> list[str]:
-    """The errors of every round that all have reached, as lines of Markdown."""
+    """The errors of every round that all have reached, and what was selected over these, as lines of Markdown."""
     rounds = list(zip(*(run.errors for run in runs), strict=False))
     lines = ["| | " + " | ".join(map(str, runs)) + " |", "|---|" + "---:|" * len(runs)]
     lines += [f"| round {i} | " + " | ".join(f"{error:.2f}" for error in row) + " |" for i, row in enumerate(rounds, 1)]
     means = (fmean(errors) for errors in zip(*rounds, strict=True))
-    return [*lines, "| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |"]
+    lines.append("| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+    for measure, words in SELECTION.items():
+        if all(measure in run.selection for run in runs):
+            shares = (100 * fmean(run.selection[measure][: len(rounds)]) for run in runs)
+            lines.append(f"| {words}, mean | " + " | ".join(f"{share:.2f}" for share in shares) + " |")
+    return lines
 
 
 def apart(runs: list[Run]) -> list[tuple[Run, Run, float, float]]:
@@ -96,7 +113,9 @@ def main() -> int:
         few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
         cells[f"{spec.method} on {spec.images}, {spec.setting}{few}"] = [run_of(each, spec) for each in everything]
     page = (
-        told_first(cells) if arguments.first else "\n".join(told(f"{name}; error, %:", cells[name]) for name in cells)
+        told_first(cells)
+        if arguments.first
+        else "\n".join(told(f"{name}; errors and shares, %:", cells[name]) for name in cells)
     )
     print(page)
     if arguments.out:

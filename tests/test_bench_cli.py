@@ -584,6 +584,16 @@ def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeyp
             assert capsys.readouterr().err == ("" if seconds == 9 else line)
 
 
+def test_a_log_is_not_silent_while_something_is_prepared(capsys, monkeypatch):
+    spec, now = Spec("tent", "camvid-c", "deeplab", domains=("fog",), measures=("iou",)), [0.0]
+    monkeypatch.setattr(live, "monotonic", lambda: now[0])
+    with live.followed() as told:
+        for seconds, said in [(0, "learning shares"), (5, ""), (11, "learning shares, 110 images")]:
+            now[0] = float(seconds)
+            told(Note(spec, "learning shares", 10 * seconds))
+            assert capsys.readouterr().err == (said and f"tent on camvid-c: {said}\n")
+
+
 def test_a_cell_at_work_is_seen_however_many_came_before_it():
     console = Console(file=io.StringIO(), force_terminal=True, width=60, height=10)
     with FittingProgress(console=console, auto_refresh=False) as progress:

@@ -24,23 +24,24 @@ _LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
 def followed() -> "Iterator[Told]":
     """Shows on the error stream what it is told while the context lasts.
 
-    In a log, where no line can change, what has been measured comes line by line, though not faster than one can read.
+    In a log, where no line can change, what has been measured or is being prepared comes line by line, though not
+    faster than one can read.
     """
     with counting() as progress:
         lines = _Lines(progress)
         yield lines if progress.console.is_terminal else _logged(lines, progress.console)
 
 
-def _logged(told: "Told", console: "Console") -> "Told":
+def _logged(lines: "_Lines", console: "Console") -> "Told":
     said = -math.inf
 
     def tell(note: "Note") -> None:
         nonlocal said
-        told(note)
-        if note.row is not None and monotonic() - said >= _LOG_EVERY:
+        lines(note)
+        worth_a_line = note.row is not None or note.total is None
+        if worth_a_line and monotonic() - said >= _LOG_EVERY:
             said = monotonic()
-            line = f"{_title(note.spec)}: {_measured(note)}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(lines.line(note), highlight=False, markup=False, soft_wrap=True)
 
     return tell
 
@@ -56,8 +57,12 @@ class _Lines:
             self._tasks[note.spec] = self._progress.add_task(_title(note.spec), total=note.total)
         if note.row is not None:
             self._measured[note.spec] = _measured(note)
-        description = f"{_title(note.spec)}: {self._stage(note)}"
-        self._progress.update(self._tasks[note.spec], completed=note.done, total=note.total, description=description)
+        task = self._tasks[note.spec]
+        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
+
+    def line(self, note: "Note") -> str:
+        """What is said of a cell."""
+        return f"{_title(note.spec)}: {self._stage(note)}"
 
     def _stage(self, note: "Note") -> str:
         if note.total is not None:
@@ -67,7 +72,8 @@ class _Lines:
 
 def _title(spec: "Spec") -> str:
     method = spec.method if "," not in spec.method else spec.task
-    return f"{method} on {spec.images}, {spec.setting}" + (f", seed {spec.seed}" if spec.seed else "")
+    setting = "" if "iou" in spec.measures else f", {spec.setting}"  # what is unknown in a scene is always there
+    return f"{method} on {spec.images}{setting}" + (f", seed {spec.seed}" if spec.seed else "")
 
 
 def _measured(note: "Note") -> str:
