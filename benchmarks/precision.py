@@ -20,7 +20,6 @@ from driftproof.files import written_whole
 LIMIT = 0.3
 """Percentage points by which the error over all rounds may change with the precision."""
 
-
 SELECTION = {
     "rejected": "rejected",
     "selected_known": "selected of the known",

@@ -53,12 +53,12 @@ def cells_of(folder):
     return [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def rows_of(line):
-    """Errors by round and domain, read without the library."""
-    spec, errors = line["spec"], line["rows"]["error"]
-    errors = errors if isinstance(errors, list) else [errors] * line["count"]
+def rows_of(line, measure="error"):
+    """Errors, or another measure, by round and domain, read without the library."""
+    spec, values = line["spec"], line["rows"][measure]
+    values = values if isinstance(values, list) else [values] * line["count"]
     each = len(spec["domains"])
-    return [errors[start : start + each] for start in range(0, len(errors) - each + 1, each)]
+    return [values[start : start + each] for start in range(0, len(values) - each + 1, each)]
 
 
 @pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
@@ -167,6 +167,9 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
         -len(apart) :
     ]
     assert told == [pytest.approx([statistics.fmean(gaps), max(map(abs, gaps))], abs=0.0051) for gaps in apart]
+    rejected = [100 * statistics.fmean(map(statistics.fmean, rows_of(cell, "rejected")[:10])) for cell in runs]
+    (shares,) = (line[1:] for line in lines if line[0] == "rejected, mean")
+    assert list(map(float, shares)) == pytest.approx(rejected, abs=0.0051)
     assert len(shown) == 10
     assert all(abs(over_all) <= 0.3 and in_one_round <= at_most for over_all, in_one_round in told)
 
