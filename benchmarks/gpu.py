@@ -53,6 +53,14 @@ def contestants(model: Callable[[], nn.Module]) -> dict[str, Callable[[Tensor], 
     return found
 
 
+def same_answers(everybody: dict[str, Callable[[Tensor], Tensor]], images: Tensor) -> bool:
+    """Whether recorded steps answer as eager ones do, to the last bit, until all are recorded and some more."""
+    pairs = [(name, name.replace("graph", "eager")) for name in everybody if " graph " in name]
+    return all(
+        torch.equal(everybody[one](images), everybody[other](images)) for _ in range(ROW) for one, other in pairs
+    )
+
+
 def in_a_row(step: Callable[[Tensor], Tensor], images: Tensor) -> None:
     """Ten steps, none waited for."""
     for _ in range(ROW):
@@ -190,6 +198,8 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         return {name: 1e3 * timing.median / each for name, timing in timings.items()}
 
     everybody = contestants(model)
+    if not same_answers(everybody, images):
+        raise RuntimeError("A recorded step answered otherwise than the eager one.")
     times = medians({name: partial(in_a_row, step, images) for name, step in everybody.items()}, ROW)
     alone = medians({name: partial(step, images) for name, step in everybody.items()}, 1)
     del everybody

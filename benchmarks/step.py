@@ -28,6 +28,7 @@ LIMITS = {
     "tent / by hand": 1.05,
     "tent+crowd / tent": 1.45,
     "tent, compiled / tent": 1.0,
+    "tent+crowd, compiled / tent+crowd": 1.0,
     "tent+crowd, compiled / tent": 1.35,
 }
 

@@ -120,6 +120,11 @@ SCENES |= {
         bright_on_the_last_rank,
         2,
     ),
+    "one rank rejects all, swr": (
+        lambda **more: make("swr", select=Dark(), **more),
+        bright_on_the_last_rank,
+        2,
+    ),
     "a NaN": (lambda **more: make("eata", **more), with_a_nan, 2),
     "a NaN, nothing moves": (lambda **more: make("ttn", **more), with_a_nan, 2),
 }

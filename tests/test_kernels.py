@@ -321,6 +321,24 @@ def test_a_sum_that_is_written_into_before_it_is_normalised_is_left(change):
     torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("place", "fused_sums"), [(0, 1), (1, 0), (2, 0)])
+def test_a_sum_that_three_use_is_fused_where_gradients_are_added_in_the_same_order(place, fused_sums):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+        def forward(self, x):
+            total = x + x.flip(0)
+            uses = [lambda: total.sin(), lambda: 3 * total]
+            uses.insert(place, lambda: self.norm(total))
+            first, second, third = (use() for use in uses)
+            return first + second + third
+
+    _, counts = traced(Shared(), torch.randn(3, 4, 5, 5))
+    assert counts == [(1, fused_sums)]
+
+
 @pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
 def test_a_fused_network_computes_what_it_did(network):
     model = build(network).train()

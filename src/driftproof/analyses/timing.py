@@ -4,6 +4,7 @@ Times of different runs on a busy or warming machine are hard to compare. Here a
 run, step by step: whatever happens to the machine happens to all alike, and the ratios of their times mean something.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -122,6 +123,7 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
     if device.type != "cuda":
         run()
         return None
+    gc.collect()  # what is freed meanwhile would be taken off the rise
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

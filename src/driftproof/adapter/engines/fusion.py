@@ -88,7 +88,7 @@ def _replace(graph: Graph, norm: Node, tickets: Node, place: int) -> None:
     x, _, _, weight, bias, _, _, eps = norm.args
     assert isinstance(x, Node)
     relu = _only_rectified(norm)
-    summed = _is_sum(x) and _given(weight) and _given(bias)
+    summed = _is_sum(x) and _comes_last_backward(norm, x) and _given(weight) and _given(bias)
     operation = OPERATIONS.add_normalise if summed else OPERATIONS.normalise
     first = x.args if summed else (x,)
     # Others may use the sum before it is normalised.
@@ -127,6 +127,11 @@ def _is_sum(node: Node) -> bool:
     return (whole is not None and whole._version == 0) and all(
         value is not None and value.shape == whole.shape and value.dtype == whole.dtype for value in values
     )
+
+
+def _comes_last_backward(norm: Node, x: Node) -> bool:
+    # The fused gradient is added to what the others have made by then. Of two it does not matter which comes first.
+    return len(x.users) <= 2 or next(iter(x.users)) is norm
 
 
 def _value(argument: object) -> Tensor | None:
