@@ -46,6 +46,8 @@ results: setup
 	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
 	if [ -d results/tiny ]; then for figure in scores curves; do \
 	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
+	if [ -d results/camvid ]; then \
+	  $(BIN)/driftproof analyse curves results/camvid --out results/figures/camvid || exit 1; fi
 	$(BIN)/python benchmarks/precision.py $(addprefix results/,speed/fp32 classification speed/bf16 speed/bf16-compile) \
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \

@@ -183,6 +183,16 @@ def test_the_first_rounds_of_two_precisions_follow_from_the_archived_rows():
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
 
 
+def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorded_steps():
+    for name in ("graph", "channels-last", "eager"):
+        found = json.loads((SPEED / f"scenes-{name}.json").read_text())
+        fastest = min((row for row in found["ms"] if row != "tent"), key=found["ms"].get)
+        ratios = [found[kind][fastest] / found[kind]["tent"] for kind in ("ms", "peak")]
+        assert list(found["ratios"].values()) == pytest.approx(ratios)
+        if name == "graph":
+            assert all(found["ratios"][which] <= most for which, most in found["limits"].items())
+
+
 def test_recorded_steps_select_what_eager_ones_do():
     for precision in ("tf32", "bf16"):
         for each in json.loads((SPEED / f"agreement-{precision}.json").read_text())["rounds"]:

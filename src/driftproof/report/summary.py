@@ -100,7 +100,7 @@ def _contents(sections: Sequence[str]) -> str:
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
     """What other pages can quote, by name: `claims`, `verdicts`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
 
-    With `@1` behind it, a number of a table is that of round 1.
+    With `@5` behind it, a number of a table is that of round 5.
 
     Args:
         everything: The archives; of a table or number that several have, the first counts.
@@ -114,9 +114,10 @@ def quotable(everything: Sequence[Results]) -> dict[str, str]:
                     text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
                     named.setdefault(f"{measured.table.name}/{row}/{column}", text)
             for entry in measured.table.entries:
-                begun = results.value(replace(entry, round=1)).ours
-                if begun is not None:
-                    named.setdefault(f"{measured.table.name}/{entry.row}/{entry.column}@1", number(begun))
+                for round in range(1, (results.value(entry).round or 0) + 1):
+                    then = results.value(replace(entry, round=round)).ours
+                    if then is not None:
+                        named.setdefault(f"{measured.table.name}/{entry.row}/{entry.column}@{round}", number(then))
     return named
 
 
