@@ -6,6 +6,7 @@ import torch
 from driftproof.models import DeepLabV3Plus
 from networks import CLASSES, lively
 from test_contracts import (
+    assert_no_growth,
     make,
     test_1_replay_after_reset_is_bit_equal,
     test_2_the_callers_modes_change_nothing,
@@ -13,6 +14,7 @@ from test_contracts import (
     test_4_unwrap_after_reset_equals_the_source_model,
     test_5_a_batch_of_one_is_defined,
     test_5_bad_input_is_named_and_leaves_the_state_intact,
+    test_5_everything_rejected,
     test_6_predictions_and_records_have_the_models_shape,
     test_7_moves_with_to,
     test_8_save_and_load_mid_stream_continues_bit_identically,
@@ -28,6 +30,7 @@ __all__ = [
     "test_4_unwrap_after_reset_equals_the_source_model",
     "test_5_a_batch_of_one_is_defined",
     "test_5_bad_input_is_named_and_leaves_the_state_intact",
+    "test_5_everything_rejected",
     "test_6_predictions_and_records_have_the_models_shape",
     "test_7_moves_with_to",
     "test_8_save_and_load_mid_stream_continues_bit_identically",
@@ -36,9 +39,12 @@ __all__ = [
 ]
 
 
-@pytest.fixture
-def case():
-    return "tent+crowd"
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("bn_adapt", "ttn", "tent", "swr", "cotta")]
+
+
+@pytest.fixture(params=["tent+crowd", "swr+crowd", *OTHERS])
+def case(request):
+    return request.param
 
 
 @pytest.fixture
@@ -50,3 +56,7 @@ def segmentation():
 def model():
     torch.manual_seed(1)
     return lively(DeepLabV3Plus(CLASSES, depth=18, width=4))
+
+
+def test_12_memory_does_not_grow(make):
+    assert_no_growth(make(), torch.rand(2, 3, 16, 16), steps=30)
