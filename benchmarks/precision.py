@@ -84,10 +84,10 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
-def told_first(cells: dict[str, list[Run]]) -> str:
+def told_first(cells: dict[str, list[Run]], folders: list[str]) -> str:
     """What every cell has after one round, by folder, and how far the last is from the first."""
-    (count,) = {len(runs) for runs in cells.values()}
-    lines = ["First round; error, %:", "", "|" + " |" * (count + 2), "|---|" + "---:|" * (count + 1)]
+    head = f"| | {' | '.join(folders)} | difference |"
+    lines = ["First round; error, %:", "", head, "|---|" + "---:|" * (len(folders) + 1)]
     for title, runs in cells.items():
         errors = [run.errors[0] for run in runs]
         shown = (f"{error:.2f} ({run.precision})" for run, error in zip(runs, errors, strict=True))
@@ -112,7 +112,7 @@ def main() -> int:
         few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
         cells[f"{spec.method} on {spec.images}, {spec.setting}{few}"] = [run_of(each, spec) for each in everything]
     page = (
-        told_first(cells)
+        told_first(cells, [folder.name for folder in arguments.folders])
         if arguments.first
         else "\n".join(told(f"{name}; errors and shares, %:", cells[name]) for name in cells)
     )
