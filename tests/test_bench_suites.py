@@ -32,7 +32,7 @@ MADE = {name: make() for name, make in SUITES.items()}
 TABLES = {table.name: table for made in MADE.values() for table in made.tables}
 CELLS = {name: list(made.specs()) for name, made in MADE.items()}
 CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates")
-OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices")
+OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices", "endurance")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
 
 
@@ -141,7 +141,9 @@ def test_a_number_is_made_of_the_cells_it_says():
 # The paper's settings
 
 
-@pytest.mark.parametrize("name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices")])
+@pytest.mark.parametrize(
+    "name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices", "endurance")]
+)
 def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_papers_size(name):
     unknown = {
         "cifar10-c": "svhn-c",

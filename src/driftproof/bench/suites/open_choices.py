@@ -6,14 +6,18 @@ from typing import Any
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import options_for
 from driftproof.bench.tables import Entry, Suite, Table
-from driftproof.corruptions import HELD_OUT
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 
-__all__ = ["open_choices"]
+__all__ = ["endurance", "open_choices"]
 
 _ROUNDS = 2
+_LONG = 30
 _SETS = {"CIFAR-10-C": "cifar10-c", "CIFAR-100-C": "cifar100-c"}
 _NETWORKS = {"cifar10-c": "wrn40_2", "cifar100-c": "wrn40_2", "tiny-imagenet-c": "resnet50"}
 _UNKNOWN = {"cifar10-c": "svhn-c", "cifar100-c": "svhn-c", "tiny-imagenet-c": "imagenet-o-c-64"}
+
+_PACES = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4, 1e-4)) | {"ent": (1e-4, 3e-5, 1e-5)}
+"""The paper's learning rate, and a third and a tenth of it."""
 
 
 def _cell(method: str, images: str, setting: str, batch_size: int, options: dict[str, Option]) -> Spec:
@@ -22,10 +26,10 @@ def _cell(method: str, images: str, setting: str, batch_size: int, options: dict
     return spec.with_options(**(options_for(method, images) | options))
 
 
-def _table(name: str, title: str, rows: Mapping[str, Mapping[str, Spec]]) -> Table:
+def _table(name: str, title: str, rows: Mapping[str, Mapping[str, Spec]], round: int = _ROUNDS) -> Table:
     """The rounds in between are in the rows, for whoever wants to see which way a choice is going."""
     entries = tuple(
-        Entry(row, column, (spec,), round=_ROUNDS) for row, cells in rows.items() for column, spec in cells.items()
+        Entry(row, column, (spec,), round=round) for row, cells in rows.items() for column, spec in cells.items()
     )
     return Table(f"choice_{name}", title, entries)
 
@@ -104,10 +108,7 @@ def _gce() -> Table:
 
 def _pace() -> Table:
     """A network whose weights are smaller goes as much further in one step as with a larger rate."""
-    rates = dict.fromkeys(("conjugate", "tent", "eata"), (1e-3, 3e-4, 1e-4)) | {
-        "gce": (3e-3, 1e-3, 3e-4, 1e-4),
-        "ent": (1e-4, 3e-5, 1e-5),
-    }
+    rates = _PACES | {"conjugate": _PACES["tent"], "gce": (3e-3, *_PACES["gce"])}
     rows = {
         f"{method}, lr = {rate:g}": _everywhere(method, lr=rate) for method, tried in rates.items() for rate in tried
     }
@@ -135,3 +136,17 @@ def open_choices() -> Suite:
     title = "What the paper leaves open, on held-out corruptions"
     note = "Choices are made here, never on the corruptions of the paper's tables."
     return Suite("open_choices", title, tables, _ROUNDS, note)
+
+
+def endurance() -> Suite:
+    """What smaller steps do for methods that fall apart in the long run even where every image is known."""
+    hundred = {"CIFAR-100-C": "cifar100-c"}
+    rows = {
+        f"{method}, lr = {rate:g}": _everywhere(method, sets=hundred, settings=("Closed",), lr=rate)
+        for method, tried in _PACES.items()
+        for rate in tried
+    }
+    title = "Without selection, in the long run: how far one step goes"
+    as_many = _LONG * len(HELD_OUT) // len(CORRUPTIONS)
+    note = f"{_LONG} rounds of these four corruptions are as many steps as {as_many} of the paper's fifteen."
+    return Suite("endurance", title, (_table("endurance", title, rows, _LONG),), _LONG, note)
