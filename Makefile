@@ -52,8 +52,10 @@ results: setup
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
 	  --out results/speed/precision-short.md
-	$(BIN)/python benchmarks/precision.py results/speed/first-rounds results/classification --first \
+	$(BIN)/python benchmarks/precision.py results/speed/first-rounds results/classification --round 1 \
 	  --out results/speed/precision-first.md
+	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
+	  --out results/speed/precision-later.md
 	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

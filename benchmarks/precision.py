@@ -1,10 +1,10 @@
 """What fewer digits do to the error of a stream and to what is selected: one cell, measured several times, by rounds.
 
-    python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--first] [--out results/speed/precision.md]
+    python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--round N] [--out results/speed/precision.md]
 
 The folders come from `driftproof bench run`, or are archives of such; every cell that all of them hold is compared over
-the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With `--first`
-all cells go into one table of their first round, and nothing is judged.
+the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With
+`--round` all cells that have got so far go into one table of that round, and nothing is judged.
 """
 
 import argparse
@@ -84,12 +84,14 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
-def told_first(cells: dict[str, list[Run]], folders: list[str]) -> str:
-    """What every cell has after one round, by folder, and how far the last is from the first."""
+def told_of(round: int, cells: dict[str, list[Run]], folders: list[str]) -> str:
+    """What every cell has in one round, by folder, and how far the last folder is from the first."""
     head = f"| | {' | '.join(folders)} | difference |"
-    lines = ["First round; error, %:", "", head, "|---|" + "---:|" * (len(folders) + 1)]
+    lines = [f"Round {round}; error, %:", "", head, "|---|" + "---:|" * (len(folders) + 1)]
     for title, runs in cells.items():
-        errors = [run.errors[0] for run in runs]
+        if any(len(run.errors) < round for run in runs):
+            continue
+        errors = [run.errors[round - 1] for run in runs]
         shown = (f"{error:.2f} ({run.precision})" for run, error in zip(runs, errors, strict=True))
         lines.append(f"| {title} | {' | '.join(shown)} | {errors[-1] - errors[0]:+.2f} |")
     return "\n".join([*lines, ""])
@@ -99,7 +101,7 @@ def main() -> int:
     """Compare, print, write down, and fail if fewer digits change the error too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folders", type=Path, nargs="+", help="two or more")
-    parser.add_argument("--first", action="store_true", help="the first round alone")
+    parser.add_argument("--round", type=int, help="this round alone")
     parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
     everything = [Results(folder) for folder in arguments.folders]
@@ -112,15 +114,15 @@ def main() -> int:
         few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
         cells[f"{spec.method} on {spec.images}, {spec.setting}{few}"] = [run_of(each, spec) for each in everything]
     page = (
-        told_first(cells, [folder.name for folder in arguments.folders])
-        if arguments.first
+        told_of(arguments.round, cells, [folder.name for folder in arguments.folders])
+        if arguments.round
         else "\n".join(told(f"{name}; errors and shares, %:", cells[name]) for name in cells)
     )
     print(page)
     if arguments.out:
         with written_whole(arguments.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
-    pairs = [] if arguments.first else [pair for runs in cells.values() for pair in apart(runs)]
+    pairs = [] if arguments.round else [pair for runs in cells.values() for pair in apart(runs)]
     within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision != other.precision)
     return 0 if within else 1
 

@@ -401,6 +401,19 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
     assert asked == {"cifar100-c"}, "ε is in question where there are a hundred classes"
 
 
+def test_endurance_goes_on_with_cells_of_the_choice_of_pace():
+    paces = {
+        spec
+        for entry in TABLES["choice_pace"].entries
+        for spec in entry.specs
+        if spec.images == "cifar100-c" and spec.unknown is None and spec.method in ("tent", "gce")
+    }
+    assert set(CELLS["endurance"]) == {spec for spec in paces if dict(spec.options)["lr"] in (1e-3, 3e-4)}
+    assert len(CELLS["endurance"]) == 4
+    assert MADE["endurance"].rounds > MADE["open_choices"].rounds
+    assert {entry.round for entry in TABLES["choice_endurance"].entries} == {MADE["endurance"].rounds}
+
+
 def test_every_method_that_differs_from_the_paper_has_an_experiment_of_its_own():
     rows = {entry.row for name, table in TABLES.items() if name.startswith("choice_") for entry in table.entries}
     for method in ("gce", "conjugate", "ent", "tent", "tent+crowd", "eata", "swr"):

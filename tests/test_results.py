@@ -174,11 +174,12 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
     assert all(abs(over_all) <= 0.3 and in_one_round <= at_most for over_all, in_one_round in told)
 
 
-def test_the_first_rounds_of_two_precisions_follow_from_the_archived_rows():
+@pytest.mark.parametrize(("page", "folder", "round"), [("first", "first-rounds", 1), ("later", "defaults", 5)])
+def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, folder, round):
     kept = {json.dumps(cell["spec"]): cell for cell in cells_of(ROOT / "results" / "classification")}
-    both = ((cell, kept[json.dumps(cell["spec"])]) for cell in cells_of(SPEED / "first-rounds"))
-    pairs = [[statistics.fmean(rows_of(cell)[0]) for cell in pair] for pair in both]
-    lines = [line.strip("| ").split(" | ") for line in (SPEED / "precision-first.md").read_text().splitlines()]
+    both = ((cell, kept[json.dumps(cell["spec"])]) for cell in cells_of(SPEED / folder))
+    pairs = [[statistics.fmean(rows_of(cell)[round - 1]) for cell in pair] for pair in both]
+    lines = [line.strip("| ").split(" | ") for line in (SPEED / f"precision-{page}.md").read_text().splitlines()]
     shown = [[float(cell.split()[0]) for cell in line[1:3]] for line in lines if " on " in line[0]]
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
 

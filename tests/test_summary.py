@@ -136,15 +136,15 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
 
 def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_path):
     for spec in suite("table1").specs():
-        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
-            late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3}[spec.method]
+        if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd", "gce", "ent"):
+            late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3, "gce": 2, "ent": 1}[spec.method]
             put(tmp_path / "store", spec, 5, lambda round: 15.0, rounded_from=late)
     text = summary([Results(tmp_path / "store")])
     long, short = (text.split(f"### {heading}")[1].split("\n#")[0] for heading in ("Error after 50", "Error after one"))
     both = "tent+crowd on CIFAR-10-C/Closed from round 3 on; tent+crowd on CIFAR-10-C/Open"
-    assert f"\nComputed in bfloat16: {both}." in long
-    assert "\nComputed in bfloat16: tent+crowd on CIFAR-10-C/Open." in short
-    assert "| graph tf32, graph bf16 |" in text
+    assert f"\nComputed in bfloat16: gce from round 2 on; ent; {both}." in long
+    assert "\nComputed in bfloat16: ent; tent+crowd on CIFAR-10-C/Open." in short
+    assert "| graph bf16, graph tf32 |" in text
 
 
 def test_where_all_numbers_are_of_fewer_digits_none_is_named(tmp_path):

@@ -92,12 +92,22 @@ def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> I
 
 def _rounding(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
     """Which numbers come of networks that computed with fewer digits, and since which round."""
-    places = {f"{entry.row} on {entry.column}": _first_rounded(entry, results, measured) for entry in entries}
-    if set(places.values()) == {1}:
+    rows: dict[str, dict[str, int | None]] = {}
+    for entry in entries:
+        rows.setdefault(entry.row, {})[entry.column] = _first_rounded(entry, results, measured)
+    if {first for since in rows.values() for first in since.values()} == {1}:
         yield "Computed in bfloat16."
-    elif since := {place: first for place, first in places.items() if first is not None}:
-        told = (place if first == 1 else f"{place} from round {first} on" for place, first in since.items())
+    elif told := [words for row, since in rows.items() for words in _rounded_where(row, since)]:
         yield f"Computed in bfloat16: {'; '.join(told)}."
+
+
+def _rounded_where(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
+    """In which columns of a row, unless in all, and from which round on, unless from the first."""
+    for first in dict.fromkeys(since.values()):
+        if first is not None:
+            columns = [column for column in since if since[column] == first]
+            where = "" if len(columns) == len(since) else f" on {', '.join(columns)}"
+            yield f"{row}{where}" + ("" if first == 1 else f" from round {first} on")
 
 
 def _first_rounded(entry: Entry, results: Results, measured: Measured) -> int | None:

@@ -139,12 +139,12 @@ def open_choices() -> Suite:
 
 
 def endurance() -> Suite:
-    """What smaller steps do for methods that fall apart in the long run even where every image is known."""
+    """Whether methods that fall apart on the paper's corruptions do so on these, and what smaller steps do for them."""
     hundred = {"CIFAR-100-C": "cifar100-c"}
     rows = {
         f"{method}, lr = {rate:g}": _everywhere(method, sets=hundred, settings=("Closed",), lr=rate)
-        for method, tried in _PACES.items()
-        for rate in tried
+        for method in ("tent", "gce")
+        for rate in _PACES[method][:2]
     }
     title = "Without selection, in the long run: how far one step goes"
     as_many = _LONG * len(HELD_OUT) // len(CORRUPTIONS)
