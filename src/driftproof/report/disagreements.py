@@ -19,7 +19,7 @@ _HEAD = ["table", "method", "setting", "ours", "paper", "difference", "BN Adapt'
 _LEGEND = (
     "BN Adapt learns nothing: its difference is that of the network and the images. The last column tells by how many "
     "points the error changes where one choice is made differently, on the held-out corruptions of the table named, in "
-    "the last round that both have reached."
+    "the last round that both have reached. Numbers from an earlier round than the paper's are not listed."
 )
 
 _BATCH_SIZE = 200

@@ -158,7 +158,8 @@ def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
     notes += caveats({**results.shared, "limit": None})
     if any(comparison.unfinished for comparison in comparisons):
         notes.append(
-            "Numbers marked with @ are from an earlier round than their table asks for: the runs stopped there."
+            "Numbers marked with @ are from an earlier round than their table asks for: no later one was reached by "
+            "all runs behind them."
         )
     begun = [spec.name for spec in results.cells if not results.rounds(spec)]
     if begun:

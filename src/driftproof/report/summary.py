@@ -85,7 +85,8 @@ def summary(
     beginning = (
         "# Results\n\nMade by `make results` from the archives beside this page, and from the notes in `notes`. "
         "Errors are in percent, of the predictions made while adapting. `@5` marks a number from round 5 where the "
-        "table asks for a later one: the run stopped there. Bold is the best of those that have come furthest."
+        "table asks for a later one: no later one was reached by all runs behind it. Bold is the best of those that "
+        "have come furthest."
     )
     return "\n\n".join(section.strip() for section in (beginning, _contents(sections), *sections)) + "\n"
 
