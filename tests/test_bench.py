@@ -462,11 +462,31 @@ def test_seeds_are_averaged_and_spread(tmp_path):
     put(tmp_path, tiny("tent", seed=8), [[1.0]])
     results = Results(tmp_path)
     assert [spec.seed for spec in results.seeds(tiny("tent"))] == [3, 4, 7]
-    value = results.value(Entry("tent", "here", (tiny("tent"),), round=5))
-    means = [np.mean(rounds[2]) for rounds in errors.values()]
-    assert value.ours == pytest.approx(np.mean(means))
-    assert value.deviation == pytest.approx(np.std(means, ddof=1))
-    assert (value.round, value.seeds) == (3, 3), "the last round that all have reached"
+    for round, come in ((3, (3, 4, 7)), (4, (4, 7))):
+        value = results.value(Entry("tent", "here", (tiny("tent"),), round=round))
+        means = [np.mean(errors[seed][round - 1]) for seed in come]
+        assert value.ours == pytest.approx(np.mean(means))
+        assert value.deviation == pytest.approx(np.std(means, ddof=1))
+        assert (value.round, [run.seed for run in value.runs]) == (round, list(come))
+
+
+def test_a_seed_that_has_only_begun_does_not_take_back_what_another_has_reached(tmp_path):
+    errors = random_errors(0, rounds=4)
+    put(tmp_path, tiny("tent"), errors)
+    put(tmp_path, tiny("tent", seed=1), random_errors(1, rounds=1))
+    value = Results(tmp_path).value(Entry("tent", "here", (tiny("tent"),), round=50))
+    assert (value.ours, value.round, value.seeds) == (pytest.approx(np.mean(errors[3])), 4, 1)
+
+
+def test_numbers_that_are_compared_are_of_the_same_seeds_and_the_same_round(tmp_path):
+    rounds = {("tent", 0): 4, ("tent", 1): 2, ("tent", 2): 4, ("eata", 0): 3, ("eata", 1): 3}
+    errors = {place: random_errors(index, rounds[place]) for index, place in enumerate(rounds)}
+    for method, seed in rounds:
+        put(tmp_path, tiny(method, seed=seed), errors[method, seed])
+    entries = [Entry(method, "here", (tiny(method),), round=50) for method in ("tent", "eata")]
+    found = Results(tmp_path).together(entries)
+    assert [value.ours for value in found] == pytest.approx([np.mean(errors[name, 0][2]) for name in ("tent", "eata")])
+    assert all((value.round, value.wanted, value.seeds) == (3, 50, 1) for value in found)
 
 
 def test_cells_are_averaged_seed_by_seed(tmp_path):

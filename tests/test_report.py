@@ -89,7 +89,7 @@ def make_results(folder):
     store = Store(folder)
     store.share({"limit": 800, "replaced": {}, "weights wrn40_2 cifar10-c": "0123456789abcdef"})
     for spec in table_specs():
-        for seed in (0, 1) if spec.method == "tent" else (0,):
+        for seed in (0, 1) if spec.method.startswith("tent") else (0,):
             stopped = spec.method == "tent+crowd" and spec.unknown is not None
             make_cell(store, replace(spec, limit=800, seed=seed), rounds=2 if stopped else LAST, extra=7 * stopped)
     make_cell(store, Spec(ODD, "set<b>", "net&work", domains=("a_b", "c<d>"), limit=800), rounds=1)
@@ -293,8 +293,8 @@ def test_the_figures_tell_their_numbers_to_those_who_cannot_see_them(folder, pag
             assert [float(first), float(last)] == pytest.approx(ends, abs=0.051)
     known, unknown = re.findall(r"tent\+crowd from ([\d.]+) to", page.described["selected-2"])
     for shown, measure in ((known, "selected_known"), (unknown, "selected_unknown")):
-        (share,) = by_seed(folder, "tent+crowd", True, 1, measure)
-        assert float(shown) == pytest.approx(100 * share, abs=0.051)
+        shares = by_seed(folder, "tent+crowd", True, 1, measure)
+        assert float(shown) == pytest.approx(100 * np.mean(shares), abs=0.051)
 
 
 def test_both_variants_of_a_figure_name_every_method(page):
@@ -487,6 +487,33 @@ def test_what_belongs_to_a_selection_keeps_no_method_from_being_compared(tmp_pat
         ("tent, lr=0.2", "tent+crowd, lr=0.2, mean_entropy=0.0"),
         ("tent, lr=0.2, mean_entropy=0.5", "tent+crowd, lr=0.2, mean_entropy=0.5"),
     }
+
+
+def test_methods_are_compared_with_their_like_whatever_they_are_called(tmp_path):
+    store, spec = Store(tmp_path), Spec("", "images", "network", domains=("fog", "snow"))
+    for method, options in (
+        *(("ent", {"lr": 1e-3}), ("ent+crowd", {"lr": 1e-5})),
+        *(("tent", {"lr": 1e-3, "novelty": "msp"}), ("tent", {"lr": 1e-4}), ("tent+crowd", {"lr": 1e-3})),
+        *(("tent+crowd", {"lr": 1e-3, "on": "logits"}), ("eata", {"redundancy": 0.4}), ("eata+crowd", {})),
+    ):
+        make_cell(store, replace(spec, method=method).with_options(**options), rounds=1)
+    (stream,) = measured_streams(Results(tmp_path))
+    found = {(plain.name, selecting.name) for plain, selecting in stream.pairs()}
+    watched = "tent, lr=0.001, novelty=msp"
+    assert found == {(watched, "tent+crowd"), (watched, "tent+crowd, on=logits"), ("eata", "eata+crowd")}
+
+
+def test_a_seed_that_has_only_begun_and_one_that_was_measured_twice_count_once(tmp_path):
+    store, spec = Store(tmp_path), Spec("tent", "images", "network", domains=("fog", "snow"))
+    make_cell(store, spec, rounds=3)
+    make_cell(store, replace(spec, measures=("error",)), rounds=2)
+    make_cell(store, replace(spec, seed=1), rounds=1)
+    results = Results(tmp_path)
+    (line,) = (line for stream in measured_streams(results) for line in stream.lines)
+    assert [cell.seed for cell in line.cells] == [0, 1]
+    assert line.per_round(results, "error") == results.per_round(spec)
+    last = [row["error"] for row in results.rows(spec) if row["round"] == 3]
+    assert line.per_domain(results, "error") == last
 
 
 def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):

@@ -14,6 +14,8 @@ from driftproof.bench.paper import paper_table
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError
 from driftproof.report import archives, claims, filled_in, quotable, summary, written_up
+from driftproof.report.caveats import caveats_of
+from driftproof.report.comparison import compared
 
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
@@ -145,6 +147,53 @@ def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_pa
     assert f"\nComputed in bfloat16: gce from round 2 on; ent; {both}." in long
     assert "\nComputed in bfloat16: ent; tent+crowd on CIFAR-10-C/Open." in short
     assert "| graph bf16, graph tf32 |" in text
+
+
+def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
+    (costs,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
+    for trials, seed, card, precision in (
+        (30, 0, "card A", "bf16"),
+        (500, 0, "card A", "tf32"),
+        (30, 1, "card B", "tf32"),
+    ):
+        spec = replace(costs.with_options(trials=trials), seed=seed)
+        cell, rows = (
+            Store(tmp_path).cell(spec),
+            [{"round": 1, "domain": name, "milliseconds": 5.0} for name in spec.method.split(",")],
+        )
+        with cell.held():
+            cell.begin(spec, {})
+            cell.append(rows, [{"hardware": card, "engine": "graph", "precision": precision}] * len(rows))
+    results = Results(tmp_path)
+    (table,) = (measured for measured in results.tables() if measured.table.name == "table6")
+    said = caveats_of(table, results)
+    assert not any("bfloat16" in sentence for sentence in said), "what was timed in it was timed longer in tf32"
+    assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in said)
+
+
+def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_path):
+    eata = next(spec for spec in suite("table2").specs() if spec.method == "eata" and spec.images == "cifar10-c")
+    put(tmp_path, replace(eata, images="other-c"), 1, lambda round: 15.0)
+    Store(tmp_path).share({"replaced": {"cifar10-c": "other-c"}, "prepared on test images": ["other-c", "unseen-c"]})
+    results = Results(tmp_path)
+    for table in results.tables():
+        said = caveats_of(table, results)
+        assert "Where a method prepares on source images of other-c, these were its clean test images." in said
+        assert not any("unseen-c" in sentence for sentence in said)
+
+
+def test_what_selection_gains_is_told_of_rows_that_say_more_than_a_method(tmp_path):
+    rows = ("tent (lr 1e-05)", "tent+crowd (lr 1e-05)")
+    specs = {entry.row: entry.specs[0] for table in suite("camvid_x10").tables for entry in table.entries}
+    for row, error in zip(rows, (40.0, 50.0), strict=True):
+        cell, spec = Store(tmp_path).cell(specs[row]), specs[row]
+        with cell.held():
+            cell.begin(spec, {})
+            cell.append(
+                [{"round": 1, "domain": name, "mean_iou": error} for name in spec.domains], [{}] * len(spec.domains)
+            )
+    (table,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "camvid_x10")
+    assert compared(table).places[rows[1], "Round 1"].gain == "+10.00"
 
 
 def test_where_all_numbers_are_of_fewer_digits_none_is_named(tmp_path):
@@ -287,6 +336,25 @@ def test_the_protocol_says_how_many_seeds_there_are(tmp_path):
     head, _, row = summary([Results(tmp_path / "store")]).strip().splitlines()[-3:]
     seeds = [cell.strip() for cell in head.split("|")].index("seeds")
     assert row.split("|")[seeds].strip() == "0, 2, 10"
+
+
+def test_claims_hold_a_method_against_another_on_seeds_that_both_were_run_with(tmp_path):
+    (tent, crowd) = (
+        next(
+            spec
+            for spec in suite("table1").specs()
+            if (spec.images, spec.setting) == ("cifar10-c", "closed") and spec.method == method
+        )
+        for method in ("tent", "tent+crowd")
+    )
+    for spec, error in ((tent, 10), (replace(tent, seed=1), 30), (crowd, 12)):
+        put(tmp_path / "store", spec, 1, lambda round, error=error: error)
+    results = Results(tmp_path / "store")
+    (rescue,) = (claim for claim in claims([results]) if claim.text.startswith("Selection rescues long-term"))
+    assert rescue.verdict.startswith("so far, does not hold")
+    (table,) = (measured for measured in results.tables() if measured.table.name == "table2")
+    assert table.values["tent", "CIFAR-10-C/Closed"].seeds == 2
+    assert not compared(table).places["tent+crowd", "CIFAR-10-C/Closed"].gain, "they are not of the same seeds"
 
 
 def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):

@@ -1,9 +1,11 @@
 """Results read back: the numbers of a table from the rows on disk."""
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ class Value:
         wanted: The round the table asks for.
         seeds: Over how many seeds.
         deviation: Their sample standard deviation; None for a single one.
+        runs: The cells it comes from.
     """
 
     ours: float | None = None
@@ -40,6 +43,7 @@ class Value:
     wanted: int = 1
     seeds: int = 0
     deviation: float | None = None
+    runs: tuple[Spec, ...] = ()
 
     @property
     def difference(self) -> float | None:
@@ -72,7 +76,7 @@ class Measured:
         """The table as JSON knows it."""
         numbers = [
             {"row": row, "column": column}
-            | asdict(self.values[row, column])
+            | {key: value for key, value in vars(self.values[row, column]).items() if key != "runs"}
             | {"difference": self.values[row, column].difference}
             for row in self.rows
             for column in self.columns
@@ -123,25 +127,52 @@ class Results:
         return [self._mean(spec, measure, round) for round in range(1, self.rounds(spec) + 1)]
 
     def value(self, entry: Entry, paper: float | None = None) -> Value:
-        """The number of a table's entry, from the last round that all its cells have reached if it is not yet done.
+        """The number of a table's entry; from the last round that was reached, if it is not yet done.
 
-        Where it is the mean of several cells, only seeds that all of them were run with count. What learns nothing does
-        the same in every round, so its last one stands for all that follow.
+        Where it is the mean of several cells, that is the last round that all of them have reached, and only seeds that
+        all were run with count. What learns nothing does the same in every round, so its last one stands for all that
+        follow.
         """
-        cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
-        runs = [[of_seed[seed] for of_seed in cells] for seed in cells[0] if all(seed in others for others in cells)]
-        if not runs:
-            return Value(paper=paper, wanted=entry.round)
-        reached = [self.rounds(run) for together in runs for run in together if not self.is_steady(run)]
-        round = min([entry.round, *reached])
-        by_seed = [
-            statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in together)
-            for together in runs
+        (value,) = self.together([entry])
+        return replace(value, paper=paper)
+
+    def together(self, entries: Sequence[Entry]) -> list[Value]:
+        """The numbers of some entries that are to be compared: of the same round, and of the same seeds.
+
+        The round is the last that is wanted and that all entries have reached with some seed; seeds that have not come
+        so far are left out.
+        """
+        by_seed = [self._runs_of(entry) for entry in entries]
+        shared = [seed for seed in by_seed[0] if all(seed in others for others in by_seed)]
+        wanted = max(entry.round for entry in entries)
+        if not shared:
+            return [Value(wanted=wanted) for _ in entries]
+        come = {seed: self._reached(run for runs in by_seed for run in runs[seed]) for seed in shared}
+        round = int(min(max(come.values()), *(entry.round for entry in entries)))
+        counted = [seed for seed in shared if come[seed] >= round]
+        return [
+            replace(self._averaged(entry, [runs[seed] for seed in counted], round), wanted=wanted)
+            for entry, runs in zip(entries, by_seed, strict=True)
         ]
-        if any(map(math.isnan, by_seed)):
-            return Value(None, paper, round, entry.round, len(by_seed))
-        deviation = statistics.stdev(by_seed) if len(by_seed) > 1 else None
-        return Value(statistics.fmean(by_seed), paper, round, entry.round, len(by_seed), deviation)
+
+    def _runs_of(self, entry: Entry) -> dict[int, list[Spec]]:
+        """The cells of an entry by seed, for seeds that none of them lacks."""
+        cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
+        return {seed: [runs[seed] for runs in cells] for seed in cells[0] if all(seed in others for others in cells)}
+
+    def _reached(self, runs: Iterable[Spec]) -> float:
+        """The last round that all of them have completed; there is none where every round is like the first."""
+        return min((self.rounds(run) for run in runs if not self.is_steady(run)), default=math.inf)
+
+    def _averaged(self, entry: Entry, by_seed: Sequence[Sequence[Spec]], round: int) -> Value:
+        numbers = [
+            statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in runs) for runs in by_seed
+        ]
+        runs = tuple(itertools.chain.from_iterable(by_seed))
+        if any(map(math.isnan, numbers)):
+            return Value(round=round, seeds=len(numbers), runs=runs)
+        deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+        return Value(statistics.fmean(numbers), round=round, seeds=len(numbers), deviation=deviation, runs=runs)
 
     def is_steady(self, spec: Spec) -> bool:
         """Whether nothing moves and nothing is remembered, so that every round is like the first."""
@@ -169,6 +200,10 @@ class Results:
 
     def tables(self) -> list[Measured]:
         """Every table of every suite of which at least one number has been measured."""
+        return list(self._tables)
+
+    @cached_property
+    def _tables(self) -> list[Measured]:
         everything = (filled(self, table) for make in SUITES.values() for table in make().tables)
         return [table for table in everything if any(value.ours is not None for value in table.values.values())]
 
@@ -196,19 +231,10 @@ def filled(results: Results, table: Table) -> Measured:
         for row in rows:
             theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
             together = [entries[row, of] for of in summary.of if (row, of) in entries]
-            found = _together(results, together) if len(together) == len(summary.of) else [Value()]
+            found = results.together(together) if len(together) == len(summary.of) else [Value()]
             values[row, summary.column] = _summarised(summary, found, theirs)
     columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
     return Measured(table, rows, columns, values)
-
-
-def _together(results: Results, entries: list[Entry]) -> list[Value]:
-    """The values of some entries in the last round that all of them have reached, as far as they want it."""
-    found = [results.value(entry) for entry in entries]
-    last = min(value.round or 0 for value in found)
-    wanted = max(entry.round for entry in entries)
-    early = [results.value(replace(entry, round=last)) for entry in entries] if last else found
-    return [replace(value, wanted=wanted) for value in early]
 
 
 def _summarised(summary: Summary, values: list[Value], paper: float | None) -> Value:

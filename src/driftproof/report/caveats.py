@@ -62,12 +62,14 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
         specs: Cells as the tables have them.
         shared: What all share.
     """
+    replaced = shared.get("replaced", {})
     named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
+    run = {replaced.get(name, name) for name in named}
     domains = {domain for spec in specs for domain in spec.domains}
     return {
         **shared,
-        "replaced": {old: new for old, new in shared.get("replaced", {}).items() if old in named},
-        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in named],
+        "replaced": {old: new for old, new in replaced.items() if old in named},
+        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in run],
         "frost": shared.get("frost") if "frost" in domains else None,
     }
 
@@ -75,12 +77,9 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
 def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
     """What times were taken on, and what can be compared: how many of TENT's steps a step takes."""
     timed = [entry for entry in entries if entry.measure == "milliseconds"]
-    for spec in dict.fromkeys(spec for entry in timed for spec in entry.specs):
-        run = results.seeds(spec)[-1]
-        how = results.cells[run].conditions[0]
-        told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
-        trials = dict(run.options)["trials"]
-        yield f"Steps timed for each method: {trials} ({told}); the paper's card is another, so only ratios compare."
+    runs = dict.fromkeys(run for entry in timed for run in measured.values[entry.row, entry.column].runs)
+    if told := dict.fromkeys(_timed(run, results) for run in runs):
+        yield f"Steps timed for each method: {', '.join(told)}; the paper's card is another, so only ratios compare."
     times = {entry.row: measured.values[entry.row, entry.column] for entry in timed}
     ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
     if ours and paper:
@@ -88,6 +87,12 @@ def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> I
             f"{row} {(value.ours or 0) / ours:.2f} ({(value.paper or 0) / paper:.2f})" for row, value in times.items()
         )
         yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
+
+
+def _timed(run: Spec, results: Results) -> str:
+    how = results.cells[run].conditions[0]
+    told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
+    return f"{dict(run.options)['trials']} ({told})"
 
 
 def _rounding(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
@@ -112,12 +117,11 @@ def _rounded_where(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
 
 def _first_rounded(entry: Entry, results: Results, measured: Measured) -> int | None:
     """The first round in bfloat16 of what a number rests on; None if there is none up to its own."""
-    last = measured.values[entry.row, entry.column].round or 0
+    value = measured.values[entry.row, entry.column]
     rounds = (
         row["round"]
-        for spec in entry.specs
-        for run in results.seeds(spec)
+        for run in value.runs
         for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
-        if conditions.get("precision") == "bf16" and row["round"] <= last
+        if conditions.get("precision") == "bf16" and row["round"] <= (value.round or 0)
     )
     return min(rounds, default=None)

@@ -117,14 +117,11 @@ def _numbers(everything: Sequence[Results], table: str, column: str, *rows: str)
     if not set(rows) <= set(entries):
         return None
     for results in everything:
-        found = [results.value(entries[row]) for row in rows]
-        if all(value.ours is not None for value in found):
-            round = min(value.round or 0 for value in found)
-            values = {row: results.value(replace(entries[row], round=round)).ours for row in rows}
-            known = {row: value for row, value in values.items() if value is not None}
-            if len(known) == len(rows):
-                apart = _caveats(results, [entries[row] for row in rows])
-                return _Numbers(known, round, max(value.wanted for value in found), apart, results.limited)
+        found = results.together([entries[row] for row in rows])
+        known = {row: value.ours for row, value in zip(rows, found, strict=True) if value.ours is not None}
+        if len(known) == len(rows):
+            apart = _caveats(results, [entries[row] for row in rows])
+            return _Numbers(known, found[0].round or 0, found[0].wanted, apart, results.limited)
     return None
 
 

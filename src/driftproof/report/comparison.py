@@ -1,5 +1,6 @@
 """A table as readers see it: ours, what selection gained, and the paper's."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -112,17 +113,27 @@ def _shown(measured: Measured, row: str, column: str, digits: int) -> Shown:
     paper = "" if value.paper is None else number(value.paper, digits)
     if value.ours is None:
         return Shown(paper=paper)
-    base = measured.values.get((row.partition("+")[0], column)) if "+" in row else None
-    comparable = base is not None and base.ours is not None and base.round == value.round
     return Shown(
         ours=number(value.ours, digits),
         reached="" if value.complete else f"@{value.round}",
         deviation="" if value.deviation is None else f"±{number(value.deviation, digits)}",
-        gain=signed(value.ours - base.ours, digits) if comparable and base and base.ours is not None else "",
+        gain="" if (base := _base(measured, row, column)) is None else signed(value.ours - base, digits),
         paper=paper,
         difference="" if value.difference is None or not value.complete else signed(value.difference, digits),
         best=_is_best(measured, value, column),
     )
+
+
+def _base(measured: Measured, row: str, column: str) -> float | None:
+    """What the same method has without selection, in the same round and over the same seeds."""
+    value, plain = measured.values[row, column], (re.sub(r"\+\w+", "", row), row.partition("+")[0])
+    found = [measured.values[name, column] for name in plain if name != row and (name, column) in measured.values]
+    alike = [base.ours for base in found[:1] if base.round == value.round and _seeds(base) == _seeds(value)]
+    return alike[0] if alike else None
+
+
+def _seeds(value: Value) -> set[int]:
+    return {run.seed for run in value.runs}
 
 
 def _is_best(measured: Measured, value: Value, column: str) -> bool:

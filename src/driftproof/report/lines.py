@@ -35,6 +35,9 @@ _FEW = 5
 _OF_SELECTION = ("margin", "mean_entropy", "on")
 """Options that a selection brings with it."""
 
+_WATCHING = ("novelty",)
+"""Options that change nothing but what is looked at."""
+
 _ERROR = Quantity("error", "error", "error %", lower_is_better=True)
 _OVERLAP = Quantity("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
 
@@ -68,25 +71,27 @@ class Line:
         """What follows the plus sign; empty for a plain method."""
         return self.method.partition("+")[2]
 
-    @property
-    def setting(self) -> tuple[Any, ...]:
-        """Method and options without the selection and what it brings with it."""
-        brought = _OF_SELECTION if self.selection else ()
-        options = tuple((key, value) for key, value in self.cells[0].options if key not in brought)
-        return self.method.partition("+")[0], options
+    def extends(self, plain: "Line") -> bool:
+        """Whether it is this plain method with a selection: all options that both have are the same in both."""
+        ours, theirs = (dict(line.cells[0].options) for line in (self, plain))
+        shared = ours.keys() & theirs.keys() - {*_OF_SELECTION, *_WATCHING}
+        return self.method.partition("+")[0] == plain.method and all(ours[key] == theirs[key] for key in shared)
 
     def rounds(self, results: Results) -> int:
-        """How many rounds all seeds have completed."""
-        return min(results.rounds(cell) for cell in self.cells)
+        """How many rounds the seeds that have come furthest have completed."""
+        return max(results.rounds(cell) for cell in self.cells)
+
+    def furthest(self, results: Results) -> list[Spec]:
+        """The seeds that count: one that has only begun takes back nothing that others have reached."""
+        return [cell for cell in self.cells if results.rounds(cell) == self.rounds(results)]
 
     def steady(self, results: Results) -> bool:
         """Whether it learns nothing, so that its last round stands for all that follow."""
         return all(results.is_steady(cell) for cell in self.cells)
 
     def by_seed(self, results: Results, measure: str) -> list[list[float]]:
-        """The mean over domains for each round that all seeds have completed, seed by seed."""
-        rounds = self.rounds(results)
-        return [results.per_round(cell, measure)[:rounds] for cell in self.cells]
+        """The mean over domains for each round, seed by seed."""
+        return [results.per_round(cell, measure) for cell in self.furthest(results)]
 
     def per_round(self, results: Results, measure: str) -> list[float]:
         """The mean over domains and seeds for each round."""
@@ -95,7 +100,7 @@ class Line:
     def per_domain(self, results: Results, measure: str) -> list[float]:
         """The mean over seeds for each domain of the last round."""
         last, domains = self.rounds(results), self.cells[0].domains
-        found = [_of_round(results.rows(cell), last, measure) for cell in self.cells]
+        found = [_of_round(results.rows(cell), last, measure) for cell in self.furthest(results)]
         return [statistics.fmean(seed.get(domain, math.nan) for seed in found) for domain in domains]
 
     def course(self, results: Results, measures: Sequence[str]) -> list[float]:
@@ -147,10 +152,17 @@ class Stream:
     def pairs(self) -> list[tuple[Line, Line]]:
         """Each method together with the same one under a selection, which may have options of its own."""
         plain = [line for line in self.lines if not line.selection]
-        by_name = {line.name: line for line in plain}
-        by_options = {line.setting: line for line in plain}
-        found = ((by_name.get(line.base, by_options.get(line.setting)), line) for line in self.lines if line.selection)
+        found = ((_nearest(line, plain), line) for line in self.lines if line.selection)
         return [(without, line) for without, line in found if without is not None]
+
+
+def _nearest(line: Line, plain: Iterable[Line]) -> Line | None:
+    """The method that a selection was put on: by options, and where several would do, by name or by having fewest."""
+    rivals = [rival for rival in plain if line.extends(rival)]
+    named = [rival for rival in rivals if rival.name == line.base]
+    fewest = min((len(rival.cells[0].options) for rival in rivals), default=0)
+    chosen = named or [rival for rival in rivals if len(rival.cells[0].options) == fewest]
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def measured_streams(results: Results) -> list[Stream]:
@@ -158,7 +170,7 @@ def measured_streams(results: Results) -> list[Stream]:
     cells = [spec for spec in results.cells if spec.task == "stream" and results.rounds(spec)]
     groups = _grouped(cells, _stream_of)
     order = sorted(groups, key=_place)
-    return [Stream(spec, tuple(_lines(groups[spec])), tuple(_apart(spec, order))) for spec in order]
+    return [Stream(spec, tuple(_lines(groups[spec], results)), tuple(_apart(spec, order))) for spec in order]
 
 
 def _place(spec: Spec) -> tuple[Any, ...]:
@@ -200,7 +212,7 @@ def _stream_of(spec: Spec) -> Spec:
     return replace(spec, method="", options=(), seed=0, measures=drawn)
 
 
-def _lines(cells: Sequence[Spec]) -> Iterable[Line]:
+def _lines(cells: Sequence[Spec], results: Results) -> Iterable[Line]:
     for method, same in sorted(
         _grouped(cells, lambda spec: spec.method).items(), key=lambda item: method_place(item[0])
     ):
@@ -208,7 +220,8 @@ def _lines(cells: Sequence[Spec]) -> Iterable[Line]:
         differing = _differing([dict(options) for options in variants])
         for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], differing)):
             variant = ", ".join(f"{key}={value}" for key, value in options if key in differing)
-            yield Line(method, variant, tuple(sorted(seeds, key=lambda spec: spec.seed)))
+            longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}  # some differ in what is measured
+            yield Line(method, variant, tuple(longest[seed] for seed in sorted(longest)))
 
 
 def _ascending(options: Sequence[tuple[str, Any]], differing: Container[str]) -> list[tuple[str, bool, Any]]:

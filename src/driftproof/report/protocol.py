@@ -115,7 +115,8 @@ def _methods(results: Results) -> Iterable[list[str]]:
 
 
 def _costs(results: Results, streams: Sequence[Stream]) -> dict[str, list[Cost | None]]:
-    names = sorted({line.name: None for stream in streams for line in stream.lines}, key=method_place)
+    methods = {line.name: line.method for stream in streams for line in stream.lines}
+    names = sorted(methods, key=lambda name: method_place(methods[name]))
     by_stream = [{line.name: line for line in stream.lines} for stream in streams]
     return {name: [_cost(results, lines[name]) if name in lines else None for lines in by_stream] for name in names}
 
