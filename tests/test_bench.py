@@ -25,6 +25,7 @@ import driftproof as dp
 from driftproof.adapter.sentence import described
 from driftproof.analyses import components, method_memory
 from driftproof.bench import METHODS, Results, Spec, Store, build_method, conditions, filled, runner, suite
+from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
 from driftproof.bench.measures import Tally
@@ -34,6 +35,8 @@ from driftproof.cli import live
 from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.models import build
 from driftproof.record import Outcome, Record
+from driftproof.report.caveats import caveats_of
+from driftproof.report.exports import flat_rows
 from driftproof.streams import Batch
 from networks import build as small_network
 from small_bench import AT_ONCE, SmallBench, ignore
@@ -693,6 +696,32 @@ def test_costs_asked_for_wrongly_are_refused(tmp_path, options, said):
     assert Store(tmp_path).cell(spec).rows == []
 
 
+def test_a_threshold_that_was_found_in_source_images_stands_beside_the_rows(tmp_path):
+    fixed, found = (
+        Spec("cotta", "random", "tiny", domains=("fog",), batch_size=6).with_options(threshold=threshold)
+        for threshold in (0.5, None)
+    )
+    bench = SmallBench()
+    for spec in (fixed, found):
+        run_job(Job(spec, 1), tmp_path / "store", bench, AT_ONCE, ignore)
+    ((images, _),) = bench.source(found, "cpu")
+    with torch.no_grad():
+        tops = bench.model(found).eval()(images).softmax(dim=1).amax(dim=1)
+    expected = torch.quantile(tops, 0.05, interpolation="lower") - 0.05
+    write_archive([tmp_path / "store"], tmp_path / "archive")
+    for folder in ("store", "archive"):
+        results = Results(tmp_path / folder)
+        assert "found" not in results.cells[fixed].conditions[0]
+        (told,) = (one["found"] for one in results.cells[found].conditions)
+        assert told["threshold"] == pytest.approx(float(expected), abs=2e-5)
+        table = Table(
+            "t", "T", tuple(Entry("cotta", word, (spec,)) for word, spec in (("given", fixed), ("own", found)))
+        )
+        (said,) = caveats_of(filled(results, table), results)
+        assert said == f"Found in source images: threshold {float(expected):.3f} for cotta on own."
+    assert {row["found/threshold"] for row in flat_rows(Results(tmp_path / "store"))} == {None, told["threshold"]}
+
+
 def test_conditions_say_how_a_row_was_measured():
     watch = conditions.Watch("cpu")
     time.sleep(0.01)
@@ -723,7 +752,7 @@ def test_hardware_is_named_as_closely_as_the_system_can(tmp_path, monkeypatch):
 class Answering:
     """An adapter that takes no time: it always answers the same."""
 
-    prepared, output, select = True, "before", None
+    prepared, output, select, _parts = True, "before", None, ()
 
     def __init__(self, real, images):
         self.logits, self.last, self.save = real(images), real.last, real.save

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
 
-__all__ = ["described", "shown"]
+__all__ = ["described", "found", "shown"]
 
 # Where an object lies in memory is its process's own affair.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -28,6 +28,11 @@ def described(adapter: "Adapter") -> dict[str, str]:
         "mean_entropy_over": adapter.mean_entropy_over,
     }
     return {axis: _ADDRESS.sub("", choice) for axis, choice in chosen.items()}
+
+
+def found(adapter: "Adapter") -> dict[str, float]:
+    """What its parts have found in source data, by name."""
+    return {name: value for part in adapter._parts for name, value in part.found.items()}
 
 
 def shown(adapter: "Adapter") -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import nn
 
 from driftproof.adapter import Adapter
-from driftproof.adapter.sentence import described
+from driftproof.adapter.sentence import described, found
 from driftproof.bench.conditions import Watch
 from driftproof.bench.measures import Tally
 from driftproof.bench.methods import build_method
@@ -115,7 +115,8 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
-    oracle = oracle_of(adapter)
+    oracle, in_source = oracle_of(adapter), found(adapter)
+    lasting = settings.step | ({"found": in_source} if in_source else {})
     for _, batches in itertools.groupby(Prefetched(stream, device=settings.device), key=_visit):
         watch, tally = Watch(settings.device), Tally(spec, settings.device)
         for batch in batches:
@@ -125,7 +126,7 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
             done += 1
             told(Note(spec, "adapting", done, total))
         row = tally.row()
-        journal.add(row, watch.conditions() | settings.step)
+        journal.add(row, watch.conditions() | lasting)
         told(Note(spec, "measured", done, total, row))
     journal.write()
 

@@ -138,6 +138,11 @@ class Consistency(Loss):
                 histogram += torch.histc(top.float(), bins=_BINS, min=0.0, max=1.0)
         self.source_threshold = _quantile(histogram, 0.05) - 0.05
 
+    @property
+    def found(self) -> dict[str, float]:
+        """The threshold, where it comes from source data."""
+        return {} if self.source_threshold is None else {"threshold": float(self.source_threshold)}
+
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """The teacher starts where the student starts."""
         self.teacher = network.clone().requires_grad_(False)

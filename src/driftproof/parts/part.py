@@ -41,6 +41,11 @@ class Part(nn.Module):
     def prepare(self, preparation: Preparation) -> None:
         """Learn from source data, before deployment."""
 
+    @property
+    def found(self) -> dict[str, float]:
+        """What source data told it that belongs beside results, by name."""
+        return {}
+
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Start from the beginning; called at construction and at every reset, with the network at its start."""
 
@@ -78,6 +83,11 @@ class Several(Part):
     def varies(self) -> str | None:  # type: ignore[override]  # a class attribute for single parts
         """The first reason a member gives."""
         return next((part.varies for part in self.members if part.varies is not None), None)
+
+    @property
+    def found(self) -> dict[str, float]:
+        """What the members have found."""
+        return {name: value for part in self.members for name, value in part.found.items()}
 
     @property
     def prepared(self) -> bool:

@@ -48,7 +48,8 @@ def computed(measured: Measured, results: Results) -> list[str]:
         results: Where they are from.
     """
     entries = _filled(measured)
-    return [*_rounding(entries, results, measured), *_timing(entries, results, measured)]
+    told = (_found, _rounding, _timing)
+    return [sentence for tell in told for sentence in tell(entries, results, measured)]
 
 
 def _filled(measured: Measured) -> list[Entry]:
@@ -72,6 +73,18 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
         "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in run],
         "frost": shared.get("frost") if "frost" in domains else None,
     }
+
+
+def _found(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+    """What methods took from source data, where the paper does not say what it took."""
+    told = [
+        f"{name} {value:.3f} for {entry.row} on {entry.column}"
+        for entry in entries
+        for run in measured.values[entry.row, entry.column].runs[:1]
+        for name, value in results.cells[run].conditions[0].get("found", {}).items()
+    ]
+    if told:
+        yield f"Found in source images: {'; '.join(told)}."
 
 
 def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:

@@ -18,9 +18,9 @@ __all__ = ["flat_rows", "write_csv", "write_parquet"]
 def flat_rows(results: Results) -> list[Row]:
     """Every row of a results folder with its cell's spec, the method in its own words, and how it was measured.
 
-    Options of the method are called `option/lr`, its own words `protocol/loss`, and the precision that was computed
-    with `step/precision`, as the selection has a precision too. All rows have the same keys, in the same order; what a
-    row does not have is None.
+    Options of the method are called `option/lr`, its own words `protocol/loss`, what it found in source images
+    `found/threshold`, and the precision that was computed with `step/precision`, as the selection has a precision too.
+    All rows have the same keys, in the same order; what a row does not have is None.
     """
     rows = [row for spec, cell in results.cells.items() for row in _rows(spec, cell)]
     keys = sorted({key: None for row in rows for key in row}, key=_section)
@@ -64,7 +64,8 @@ def _rows(spec: Spec, cell: Recorded) -> list[Row]:
 
 
 def _conditions(how: Row) -> Row:
-    return {"step/precision" if key == "precision" else key: value for key, value in how.items()}
+    found = {f"found/{name}": value for name, value in how.get("found", {}).items()}
+    return found | {"step/precision" if key == "precision" else key: how[key] for key in how if key != "found"}
 
 
 def _section(key: str) -> int:
