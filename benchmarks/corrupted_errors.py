@@ -7,8 +7,6 @@ seconds that took are reported with the errors. `--held-out` takes the four held
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +16,11 @@ import torch
 from torch import Tensor
 
 import driftproof as dp
+from driftproof.bench.conditions import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT, corrupt, find_frost_photos
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.models import restore
+from tables import write_json
 
 SETS: dict[str, Callable[[Path], ImageSet]] = {"cifar10": cifar10, "cifar100": cifar100}
 BATCH = 200
@@ -64,7 +64,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         "corruption_seconds": seconds,
         "driftproof": dp.__version__,
         "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name() if clean.is_cuda else platform.processor() or platform.machine(),
+        "hardware": hardware(clean.device),
     }
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     print(f"{sum(seconds):.1f} s to corrupt {len(seconds)} × {rows['images']} images")
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(rows, indent=2) + "\n")
+        write_json(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the total time; on a CPU the target is ten times the reference's. On another dev
 """
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -18,7 +17,9 @@ import torch
 from torch import Tensor
 
 import driftproof as dp
+from driftproof.bench.conditions import hardware
 from driftproof.corruptions import CORRUPTIONS, corrupt
+from tables import write_json
 
 LEAST_RATIO = 10.0
 
@@ -80,8 +81,18 @@ def main() -> int:
     )
     print(f"150,000 images (a whole severity of CIFAR-10-C) would take {150_000 / speed:.0f} s")
     if arguments.json:
-        rows = {"driftproof": dp.__version__, "seconds": ours, "reference_seconds": theirs, "ratio": ratio}
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        rows = {
+            "driftproof": dp.__version__,
+            "torch": torch.__version__,
+            "hardware": hardware(torch.device(arguments.device)),
+            "threads": torch.get_num_threads(),
+            "images": arguments.images,
+            "severity": arguments.severity,
+            "seconds": ours,
+            "reference_seconds": theirs,
+            "ratio": ratio,
+        }
+        write_json(arguments.json, rows)
     return 0 if ratio is None or ratio >= LEAST_RATIO else 1
 
 

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["conditions", "ratio_table", "write"]
+from driftproof.files import written_whole
+
+__all__ = ["conditions", "ratio_table", "write", "write_json"]
 
 
 def ratio_table(ratios: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
@@ -22,6 +24,13 @@ def conditions(protocol: Mapping[str, Any]) -> list[str]:
 def write(folder: Path, name: str, found: Mapping[str, Any], **pages: str) -> None:
     """Write what was found as JSON, and pages of tables beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(folder / f"{name}.json", found)
     for page, text in pages.items():
-        (folder / f"{page}.md").write_text(text)
+        with written_whole(folder / f"{page}.md") as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, found: Mapping[str, Any]) -> None:
+    """Write what was found as JSON."""
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
