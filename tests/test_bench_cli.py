@@ -484,6 +484,8 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
         (("run", "table1", "--seeds", ","), "at least one cell of table1"),
         (("run", "table1", "--rounds", "0"), "`rounds` to be at least 1, but got 0"),
         (("run", "table1", "--limit", "0"), "`limit` to be at least 1, but got 0"),
+        (("run", "table1", "--engine", "grph"), "`engine` to be one of eager, compile, graph, but got 'grph'"),
+        (("run", "table1", "--precision", "bf61"), "`precision` to be one of fp32, tf32, bf16, but got 'bf61'"),
         (("run", "table1", "--device", "abacus"), "`--device` to be one that this machine has"),
         (("run", "table1", "--methdos", "tent"), "--methods"),
         (("compare", "nowhere"), "Expected results in nowhere, but there are none."),
