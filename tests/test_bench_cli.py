@@ -534,6 +534,20 @@ def test_report_writes_one_page(finished, tmp_path, capsys):
     assert "tent+crowd" in page.read_text()
 
 
+def test_a_run_that_was_killed_before_it_saved_anything_is_answered_in_words(tmp_path, capsys, wide):
+    (spec, *_) = suite("table1").specs()
+    cell = Store(tmp_path / "out").cell(spec)
+    with cell.held():
+        cell.begin(spec, {})
+    assert run("compare", tmp_path / "out") == 0
+    assert capsys.readouterr().out == "No table has a number yet.\n"
+    assert run("compare", tmp_path / "out", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert run("report", tmp_path / "out") == 2
+    assert f"Expected rows in {tmp_path / 'out'}, but no cell has one yet" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out" / "report").exists()
+
+
 # What is seen of a run
 
 
