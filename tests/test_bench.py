@@ -319,6 +319,14 @@ def test_cells_that_several_suites_share_are_planned_once_as_far_as_any_wants_th
         plan([short, long], Choice(methods=["cotta"]))
 
 
+@pytest.mark.parametrize("names", [("table7", "table2"), ("table2", "table7")])
+def test_cells_that_a_replacement_makes_one_go_as_far_as_any_of_them_should(names):
+    choice = Choice(methods=["tent"], sets=["cifar10-c"], setting="closed", replaced={"wrn28_10": "wrn40_2"})
+    jobs = plan([suite(name) for name in names], choice)
+    assert {job.spec.model: job.rounds for job in jobs} == {"wrn40_2": 50, "resnet50_cifar": 50}
+    assert len(jobs) == 2
+
+
 def test_a_choice_filters_by_method_set_and_setting():
     choice = Choice(methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6])
     jobs = plan(suite("table1"), choice)

@@ -484,6 +484,8 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
         (("run", "table1", "--seeds", ","), "at least one cell of table1"),
         (("run", "table1", "--rounds", "0"), "`rounds` to be at least 1, but got 0"),
         (("run", "table1", "--limit", "0"), "`limit` to be at least 1, but got 0"),
+        (("run", "table1", "--engine", "grph"), "`engine` to be one of eager, compile, graph, but got 'grph'"),
+        (("run", "table1", "--precision", "bf61"), "`precision` to be one of fp32, tf32, bf16, but got 'bf61'"),
         (("run", "table1", "--device", "abacus"), "`--device` to be one that this machine has"),
         (("run", "table1", "--methdos", "tent"), "--methods"),
         (("compare", "nowhere"), "Expected results in nowhere, but there are none."),
@@ -530,6 +532,20 @@ def test_report_writes_one_page(finished, tmp_path, capsys):
     page = tmp_path / "report" / "index.html"
     assert capsys.readouterr().out.split() == [str(page)]
     assert "tent+crowd" in page.read_text()
+
+
+def test_a_run_that_was_killed_before_it_saved_anything_is_answered_in_words(tmp_path, capsys, wide):
+    (spec, *_) = suite("table1").specs()
+    cell = Store(tmp_path / "out").cell(spec)
+    with cell.held():
+        cell.begin(spec, {})
+    assert run("compare", tmp_path / "out") == 0
+    assert capsys.readouterr().out == "No table has a number yet.\n"
+    assert run("compare", tmp_path / "out", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert run("report", tmp_path / "out") == 2
+    assert f"Expected rows in {tmp_path / 'out'}, but no cell has one yet" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out" / "report").exists()
 
 
 # What is seen of a run

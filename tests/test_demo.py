@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,15 @@ def test_the_network_knows_the_clean_digits(folder):
     with torch.no_grad():
         predicted = Digits(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
     assert (predicted == images.labels).float().mean() > 0.97
+
+
+def test_images_are_as_corrupted_as_the_cell_says_whatever_was_streamed_before(folder):
+    (spec, *_) = Results(folder).cells
+    harsh, mild = replace(spec, domains=("fog",)), replace(spec, domains=("fog",), severity=1)
+    digits_bench, fresh = Digits(folder), Digits(folder)
+    after_another = [next(iter(digits_bench.stream(one, 1))).images for one in (harsh, mild)][-1]
+    assert torch.equal(after_another, next(iter(fresh.stream(mild, 1))).images)
+    assert not torch.equal(after_another, next(iter(fresh.stream(harsh, 1))).images)
 
 
 def test_batches_are_half_unknown_and_each_row_says_so(folder):

@@ -601,8 +601,13 @@ def test_stretches_divide_a_curve_evenly(second):
 def test_the_commands_in_the_footer_are_commands(folder, page):
     offered = typer.main.get_command(bench_commands).commands["run"]
     assert commands(Results(folder)) == [
-        "driftproof bench run table1 --rounds 3 --methods bn_adapt,tent,tent+crowd --sets cifar10-c --seeds 0,1"
-        " --limit 800 --out 'made <up>'",
+        "driftproof bench run table1 --rounds 3 --methods bn_adapt --sets cifar10-c --limit 800 --out 'made <up>'",
+        "driftproof bench run table1 --rounds 3 --methods tent --sets cifar10-c --seeds 0,1 --limit 800"
+        " --out 'made <up>'",
+        "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c --closed --limit 800"
+        " --out 'made <up>'",
+        "driftproof bench run table1 --rounds 2 --methods tent+crowd --sets cifar10-c --open --limit 800"
+        " --out 'made <up>'",
         "driftproof bench compare 'made <up>'",
         "driftproof bench report 'made <up>'",
     ]
@@ -637,29 +642,101 @@ def test_costs_measured_alone_are_told_as_such(tmp_path):
     assert first == "driftproof bench run table6 --rounds 1 --task costs --closed --trials 300 --out out"
 
 
-def test_the_commands_in_the_footer_ask_for_the_cells_that_are_there_and_no_others(tmp_path):
-    store, specs = Store(tmp_path / "out"), [spec for spec in suite("s3").specs() if spec.method != "cotta"]
-    store.share({"replaced": {"cifar100-c": "svhn-c"}})
-    for spec in specs:
-        if spec.images == "cifar100-c":
-            make_cell(store, replace(spec, images="svhn-c"), rounds=1)
-        elif spec.task == "costs":
-            make_cell(store, spec, rounds=1)
-    results = Results(store.folder)
-    asked = set()
-    for words in map(shlex.split, commands(results)[:-2]):
+def asked_by(offered):
+    """The cells that commands ask for, each with the most rounds that any of them wants of it."""
+    asked = {}
+    for words in map(shlex.split, offered):
         given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words[3:]).params
         choice = Choice(
             methods=given["methods"].split(",") if given["methods"] else (),
             sets=given["sets"].split(",") if given["sets"] else (),
             setting={None: None, True: "open", False: "closed"}[given["opened"]],
             task=given["task"],
+            rounds=given["rounds"],
+            seeds=[int(seed) for seed in given["seeds"].split(",")],
             replaced=dict(text.split("=") for text in given["replace"]),
         )
-        asked |= {job.spec for name in given["names"] for job in plan(suite(name), choice)}
-    assert asked == set(results.cells)
+        for job in plan([suite(name) for name in given["names"]], choice):
+            asked[job.spec] = max(asked.get(job.spec, 0), job.rounds)
+    return asked
+
+
+def test_the_commands_in_the_footer_ask_for_the_cells_that_are_there_and_no_others(tmp_path):
+    store, specs = Store(tmp_path / "out"), [spec for spec in suite("s3").specs() if spec.method != "cotta"]
+    store.share({"replaced": {"cifar100-c": "svhn-c"}})
+    for spec in specs:
+        if spec.images == "cifar100-c":
+            make_cell(store, replace(spec, images="svhn-c"), rounds=2)
+        elif spec.task == "costs":
+            make_cell(store, spec, rounds=1)
+    results = Results(store.folder)
+    assert asked_by(commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.cells}
     write_archive([store.folder], tmp_path / "kept")
     assert all(" --out kept-again" in command for command in commands(Results(tmp_path / "kept"))[:-2])
+
+
+@pytest.mark.parametrize("name", ["table6", "rules", "s2"])
+def test_the_commands_in_the_footer_ask_for_each_cell_as_far_as_it_has_come(tmp_path, name):
+    random, store = Random(name), Store(tmp_path / "out")
+    for spec in suite(name).specs():
+        for seed in range(2):
+            if rounds := random.choice([0, 1, 1, 3]):
+                make_cell(store, replace(spec, seed=seed), rounds=rounds if spec.task == "stream" else 1)
+    results = Results(store.folder)
+    assert asked_by(commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.cells}
+
+
+def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
+    store = Store(tmp_path / "out")
+    for spec in suite("rules").specs():
+        far = spec.method == "tent+crowd" or (spec.method, spec.setting) == ("tent+certain", "open")
+        make_cell(store, spec, rounds=3 if far else 1)
+    offered = commands(Results(store.folder))[:-2]
+    assert offered == [
+        "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c,cifar100-c --out out",
+        "driftproof bench run rules --rounds 3 --methods tent+certain --open --out out",
+        "driftproof bench run table1 --rounds 1 --methods tent --sets cifar10-c,cifar100-c --out out",
+        "driftproof bench run rules --rounds 1 --methods tent+certain,tent+confident --out out",
+    ]
+
+
+def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them(tmp_path):
+    store, far = Store(tmp_path / "out"), set(suite("endurance").specs())
+    for spec in suite("open_choices").specs():
+        if spec.images == "cifar100-c" and spec.method in ("tent", "gce", "bn_adapt"):
+            make_cell(store, spec, rounds=30 if spec in far else 2)
+    results = Results(store.folder)
+    offered = commands(results)[:-2]
+    assert offered == [
+        "driftproof bench run endurance --rounds 30 --out out",
+        "driftproof bench run open_choices --rounds 2 --methods bn_adapt,gce,tent --sets cifar100-c --out out",
+    ]
+    assert asked_by(offered) == {cell: results.rounds(cell) for cell in results.cells}
+
+
+def test_the_commands_in_the_footer_ask_for_more_than_a_suite_wants_where_nothing_else_goes_along(tmp_path):
+    store = Store(tmp_path / "out")
+    specs = [spec for spec in suite("camvid_rates").specs() if spec.method in ("tent", "swr")]
+    (one, *_) = (spec for spec in specs if spec.method == "tent")
+    for spec in specs:
+        make_cell(store, spec, rounds=3 if spec.method == "swr" or spec is one else 2)
+    assert commands(Results(store.folder))[:-2] == [
+        "driftproof bench run camvid_rates --rounds 3 --methods swr --out out",
+        "driftproof bench run camvid_rates --rounds 2 --methods tent --out out",
+    ]
+
+
+def test_the_commands_in_the_footer_say_that_frost_was_made_up(tmp_path):
+    store = Store(tmp_path / "out")
+    store.share({"frost": "made up"})
+    for spec in (*table_specs(), *suite("demo").specs()):
+        make_cell(store, spec, rounds=1)
+    offered = commands(Results(store.folder))[:-2]
+    assert offered[0] == "driftproof demo"
+    assert len(offered) > 1
+    assert all(" --procedural-frost " in command for command in offered[1:])
+    store.declare({"frost": "photos"})
+    assert not any("frost" in command for command in commands(Results(store.folder)))
 
 
 def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_path):

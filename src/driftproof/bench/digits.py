@@ -33,7 +33,7 @@ class Digits:
 
     folder: Path
     seed: int = 0
-    _made: dict[tuple[str, str], Domain] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _made: dict[tuple[str, str, int], Domain] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def model(self, spec: Spec) -> nn.Module:
         """The network, trained the first time it is asked for."""
@@ -91,11 +91,11 @@ class Digits:
         return self.folder / f"network-{self.seed}.safetensors"
 
     def _domain(self, kind: str, corruption: str, severity: int) -> Domain:
-        if (kind, corruption) not in self._made:
+        if (kind, corruption, severity) not in self._made:
             clean = digits() if kind == "known" else digits_unknown()
             corrupted = Corrupted(clean, corruption, severity, constants=32, frost_photos=procedural_frost())
-            self._made[kind, corruption] = Domain(corruption, _in_memory(corrupted))
-        return self._made[kind, corruption]
+            self._made[kind, corruption, severity] = Domain(corruption, _in_memory(corrupted))
+        return self._made[kind, corruption, severity]
 
 
 def _in_memory(images: ImageSet) -> ImageSet:

@@ -1,6 +1,6 @@
 """From a suite to the work there is to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class Choice:
 def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
     """The jobs of the chosen part of one suite or several, each once, in the order of the tables.
 
-    A cell that several suites want goes as far as the furthest of them wants it.
+    A cell that several suites want, or that a replacement makes of several, goes as far as the furthest is wanted.
 
     Args:
         suites: What could be run.
@@ -88,23 +88,30 @@ def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
     """
     suites = [suites] if isinstance(suites, Suite) else suites
     names = " or ".join(suite.name for suite in suites)
-    wanted: dict[Spec, int] = {}
-    for suite in suites:
-        for spec in suite.specs():
-            wanted[spec] = max(wanted.get(spec, 0), suite.rounds if choice.rounds is None else choice.rounds)
+    wanted = _furthest(
+        (spec, suite.rounds if choice.rounds is None else choice.rounds) for suite in suites for spec in suite.specs()
+    )
     _expect_known(choice, list(wanted), names)
     for name, count in {"rounds": choice.rounds, "trials": choice.trials}.items():
         if count is not None and count < 1:
             raise ConfigurationError(f"Expected `{name}` to be at least 1, but got {count}.")
-    chosen = {
-        choice.applied(spec, seed): rounds
+    chosen = _furthest(
+        (choice.applied(spec, seed), rounds)
         for seed in choice.seeds
         for spec, rounds in wanted.items()
         if choice.wants(spec)
-    }
+    )
     if not chosen:
         raise ConfigurationError(f"Expected at least one cell of {names} to run, but none is both chosen and there.")
     return [Job(spec, rounds) for spec, rounds in chosen.items()]
+
+
+def _furthest(goals: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:
+    """Each cell once, with the most rounds that are asked of it."""
+    rounds: dict[Spec, int] = {}
+    for spec, goal in goals:
+        rounds[spec] = max(rounds.get(spec, 0), goal)
+    return rounds
 
 
 def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from driftproof.adapter import Adapter
 from driftproof.adapter.sentence import described, found
+from driftproof.adapter.settings import expect_choices
 from driftproof.bench.conditions import Watch
 from driftproof.bench.measures import Tally
 from driftproof.bench.methods import build_method
@@ -59,6 +60,9 @@ class Settings:
     engine: str = "eager"
     precision: str | None = None
     channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        expect_choices(engine=self.engine, precision=self.precision)
 
     @property
     def step(self) -> dict[str, Option]:

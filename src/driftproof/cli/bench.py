@@ -144,6 +144,8 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
         print_json([measured.as_data() for measured in tables])
         return
     console = Console()
+    if not tables:
+        console.print("No table has a number yet.")
     for measured in tables:
         console.print(table_text(measured), *caveats_of(measured, results), "", sep="\n", highlight=False)
 

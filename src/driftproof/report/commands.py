@@ -1,16 +1,23 @@
 """The commands that led to a results folder, as far as the folder tells."""
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from operator import attrgetter
 
 from driftproof.bench import SUITES, Results, Spec
+from driftproof.bench.plan import Choice
 from driftproof.bench.runner import Settings
 from driftproof.bench.store import ARCHIVED, Row
 from driftproof.bench.tables import Suite
 from driftproof.report.lines import method_place
 
 __all__ = ["commands"]
+
+_AXES = ("task", "method", "images", "setting", "seed")
+"""What a command can choose cells by."""
+
+_place = attrgetter(*_AXES)
 
 
 def commands(results: Results) -> list[str]:
@@ -27,43 +34,96 @@ def commands(results: Results) -> list[str]:
 
 
 def _runs(results: Results, folder: str) -> Iterator[str]:
+    """The furthest first: what a later command asks for once more, with fewer rounds, is there by then."""
+    suites = [make() for make in SUITES.values()]
+    yield from (suite.command for suite in suites if suite.command and _cells(results, suite))
+    there = [(suite, cells) for suite in suites if not suite.command and (cells := _cells(results, suite))]
+    reached = {results.rounds(run) for _, cells in there for run in cells.values()}
     told: set[Spec] = set()
-    for name, make in SUITES.items():
-        suite = make()
-        specs = [spec for spec in suite.specs() if results.seeds(spec)]
-        cells = [run for spec in specs for run in results.seeds(spec)]
-        if told.issuperset(cells):
-            continue
-        told.update(cells)
-        for together in [specs] if suite.command else _at_once(suite, specs):
-            run = f"driftproof bench run {name} {shlex.join(_options(results, suite, together))} --out {folder}"
-            yield suite.command or run
+    for rounds in sorted(reached | {suite.rounds for suite, _ in there}, reverse=True):
+        for suite, cells in sorted(there, key=lambda found: found[0].rounds < rounds):  # first who wants as many
+            as_far = {cell: run for cell, run in cells.items() if results.rounds(run) >= rounds}
+            for part in _parts(suite, _untold(suite, rounds, as_far, told), as_far):
+                choice, runs = _choice(suite, part), [cells[cell] for cell in part]
+                told.update(cells[cell] for cell in _asked(suite, choice) if cell in cells)
+                options = ("--rounds", str(rounds), *_chosen(choice), *_made(results, suite, runs))
+                yield f"driftproof bench run {suite.name} {shlex.join(options)} --out {folder}"
 
 
-def _at_once(suite: Suite, specs: list[Spec]) -> list[list[Spec]]:
-    """What one command can ask for: no method can be chosen together with a cell that compares several."""
-    if {spec.method for spec in specs} == {spec.method for spec in suite.specs()}:
-        return [specs]
-    return [[spec for spec in specs if spec.task == task] for task in dict.fromkeys(spec.task for spec in specs)]
+def _cells(results: Results, suite: Suite) -> dict[Spec, Spec]:
+    """What is there of a suite: by the suite's own cell, of each seed, the one of the folder."""
+    return {replace(spec, seed=run.seed): run for spec in suite.specs() for run in results.seeds(spec)}
 
 
-def _options(results: Results, suite: Suite, specs: list[Spec]) -> Iterator[str]:
-    everything, shared = list(suite.specs()), results.shared
-    cells = [run for spec in specs for run in results.seeds(spec)]
-    yield from ("--rounds", str(max(results.rounds(cell) for cell in cells)))
-    if tasks := _fewer((spec.task for spec in specs), (spec.task for spec in everything)):
-        yield from ("--task", *tasks)
-    alike = [spec for spec in everything if not tasks or spec.task in tasks]
-    if methods := _fewer((spec.method for spec in specs), (spec.method for spec in alike)):
-        yield from ("--methods", ",".join(sorted(methods, key=method_place)))
-    if sets := _fewer((spec.images for spec in specs), (spec.images for spec in alike)):
-        yield from ("--sets", ",".join(sorted(sets)))
-    if settings := _fewer((spec.setting for spec in specs), (spec.setting for spec in everything)):
-        yield from (f"--{setting}" for setting in settings)
-    if (seeds := {cell.seed for cell in cells}) != {0}:
-        yield from ("--seeds", ",".join(map(str, sorted(seeds))))
-    trials = {int(dict(cell.options)["trials"] or 0) for cell in cells if cell.task == "costs"}
-    if trials and not trials & {dict(spec.options).get("trials") for spec in everything}:
+def _asked(suite: Suite, choice: Choice) -> Iterator[Spec]:
+    return (replace(spec, seed=seed) for spec in suite.specs() if choice.wants(spec) for seed in choice.seeds)
+
+
+def _untold(suite: Suite, rounds: int, as_far: Mapping[Spec, Spec], told: Container[Spec]) -> list[Spec]:
+    """What to ask a suite for; more rounds than it wants only where nothing is taken along that has not come as far."""
+    everything = _asked(suite, Choice(seeds=list({cell.seed for cell in as_far})))
+    behind = {_place(cell) for cell in everything if suite.rounds < rounds and cell not in as_far}
+    return [cell for cell, run in as_far.items() if run not in told and _place(cell) not in behind]
+
+
+def _parts(suite: Suite, cells: list[Spec], there: Container[Spec]) -> list[list[Spec]]:
+    """Cells in few parts, each for a command that asks for no cell that is not there.
+
+    Cells that differ in nothing that can be chosen by are asked for together, there or not.
+    """
+    places = set(map(_place, cells))
+    if all(cell in there or _place(cell) in places for cell in _asked(suite, _choice(suite, cells))):
+        return [cells] if cells else []
+    splits = [groups for axis in _AXES if len(groups := _apart(cells, axis)) > 1]
+    tried = [[part for group in groups for part in _parts(suite, group, there)] for groups in splits]
+    return min(tried, key=len, default=[cells])
+
+
+def _apart(cells: list[Spec], axis: str) -> list[list[Spec]]:
+    """Cells apart along an axis, together where the same is there beside them along the others."""
+    others = attrgetter(*(other for other in _AXES if other != axis))
+    beside: dict[object, set[object]] = {}
+    for cell in cells:
+        beside.setdefault(getattr(cell, axis), set()).add(others(cell))
+    groups: dict[object, list[Spec]] = {}
+    for cell in cells:
+        groups.setdefault(frozenset(beside[getattr(cell, axis)]), []).append(cell)
+    return list(groups.values())
+
+
+def _choice(suite: Suite, cells: list[Spec]) -> Choice:
+    """The narrowest that a command can express; a cell that compares several methods is chosen by its task."""
+    everything = list(suite.specs())
+    task = _only((cell.task for cell in cells), (spec.task for spec in everything))
+    alike = [spec for spec in everything if task in (None, spec.task)]
+    methods = _fewer((cell.method for cell in cells), (spec.method for spec in alike))
+    return Choice(
+        methods=[] if "," in "".join(methods) else sorted(methods, key=method_place),
+        sets=sorted(_fewer((cell.images for cell in cells), (spec.images for spec in alike))),
+        setting=_only((cell.setting for cell in cells), (spec.setting for spec in everything)),
+        task=task,
+        seeds=sorted({cell.seed for cell in cells}),
+    )
+
+
+def _chosen(choice: Choice) -> Iterator[str]:
+    if choice.task:
+        yield from ("--task", choice.task)
+    if choice.methods:
+        yield from ("--methods", ",".join(choice.methods))
+    if choice.sets:
+        yield from ("--sets", ",".join(choice.sets))
+    if choice.setting:
+        yield f"--{choice.setting}"
+    if choice.seeds != [0]:
+        yield from ("--seeds", ",".join(map(str, choice.seeds)))
+
+
+def _made(results: Results, suite: Suite, runs: list[Spec]) -> Iterator[str]:
+    """What the folder shares, and how the runs were made."""
+    shared = results.shared
+    trials = {int(dict(run.options)["trials"] or 0) for run in runs if run.task == "costs"}
+    if trials and not trials & {dict(spec.options).get("trials") for spec in suite.specs()}:
         yield from ("--trials", str(max(trials)))
     if shared.get("limit") is not None:
         yield from ("--limit", str(shared["limit"]))
@@ -71,7 +131,9 @@ def _options(results: Results, suite: Suite, specs: list[Spec]) -> Iterator[str]
         yield from ("--replace", f"{theirs}={ours}")
     for name in shared.get("prepared on test images") or ():
         yield from ("--prepare-on-test", name)
-    yield from _way([row for cell in cells for row in results.cells[cell].conditions])
+    if shared.get("frost") == "made up":
+        yield "--procedural-frost"
+    yield from _way([row for run in runs for row in results.cells[run].conditions])
 
 
 def _way(conditions: list[Row]) -> Iterator[str]:
@@ -85,3 +147,8 @@ def _way(conditions: list[Row]) -> Iterator[str]:
 def _fewer(found: Iterable[str], known: Iterable[str]) -> set[str]:
     there = set(found)
     return there if there < set(known) else set()
+
+
+def _only(found: Iterable[str], known: Iterable[str]) -> str | None:
+    there = _fewer(found, known)
+    return there.pop() if len(there) == 1 else None

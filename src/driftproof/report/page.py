@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench import Results
+from driftproof.errors import InputError
 from driftproof.files import written_whole
 from driftproof.optional import require
 from driftproof.report.caveats import caveats, computed
@@ -42,6 +43,11 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
     """
     for module in ("jinja2", "matplotlib", "pyarrow"):
         require(module, "Writing a report", "'driftproof[report]'")
+    rows = flat_rows(results)
+    if not rows:
+        raise InputError(
+            f"Expected rows in {results.folder}, but no cell has one yet. Run the same `driftproof bench run` again."
+        )
     streams = measured_streams(results)
     sections = [section for section in _sections(results, streams) if section.drawings]
     scenes = (out / "scenes" / "index.html").exists()
@@ -49,7 +55,6 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawing in itertools.chain.from_iterable(section.drawings for section in sections):
         drawing.save(out / "figures")
-    rows = flat_rows(results)
     write_csv(rows, out / "rows.csv")
     write_parquet(rows, out / "rows.parquet")
     with written_whole(out / "index.html") as unfinished:
