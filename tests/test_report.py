@@ -604,10 +604,10 @@ def test_the_commands_in_the_footer_are_commands(folder, page):
         "driftproof bench run table1 --rounds 3 --methods bn_adapt --sets cifar10-c --limit 800 --out 'made <up>'",
         "driftproof bench run table1 --rounds 3 --methods tent --sets cifar10-c --seeds 0,1 --limit 800"
         " --out 'made <up>'",
-        "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c --closed --limit 800"
-        " --out 'made <up>'",
-        "driftproof bench run table1 --rounds 2 --methods tent+crowd --sets cifar10-c --open --limit 800"
-        " --out 'made <up>'",
+        "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c --closed --seeds 0,1"
+        " --limit 800 --out 'made <up>'",
+        "driftproof bench run table1 --rounds 2 --methods tent+crowd --sets cifar10-c --open --seeds 0,1"
+        " --limit 800 --out 'made <up>'",
         "driftproof bench compare 'made <up>'",
         "driftproof bench report 'made <up>'",
     ]
