@@ -174,6 +174,13 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
     assert all(abs(over_all) <= 0.3 and in_one_round <= at_most for over_all, in_one_round in told)
 
 
+def test_no_line_begins_with_a_quoted_number():
+    """Such a line would be HTML to whoever shows Markdown, and end the paragraph."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
+    broken = [f"{page.name}: {line}" for page in pages for line in page.read_text(encoding="utf-8").splitlines() if re.match(r"\s*<!-- results:.*-->\s*\S", line)]
+    assert not broken
+
+
 @pytest.mark.parametrize(("page", "folder", "round"), [("first", "first-rounds", 1), ("later", "defaults", 5)])
 def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, folder, round):
     kept = {json.dumps(cell["spec"]): cell for cell in cells_of(ROOT / "results" / "classification")}
