@@ -12,8 +12,8 @@ from driftproof.bench import Results, Store, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.paper import paper_table
 from driftproof.cli import main
-from driftproof.errors import ConfigurationError
-from driftproof.report import archives, claims, filled_in, quotable, summary, written_up
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.report import archives, beside, claims, filled_in, quotable, summary, written_up
 
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
@@ -486,6 +486,62 @@ def test_pages_quote_how_a_number_began(tmp_path):
         assert named[f"table1/tent/CIFAR-10-C/Closed@{round}"] == f"{mean_of(rows, round):.1f}"
 
 
+def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_other_is_known(tmp_path):
+    tent, gce = (
+        next(spec for spec in suite("table1").specs() if (spec.method, spec.images) == (method, "cifar10-c"))
+        for method in ("tent", "gce")
+    )
+    put(tmp_path / "whole", tent, 3, lambda round: 10.0)
+    few = {spec: put(tmp_path / "few", replace(spec, limit=40), 10, lambda round: 77.0) for spec in (tent, gce)}
+    for name, limit in (("whole", None), ("few", 40)):
+        Store(tmp_path / name).share({"limit": limit, "replaced": {}})
+    named = quotable([Results(tmp_path / "few"), Results(tmp_path / "whole")])
+    assert named["table1/tent/CIFAR-10-C/Closed"].endswith(" (round 3)")
+    assert "table1/tent/CIFAR-10-C/Closed@3" in named
+    assert "table1/tent/CIFAR-10-C/Closed@5" not in named, "only a few images have got so far"
+    tenth = f"{mean_of(few[gce], 10):.1f}"
+    assert named["table1/gce/CIFAR-10-C/Closed"] == f"{tenth} (round 10, first 40 images)"
+    assert named["table1/gce/CIFAR-10-C/Closed@10"] == f"{tenth} (first 40 images)"
+    assert named["table2/gce/CIFAR-10-C/Closed"] == f"{mean_of(few[gce], 1):.1f} (first 40 images)"
+
+
+def test_a_table_measured_on_a_few_images_says_so_where_it_is_quoted(tmp_path):
+    spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
+    put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 77.0)
+    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
+    assert "\n\nOnly the first 40 images of each domain.\n" in quotable([Results(tmp_path / "store")])["table2"]
+
+
+def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp_path, capsys):
+    page = "A <!-- results:claims -->1 %.\n\nBy hand.\n\nB <!-- results:verdicts -->2<!-- /results --> %."
+    for text in (page, "At the end <!-- results:claims -->"):
+        with pytest.raises(InputError, match="`<!-- /results -->` after `<!-- results:claims -->`"):
+            filled_in(text, {"claims": "10", "verdicts": "20"})
+    (tmp_path / "page.md").write_text(page)
+    with pytest.raises(SystemExit) as ending:
+        main(
+            [
+                "bench",
+                "summarise",
+                str(finished[0]),
+                "--out",
+                str(tmp_path / "R.md"),
+                "--fill",
+                str(tmp_path / "page.md"),
+            ]
+        )
+    assert ending.value.code == 2
+    assert "<!-- results:claims -->" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert (tmp_path / "page.md").read_text() == page
+
+
+def test_a_quote_that_is_like_no_other_is_not_answered_with_all_of_them(finished):
+    with pytest.raises(ConfigurationError, match=r"There is claims, verdicts, table1, .* and \d+ more\.") as refused:
+        filled_in("<!-- results:zzz --><!-- /results -->", quotable(archives(finished[0])))
+    assert len(str(refused.value)) < 2000
+
+
 def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):
     folder, _ = finished
     (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")
@@ -500,10 +556,14 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
 def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(finished[0], folder)
-    quoting = "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->"
+    quoting = (
+        "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->, "
+        "<!-- results:speed/gpu --><!-- /results -->"
+    )
     files = {
         "notes/b.md": "## B",
         "notes/a.md": quoting,
+        "speed/gpu.md": "| a card |",
         "figures/a/z.svg": "",
         "figures/x.svg": "",
         "figures/y.svg": "",
@@ -513,8 +573,8 @@ def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
     figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
-    quoted = filled_in(quoting, quotable(archives(folder)))
-    assert quoted != quoting
+    quoted = filled_in(quoting, quotable(archives(folder)) | beside(folder))
+    assert "| a card |" in quoted
     assert written_up(folder) == summary(archives(folder), notes=[quoted, "## B"], figures=figures)
 
 
