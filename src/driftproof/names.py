@@ -1,14 +1,32 @@
-"""Names that may be mistyped."""
+"""Names that may be mistyped, or mistaken for each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["expect_known"]
+__all__ = ["differing", "expect_known"]
 
 _LISTED = 30
 """Names that a message has room for."""
+
+
+def differing(facts: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
+    """What tells one thing from others that would be called the same, in words.
+
+    Args:
+        facts: Of the one, by name.
+        others: Of the others.
+
+    Examples:
+        >>> differing({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+        ['lr=0.1']
+    """
+    return [
+        f"{name}={value}"
+        for name, value in facts.items()
+        if any(name not in other or other[name] != value for other in others)
+    ]
 
 
 def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
