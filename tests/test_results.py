@@ -3,13 +3,15 @@
 import itertools
 import json
 import math
+import runpy
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from driftproof.bench import SUITES, Results, Spec
+from driftproof.bench import SUITES, Results, Spec, Store
 from driftproof.bench.results import filled
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.report import archives, beside, filled_in, quotable, written_up
@@ -163,6 +165,74 @@ def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, fol
     lines = [line.strip("| ").split(" | ") for line in (SPEED / f"precision-{page}.md").read_text().splitlines()]
     shown = [[float(cell.split()[0]) for cell in line[1:3]] for line in lines if " on " in line[0]]
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
+
+
+def measure(folder, spec, errors, precision):
+    """A cell with one row for every error, computed in one precision."""
+    places = [(round, domain) for round in range(1, len(errors) + 1) for domain in spec.domains]
+    rows = [
+        {"round": round, "domain": domain, "error": error}
+        for (round, domain), error in zip(places, errors, strict=False)
+    ]
+    cell = Store(folder).cell(spec)
+    with cell.held():
+        cell.begin(spec, {})
+        cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision}] * len(rows))
+
+
+def compared_precisions(monkeypatch, capsys, *words):
+    script = str(ROOT / "benchmarks" / "precision.py")
+    monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_cells_that_fewer_digits_are_judged_by_are_all_there_and_called_apart(tmp_path, monkeypatch, capsys):
+    spec = Spec("tent", "cifar10-c", "wrn40_2", unknown="svhn-c", options=(("lr", 0.1),), domains=("fog", "snow"))
+    others = {
+        "lr=0.2": {"options": (("lr", 0.2),)},
+        "seed=1": {"seed": 1},
+        "network=wrn28_10": {"model": "wrn28_10"},
+        "unknown=lsun-c": {"unknown": "lsun-c"},
+        "batches of 64": {"batch_size": 64},
+        "fog, frost": {"domains": ("fog", "frost")},
+    }
+    alone = replace(spec, method="ent")
+    for words, changed in others.items():
+        for name, precision, error in (("a", "fp32", 10.0), ("b", "bf16", 50.0)):
+            home = tmp_path / words / name
+            measure(home, replace(spec, **changed), [error] * 4, precision)
+            measure(home, spec, [10.0] * 4, precision)
+            measure(home, alone, [10.0] * 4, precision)
+        code, page = compared_precisions(monkeypatch, capsys, tmp_path / words / "a", tmp_path / words / "b")
+        assert code == 1, "forty points in one of the cells"
+        titles = [line.partition(";")[0] for line in page.splitlines() if " on cifar10-c" in line]
+        assert len(set(titles)) == len(titles) == 3
+        assert "ent on cifar10-c, open" in titles, "nothing else is called so"
+        assert any(title.startswith("tent on ") and title.endswith(f", {words}") for title in titles)
+
+
+def test_what_has_no_round_in_common_is_not_compared(tmp_path, monkeypatch, capsys):
+    begun = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog", "snow"))
+    empty, done = replace(begun, method="gce"), replace(begun, method="ent")
+    costs, scenes = replace(begun, task="costs"), replace(begun, measures=("iou",))
+    for name, precision in (("a", "fp32"), ("b", "bf16")):
+        for spec in (begun, costs):
+            measure(tmp_path / name, spec, [10.0], precision)
+        for spec, errors in ((empty, []), (scenes, [10.0, 10.0])):
+            measure(tmp_path / name, spec, errors, precision)
+    folders = tmp_path / "a", tmp_path / "b"
+    assert compared_precisions(monkeypatch, capsys, *folders) == (
+        2,
+        "Expected two folders or more that share a cell, and a complete round of it.\n",
+    )
+    for folder in folders:
+        measure(folder, done, [10.0, 10.0], "fp32")
+    for words in ((), ("--round", 1)):
+        code, page = compared_precisions(monkeypatch, capsys, *folders, *words)
+        assert code == 0
+        assert page.count(" on cifar10-c") == page.count("ent on cifar10-c, closed") == 1
 
 
 def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorded_steps():
