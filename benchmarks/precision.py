@@ -2,20 +2,23 @@
 
     python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--round N] [--out results/speed/precision.md]
 
-The folders come from `driftproof bench run`, or are archives of such; every cell that all of them hold is compared over
-the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With
+The folders come from `driftproof bench run`, or are archives of such; every stream that all of them hold is compared
+over the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With
 `--round` all cells that have got so far go into one table of that round, and nothing is judged.
 """
 
 import argparse
 import itertools
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from driftproof.bench import Results, Spec
 from driftproof.files import written_whole
+from driftproof.names import differing
+from driftproof.report.lines import particulars
 
 LIMIT = 0.3
 """Percentage points by which the error over all rounds may change with the precision."""
@@ -54,6 +57,38 @@ def run_of(results: Results, spec: Spec) -> Run:
     return Run(*words, results.per_round(spec)[:rounds], selection)
 
 
+def in_common(everything: list[Results]) -> list[tuple[str, list[Run]]]:
+    """Every stream of which all folders hold a complete round, and what it is called."""
+    shared = set.intersection(*(set(results.cells) for results in everything))
+    streams = [spec for spec in shared if spec.task == "stream" and "error" in spec.measures]
+    complete = [spec for spec in streams if all(results.rounds(spec) for results in everything)]
+    found = {spec: [run_of(each, spec) for each in everything] for spec in sorted(complete, key=lambda spec: spec.name)}
+    compared = {spec: runs for spec, runs in found.items() if all(run.errors for run in runs)}
+    return [(title_of(spec, compared), runs) for spec, runs in compared.items()]
+
+
+def title_of(spec: Spec, others: Iterable[Spec]) -> str:
+    """What a cell is called; more than its name where others have the same."""
+    alike = [other for other in others if name_of(other) == name_of(spec)]
+    facts = [
+        {
+            "network": each.model,
+            "unknown": each.unknown,
+            "seed": each.seed,
+            "measures": " and ".join(each.measures),
+            **dict(each.options),
+        }
+        for each in (spec, *alike)
+    ]
+    return ", ".join([name_of(spec), *differing(*facts), *particulars(spec, alike)])
+
+
+def name_of(spec: Spec) -> str:
+    """Method, images and setting."""
+    few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
+    return f"{spec.method} on {spec.images}, {spec.setting}{few}"
+
+
 def side_by_side(runs: list[Run]) -> list[str]:
     """The errors of every round that all have reached, and what was selected over these, as lines of Markdown."""
     rounds = list(zip(*(run.errors for run in runs), strict=False))
@@ -84,11 +119,11 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
-def told_of(round: int, cells: dict[str, list[Run]], folders: list[str]) -> str:
+def told_of(round: int, cells: list[tuple[str, list[Run]]], folders: list[str]) -> str:
     """What every cell has in one round, by folder, and how far the last folder is from the first."""
     head = f"| | {' | '.join(folders)} | difference |"
     lines = [f"Round {round}; error, %:", "", head, "|---|" + "---:|" * (len(folders) + 1)]
-    for title, runs in cells.items():
+    for title, runs in cells:
         if any(len(run.errors) < round for run in runs):
             continue
         errors = [run.errors[round - 1] for run in runs]
@@ -105,24 +140,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
     everything = [Results(folder) for folder in arguments.folders]
-    shared = set.intersection(*(set(results.cells) for results in everything))
-    if len(everything) < 2 or not shared:
-        print("Expected two folders or more that share a cell.")
+    cells = in_common(everything)
+    if len(everything) < 2 or not cells:
+        print("Expected two folders or more that share a cell, and a complete round of it.")
         return 2
-    cells = {}
-    for spec in sorted(shared, key=lambda spec: spec.name):
-        few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
-        cells[f"{spec.method} on {spec.images}, {spec.setting}{few}"] = [run_of(each, spec) for each in everything]
     page = (
         told_of(arguments.round, cells, [folder.name for folder in arguments.folders])
         if arguments.round
-        else "\n".join(told(f"{name}; errors and shares, %:", cells[name]) for name in cells)
+        else "\n".join(told(f"{title}; errors and shares, %:", runs) for title, runs in cells)
     )
     print(page)
     if arguments.out:
         with written_whole(arguments.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
-    pairs = [] if arguments.round else [pair for runs in cells.values() for pair in apart(runs)]
+    pairs = [] if arguments.round else [pair for _, runs in cells for pair in apart(runs)]
     within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision != other.precision)
     return 0 if within else 1
 

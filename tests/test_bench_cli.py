@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import pickle
+import re
 from functools import partial
 
 import numpy as np
@@ -519,12 +520,20 @@ def test_compare_shows_ours_beside_the_papers(finished, capsys, wide):
     assert "12.4" in out
 
 
-def test_compare_says_how_the_numbers_differ_from_the_papers_in_kind(finished, capsys):
-    shared = Store(finished).shared
-    assert run("compare", finished) == 0
-    shown = capsys.readouterr().out
-    assert (f"Only the first {shared['limit']} images of each domain." in shown) == (shared["limit"] is not None)
-    assert shown.count(" stands in for ") == len(shared["replaced"])
+def test_compare_says_how_the_numbers_differ_from_the_papers_in_kind(finished, files_at, tmp_path, capsys, wide):
+    few = ("--sets", "cifar10-c", "--methods", "source", "--rounds", 1, "--limit", 3)
+    instead = ("--replace", "svhn-c=other", "--replace", "cifar100-c=another")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETS, "other", SETS["svhn-c"])
+        patch.setitem(SETS, "another", SETS["cifar100-c"])
+        assert run("run", "table2", *files_at, *few, *instead, "--out", tmp_path) == 0
+    for folder, said in ((finished, 0), (tmp_path, 1)):
+        capsys.readouterr()
+        assert run("compare", folder) == 0
+        (table2,) = re.findall(r"Error after one round.*?(?=\n\n\S|\Z)", capsys.readouterr().out, re.DOTALL)
+        assert table2.count("Only the first 3 images of each domain.") == said
+        assert table2.count("other stands in for svhn-c.") == said
+        assert "another" not in table2, "no number here is on what it stands in for"
 
 
 def test_report_writes_one_page(finished, tmp_path, capsys):
@@ -586,6 +595,33 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     assert shown.lines[2] == ("costs on cifar10-c, closed: timing", 0, None)
     told(Note(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
+
+
+def test_cells_that_would_be_called_the_same_say_what_differs():
+    shown, specs = Written(), [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
+    told = live._Lines(shown)
+    for spec in specs:
+        told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
+    titles = [description.partition(":")[0] for description, *_ in shown.lines.values()]
+    assert len(set(titles)) == len(specs)
+    assert titles[0] == "source on tiny-imagenet-c, closed", "there is one"
+    assert "tent on tiny-imagenet-c, closed, lr=0.0005, batches of 200" in titles
+    assert "tent on driving-val, gtav" in {title.replace(", framed=True", "") for title in titles}
+    assert {line[1:] for line in shown.lines.values()} == {(1, 2)}
+    told(Note(specs[1], "failed", 0))
+    assert shown.lines[1] == (f"{titles[1]}: failed", 0, None)
+
+
+def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
+    spec = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
+    others = [dataclasses.replace(spec, method=method) for method in ("gce", "ent")]
+    monkeypatch.setattr(live, "monotonic", lambda: 0.0)
+    with live.followed() as told:
+        told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.0}))
+        for other in others:
+            told(Note(other, "failed", 0))
+        said = capsys.readouterr().err.splitlines()
+        assert said[1:] == [f"{other.method} on cifar10-c, closed: failed" for other in others]
 
 
 def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeypatch):

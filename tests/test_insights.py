@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -145,6 +147,26 @@ def test_rules_that_were_not_run_are_named(tmp_path):
     assert insight.draw().caption.endswith(" in each round. Not run: tent+confident, tent+certain.")
 
 
+def test_a_rule_whose_selection_was_not_counted_is_left_out_and_named(tmp_path, capsys):
+    counted = row_of([(True, True), (False, False)], "", 0)
+    for spec in SPECS:
+        if spec.method in ("tent", "tent+crowd"):
+            row = {"round": 1, "samples": 4, "error": 20.0, **(counted if "+" in spec.method else {})}
+            write(Store(tmp_path).cell(spec), spec, [row | {"domain": name} for name in spec.domains])
+    (insight,) = ANALYSES["selection"](Results(tmp_path))
+    assert set(insight.numbers) == {"tent+crowd"}
+    assert insight.draw().caption.endswith(" Not run: tent+confident, tent+certain. Not counted: tent.")
+
+
+def test_rules_of_which_none_was_counted_are_a_named_mistake(tmp_path, capsys):
+    tent = next(spec for spec in SPECS if spec.method == "tent")
+    rows = [{"round": 1, "domain": name, "samples": 4, "error": 20.0} for name in tent.domains]
+    write(Store(tmp_path).cell(tent), tent, rows)
+    status, said = analyse(capsys, "selection", tmp_path)
+    assert status == 2
+    assert "that `analyse selection` can draw, but there are none" in " ".join(said.err.split())
+
+
 def test_histograms_are_those_of_the_round_added_up(made, capsys):
     root, _ = made
     for words, round in ((("--round", 1), 1), ((), ROUNDS)):
@@ -162,6 +184,38 @@ def test_histograms_are_those_of_the_round_added_up(made, capsys):
     status, said = analyse(capsys, "scores", root / "kept", "--round", 2)
     assert status == 2
     assert "Archives keep those of the first and the last round." in " ".join(said.err.split())
+
+
+def with_histograms(spec, rows):
+    aurocs = dict.fromkeys(("msp/including/auroc", "confidence_difference/including/auroc"), 70.0)
+    places = [(round, domain) for round in range(1, rows + 1) for domain in spec.domains][:rows]
+    return [{"round": n, "domain": domain, "error": 9.0, **histograms(Random(n)), **aurocs} for n, domain in places]
+
+
+def test_a_round_that_a_cell_has_only_begun_is_not_drawn_and_the_cell_is_named(tmp_path, capsys):
+    begun = next(spec for spec in SPECS if spec.method == "tent")
+    done = replace(begun, unknown="svhn-c")
+    for spec, rows in ((begun, 2 * len(begun.domains) + 1), (done, 3 * len(done.domains))):
+        write(Store(tmp_path).cell(spec), spec, with_histograms(spec, rows))
+    (insight,) = ANALYSES["scores"](Results(tmp_path), round=3)
+    assert insight.numbers["cell"] == done.name
+    assert insight.draw().caption.endswith(f" Left out, without histograms of the round: {begun.name}.")
+    both = list(ANALYSES["scores"](Results(tmp_path)))
+    assert {insight.numbers["cell"]: insight.numbers["round"] for insight in both} == {begun.name: 2, done.name: 3}
+    assert not any("Left out" in insight.draw().caption for insight in both)
+    status, said = analyse(capsys, "scores", tmp_path, "--round", 4)
+    assert status == 2
+    assert "Expected histograms of round 4, but no cell has completed it and kept them." in " ".join(said.err.split())
+
+
+def test_cells_are_found_where_what_stands_in_is_itself_replaced(tmp_path):
+    tent = next(spec for spec in SPECS if spec.method == "tent")
+    cells = [replace(tent, model="wrn28_10"), replace(tent, unknown="svhn-c")]
+    for spec in (*cells, replace(cells[0], seed=1)):
+        write(Store(tmp_path).cell(spec), spec, with_histograms(spec, len(spec.domains)))
+    Store(tmp_path).share({"limit": None, "replaced": {"wrn40_2": "wrn28_10", "resnet50_cifar": "wrn40_2"}})
+    shown = {insight.numbers["cell"] for insight in ANALYSES["scores"](Results(tmp_path))}
+    assert shown == {spec.name for spec in cells}, "of several seeds the first"
 
 
 def test_the_matrix_is_that_of_all_domains_together(made, capsys):
@@ -184,6 +238,17 @@ def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
         assert "</svg>" in (tmp_path / path).read_text()
         assert (tmp_path / f"{stem}.png").stat().st_size > 1000
         assert set(json.loads((tmp_path / f"{stem}.json").read_text())) == {"title", "caption", "numbers"}
+
+
+@pytest.mark.parametrize("name", ["selection", "scores", "gradients", "curves"])
+def test_numbers_are_had_without_what_draws(made, capsys, monkeypatch, name):
+    for module in [*sys.modules]:
+        if module.partition(".")[0] == "matplotlib":
+            monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, said = analyse(capsys, name, made[0] / "store", "--json")
+    assert (status, said.err) == (0, "")
+    assert json.loads(said.out)
 
 
 def test_a_single_round_is_a_point_in_the_middle():

@@ -3,13 +3,16 @@
 import itertools
 import json
 import math
+import runpy
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from driftproof.bench import Results, Spec, suite
+from driftproof.bench import SUITES, Results, Spec, Store
+from driftproof.bench.results import filled
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.report import archives, beside, filled_in, quotable, written_up
 
@@ -61,32 +64,12 @@ def rows_of(line, measure="error"):
     return [values[start : start + each] for start in range(0, len(values) - each + 1, each)]
 
 
-@pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
-@pytest.mark.parametrize("name", ["table1", "table2"])
-def test_the_tables_of_errors_follow_from_the_archived_rows(folder, name):
-    lines = cells_of(folder)
-    shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
-    rounds = {Spec.from_data(line["spec"]): rows_of(line) for line in lines if "error" in line["rows"]}
-    shown = {
-        (value["row"], value["column"]): value
-        for measured in Results(folder).tables()
-        if measured.table.name == name
-        for value in measured.as_data()["values"]
-    }
-    for entry in suite(name).tables[0].entries:
-        (spec,) = entry.specs
-        unknown = shared["replaced"].get(spec.unknown, spec.unknown)
-        there = rounds.get(Spec.from_data(spec.as_data() | {"unknown": unknown, "limit": shared["limit"]}), [])
-        if there:
-            last = there[min(entry.round, len(there)) - 1]
-            assert shown[entry.row, entry.column]["ours"] == pytest.approx(statistics.fmean(last), abs=1e-4)
-
-
 def measured_in(line, measure, round):
-    """The mean over domains of one round, read without the library."""
+    """The mean over domains of one round, read without the library; None where one of them was not measured."""
     values, each = line["rows"].get(measure), len(line["spec"]["domains"])
     values = values if isinstance(values, list) else [values] * line["count"]
-    return statistics.fmean(values[(round - 1) * each : round * each])
+    chosen = values[(round - 1) * each : round * each]
+    return statistics.fmean(chosen) if chosen and None not in chosen else None
 
 
 def as_run(spec, shared):
@@ -99,21 +82,21 @@ def as_run(spec, shared):
 def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
     shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
     lines = {Spec.from_data(line["spec"]): line for line in cells_of(folder)}
-    compared = 0
-    for measured in Results(folder).tables():
-        for entry in measured.table.entries:
-            value = measured.values[entry.row, entry.column]
-            here = [as_run(spec, shared) for spec in entry.specs]
-            if value.ours is not None and entry.domain is None and all(spec in lines for spec in here):
+    results, compared = Results(folder), 0
+    for table in (table for make in SUITES.values() for table in make().tables):
+        shown = filled(results, table).values
+        for entry in table.entries:
+            value, here = shown[entry.row, entry.column], [as_run(spec, shared) for spec in entry.specs]
+            if entry.domain is None and all(spec in lines for spec in here):
                 rounds = [lines[spec]["count"] // len(spec.domains) for spec in here]
                 moving = [n for n, spec in zip(rounds, here, strict=True) if spec.method not in ("source", "bn_adapt")]
                 last = min([entry.round, *moving])
-                assert value.round == last
-                means = (
+                means = [
                     measured_in(lines[spec], entry.measure, min(last, n)) for n, spec in zip(rounds, here, strict=True)
-                )
-                assert value.ours == pytest.approx(statistics.fmean(means), abs=1e-4)
-                compared += 1
+                ]
+                expected = None if None in means else pytest.approx(statistics.fmean(means), abs=1e-4)
+                assert (value.ours, value.round) == (expected, last or None)
+                compared += expected is not None
     assert compared or folder.name == "gradients"
 
 
@@ -177,7 +160,12 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
 def test_no_line_begins_with_a_quoted_number():
     """Such a line would be HTML to whoever shows Markdown, and end the paragraph."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
-    broken = [f"{page.name}: {line}" for page in pages for line in page.read_text(encoding="utf-8").splitlines() if re.match(r"\s*<!-- results:.*-->\s*\S", line)]
+    broken = [
+        f"{page.name}: {line}"
+        for page in pages
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\s*<!-- results:.*-->\s*\S", line)
+    ]
     assert not broken
 
 
@@ -189,6 +177,74 @@ def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, fol
     lines = [line.strip("| ").split(" | ") for line in (SPEED / f"precision-{page}.md").read_text().splitlines()]
     shown = [[float(cell.split()[0]) for cell in line[1:3]] for line in lines if " on " in line[0]]
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
+
+
+def measure(folder, spec, errors, precision):
+    """A cell with one row for every error, computed in one precision."""
+    places = [(round, domain) for round in range(1, len(errors) + 1) for domain in spec.domains]
+    rows = [
+        {"round": round, "domain": domain, "error": error}
+        for (round, domain), error in zip(places, errors, strict=False)
+    ]
+    cell = Store(folder).cell(spec)
+    with cell.held():
+        cell.begin(spec, {})
+        cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision}] * len(rows))
+
+
+def compared_precisions(monkeypatch, capsys, *words):
+    script = str(ROOT / "benchmarks" / "precision.py")
+    monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_cells_that_fewer_digits_are_judged_by_are_all_there_and_called_apart(tmp_path, monkeypatch, capsys):
+    spec = Spec("tent", "cifar10-c", "wrn40_2", unknown="svhn-c", options=(("lr", 0.1),), domains=("fog", "snow"))
+    others = {
+        "lr=0.2": {"options": (("lr", 0.2),)},
+        "seed=1": {"seed": 1},
+        "network=wrn28_10": {"model": "wrn28_10"},
+        "unknown=lsun-c": {"unknown": "lsun-c"},
+        "batches of 64": {"batch_size": 64},
+        "fog, frost": {"domains": ("fog", "frost")},
+    }
+    alone = replace(spec, method="ent")
+    for words, changed in others.items():
+        for name, precision, error in (("a", "fp32", 10.0), ("b", "bf16", 50.0)):
+            home = tmp_path / words / name
+            measure(home, replace(spec, **changed), [error] * 4, precision)
+            measure(home, spec, [10.0] * 4, precision)
+            measure(home, alone, [10.0] * 4, precision)
+        code, page = compared_precisions(monkeypatch, capsys, tmp_path / words / "a", tmp_path / words / "b")
+        assert code == 1, "forty points in one of the cells"
+        titles = [line.partition(";")[0] for line in page.splitlines() if " on cifar10-c" in line]
+        assert len(set(titles)) == len(titles) == 3
+        assert "ent on cifar10-c, open" in titles, "nothing else is called so"
+        assert any(title.startswith("tent on ") and title.endswith(f", {words}") for title in titles)
+
+
+def test_what_has_no_round_in_common_is_not_compared(tmp_path, monkeypatch, capsys):
+    begun = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog", "snow"))
+    empty, done = replace(begun, method="gce"), replace(begun, method="ent")
+    costs, scenes = replace(begun, task="costs"), replace(begun, measures=("iou",))
+    for name, precision in (("a", "fp32"), ("b", "bf16")):
+        for spec in (begun, costs):
+            measure(tmp_path / name, spec, [10.0], precision)
+        for spec, errors in ((empty, []), (scenes, [10.0, 10.0])):
+            measure(tmp_path / name, spec, errors, precision)
+    folders = tmp_path / "a", tmp_path / "b"
+    assert compared_precisions(monkeypatch, capsys, *folders) == (
+        2,
+        "Expected two folders or more that share a cell, and a complete round of it.\n",
+    )
+    for folder in folders:
+        measure(folder, done, [10.0, 10.0], "fp32")
+    for words in ((), ("--round", 1)):
+        code, page = compared_precisions(monkeypatch, capsys, *folders, *words)
+        assert code == 0
+        assert page.count(" on cifar10-c") == page.count("ent on cifar10-c, closed") == 1
 
 
 def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorded_steps():

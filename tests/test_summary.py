@@ -12,8 +12,8 @@ from driftproof.bench import Results, Store, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.paper import paper_table
 from driftproof.cli import main
-from driftproof.errors import ConfigurationError
-from driftproof.report import archives, claims, filled_in, quotable, summary, written_up
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.report import archives, beside, claims, filled_in, quotable, summary, written_up
 from driftproof.report.caveats import caveats_of
 from driftproof.report.comparison import compared
 
@@ -404,14 +404,24 @@ def test_what_is_far_from_the_paper_is_listed(finished):
         for line in text.splitlines()
         if line.startswith("| `")
     }
-    (tent,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent", "open"))
+    (tent,) = (rows for spec, rows in measured.items() if (spec.method, spec.setting) == ("tent", "open"))
     assert ("`table2`", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
     assert ("`table2`", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
-    assert tent in measured
-    assert ("`table1`, `s5`", "source", "CIFAR-10-C/Closed") in listed, (
-        "a number that several tables show is there once"
+    assert listed_as_far_off(folder)["tent", "CIFAR-10-C/Open"][0] == f"{mean_of(tent, 1):.2f}"
+    assert ("`table1`, `s5`", "source", "CIFAR-10-C/Closed, CIFAR-10-C") in listed, (
+        "a number that several tables show is there once, with what each calls its setting"
     )
-    assert listed_as_far_off(folder)["source", "CIFAR-10-C/Closed"][-1] == "learns nothing"
+    assert listed_as_far_off(folder)["source", "CIFAR-10-C/Closed, CIFAR-10-C"][-1] == "learns nothing"
+
+
+def test_a_number_that_one_table_shows_in_many_settings_names_them_all(tmp_path):
+    (source,) = (spec for spec in suite("table8").specs() if spec.method == "source")
+    put(tmp_path / "store", source, 1, lambda round: 50.0)
+    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    ((_, settings),) = listed_as_far_off(tmp_path / "results")
+    table8 = [entry.column for table in suite("table8").tables for entry in table.entries if entry.row == "source"]
+    assert len(table8) == 8
+    assert set(table8) < set(settings.split(", "))
 
 
 def listed_as_far_off(folder):
@@ -493,16 +503,17 @@ def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_cla
 
 
 def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
-    stand_in = {"imagenet-o-c-64": "imagenet64-other-c"}
+    stand_in, errors = {"imagenet-o-c-64": "imagenet64-other-c"}, {"bn_adapt": 70.0, "tent": 93.0, "tent+crowd": 63.0}
     for spec in suite("table2").specs():
-        if spec.images == "tiny-imagenet-c" and spec.method in ("bn_adapt", "tent", "tent+crowd"):
+        if spec.images == "tiny-imagenet-c" and spec.method in errors:
             here = replace(spec, unknown=stand_in.get(spec.unknown))
-            put(tmp_path / "store", here, 1, lambda round, worse=spec.method == "tent": 63.0 + 30.0 * worse)
+            put(tmp_path / "store", here, 1, lambda round, error=errors[spec.method]: error)
     Store(tmp_path / "store").share({"limit": None, "replaced": stand_in, "prepared on test images": []})
     write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
     said = "imagenet64-other-c stands in for imagenet-o-c-64."
     far = listed_as_far_off(tmp_path / "results")
     assert said in far["tent", "TinyImageNet-C/Open"][-1]
+    assert far["bn_adapt", "TinyImageNet-C/Open"][-1] == f"{said}<br>learns nothing"
     assert far["tent", "TinyImageNet-C/Closed"][-1] == "not tried yet"
     (rescued,) = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"].evidence
     assert rescued.endswith(f"[{said}]")
@@ -554,6 +565,62 @@ def test_pages_quote_how_a_number_began(tmp_path):
         assert named[f"table1/tent/CIFAR-10-C/Closed@{round}"] == f"{mean_of(rows, round):.1f}"
 
 
+def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_other_is_known(tmp_path):
+    tent, gce = (
+        next(spec for spec in suite("table1").specs() if (spec.method, spec.images) == (method, "cifar10-c"))
+        for method in ("tent", "gce")
+    )
+    put(tmp_path / "whole", tent, 3, lambda round: 10.0)
+    few = {spec: put(tmp_path / "few", replace(spec, limit=40), 10, lambda round: 77.0) for spec in (tent, gce)}
+    for name, limit in (("whole", None), ("few", 40)):
+        Store(tmp_path / name).share({"limit": limit, "replaced": {}})
+    named = quotable([Results(tmp_path / "few"), Results(tmp_path / "whole")])
+    assert named["table1/tent/CIFAR-10-C/Closed"].endswith(" (round 3)")
+    assert "table1/tent/CIFAR-10-C/Closed@3" in named
+    assert "table1/tent/CIFAR-10-C/Closed@5" not in named, "only a few images have got so far"
+    tenth = f"{mean_of(few[gce], 10):.1f}"
+    assert named["table1/gce/CIFAR-10-C/Closed"] == f"{tenth} (round 10, first 40 images)"
+    assert named["table1/gce/CIFAR-10-C/Closed@10"] == f"{tenth} (first 40 images)"
+    assert named["table2/gce/CIFAR-10-C/Closed"] == f"{mean_of(few[gce], 1):.1f} (first 40 images)"
+
+
+def test_a_table_measured_on_a_few_images_says_so_where_it_is_quoted(tmp_path):
+    spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
+    put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 77.0)
+    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
+    assert "\n\nOnly the first 40 images of each domain.\n" in quotable([Results(tmp_path / "store")])["table2"]
+
+
+def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp_path, capsys):
+    page = "A <!-- results:claims -->1 %.\n\nBy hand.\n\nB <!-- results:verdicts -->2<!-- /results --> %."
+    for text in (page, "At the end <!-- results:claims -->"):
+        with pytest.raises(InputError, match="`<!-- /results -->` after `<!-- results:claims -->`"):
+            filled_in(text, {"claims": "10", "verdicts": "20"})
+    (tmp_path / "page.md").write_text(page)
+    with pytest.raises(SystemExit) as ending:
+        main(
+            [
+                "bench",
+                "summarise",
+                str(finished[0]),
+                "--out",
+                str(tmp_path / "R.md"),
+                "--fill",
+                str(tmp_path / "page.md"),
+            ]
+        )
+    assert ending.value.code == 2
+    assert "<!-- results:claims -->" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert (tmp_path / "page.md").read_text() == page
+
+
+def test_a_quote_that_is_like_no_other_is_not_answered_with_all_of_them(finished):
+    with pytest.raises(ConfigurationError, match=r"There is claims, verdicts, table1, .* and \d+ more\.") as refused:
+        filled_in("<!-- results:zzz --><!-- /results -->", quotable(archives(finished[0])))
+    assert len(str(refused.value)) < 2000
+
+
 def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):
     folder, _ = finished
     (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")
@@ -568,10 +635,14 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
 def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
     folder = tmp_path / "results"
     shutil.copytree(finished[0], folder)
-    quoting = "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->"
+    quoting = (
+        "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->, "
+        "<!-- results:speed/gpu --><!-- /results -->"
+    )
     files = {
         "notes/b.md": "## B",
         "notes/a.md": quoting,
+        "speed/gpu.md": "| a card |",
         "figures/a/z.svg": "",
         "figures/x.svg": "",
         "figures/y.svg": "",
@@ -581,8 +652,8 @@ def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
     figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
-    quoted = filled_in(quoting, quotable(archives(folder)))
-    assert quoted != quoting
+    quoted = filled_in(quoting, quotable(archives(folder)) | beside(folder))
+    assert "| a card |" in quoted
     assert written_up(folder) == summary(archives(folder), notes=[quoted, "## B"], figures=figures)
 
 

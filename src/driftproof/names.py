@@ -1,15 +1,36 @@
-"""Names that may be mistyped."""
+"""Names that may be mistyped, or mistaken for each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["expect_known"]
+__all__ = ["differing", "expect_known"]
+
+_LISTED = 30
+"""Names that a message has room for."""
+
+
+def differing(facts: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
+    """What tells one thing from others that would be called the same, in words.
+
+    Args:
+        facts: Of the one, by name.
+        others: Of the others.
+
+    Examples:
+        >>> differing({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+        ['lr=0.1']
+    """
+    return [
+        f"{name}={value}"
+        for name, value in facts.items()
+        if any(name not in other or other[name] != value for other in others)
+    ]
 
 
 def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
-    """The name, refused with the nearest known ones unless it is one of them.
+    """The name, refused with the nearest known ones unless it is one of them; with the first if none is near.
 
     Args:
         kind: What is named, such as "method".
@@ -25,5 +46,10 @@ def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
     if isinstance(name, str) and name in names:
         return name
     near = get_close_matches(str(name), names, n=3)
-    advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {', '.join(names)}."
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {_listed(names)}."
     raise ConfigurationError(f"Expected a known {kind}, but got {name!r}. {advice}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"

@@ -1,12 +1,14 @@
 """A benchmark as it goes: one line for every cell at work."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from driftproof.cli.progress import counting
+from driftproof.names import differing
+from driftproof.report.lines import particulars
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["followed"]
 
+_FAILED = "failed"  # as executors call it
 _LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
 
 
@@ -25,7 +28,7 @@ def followed() -> "Iterator[Told]":
     """Shows on the error stream what it is told while the context lasts.
 
     In a log, where no line can change, what has been measured or is being prepared comes line by line, though not
-    faster than one can read.
+    faster than one can read; but every failure does.
     """
     with counting() as progress:
         lines = _Lines(progress)
@@ -39,7 +42,7 @@ def _logged(lines: "_Lines", console: "Console") -> "Told":
         nonlocal said
         lines(note)
         worth_a_line = note.row is not None or note.total is None
-        if worth_a_line and monotonic() - said >= _LOG_EVERY:
+        if note.stage == _FAILED or (worth_a_line and monotonic() - said >= _LOG_EVERY):
             said = monotonic()
             console.print(lines.line(note), highlight=False, markup=False, soft_wrap=True)
 
@@ -50,19 +53,29 @@ class _Lines:
     def __init__(self, progress: "Progress") -> None:
         self._progress = progress
         self._tasks: dict[Spec, TaskID] = {}
+        self._titles: dict[Spec, str] = {}
+        self._notes: dict[Spec, Note] = {}
         self._measured: dict[Spec, str] = {}
 
     def __call__(self, note: "Note") -> None:
-        if note.spec not in self._tasks:
-            self._tasks[note.spec] = self._progress.add_task(_title(note.spec), total=note.total)
+        self._notes[note.spec] = note
         if note.row is not None:
             self._measured[note.spec] = _measured(note)
-        task = self._tasks[note.spec]
-        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
+        if note.spec in self._tasks:
+            self._show(note)
+            return
+        self._tasks[note.spec] = self._progress.add_task(_name(note.spec), total=note.total)
+        self._titles = _titles(self._tasks)
+        for each in self._notes.values():  # a new cell may be called as an old one was
+            self._show(each)
 
     def line(self, note: "Note") -> str:
         """What is said of a cell."""
-        return f"{_title(note.spec)}: {self._stage(note)}"
+        return f"{self._titles[note.spec]}: {self._stage(note)}"
+
+    def _show(self, note: "Note") -> None:
+        task = self._tasks[note.spec]
+        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
 
     def _stage(self, note: "Note") -> str:
         if note.total is not None:
@@ -70,10 +83,23 @@ class _Lines:
         return f"{note.stage}, {note.done} images" if note.done else note.stage
 
 
-def _title(spec: "Spec") -> str:
+def _titles(specs: "Iterable[Spec]") -> "dict[Spec, str]":
+    """What cells are called; those that would be called the same say what tells them apart."""
+    alike: dict[str, list[Spec]] = {}
+    for spec in specs:
+        alike.setdefault(_name(spec), []).append(spec)
+    return {spec: ", ".join([name, *_apart(spec, others)]) for name, others in alike.items() for spec in others}
+
+
+def _name(spec: "Spec") -> str:
     method = spec.method if "," not in spec.method else spec.task
     setting = "" if "iou" in spec.measures else f", {spec.setting}"  # what is unknown in a scene is always there
     return f"{method} on {spec.images}{setting}" + (f", seed {spec.seed}" if spec.seed else "")
+
+
+def _apart(spec: "Spec", others: "Sequence[Spec]") -> list[str]:
+    facts = [{"network": each.model, **dict(each.options)} for each in (spec, *others)]
+    return [*differing(*facts), *particulars(spec, others)]
 
 
 def _measured(note: "Note") -> str:

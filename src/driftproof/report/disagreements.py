@@ -35,11 +35,14 @@ def far_off(everything: Sequence[Results]) -> str:
     whole = [results for results in everything if not results.limited]
     tables = [(measured, results) for results in whole for measured in results.tables()]
     experiments = [(measured, results) for measured, results in tables if measured.table.name.startswith("choice_")]
-    found: dict[tuple[str, ...], list[str]] = {}
+    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for measured, results in tables:
-        for key, setting in _far_off(measured, results, experiments):
-            found.setdefault(key, [setting]).append(f"`{measured.table.name}`")
-    rows = [[", ".join(dict.fromkeys(names)), key[0], setting, *key[1:]] for key, (setting, *names) in found.items()]
+        for told, setting in _far_off(measured, results, experiments):
+            found.setdefault(told, []).append((f"`{measured.table.name}`", setting))
+    rows = []
+    for (method, *numbers), places in found.items():
+        names, settings = (", ".join(dict.fromkeys(words)) for words in zip(*places, strict=True))
+        rows.append([names, method, settings, *numbers])
     return f"{markdown_table(_HEAD, rows)}\n\n{_LEGEND}" if rows else "None."
 
 
@@ -63,14 +66,18 @@ def _is_far_off(value: Value) -> bool:
 
 def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment], rest: float) -> str:
     """What is known of the reasons for a number, of which so much is not in network and images."""
-    if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
-        return "learns nothing"
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
+    return "<br>".join([*apart, *_reasons(entry, results, experiments, rest)])
+
+
+def _reasons(entry: Entry, results: Results, experiments: Sequence[_Experiment], rest: float) -> list[str]:
+    if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
+        return ["learns nothing"]
     method = entry.specs[0].method
     tried = _tried(experiments, entry, method)
     if tried or abs(rest) <= FAR_OFF:
-        return "<br>".join([*apart, *(tried or ["BN Adapt is as far off"])])
-    return "<br>".join([*apart, *(_tried(experiments, entry, method.partition("+")[0]) or ["not tried yet"])])
+        return tried or ["BN Adapt is as far off"]
+    return _tried(experiments, entry, method.partition("+")[0]) or ["not tried yet"]
 
 
 def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:

@@ -3,13 +3,14 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from driftproof.bench import Results, Spec, suite
 from driftproof.bench.gradients import EVERYWHERE
 from driftproof.bench.histograms import KINDS, edges
+from driftproof.bench.store import Row
 from driftproof.errors import InputError
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.drawings import drawn_together, round_drawings
@@ -49,13 +50,16 @@ class Insight:
 def selection(results: Results) -> Iterator[Insight]:
     """Precision and recall of TENT under each rule; and of plain TENT, what lost confidence and how much was wrong."""
     rules = list(suite("rules").specs())
-    for index, (where, cells) in enumerate(_streams(results, rules), start=1):
-        qualities = {spec.method: pooled(results, spec) for spec in cells}
-        others = [method for method in dict.fromkeys(spec.method for spec in rules) if method not in qualities]
-        shown = {"precision": lambda q: q.precision, "recall": lambda q: q.recall}
+    methods = dict.fromkeys(spec.method for spec in rules)
+    for index, (where, cells) in enumerate(_streams(run for spec in rules for run in results.seeds(spec)), start=1):
+        ran = [spec.method for spec in cells]
+        qualities = {spec.method: found for spec in cells if (found := pooled(results, spec))}
         caption = "Of the samples that TENT learned from under each rule: precision and recall in each round."
-        caption += f" Not run: {', '.join(others)}." * bool(others)
-        yield _over_rounds(f"selection-{index}", where, caption, qualities, shown)
+        caption += _named("Not run", [method for method in methods if method not in ran])
+        caption += _named("Not counted", [method for method in ran if method not in qualities])
+        shown = {"precision": lambda q: q.precision, "recall": lambda q: q.recall}
+        if qualities:
+            yield _over_rounds(f"selection-{index}", where, caption, qualities, shown)
         lost = {spec.method: found for spec in cells if (found := pooled(results, spec, "crowd/"))}
         shown = {"lost confidence": lambda q: q.rejected_share, "wrong among those": lambda q: q.negative_precision}
         caption = "Share of samples whose confidence fell, and how many of them are wrong or unknown, in each round."
@@ -68,23 +72,21 @@ def scores(results: Results, round: int | None = None) -> Iterator[Insight]:
 
     Args:
         results: Where the cells are.
-        round: Which; None for the last complete one.
+        round: Which; None for the last complete one. Cells without it are left out, and named.
     """
     cells = [spec for spec in results.cells if "histograms" in spec.measures and results.rounds(spec)]
-    found = [(where, spec) for where, together in _streams(results, cells) for spec in together]
-    for index, (where, spec) in enumerate(found, start=1):
-        chosen = results.rounds(spec) if round is None else round
-        counts = _counts(results, spec, chosen)
-        aurocs = {name: _auroc(results, spec, chosen, measure) for name, measure in _SCORES.items()}
-        panels = [
-            Histogram(words, edges(name), counts[name], f"AUROC {number(aurocs[name])}")
-            for name, words in _WORDS.items()
-        ]
-        caption = f"{spec.method} in round {chosen}; the AUROC of right predictions, mean over domains."
-        told = ", ".join(f"AUROC of {_WORDS[name]} {number(value)}" for name, value in aurocs.items())
-        bins = {name: edges(name) for name in _WORDS}
-        numbers = {"cell": spec.name, "round": chosen, "auroc": aurocs, "edges": bins, "counts": counts}
-        yield _insight(f"scores-{index}", where, caption, told, numbers, partial(draw_histograms, panels))
+    places = {spec: where for where, together in _streams(cells) for spec in together}
+    rounds = {spec: results.rounds(spec) if round is None else round for spec in places}
+    told = {spec: rows for spec in places if (rows := _rows_with_histograms(results, spec, rounds[spec]))}
+    if places and not told:
+        which = "the last round" if round is None else f"round {round}"
+        raise InputError(
+            f"Expected histograms of {which}, but no cell has completed it and kept them. "
+            "Archives keep those of the first and the last round."
+        )
+    left_out = _named("Left out, without histograms of the round", [spec.name for spec in places if spec not in told])
+    for index, (spec, rows) in enumerate(told.items(), start=1):
+        yield _spread(f"scores-{index}", places[spec], spec, rows, left_out)
 
 
 def gradients(results: Results) -> Iterator[Insight]:
@@ -107,12 +109,13 @@ def gradients(results: Results) -> Iterator[Insight]:
 def curves(results: Results) -> Iterator[Insight]:
     """The error of every method in each round."""
     streams = measured_streams(results)
-    for together, drawing in zip(drawn_together(results, streams), round_drawings(results, streams), strict=True):
+    drawings = cache(partial(round_drawings, results, streams))
+    for index, together in enumerate(drawn_together(results, streams)):
         numbers = {
             stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
             for stream in together
         }
-        yield Insight(drawing.name, numbers, partial(_itself, drawing))
+        yield Insight(f"rounds-{index + 1}", numbers, partial(_one_of, drawings, index))
 
 
 ANALYSES: dict[str, Callable[..., Iterator[Insight]]] = {
@@ -129,15 +132,20 @@ _WORDS = {"confidence": "confidence", "confidence_difference": "confidence diffe
 _SCORES = {"confidence": "msp/including/auroc", "confidence_difference": "confidence_difference/including/auroc"}
 
 
-def _streams(results: Results, specs: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
-    """Cells that were measured, together with the others on the same images; of several seeds the first."""
+def _streams(cells: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
+    """Cells together with the others on the same images; of several seeds the first."""
+    firsts: dict[Spec, Spec] = {}
+    for spec in sorted(cells, key=lambda spec: spec.seed):
+        firsts.setdefault(replace(spec, seed=0), spec)
     groups: dict[str, list[Spec]] = {}
-    for spec in specs:
-        for run in results.seeds(spec)[:1]:
-            among = f" ({run.unknown})" if run.unknown else ""
-            group = groups.setdefault(f"{run.images}, {run.model}, {run.setting}{among}", [])
-            group.extend([run] if run not in group else [])
+    for spec in firsts.values():
+        among = f" ({spec.unknown})" if spec.unknown else ""
+        groups.setdefault(f"{spec.images}, {spec.model}, {spec.setting}{among}", []).append(spec)
     return sorted(groups.items())
+
+
+def _named(words: str, names: Sequence[str]) -> str:
+    return f" {words}: {', '.join(names)}." if names else ""
 
 
 def _over_rounds(
@@ -173,13 +181,26 @@ def _curve(method: str, values: Sequence[float]) -> Curve:
     return Curve(method, _COLOURS_OF[rule], rule, values, values, values)
 
 
-def _counts(results: Results, spec: Spec, round: int) -> dict[str, dict[str, list[int]]]:
+def _spread(name: str, where: str, spec: Spec, rows: Sequence[Row], left_out: str) -> Insight:
+    round, bins = rows[0]["round"], {name: edges(name) for name in _WORDS}
+    counts, aurocs = _counts(rows), {name: _auroc(rows, measure) for name, measure in _SCORES.items()}
+    panels = [
+        Histogram(words, bins[name], counts[name], f"AUROC {number(aurocs[name])}") for name, words in _WORDS.items()
+    ]
+    caption = f"{spec.method} in round {round}; the AUROC of right predictions, mean over domains.{left_out}"
+    told = ", ".join(f"AUROC of {_WORDS[name]} {number(value)}" for name, value in aurocs.items())
+    numbers = {"cell": spec.name, "round": round, "auroc": aurocs, "edges": bins, "counts": counts}
+    return _insight(name, where, caption, told, numbers, partial(draw_histograms, panels))
+
+
+def _rows_with_histograms(results: Results, spec: Spec, round: int) -> list[Row]:
+    """The rows of a round; none where it is not complete, or its histograms were not kept."""
     rows = [row for row in results.rows(spec) if row["round"] == round]
-    if not rows or any(row.get("histogram/confidence/correct") is None for row in rows):
-        raise InputError(
-            f"Expected histograms of round {round} of {spec.name}, but there are none. "
-            "Archives keep those of the first and the last round."
-        )
+    kept = all(row.get("histogram/confidence/correct") is not None for row in rows)
+    return rows if kept and round <= results.rounds(spec) else []
+
+
+def _counts(rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
     return {
         name: {kind: _added([row[f"histogram/{name}/{kind}"] for row in rows]) for kind in KINDS} for name in _WORDS
     }
@@ -189,8 +210,8 @@ def _added(histograms: Sequence[Sequence[int]]) -> list[int]:
     return [sum(counts) for counts in zip(*histograms, strict=True)]
 
 
-def _auroc(results: Results, spec: Spec, round: int, measure: str) -> float:
-    found = [row.get(measure) for row in results.rows(spec) if row["round"] == round]
+def _auroc(rows: Sequence[Row], measure: str) -> float:
+    found = [row.get(measure) for row in rows]
     return statistics.fmean(float("nan") if value is None else value for value in found)
 
 
@@ -198,8 +219,8 @@ def _cosine(value: float | None) -> str:
     return "unknown" if value is None else number(value, 2)
 
 
-def _itself(drawing: Drawing) -> Drawing:
-    return drawing
+def _one_of(drawings: Callable[[], Sequence[Drawing]], index: int) -> Drawing:
+    return drawings()[index]
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  # whatever JSON knows

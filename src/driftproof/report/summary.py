@@ -2,17 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from driftproof.bench import Measured, Results
 from driftproof.bench.store import ARCHIVED
+from driftproof.bench.tables import Entry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
 from driftproof.names import expect_known
-from driftproof.report.caveats import caveats_of
+from driftproof.report.caveats import caveats, caveats_of
 from driftproof.report.claims import claims
 from driftproof.report.comparison import compared
 from driftproof.report.disagreements import FAR_OFF, far_off
@@ -24,6 +25,8 @@ from driftproof.report.protocol import protocol
 __all__ = ["archives", "beside", "filled_in", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
+_MARKED = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<quoted>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
+"""What a page quotes, from mark to mark; not closed where the next mark opens."""
 
 
 def archives(folder: Path) -> list[Results]:
@@ -51,7 +54,7 @@ def written_up(folder: Path) -> str:
             f"Expected archives in {folder}, each in a folder of its own, but there are none. "
             "`driftproof bench export` makes them of results folders."
         )
-    named = quotable(everything)
+    named = quotable(everything) | beside(folder)
     notes = [filled_in(path.read_text(encoding="utf-8"), named) for path in sorted(folder.glob("notes/*.md"))]
     drawn = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))
     figures = {path.relative_to(folder).as_posix(): _caption(path) for path in drawn}
@@ -101,25 +104,46 @@ def _contents(sections: Sequence[str]) -> str:
 def quotable(everything: Sequence[Results]) -> dict[str, str]:
     """What other pages can quote, by name: `claims`, `verdicts`, `table1`, `table1/tent+crowd/CIFAR-10-C/Open`.
 
-    With `@5` behind it, a number of a table is that of round 5.
+    With `@5` behind it, a number of a table is that of round 5. What was measured on some images alone says so.
 
     Args:
-        everything: The archives; of a table or number that several have, the first counts.
+        everything: The archives; of a table or number that several have, the first counts, those on all images before
+            the others.
     """
     named = {"claims": f"\n\n{_claims(everything)}\n\n", "verdicts": f"\n\n{_verdicts(everything)}\n\n"}
-    for results in everything:
+    for results in sorted(everything, key=lambda results: results.limited):
         for measured in results.tables():
-            named.setdefault(measured.table.name, f"\n\n{table_markdown(measured)}\n\n")
-            for (row, column), value in measured.values.items():
-                if value.ours is not None:
-                    text = number(value.ours) if value.complete else f"{number(value.ours)} (round {value.round})"
-                    named.setdefault(f"{measured.table.name}/{row}/{column}", text)
-            for entry in measured.table.entries:
-                for round in range(1, (results.value(entry).round or 0) + 1):
-                    then = results.value(replace(entry, round=round)).ours
-                    if then is not None:
-                        named.setdefault(f"{measured.table.name}/{entry.row}/{entry.column}@{round}", number(then))
+            few = caveats({"limit": results.shared.get("limit")})
+            table = "\n\n".join([table_markdown(measured), *few])
+            named.setdefault(measured.table.name, f"\n\n{table}\n\n")
+            for place, quotes in _quotes(results, measured):
+                if place not in named:
+                    named |= quotes
     return named
+
+
+def _quotes(results: Results, measured: Measured) -> Iterator[tuple[str, dict[str, str]]]:
+    """The name of each number that a table has, and what can be quoted of it: itself and those of single rounds."""
+    few = [f"first {results.shared['limit']} images"] if results.limited else []
+    entries = {(entry.row, entry.column): entry for entry in measured.table.entries}
+    for (row, column), value in measured.values.items():
+        if value.ours is not None:
+            place = f"{measured.table.name}/{row}/{column}"
+            early = [] if value.complete else [f"round {value.round}"]
+            single = _by_round(results, entries[row, column]) if (row, column) in entries else {}
+            quotes = {f"{place}@{round}": _quote(ours, few) for round, ours in single.items()}
+            yield place, {place: _quote(value.ours, [*early, *few]), **quotes}
+
+
+def _by_round(results: Results, entry: Entry) -> dict[int, float]:
+    """The number of every round that has been reached, as far as the entry wants it."""
+    rounds = range(1, (results.value(entry).round or 0) + 1)
+    found = {round: results.value(replace(entry, round=round)).ours for round in rounds}
+    return {round: ours for round, ours in found.items() if ours is not None}
+
+
+def _quote(ours: float, said: Sequence[str]) -> str:
+    return f"{number(ours)} ({', '.join(said)})" if said else number(ours)
 
 
 def beside(folder: Path) -> dict[str, str]:
@@ -144,12 +168,16 @@ def filled_in(text: str, named: Mapping[str, str]) -> str:
         >>> filled_in("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
         'error <!-- results:x -->12.3<!-- /results --> %'
     """
+    return _MARKED.sub(lambda match: _filled(match, named), text)
 
-    def quoted(match: re.Match[str]) -> str:
-        name = expect_known("result", match["name"], named)
-        return f"<!-- results:{name} -->{named[name]}<!-- /results -->"
 
-    return re.sub(r"<!-- results:(?P<name>.+?) -->.*?<!-- /results -->", quoted, text, flags=re.DOTALL)
+def _filled(match: re.Match[str], named: Mapping[str, str]) -> str:
+    name = expect_known("result", match["name"], named)
+    if match["quoted"] is None:
+        raise InputError(
+            f"Expected `<!-- /results -->` after `<!-- results:{name} -->`, but the next mark, or the end, comes first."
+        )
+    return f"<!-- results:{name} -->{named[name]}<!-- /results -->"
 
 
 def _claims(everything: Sequence[Results]) -> str:
