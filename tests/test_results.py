@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import runpy
 import statistics
 import sys
