@@ -540,6 +540,15 @@ def test_a_scope_knows_a_tied_parameter_by_all_its_names():
     assert list(dp.scopes.named("2.*").parameters(model)) == ["0.weight", "2.bias"]
 
 
+@pytest.mark.parametrize("scope", [dp.scopes.everything().without("layer4.*"), dp.scopes.named("0.*", "layer4.*")])
+def test_a_pattern_that_names_nothing_is_refused(scope):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    with pytest.raises(
+        dp.errors.ModelError, match=r"'layer4\.\*' to name parameters of Sequential.* 0\.weight, 0\.bias"
+    ):
+        scope.parameters(model)
+
+
 def test_a_parameter_without_entries_does_not_stand_in_the_way():
     class Placed(WideResNet):
         def __init__(self):

@@ -237,6 +237,15 @@ def test_what_selection_gains_is_told_in_the_same_round_or_not_at_all(folder, pa
     assert not any(shown["gain"] for (_, row, _), shown in page.places.items() if "+" not in row)
 
 
+def test_the_best_of_a_stream_is_told_among_those_that_came_as_far(folder):
+    results = Results(folder)
+    for stream, finding in zip(measured_streams(results), findings(results, measured_streams(results)), strict=True):
+        stopped = stream.spec.unknown is not None
+        best = [sentence for sentence in finding.what if sentence.startswith("Best ")]
+        assert all(sentence.startswith(f"Best of those that came to round {LAST}: ") == stopped for sentence in best)
+        assert len(best) == (len(stream.lines) > 1)
+
+
 def test_the_best_of_a_column_is_bold_among_those_that_came_as_far(folder, page):
     for name, round in (("table1", LAST), ("table2", 1)):
         for setting in ("Closed", "Open"):

@@ -169,6 +169,7 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
     said = caveats_of(table, results)
     assert not any("bfloat16" in sentence for sentence in said), "what was timed in it was timed longer in tf32"
     assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in said)
+    assert not any("Memory" in sentence for sentence in said), "there is no such number"
 
 
 def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_path):

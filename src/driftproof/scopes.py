@@ -17,6 +17,9 @@ from driftproof.norms import normalisation_layers
 
 __all__ = ["Everything", "Named", "NormAffine", "Nothing", "Scope", "everything", "named", "norm_affine", "nothing"]
 
+_MANY = 6
+"""Names of parameters that an error has room for."""
+
 
 @dataclass(frozen=True, repr=False)
 class Scope:
@@ -140,5 +143,17 @@ def _quoted(patterns: tuple[str, ...]) -> str:
 
 def _matching(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
     """The identities of the parameters one of whose names, a tied one has several, matches a pattern."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {id(parameter) for name, parameter in named if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise ModelError(
+                f"Expected {pattern!r} to name parameters of {type(model).__name__}, but it names none. "
+                f"Its parameters are called {_some(list(named))}."
+            )
+    return {
+        id(parameter) for name, parameter in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= _MANY else f"{', '.join(names[:_MANY])} and so on"

@@ -48,7 +48,7 @@ def computed(measured: Measured, results: Results) -> list[str]:
         results: Where they are from.
     """
     entries = _filled(measured)
-    told = (_found, _rounding, _timing)
+    told = (_found, _rounding, _counting, _timing)
     return [sentence for tell in told for sentence in tell(entries, results, measured)]
 
 
@@ -85,6 +85,11 @@ def _found(entries: Iterable[Entry], results: Results, measured: Measured) -> It
     ]
     if told:
         yield f"Found in source images: {'; '.join(told)}."
+
+
+def _counting(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+    if any(entry.measure == "memory" for entry in entries):
+        yield "Memory is counted from the shapes of a network, in MiB, as TinyTL counts it; a step really takes more."
 
 
 def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:

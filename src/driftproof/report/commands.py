@@ -28,9 +28,8 @@ def commands(results: Results) -> list[str]:
     """
     name = results.folder.resolve().name
     # Nothing can go on from an archive, so the same is measured beside it.
-    measured = shlex.quote(f"{name}-again" if (results.folder / ARCHIVED).exists() else name)
-    folder = shlex.quote(name)
-    return [*_runs(results, measured), f"driftproof bench compare {folder}", f"driftproof bench report {folder}"]
+    folder = shlex.quote(f"{name}-again" if (results.folder / ARCHIVED).exists() else name)
+    return [*_runs(results, folder), f"driftproof bench compare {folder}", f"driftproof bench report {folder}"]
 
 
 def _runs(results: Results, folder: str) -> Iterator[str]:

@@ -71,7 +71,8 @@ def domain_drawings(results: Results, streams: Sequence[Stream]) -> list[Drawing
         domains = [domain.replace("_", " ") for domain in stream.spec.domains]
         grid = Grid(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
         title = f"{_title(stream, streams)}, {stream.setting}"
-        caption = f"{_sentence(quantity.words)} in percent for each domain of round {last}."
+        marked = ", or of the round after @" if any("@" in name for name in names) else ""
+        caption = f"{_sentence(quantity.words)} in percent for each domain of round {last}{marked}."
         rows = "; ".join(f"{name} {_range(row)}" for name, row in zip(names, values, strict=True))
         name = f"domains-{len(drawings) + 1}"
         drawings.append(drawn(name, title, caption, rows, partial(draw_heat, grid)))

@@ -58,7 +58,7 @@ def conclusion(results: Results, streams: Sequence[Stream]) -> str:
     kinds = {(stream.quantity.words, stream.quantity.lower_is_better) for stream in streams}
     [(words, lower)] = kinds if len(kinds) == 1 else [("result", None)]
     comparative = "better" if lower is None else "lower" if lower else "higher"
-    exceptions = f" The exceptions: {'; '.join(others)}." if better and others else ""
+    exceptions = f" The exception{'s' * (len(others) > 1)}: {'; '.join(others)}." if better and others else ""
     last = "last round that both have come to" if early else "last round"
     return f"With selection, the {words} of the {last} is {comparative} in {better} of {_times(total)}.{exceptions}"
 
@@ -83,7 +83,9 @@ def _what(results: Results, stream: Stream) -> Iterator[str]:
     if len(last) > 1:
         best = (min if stream.quantity.lower_is_better else max)(last.values())
         names = ", ".join(name for name, value in last.items() if value == best)
-        yield f"Best in the last round: {names}, {number(best)}{_PERCENT}."
+        everybody = len(there) == len(stream.lines)
+        which = "Best in the last round" if everybody else f"Best of those that came to round {rounds}"
+        yield f"{which}: {names}, {number(best)}{_PERCENT}."
 
 
 def _compared(results: Results, stream: Stream) -> Iterator[tuple[Line, Line, list[float], list[float]]]:

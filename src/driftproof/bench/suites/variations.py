@@ -142,8 +142,9 @@ def s3() -> Suite:
         for column, variant in variants.items()
     ]
     costs = _costs(",".join(methods), trials=500, warm_up=50)
+    title = "CoTTA, closed, 50 rounds: (a) its own networks, (b) WRN-40-2 with its threshold, (c) with one derived anew"
     table = Table(
-        "s3a", "CoTTA, classification, closed, 50 rounds", (*entries, *_cost_entries(dict.fromkeys(methods, costs))),
+        "s3a", title, (*entries, *_cost_entries(dict.fromkeys(methods, costs))),
         "S3a_cotta_cls", unit="mixed",
     )  # fmt: skip
     return Suite("s3", "Comparison with CoTTA on classification", (table,), 50)
