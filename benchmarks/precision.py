@@ -64,7 +64,8 @@ def in_common(everything: list[Results]) -> list[tuple[str, list[Run]]]:
     complete = [spec for spec in streams if all(results.rounds(spec) for results in everything)]
     found = {spec: [run_of(each, spec) for each in everything] for spec in sorted(complete, key=lambda spec: spec.name)}
     compared = {spec: runs for spec, runs in found.items() if all(run.errors for run in runs)}
-    return [(title_of(spec, compared), runs) for spec, runs in compared.items()]
+    known = {spec for results in everything for spec in results.cells}
+    return [(title_of(spec, known), runs) for spec, runs in compared.items()]
 
 
 def title_of(spec: Spec, others: Iterable[Spec]) -> str:
@@ -119,16 +120,16 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
-def told_of(round: int, cells: list[tuple[str, list[Run]]], folders: list[str]) -> str:
-    """What every cell has in one round, by folder, and how far the last folder is from the first."""
-    head = f"| | {' | '.join(folders)} | difference |"
-    lines = [f"Round {round}; error, %:", "", head, "|---|" + "---:|" * (len(folders) + 1)]
-    for title, runs in cells:
-        if any(len(run.errors) < round for run in runs):
-            continue
+def told_of(round: int, cells: list[tuple[str, list[Run]]]) -> str:
+    """What every cell has in one round, in each precision, and how far the last is from the first."""
+    there = [(title, runs) for title, runs in cells if all(len(run.errors) >= round for run in runs)]
+    by_folder = zip(*(runs for _, runs in there), strict=True)
+    heads = [" or ".join(dict.fromkeys(run.precision for run in runs)) for runs in by_folder]
+    lines = [f"Round {round}; error, %:", "", f"| | {' | '.join(heads)} | difference |"]
+    lines.append("|---|" + "---:|" * (len(heads) + 1))
+    for title, runs in there:
         errors = [run.errors[round - 1] for run in runs]
-        shown = (f"{error:.2f} ({run.precision})" for run, error in zip(runs, errors, strict=True))
-        lines.append(f"| {title} | {' | '.join(shown)} | {errors[-1] - errors[0]:+.2f} |")
+        lines.append(f"| {title} | {' | '.join(f'{error:.2f}' for error in errors)} | {errors[-1] - errors[0]:+.2f} |")
     return "\n".join([*lines, ""])
 
 
@@ -145,7 +146,7 @@ def main() -> int:
         print("Expected two folders or more that share a cell, and a complete round of it.")
         return 2
     page = (
-        told_of(arguments.round, cells, [folder.name for folder in arguments.folders])
+        told_of(arguments.round, cells)
         if arguments.round
         else "\n".join(told(f"{title}; errors and shares, %:", runs) for title, runs in cells)
     )

@@ -123,6 +123,14 @@ def test_output_after_the_update(model):
     assert after.last.skipped
 
 
+def test_confidence_that_did_not_fall_is_no_novelty(model):
+    adapter = dp.tent(model, select=dp.ConfidenceDifference())
+    logits = adapter(batches(1)[0])
+    for novelty in (adapter.last.novelty, dp.scores.confidence_difference(logits, logits)):
+        assert not novelty.any()
+        assert not novelty.signbit().any(), "printed as 0, not as −0"
+
+
 def test_novelty_can_be_any_function_of_the_step(model):
     adapter = dp.tent(model, novelty=lambda step: -step.confidence_gain)
     for images in batches(3):

@@ -23,7 +23,8 @@ def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
         >>> confidence_difference(unsure, source_logits=sure) > 0.49
         tensor([True])
     """
-    return -predictions.confidence_gain(predictions.log_probabilities(logits), source_logits)
+    # Negated, what did not fall would be −0.
+    return 0 - predictions.confidence_gain(predictions.log_probabilities(logits), source_logits)
 
 
 def msp(logits: Tensor) -> Tensor:

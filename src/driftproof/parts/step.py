@@ -157,7 +157,7 @@ class Step:
     def novelty(self) -> Tensor:
         """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
         if self.compared_with_source:
-            return -self.confidence_gain
+            return 0 - self.confidence_gain  # negated, what did not fall would be −0
         return 1 - self.log_probabilities.detach().amax(dim=1).exp()
 
     @property
