@@ -825,7 +825,7 @@ def test_the_runner_adds_at_most_three_percent_to_a_step_of_the_demo(tmp_path, m
             with timed(steps):
                 real(images)
         with display, timed(run):
-            run_job(Job(spec, 1), tmp_path / str(attempt), bench, runner.Settings(), live._Lines(display))
+            run_job(Job(spec, 1), tmp_path / str(attempt), bench, runner.Settings(), live._Lines(display, [spec]))
         assert Store(tmp_path / str(attempt)).cell(spec).length == 15
         shares.append(run[0] / len(stream) / statistics.median(steps))
         if shares[-1] <= 0.03:

@@ -576,9 +576,9 @@ class Written:
 
 def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     shown, spec = Written(), Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
-    told = live._Lines(shown)
     seeded = dataclasses.replace(spec, unknown="svhn-c", seed=3)
     costs = dataclasses.replace(spec, method="tent,eata", task="costs")
+    told = live._Lines(shown, [spec, seeded, costs])
     notes = {
         Note(spec, "svhn-c/fog/5", 40): ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None),
         Note(spec, "adapting", 1, 9): ("tent on cifar10-c, closed: adapting", 1, 9),
@@ -599,7 +599,7 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
 
 def test_cells_that_would_be_called_the_same_say_what_differs():
     shown, specs = Written(), [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
-    told = live._Lines(shown)
+    told = live._Lines(shown, specs)
     for spec in specs:
         told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
     titles = [description.partition(":")[0] for description, *_ in shown.lines.values()]
@@ -616,7 +616,7 @@ def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
     spec = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
     others = [dataclasses.replace(spec, method=method) for method in ("gce", "ent")]
     monkeypatch.setattr(live, "monotonic", lambda: 0.0)
-    with live.followed() as told:
+    with live.followed([spec, *others]) as told:
         told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.0}))
         for other in others:
             told(Note(other, "failed", 0))
@@ -627,7 +627,7 @@ def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
 def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeypatch):
     spec, now = Spec("tent", "a-set-with-a-long-name", "wrn40_2", domains=("impulse_noise",)), [0.0]
     monkeypatch.setattr(live, "monotonic", lambda: now[0])
-    with live.followed() as told:
+    with live.followed([spec]) as told:
         for seconds, measure, value in [(0, "error", 12.34), (9, "error", 13.0), (10, "mean_iou", 56.78)]:
             now[0] = float(seconds)
             told(Note(spec, "adapting", 1, 2))
@@ -639,7 +639,7 @@ def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeyp
 def test_a_log_is_not_silent_while_something_is_prepared(capsys, monkeypatch):
     spec, now = Spec("tent", "camvid-c", "deeplab", domains=("fog",), measures=("iou",)), [0.0]
     monkeypatch.setattr(live, "monotonic", lambda: now[0])
-    with live.followed() as told:
+    with live.followed([spec]) as told:
         for seconds, said in [(0, "learning shares"), (5, ""), (11, "learning shares, 110 images")]:
             now[0] = float(seconds)
             told(Note(spec, "learning shares", 10 * seconds))

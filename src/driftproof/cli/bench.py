@@ -119,7 +119,7 @@ def run_command(
     store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
     if store.shared:  # what will be refused is refused before sets are made for it
         store.share(facts)
-    with followed() as told:
+    with followed(job.spec for job in jobs) as told:
         ready, failures = [], Failures(told)
         for job in jobs:
             with failures.of(job):

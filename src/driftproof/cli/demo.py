@@ -28,7 +28,7 @@ def demo_command(
 
     choice = Choice(rounds=rounds, seeds=[seed])
     jobs, workbench, store = plan(suite("demo"), choice), Digits(out, seed), Store(out)
-    with followed() as told:
+    with followed(job.spec for job in jobs) as told:
         spec = jobs[0].spec
         facts = workbench.facts(spec, staging(spec, told))
         store.share(choice.shared() | facts)

@@ -24,14 +24,14 @@ _LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
 
 
 @contextmanager
-def followed() -> "Iterator[Told]":
-    """Shows on the error stream what it is told while the context lasts.
+def followed(specs: "Iterable[Spec]") -> "Iterator[Told]":
+    """Shows on the error stream what it is told of some cells while the context lasts.
 
     In a log, where no line can change, what has been measured or is being prepared comes line by line, though not
     faster than one can read; but every failure does.
     """
     with counting() as progress:
-        lines = _Lines(progress)
+        lines = _Lines(progress, specs)
         yield lines if progress.console.is_terminal else _logged(lines, progress.console)
 
 
@@ -50,32 +50,23 @@ def _logged(lines: "_Lines", console: "Console") -> "Told":
 
 
 class _Lines:
-    def __init__(self, progress: "Progress") -> None:
+    def __init__(self, progress: "Progress", specs: "Iterable[Spec]") -> None:
         self._progress = progress
+        self._titles = _titles(specs)
         self._tasks: dict[Spec, TaskID] = {}
-        self._titles: dict[Spec, str] = {}
-        self._notes: dict[Spec, Note] = {}
         self._measured: dict[Spec, str] = {}
 
     def __call__(self, note: "Note") -> None:
-        self._notes[note.spec] = note
+        if note.spec not in self._tasks:
+            self._tasks[note.spec] = self._progress.add_task(self._titles[note.spec], total=note.total)
         if note.row is not None:
             self._measured[note.spec] = _measured(note)
-        if note.spec in self._tasks:
-            self._show(note)
-            return
-        self._tasks[note.spec] = self._progress.add_task(_name(note.spec), total=note.total)
-        self._titles = _titles(self._tasks)
-        for each in self._notes.values():  # a new cell may be called as an old one was
-            self._show(each)
+        task = self._tasks[note.spec]
+        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
 
     def line(self, note: "Note") -> str:
         """What is said of a cell."""
         return f"{self._titles[note.spec]}: {self._stage(note)}"
-
-    def _show(self, note: "Note") -> None:
-        task = self._tasks[note.spec]
-        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
 
     def _stage(self, note: "Note") -> str:
         if note.total is not None:

@@ -1,7 +1,6 @@
 """What is far from the paper, how much of that is in network and images, and what experiments say of the rest."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from driftproof.bench import Measured, Results, Value
 from driftproof.bench.suites.settings import OF_THE_FILTER, options_for
@@ -110,9 +109,5 @@ def _bears_on(experiment: Entry, entry: Entry) -> bool:
 
 
 def _change(results: Results, entry: Entry, beside: Entry) -> float | None:
-    reached = [results.value(each).round for each in (entry, beside)]
-    if None in reached:
-        return None
-    last = min(round for round in reached if round is not None)
-    ours, usual = (results.value(replace(each, round=last)).ours for each in (entry, beside))
+    ours, usual = (value.ours for value in results.together([entry, beside]))
     return None if ours is None or usual is None else ours - usual
