@@ -36,7 +36,7 @@ class Adapter(nn.Module):
 
     Every call predicts, then takes one step. The model that is passed in is copied and never touched; a second copy
     stays frozen for ever as the reference θ_o (the two share what cannot move). Bad input raises a named error or is
-    skipped with the reason in `last.skipped`; in both cases the state is what it was.
+    skipped with the reason in `last.skipped`; the state is what it was, but for buffers that the model itself writes.
 
     A method is a choice on each axis; `driftproof.methods` has the published ones, and a new one is a call of this.
 
