@@ -140,7 +140,9 @@ def longest(names: Iterable[str], size: float) -> float:
 
 
 def shortened(name: str, size: float, room: float) -> str:
-    """A name, cut where it would not fit. The mark of an early round, such as ` @2`, is not cut off.
+    """A name without its middle where it would not fit: names that begin alike differ in the end.
+
+    The mark of an early round, such as ` @2`, does not count as the end.
 
     Args:
         name: As it is.
@@ -153,9 +155,13 @@ def shortened(name: str, size: float, room: float) -> str:
     whole = name.removesuffix(mark)
     return next(
         short
-        for end in range(len(whole) - 1, -1, -1)
-        if longest([short := f"{whole[:end]}…{mark}"], size) <= room or not end
+        for kept in range(len(whole) - 1, -1, -1)
+        if longest([short := f"{_without_middle(whole, kept)}{mark}"], size) <= room or not kept
     )
+
+
+def _without_middle(name: str, kept: int) -> str:
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
 
 
 @contextmanager

@@ -35,6 +35,9 @@ _FEW = 5
 _OF_SELECTION = ("margin", "mean_entropy", "on")
 """Options that a selection brings with it."""
 
+_SYMBOLS = {"epsilon": "ε", "mean_entropy": "λ_max"}
+"""What formulas call some options."""
+
 _WATCHING = ("novelty",)
 """Options that change nothing but what is looked at."""
 
@@ -219,9 +222,13 @@ def _lines(cells: Sequence[Spec], results: Results) -> Iterable[Line]:
         variants = _grouped(same, lambda spec: spec.options)
         differing = _differing([dict(options) for options in variants])
         for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], differing)):
-            variant = ", ".join(f"{key}={value}" for key, value in options if key in differing)
+            variant = ", ".join(_option(key, value) for key, value in options if key in differing)
             longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}  # some differ in what is measured
             yield Line(method, variant, tuple(longest[seed] for seed in sorted(longest)))
+
+
+def _option(name: str, value: Any) -> str:  # noqa: ANN401  # whatever an option may be
+    return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
 def _ascending(options: Sequence[tuple[str, Any]], differing: Container[str]) -> list[tuple[str, bool, Any]]:
