@@ -159,7 +159,10 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
         spec = replace(costs.with_options(trials=trials), seed=seed)
         cell, rows = (
             Store(tmp_path).cell(spec),
-            [{"round": 1, "domain": name, "milliseconds": 5.0} for name in spec.method.split(",")],
+            [
+                {"round": 1, "domain": name, "milliseconds": 5.0, "memory": 7.0, "peak": 3 * 2**20}
+                for name in spec.method.split(",")
+            ],
         )
         with cell.held():
             cell.begin(spec, {})
@@ -169,7 +172,9 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
     said = caveats_of(table, results)
     assert not any("bfloat16" in sentence for sentence in said), "what was timed in it was timed longer in tf32"
     assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in said)
-    assert not any("Memory" in sentence for sentence in said), "there is no such number"
+    (peaks,) = (sentence for sentence in said if "allocated" in sentence)
+    assert peaks.endswith(", in MiB: ent 3, swr 3, tent 3, eata 3, tent+crowd 3.")
+    assert any(sentence.startswith("Memory is counted") for sentence in said)
 
 
 def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_path):

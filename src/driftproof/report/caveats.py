@@ -88,8 +88,20 @@ def _found(entries: Iterable[Entry], results: Results, measured: Measured) -> It
 
 
 def _counting(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
-    if any(entry.measure == "memory" for entry in entries):
-        yield "Memory is counted from the shapes of a network, in MiB, as TinyTL counts it; a step really takes more."
+    """That memory is counted and not measured, and what was measured."""
+    counted = [entry for entry in entries if entry.measure == "memory"]
+    peaks = {
+        entry.row: row["peak"]
+        for entry in counted
+        for run in measured.values[entry.row, entry.column].runs
+        for row in results.rows(run)
+        if row["domain"] == entry.domain and row.get("peak") is not None
+    }
+    if counted:
+        yield "Memory is counted from the shapes of a network, in MiB, as TinyTL counts it."
+    if peaks:
+        told = ", ".join(f"{row} {peak / 2**20:.0f}" for row, peak in peaks.items())
+        yield f"The most that the device had allocated during a step, in MiB: {told}."
 
 
 def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
