@@ -32,7 +32,7 @@ MADE = {name: make() for name, make in SUITES.items()}
 TABLES = {table.name: table for made in MADE.values() for table in made.tables}
 CELLS = {name: list(made.specs()) for name, made in MADE.items()}
 CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates")
-OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices", "endurance")
+OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices", "endurance", "milder")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
 
 
@@ -142,7 +142,7 @@ def test_a_number_is_made_of_the_cells_it_says():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices", "endurance")]
+    "name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices", "endurance", "milder")]
 )
 def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_papers_size(name):
     unknown = {
@@ -371,6 +371,7 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
             *({}, {"strength": 2.5}, {"strength": 10.0}, {"strength": 25.0}, {"strength": 2500.0}),
             *({"prototypes": False}, {"anchor": "source"}),
         ],
+        "swr+crowd": [{}, {"strength": 2.5}, {"strength": 25.0}],
         "tent+crowd": [{}, {"batch_size": 400}, {"source_statistics": "source"}, {"average_over": "batch"}],
         "eata": [{}, {"redundancy": 0.1}, {"redundancy": 0.05}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
         "gce": [{}, {"output": "after"}, {"q": 0.1}, {"lr": 3e-3}, {"lr": 3e-4}, {"lr": 1e-4}, {"batch_size": 400}],
@@ -395,23 +396,40 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
     assert len(seen["tent"]) - sum(images == "tiny-imagenet-c" for images, *_ in seen["tent"]) == 4 * 5 - 2
     for method, ways in choices.items():
         assert len(seen[method]) == len(set(seen[method]))
-        if method not in ("eata", "tent"):
+        if method not in ("eata", "tent", "swr+crowd"):
             assert len(seen[method]) == 4 * len(ways) - 2 * ({"batch_size": 400} in ways)
+    assert {images for images, *_ in seen["swr+crowd"]} == {"cifar10-c"}, "where the paper's SWR is far from ours"
+    assert len(seen["swr+crowd"]) == 2 * len(choices["swr+crowd"])
     asked = {images for images, _, way in seen["eata"] if "redundancy" in way}
     assert asked == {"cifar100-c"}, "ε is in question where there are a hundred classes"
 
 
 def test_endurance_goes_on_with_cells_of_the_choice_of_pace():
-    paces = {
+    paces = {spec for entry in TABLES["choice_pace"].entries for spec in entry.specs if spec.unknown is None}
+    rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4)) | {"ent": (1e-4, 3e-5)}
+    fallen = {(method, "cifar100-c") for method in rates} | {("ent", "cifar10-c")}
+    assert set(CELLS["endurance"]) == {
         spec
-        for entry in TABLES["choice_pace"].entries
-        for spec in entry.specs
-        if spec.images == "cifar100-c" and spec.unknown is None and spec.method in ("tent", "gce")
+        for spec in paces
+        if (spec.method, spec.images) in fallen and dict(spec.options)["lr"] in rates[spec.method]
     }
-    assert set(CELLS["endurance"]) == {spec for spec in paces if dict(spec.options)["lr"] in (1e-3, 3e-4)}
-    assert len(CELLS["endurance"]) == 4
+    assert len(CELLS["endurance"]) == 2 * len(fallen)
     assert MADE["endurance"].rounds > MADE["open_choices"].rounds
     assert {entry.round for entry in TABLES["choice_endurance"].entries} == {MADE["endurance"].rounds}
+
+
+def test_milder_streams_differ_from_the_papers_in_severity_alone():
+    papers = {
+        (spec.method, spec.options) if spec.method != "tent" else (spec.method, (("lr", 1e-3),))
+        for spec in CELLS["table1"]
+        if (spec.images, spec.unknown) == ("cifar100-c", None)
+    }
+    for spec in CELLS["milder"]:
+        assert (spec.method, spec.options) in papers
+        assert (spec.images, spec.unknown, spec.model) == ("cifar100-c", None, "wrn40_2")
+        assert (spec.domains, spec.batch_size, spec.limit) == (CORRUPTIONS, 200, None)
+    tried = [(spec.method, spec.severity) for spec in CELLS["milder"]]
+    assert sorted(tried) == sorted((method, n) for method in ("bn_adapt", "gce", "ent", "tent", "eata") for n in (3, 4))
 
 
 def test_every_method_that_differs_from_the_paper_has_an_experiment_of_its_own():

@@ -7,7 +7,7 @@ from driftproof.bench.suites.demo import demo
 from driftproof.bench.suites.driving import s1, s3b, s4, table3, table4
 from driftproof.bench.suites.long_and_short import table1, table2, table5
 from driftproof.bench.suites.looking_in import gradients, rules
-from driftproof.bench.suites.open_choices import endurance, open_choices
+from driftproof.bench.suites.open_choices import endurance, milder, open_choices
 from driftproof.bench.suites.variations import s2, s3, s5, table6, table7, table8
 from driftproof.bench.tables import Suite
 from driftproof.names import expect_known
@@ -19,7 +19,7 @@ SUITES: dict[str, Callable[[], Suite]] = {
     for make in (
         demo, table1, table2, table3, table4, table5, table6, table7, table8, s1, s2, s3, s3b, s4, s5,
         camvid, camvid_x10, camvid_x100, camvid_x1000, camvid_parts, camvid_rates,
-        rules, gradients, open_choices, endurance,
+        rules, gradients, open_choices, endurance, milder,
     )
 }  # fmt: skip
 
