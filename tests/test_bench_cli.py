@@ -28,6 +28,7 @@ from driftproof.cli.fitting import FittingProgress
 from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, WideResNet, build, save_checkpoint
+from driftproof.streams import Shuffled, Stored
 
 # Official files
 
@@ -102,6 +103,23 @@ def test_a_published_set_is_read_where_it_is(files):
     assert not (files.data / "CIFAR-10-C-made").exists()
     limited = files.stream(on_cifar10("fog", limit=5), rounds=1)
     assert torch.equal(images_of(limited), stored[:5] / 255)
+
+
+def test_a_seed_other_than_the_first_puts_the_images_in_an_order_of_its_own(files):
+    write_cifar10_c(files.data, "fog")
+    stored, first, second, again = (
+        list(files.stream(on_cifar10("fog", unknown="svhn-c", seed=seed), rounds=1)) for seed in (0, 1, 2, 1)
+    )
+    assert torch.equal(images_of(first), images_of(again))
+    orders = [images_of(batches)[torch.cat([batch.known for batch in batches])] for batches in (stored, first, second)]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(orders, 2))
+    alike = [sorted(image.flatten().tolist() for image in images) for images in orders]
+    assert alike[0] == alike[1] == alike[2], "the same images"
+
+
+def test_the_frames_of_a_drive_keep_their_order_whatever_the_seed():
+    assert SETS["camvid-c"].order(0) == SETS["camvid-c"].order(1) == Stored()
+    assert SETS["tiny-imagenet-c"].order(0) == Shuffled(0) != SETS["tiny-imagenet-c"].order(1)
 
 
 def test_a_few_images_of_a_set_that_is_not_there_are_computed_and_nothing_is_kept(files):

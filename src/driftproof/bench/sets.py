@@ -61,8 +61,11 @@ class StreamedSet:
         return Domain(name, images) if self.scenes is None else scene_domain(name, self.scenes(root, name), images)
 
     def order(self, seed: int) -> Order:
-        """In which order the images come."""
-        return Shuffled(seed) if self.shuffled else Stored()
+        """In which order the images come: seed 0 keeps the paper's, any other draws its own, but for frames of a drive.
+
+        Without that, seeds would repeat the same run: most methods draw nothing at random.
+        """
+        return Shuffled(seed) if self.shuffled or (seed and self.scenes is None) else Stored()
 
 
 def _published_or_made(

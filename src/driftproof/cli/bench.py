@@ -62,7 +62,9 @@ def run_command(
         bool | None, typer.Option("--open/--closed", help="Only with, or only without, unknown images.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many images of each domain.")] = None,
-    seeds: Annotated[str, typer.Option(help="One run for each, separated by commas.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(help="One run for each, separated by commas; 0 is the paper's order of images.")
+    ] = "0",
     task: Annotated[str | None, typer.Option(help="Only cells that do this: stream, costs or gradients.")] = None,
     trials: Annotated[int | None, typer.Option(help="How often a step is timed where costs are measured.")] = None,
     replace: Annotated[
