@@ -33,15 +33,20 @@ SELECTION = {
 
 @dataclass(frozen=True)
 class Run:
-    """A cell as one folder has it: how it was computed, its error in each round, and what it selected there."""
+    """A cell as one folder has it: how the rows of each round were computed, its error there, and what it selected."""
 
-    precision: str
+    precisions: list[list[str]]
     engine: str
     errors: list[float]
     selection: dict[str, list[float]]
 
+    def precision(self, round: int | None = None) -> str:
+        """How it was computed, in one round or altogether."""
+        rounds = self.precisions if round is None else self.precisions[round - 1 : round]
+        return ", then ".join(dict.fromkeys(itertools.chain.from_iterable(rounds)))
+
     def __str__(self) -> str:
-        return f"{self.precision} ({self.engine})"
+        return f"{self.precision()} ({self.engine})"
 
 
 def run_of(results: Results, spec: Spec) -> Run:
@@ -50,11 +55,12 @@ def run_of(results: Results, spec: Spec) -> Run:
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
     engines = dict.fromkeys(one["engine"] for one in conditions[: len(alike)])
-    rounds = len(alike) // len(spec.domains)
+    each = len(spec.domains)
+    rounds = len(alike) // each
+    precisions = [alike[each * round : each * (round + 1)] for round in range(rounds)]
     there = [measure for measure in SELECTION if measure in results.cells[spec].rows[0]]
     selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
-    words = (", then ".join(dict.fromkeys(alike)), ", then ".join(engines))
-    return Run(*words, results.per_round(spec)[:rounds], selection)
+    return Run(precisions, ", then ".join(engines), results.per_round(spec)[:rounds], selection)
 
 
 def in_common(everything: list[Results]) -> list[tuple[str, list[Run]]]:
@@ -121,10 +127,10 @@ def told(title: str, runs: list[Run]) -> str:
 
 
 def told_of(round: int, cells: list[tuple[str, list[Run]]]) -> str:
-    """What every cell has in one round, in each precision, and how far the last is from the first."""
+    """What every cell has in one round, as each folder computed that, and how far the last is from the first."""
     there = [(title, runs) for title, runs in cells if all(len(run.errors) >= round for run in runs)]
     by_folder = zip(*(runs for _, runs in there), strict=True)
-    heads = [" or ".join(dict.fromkeys(run.precision for run in runs)) for runs in by_folder]
+    heads = [" or ".join(dict.fromkeys(run.precision(round) for run in runs)) for runs in by_folder]
     lines = [f"Round {round}; error, %:", "", f"| | {' | '.join(heads)} | difference |"]
     lines.append("|---|" + "---:|" * (len(heads) + 1))
     for title, runs in there:
@@ -155,7 +161,7 @@ def main() -> int:
         with written_whole(arguments.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
     pairs = [] if arguments.round else [pair for _, runs in cells for pair in apart(runs)]
-    within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision != other.precision)
+    within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision() != other.precision())
     return 0 if within else 1
 
 

@@ -170,8 +170,11 @@ def test_no_line_begins_with_a_quoted_number():
     assert not broken
 
 
-@pytest.mark.parametrize(("page", "folder", "round"), [("first", "first-rounds", 1), ("later", "defaults", 5)])
-def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, folder, round):
+@pytest.mark.parametrize(
+    ("page", "folder", "round"),
+    [("first", "first-rounds", 1), ("open", "bf16-first", 1), ("again", "again", 1), ("later", "defaults", 5)],
+)
+def test_single_rounds_that_were_computed_twice_follow_from_the_archived_rows(page, folder, round):
     kept = {json.dumps(cell["spec"]): cell for cell in cells_of(ROOT / "results" / "classification")}
     both = ((cell, kept[json.dumps(cell["spec"])]) for cell in cells_of(SPEED / folder))
     pairs = [[statistics.fmean(rows_of(cell)[round - 1]) for cell in pair] for pair in both]
@@ -180,8 +183,8 @@ def test_single_rounds_of_two_precisions_follow_from_the_archived_rows(page, fol
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
 
 
-def measure(folder, spec, errors, precision):
-    """A cell with one row for every error, computed in one precision."""
+def measure(folder, spec, errors, *precisions):
+    """A cell with one row for every error, computed in one precision, or each in its own."""
     places = [(round, domain) for round in range(1, len(errors) + 1) for domain in spec.domains]
     rows = [
         {"round": round, "domain": domain, "error": error}
@@ -190,7 +193,8 @@ def measure(folder, spec, errors, precision):
     cell = Store(folder).cell(spec)
     with cell.held():
         cell.begin(spec, {})
-        cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision}] * len(rows))
+        each = precisions * len(rows) if len(precisions) == 1 else precisions
+        cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each])
 
 
 def compared_precisions(monkeypatch, capsys, *words):
@@ -246,6 +250,35 @@ def test_what_has_no_round_in_common_is_not_compared(tmp_path, monkeypatch, caps
         code, page = compared_precisions(monkeypatch, capsys, *folders, *words)
         assert code == 0
         assert page.count(" on cifar10-c") == page.count("ent on cifar10-c, closed") == 1
+
+
+def test_a_round_is_said_to_be_computed_as_it_was_whatever_the_others_were(tmp_path, monkeypatch, capsys):
+    spec = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog", "snow"))
+    measure(tmp_path / "a", spec, [10.0] * 6, "fp32", "fp32", "fp32", "tf32", "tf32", "tf32")
+    measure(tmp_path / "b", spec, [10.0] * 6, "bf16")
+    for round, words in ((None, "fp32, then tf32 (eager)"), (1, "fp32"), (2, "fp32, then tf32"), (3, "tf32")):
+        options = () if round is None else ("--round", round)
+        _, page = compared_precisions(monkeypatch, capsys, tmp_path / "a", tmp_path / "b", *options)
+        head = next(line for line in page.splitlines() if line.startswith("| |"))
+        assert head.split(" | ")[1] == words
+
+
+@pytest.mark.parametrize("images", ["cifar10-c", "cifar100-c"])
+def test_what_tent_ends_with_is_what_one_of_the_classes_would_leave(images, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page_of = runpy.run_path(str(ROOT / "benchmarks" / "collapsed.py"))["page_of"]
+    folder = ROOT / "results" / "collapsed"
+    found = json.loads((folder / f"{images}.json").read_text())
+    assert (folder / f"{images}.md").read_text() == page_of(found["classes"], found["protocol"])
+    (tent,) = (
+        cell
+        for cell in cells_of(ROOT / "results" / "classification")
+        if (cell["spec"]["method"], cell["spec"]["images"]) == ("tent", images) and cell["spec"]["unknown"]
+    )
+    names = [f"{protocol}/{kind}" for protocol in ("including", "excluding") for kind in ("auroc", "fpr")]
+    ends = [measured_in(tent, f"confidence_difference/{name}", 50) for name in names]
+    apart = [max(abs(scores[name] - end) for name, end in zip(names, ends, strict=True)) for scores in found["classes"]]
+    assert min(apart) < 3, "counted on a fifth of the images, in other digits"
 
 
 def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorded_steps():

@@ -17,12 +17,13 @@ FAR_OFF = 3.0
 _HEAD = ["table", "method", "setting", "ours", "paper", "difference", "BN Adapt's", "what experiments change"]
 _LEGEND = (
     "BN Adapt learns nothing: its difference is that of the network and the images. The last column tells by how many "
-    "points the error changes where one choice is made differently, on the held-out corruptions of the table named, in "
-    "the last round that both have reached. Numbers from an earlier round than the paper's are not listed."
+    "points the error changes where one choice is made differently, on the held-out or milder corruptions of the table "
+    "named, in the last round that both have reached. Numbers from an earlier round than the paper's are not listed."
 )
 
 _BATCH_SIZE = 200
-_Experiment = tuple[Measured, Results]
+_Filled = tuple[Measured, Results]
+"""A table, and the archive that fills it."""
 
 
 def far_off(everything: Sequence[Results]) -> str:
@@ -33,10 +34,9 @@ def far_off(everything: Sequence[Results]) -> str:
     """
     whole = [results for results in everything if not results.limited]
     tables = [(measured, results) for results in whole for measured in results.tables()]
-    experiments = [(measured, results) for measured, results in tables if measured.table.name.startswith("choice_")]
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for measured, results in tables:
-        for told, setting in _far_off(measured, results, experiments):
+        for told, setting in _far_off(measured, results, tables):
             found.setdefault(told, []).append((f"`{measured.table.name}`", setting))
     rows = []
     for (method, *numbers), places in found.items():
@@ -45,9 +45,7 @@ def far_off(everything: Sequence[Results]) -> str:
     return f"{markdown_table(_HEAD, rows)}\n\n{_LEGEND}" if rows else "None."
 
 
-def _far_off(
-    measured: Measured, results: Results, experiments: Sequence[_Experiment]
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def _far_off(measured: Measured, results: Results, tables: Sequence[_Filled]) -> Iterator[tuple[tuple[str, ...], str]]:
     """What is told of each such number, and its setting; of one that several tables show, the same is told."""
     for entry in measured.table.entries:
         value = measured.values[entry.row, entry.column]
@@ -56,32 +54,49 @@ def _far_off(
             numbers = number(value.ours or 0.0, 2), number(value.paper or 0.0, 2), signed(value.difference or 0.0, 2)
             beside = "" if bystander is None else signed(bystander, 2)
             rest = (value.difference or 0.0) - (bystander or 0.0)
-            yield (entry.row, *numbers, beside, _told(entry, results, experiments, rest)), entry.column
+            yield (entry.row, *numbers, beside, _told(entry, results, tables, rest)), entry.column
 
 
 def _is_far_off(value: Value) -> bool:
     return value.complete and value.difference is not None and abs(value.difference) > FAR_OFF
 
 
-def _told(entry: Entry, results: Results, experiments: Sequence[_Experiment], rest: float) -> str:
+def _told(entry: Entry, results: Results, tables: Sequence[_Filled], rest: float) -> str:
     """What is known of the reasons for a number, of which so much is not in network and images."""
     apart = caveats({"replaced": concerning(entry.specs, results.shared)["replaced"]})
-    return "<br>".join([*apart, *_reasons(entry, results, experiments, rest)])
+    return "<br>".join([*apart, *_reasons(entry, results, tables, rest)])
 
 
-def _reasons(entry: Entry, results: Results, experiments: Sequence[_Experiment], rest: float) -> list[str]:
+def _reasons(entry: Entry, results: Results, tables: Sequence[_Filled], rest: float) -> list[str]:
     if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
         return ["learns nothing"]
+    if entry.measure != "error":
+        return _errors(tables, entry) or ["not tried yet"]
     method = entry.specs[0].method
-    tried = _tried(experiments, entry, method)
+    tried = _tried(tables, entry, method)
     if tried or abs(rest) <= FAR_OFF:
         return tried or ["BN Adapt is as far off"]
-    return _tried(experiments, entry, method.partition("+")[0]) or ["not tried yet"]
+    return _tried(tables, entry, method.partition("+")[0]) or ["not tried yet"]
 
 
-def _tried(experiments: Sequence[_Experiment], entry: Entry, method: str) -> list[str]:
+def _errors(tables: Sequence[_Filled], entry: Entry) -> list[str]:
+    """How far off the error of the same run is in the same round, which whatever else is measured of it goes with."""
     told = []
-    for measured, results in experiments:
+    for measured, _ in tables:
+        for other in measured.table.entries:
+            value = measured.values[other.row, other.column]
+            alike = (other.specs, other.measure, other.round) == (entry.specs, "error", entry.round)
+            if alike and value.complete and value.difference is not None:
+                off = f"{number(value.ours or 0.0, 2)}, the paper's {number(value.paper or 0.0, 2)}"
+                told.append(f"`{measured.table.name}`: the error of {other.row} is {off}")
+    return told
+
+
+def _tried(tables: Sequence[_Filled], entry: Entry, method: str) -> list[str]:
+    told = []
+    for measured, results in tables:
+        if not measured.table.name.startswith("choice_"):
+            continue
         entries = [
             other for other in measured.table.entries if other.specs[0].method == method and _bears_on(other, entry)
         ]

@@ -1,0 +1,55 @@
+"""Table 5's numbers of a network that answers one class alone, against the measure that a stream is read with."""
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftproof.bench.measures import MEASURES
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        return runpy.run_path(str(BENCHMARKS / "collapsed.py"))
+
+
+@given(classes=st.integers(2, 5), seed=st.integers(0, 2**16), data=st.data())
+def test_scores_of_a_collapsed_network_are_those_measured_of_one(script, classes, seed, data):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-1, classes, (60,), generator=generator)
+    original = 3 * torch.randn(60, classes, generator=generator)
+    left = data.draw(st.sampled_from(labels[labels >= 0].unique().tolist()))
+    collapsed = torch.full_like(original, -1000.0)
+    collapsed[:, left] = 1000.0
+    sure = original.softmax(dim=1)
+    novelty = torch.stack([row[top] - float(top == left) for row, top in zip(sure, sure.argmax(dim=1), strict=True)])
+    measure = MEASURES["scores"](torch.device("cpu"))
+    measure.add(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
+    expected = measure.result()
+    found = script["scores_of"](original, labels, left)
+    for name in ("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr"):
+        assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"], nan_ok=True)
+    taken = [top == left for top, label in zip(sure.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0]
+    assert found["taken"] == pytest.approx(100 * sum(taken) / len(taken) if taken else float("nan"), nan_ok=True)
+
+
+def test_of_many_classes_as_many_are_shown_as_fit_from_the_lowest_to_the_highest(script):
+    def scores(rank):
+        return dict.fromkeys(("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr", "taken"), rank)
+
+    page = script["page_of"]([scores(float(99 - left)) for left in range(100)], {"images": "some"})
+    shown = [int(line.split()[1]) for line in page.splitlines() if line.startswith("| ") and line.split()[1].isdigit()]
+    assert len(shown) == script["SHOWN"]
+    assert shown == sorted(shown, reverse=True)
+    assert (shown[0], shown[-1]) == (99, 0)
+    assert "99 | 0.0 | 0.0" in page
+    assert page.endswith("images some\n")
