@@ -56,8 +56,8 @@ results: setup
 	  --out results/speed/precision-first.md
 	$(BIN)/python benchmarks/precision.py results/speed/bf16-first results/classification --round 1 \
 	  --out results/speed/precision-open.md
-	$(BIN)/python benchmarks/precision.py results/speed/again results/classification --round 1 \
-	  --out results/speed/precision-again.md
+	$(BIN)/python benchmarks/precision.py results/speed/before results/classification --round 1 \
+	  --out results/speed/precision-before.md
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
 	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))

@@ -25,6 +25,7 @@ from driftproof.bench import Spec
 from driftproof.bench.conditions import hardware
 from driftproof.bench.suites.settings import corrupted
 from driftproof.bench.workbench import Files
+from driftproof.corruptions import find_frost_photos
 from driftproof.metrics import auroc, fpr_at_tpr
 from driftproof.scores import confidence_difference
 from tables import conditions, write
@@ -33,6 +34,9 @@ CERTAIN = 1e4
 """A logit beside which all others, at zero, come to nothing."""
 
 PROTOCOLS = {"including": "wrong and unknown", "excluding": "unknown"}
+"""The paper's two, and what is to be told from right answers under each."""
+
+MEASURES = {"auroc": "AUROC", "fpr": "FPR@TPR95"}
 SHOWN = 10
 """Classes in a table; of more, as many in even steps from the lowest AUROC to the highest."""
 
@@ -43,7 +47,8 @@ def answers(files: Files, spec: Spec, device: str) -> Iterator[tuple[Tensor, Ten
     for domain, batches in itertools.groupby(files.stream(spec, rounds=1), key=lambda batch: batch.domain):
         seen = [(original(batch.images.to(device)).cpu(), batch.labels) for batch in batches]
         logits, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        print(f"{domain}: error {100 * float((logits.argmax(dim=1) != labels)[labels >= 0].float().mean()):.2f} %")
+        wrong = (logits.argmax(dim=1) != labels)[labels >= 0].float().mean()
+        print(f"{domain}: error {100 * float(wrong):.2f} %", flush=True)
         yield logits, labels
 
 
@@ -59,26 +64,22 @@ def scores_of(logits: Tensor, labels: Tensor, left: int) -> dict[str, float]:
     familiarity = -confidence_difference(collapsed, source_logits=logits)
     right = labels == left
     found = {"taken": 100 * float((logits.argmax(dim=1) == left)[labels < 0].float().mean())}
-    for protocol, negatives in {"including": ~right, "excluding": labels < 0}.items():
+    for protocol, negatives in zip(PROTOCOLS, (~right, labels < 0), strict=True):
         found[f"{protocol}/auroc"] = 100 * auroc(familiarity[right], familiarity[negatives])
         found[f"{protocol}/fpr"] = 100 * fpr_at_tpr(familiarity[right], familiarity[negatives])
     return found
 
 
-def page_of(by_class: list[dict[str, float]], protocol: dict[str, Any]) -> str:
+def page_of(by_class: dict[str, dict[str, float]], protocol: dict[str, Any]) -> str:
     """The classes in order of their AUROC, as a page of Markdown."""
-    ranked = sorted(range(len(by_class)), key=lambda left: by_class[left]["including/auroc"])
+    ranked = sorted(by_class, key=lambda left: by_class[left]["including/auroc"])
     steps = torch.linspace(0, len(ranked) - 1, min(SHOWN, len(ranked))).round().long().tolist()
-    measures = [
-        (f"{protocol}/{name}", name, words) for protocol, words in PROTOCOLS.items() for name in ("auroc", "fpr")
-    ]
-    titles = {"auroc": "AUROC", "fpr": "FPR@TPR95"}
-    heads = [f"{titles[name]}, {words}" for _, name, words in measures]
+    heads = [f"{title}, {words}" for words in PROTOCOLS.values() for title in MEASURES.values()]
     lines = ["| class that is left | " + " | ".join(heads) + " | unknown images that the original took for it |"]
     lines.append("|---|" + "---:|" * (len(heads) + 1))
+    shown = [*(f"{told}/{measure}" for told in PROTOCOLS for measure in MEASURES), "taken"]
     for left in (ranked[step] for step in steps):
-        numbers = [by_class[left][measure] for measure, *_ in measures] + [by_class[left]["taken"]]
-        lines.append(f"| {left} | " + " | ".join(f"{number:.1f}" for number in numbers) + " |")
+        lines.append(f"| {left} | " + " | ".join(f"{by_class[left][name]:.1f}" for name in shown) + " |")
     return "\n".join([*lines, *conditions(protocol)])
 
 
@@ -94,17 +95,23 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for a page, and for JSON beside it")
     arguments = parser.parse_args()
     spec = replace(corrupted("bn_adapt", arguments.images, "wrn40_2", unknown="svhn-c"), limit=arguments.limit)
+    photos = find_frost_photos(arguments.frost)  # found missing here, not at the ninth domain
     files = Files(arguments.data, arguments.weights, arguments.frost, device=arguments.device)
     domains = list(answers(files, spec, arguments.device))
-    by_class = [
-        {measure: fmean(found[measure] for found in everywhere) for measure in everywhere[0]}
-        for left in range(domains[0][0].shape[1])
-        for everywhere in [[scores_of(logits, labels, left) for logits, labels in domains]]
-    ]
+    logits, labels = domains[0]
+    by_class = {
+        str(left): {measure: fmean(found[measure] for found in everywhere) for measure in everywhere[0]}
+        for left in range(logits.shape[1])
+        if (labels == left).any()  # among few images not every class is there
+        for everywhere in [[scores_of(*domain, left) for domain in domains]]
+    }
     protocol = {
         "images": spec.images,
         "of each domain": spec.limit or "all",
+        "severity": spec.severity,
         "unknown": spec.unknown,
+        "frost": photos.origin,
+        "network": spec.model,
         "batch": spec.batch_size,
         "torch": torch.__version__,
         "driftproof": dp.__version__,

@@ -54,9 +54,9 @@ def run_of(results: Results, spec: Spec) -> Run:
     conditions = results.cells[spec].conditions
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
-    engines = dict.fromkeys(one["engine"] for one in conditions[: len(alike)])
     each = len(spec.domains)
     rounds = len(alike) // each
+    engines = dict.fromkeys(one["engine"] for one in conditions[: rounds * each])
     precisions = [alike[each * round : each * (round + 1)] for round in range(rounds)]
     there = [measure for measure in SELECTION if measure in results.cells[spec].rows[0]]
     selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
@@ -126,11 +126,12 @@ def told(title: str, runs: list[Run]) -> str:
     return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
 
 
-def told_of(round: int, cells: list[tuple[str, list[Run]]]) -> str:
+def told_of(round: int, names: list[str], cells: list[tuple[str, list[Run]]]) -> str:
     """What every cell has in one round, as each folder computed that, and how far the last is from the first."""
     there = [(title, runs) for title, runs in cells if all(len(run.errors) >= round for run in runs)]
     by_folder = zip(*(runs for _, runs in there), strict=True)
-    heads = [" or ".join(dict.fromkeys(run.precision(round) for run in runs)) for runs in by_folder]
+    kinds = [" or ".join(dict.fromkeys(run.precision(round) for run in runs)) for runs in by_folder]
+    heads = [f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True)]
     lines = [f"Round {round}; error, %:", "", f"| | {' | '.join(heads)} | difference |"]
     lines.append("|---|" + "---:|" * (len(heads) + 1))
     for title, runs in there:
@@ -152,7 +153,7 @@ def main() -> int:
         print("Expected two folders or more that share a cell, and a complete round of it.")
         return 2
     page = (
-        told_of(arguments.round, cells)
+        told_of(arguments.round, [folder.name for folder in arguments.folders], cells)
         if arguments.round
         else "\n".join(told(f"{title}; errors and shares, %:", runs) for title, runs in cells)
     )

@@ -70,6 +70,19 @@ def test_more_rounds_later_equal_more_rounds_at_once(tmp_path):
     assert all(len(cell.rows) == 12 for cell in Store(tmp_path / "later").cells())
 
 
+def test_a_run_in_another_order_is_not_gone_on_with(tmp_path):
+    first, other = (replace(spec_of("tent"), seed=seed) for seed in (0, 1))
+    run_locally([Job(first, 1), Job(other, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
+    store = Store(tmp_path)
+    assert "order" not in store.cell(first).protocol
+    assert store.cell(other).protocol["order"] == "Shuffled(seed=1)"
+    path = store.cell(other).folder / "spec.json"
+    path.write_text(path.read_text().replace("Shuffled(seed=1)", "Stored()"))
+    with pytest.raises(ExecutionError, match=r"order was .Stored\(\). and is .Shuffled\(seed=1\). here"):
+        run_locally([Job(other, 2)], tmp_path, SmallBench(), AT_ONCE, ignore)
+    assert store.cell(other).length == len(other.domains)
+
+
 def test_a_run_that_is_complete_is_left_alone(tmp_path):
     jobs, told = small_jobs(1), []
     run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, ignore)

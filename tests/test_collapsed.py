@@ -46,7 +46,7 @@ def test_of_many_classes_as_many_are_shown_as_fit_from_the_lowest_to_the_highest
     def scores(rank):
         return dict.fromkeys(("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr", "taken"), rank)
 
-    page = script["page_of"]([scores(float(99 - left)) for left in range(100)], {"images": "some"})
+    page = script["page_of"]({str(left): scores(float(99 - left)) for left in range(100)}, {"images": "some"})
     shown = [int(line.split()[1]) for line in page.splitlines() if line.startswith("| ") and line.split()[1].isdigit()]
     assert len(shown) == script["SHOWN"]
     assert shown == sorted(shown, reverse=True)

@@ -20,12 +20,12 @@ from driftproof.report.comparison import compared
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
 
-def put(folder, spec, rounds, error, rounded_from=None):
-    """A cell whose errors a function of the round gives, a little different in every domain."""
+def put(folder, spec, rounds, error, rounded_from=None, measure="error"):
+    """A cell whose errors, or another measure, a function of the round gives, a little different in every domain."""
     cell, random = Store(folder).cell(spec), Random(spec.name)
     moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
     rows = [
-        {"round": round, "domain": domain, "error": about(error(round), random)} | scores(spec, random)
+        {"round": round, "domain": domain, measure: about(error(round), random)} | scores(spec, random)
         for round in range(1, rounds + 1)
         for domain in spec.domains
     ]
@@ -453,8 +453,8 @@ def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
     pace, spread = tried.split("<br>")
     changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{pace};{spread}")]
     assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
-    assert pace.startswith("`choice_pace`: tent, lr = 0.0003 −")
-    assert spread.startswith("`choice_spread`: tent, λ_max = 0.5 +")
+    assert pace.startswith("`choice_pace`, round 1: tent, lr = 0.0003 −")
+    assert spread.startswith("`choice_spread`, round 1: tent, λ_max = 0.5 +")
 
 
 def test_a_score_that_is_far_from_the_paper_stands_beside_the_error_of_the_network_it_is_taken_of(finished):
@@ -466,6 +466,72 @@ def test_a_score_that_is_far_from_the_paper_stands_beside_the_error_of_the_netwo
     )
     *_, beside = listed_as_far_off(folder)["msp", "CIFAR-10/SVHN-C AUROC"]
     assert beside == f"`table1`: the error of tent is {mean_of(rows, 50):.2f}, the paper's 85.22"
+
+
+def test_an_experiment_is_told_in_its_last_round_beside_the_same_stream(tmp_path):
+    def is_tent(spec):
+        return (spec.method, spec.images, spec.setting) == ("tent", "cifar100-c", "closed")
+
+    (table1,) = (spec for spec in suite("table1").specs() if is_tent(spec))
+    put(tmp_path / "store", table1, 50, lambda round: 35.0 + round)
+    falling = {(5, 1e-3): 5.0, (5, 3e-4): 4.0, (4, 1e-3): 3.0, (4, 3e-4): 1.0, (3, 1e-3): 9.0}
+    for name in ("endurance", "milder"):
+        for spec in filter(is_tent, suite(name).specs()):
+            by = falling[spec.severity, dict(spec.options)["lr"]]
+            put(tmp_path / "tried", spec, suite(name).rounds, lambda round, by=by: 30 + by * round)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    ((_, settings),) = listed_as_far_off(tmp_path / "results")
+    found = listed_as_far_off(tmp_path / "results")["tent", settings][-1].split("<br>")
+    assert [words.rpartition(" ")[0] for words in found] == [
+        "`choice_pace`, round 2: tent, lr = 0.0003",
+        "`choice_endurance`, round 30: tent, lr = 0.0003",
+        "`choice_milder`, round 5: tent, lr = 0.0003",
+    ]
+    changes = [float(words.rpartition(" ")[2].replace("−", "-")) for words in found]
+    assert changes == pytest.approx([-2.0, -30.0, -10.0], abs=0.9)
+
+
+def test_a_number_of_the_first_round_is_not_explained_by_many_more_steps(tmp_path):
+    for spec in suite("table2").specs():
+        if (spec.method, spec.images, spec.setting) == ("tent", "cifar100-c", "closed"):
+            put(tmp_path / "store", spec, 1, lambda round: 70.0)
+    for spec in suite("endurance").specs():
+        if spec.method == "tent":
+            by = 40.0 * dict(spec.options)["lr"] / 1e-3
+            put(tmp_path / "tried", spec, 30, lambda round, by=by: 20 + by * round / 30)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    found = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-100-C/Closed"][-1].split("<br>")
+    assert [words.rpartition(" ")[0] for words in found] == [
+        "`choice_pace`, round 2: tent, lr = 0.0003",
+        "`choice_endurance`, round 4: tent, lr = 0.0003",
+    ], "four rounds of four domains are about one of fifteen"
+    changes = [float(words.rpartition(" ")[2].replace("−", "-")) for words in found]
+    assert changes == pytest.approx([-28 * 2 / 30, -28 * 4 / 30], abs=0.9)
+
+
+def test_a_change_that_two_experiments_show_is_told_once(tmp_path):
+    for spec in suite("table2").specs():
+        if (spec.method, spec.images, spec.setting) == ("ent", "cifar10-c", "closed"):
+            put(tmp_path / "store", spec, 1, lambda round: 70.0)
+    for spec in suite("endurance").specs():
+        if (spec.method, spec.images) == ("ent", "cifar10-c"):
+            put(tmp_path / "tried", spec, 2, lambda round, rate=dict(spec.options)["lr"]: 1e5 * rate)
+    for name in ("store", "tried"):
+        write_archive([tmp_path / name], tmp_path / "results" / name)
+    found = listed_as_far_off(tmp_path / "results")["ent", "CIFAR-10-C/Closed"][-1]
+    assert found.startswith("`choice_pace`, round 2: ent, lr = 3e-05 −")
+    assert "choice_endurance" not in found
+
+
+def test_what_is_measured_otherwise_than_by_its_error_may_be_as_far_off_as_what_learns_nothing(tmp_path):
+    for spec in suite("table3").specs():
+        if spec.method in ("bn_adapt", "ttn"):
+            put(tmp_path / "store", spec, 1, lambda round: 10.0, measure="mean_iou")
+    write_archive([tmp_path / "store"], tmp_path / "results" / "driving")
+    found = listed_as_far_off(tmp_path / "results")
+    assert {words[-1] for (method, _), words in found.items() if method == "ttn"} >= {"BN Adapt is as far off"}
 
 
 def test_what_is_as_far_from_the_paper_as_what_learns_nothing_needs_no_experiment(tmp_path):
@@ -500,7 +566,7 @@ def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp
     for name in ("store", "tried"):
         write_archive([tmp_path / name], tmp_path / "results" / name)
     found = listed_as_far_off(tmp_path / "results")
-    assert found["eata+crowd", "CIFAR-100-C/Open"][-1].startswith("`choice_batch`: eata, 200 + 200 ")
+    assert found["eata+crowd", "CIFAR-100-C/Open"][-1].startswith("`choice_batch`, round 1: eata, 200 + 200 ")
     assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1]
     (swr,) = (table for table in suite("open_choices").tables if table.name == "choice_swr")
     others = {entry.row for entry in swr.entries if entry.specs[0].method == "swr"} - {"swr, λ = 250"}

@@ -107,9 +107,10 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
         return
     build = partial(_built, spec, workbench.model(spec).to(settings.device), settings)
     adapter = build()
-    cell.begin(spec, described(adapter) | {"output": adapter.output})
-    visits = cell.resume(adapter)
     stream = workbench.stream(spec, rounds, staging(spec, told))  # what is missing is missed before anything is learned
+    order = {"order": str(stream.order)} if spec.seed else {}  # otherwise the set's own
+    cell.begin(spec, described(adapter) | {"output": adapter.output} | order)
+    visits = cell.resume(adapter)
     if not adapter.prepared:
         source, progress = workbench.source(spec, settings.device), staging(spec, told)
         if not adapter.statistics.prepared:

@@ -61,7 +61,7 @@ class StreamedSet:
         return Domain(name, images) if self.scenes is None else scene_domain(name, self.scenes(root, name), images)
 
     def order(self, seed: int) -> Order:
-        """In which order the images come: seed 0 keeps the paper's, any other draws its own, but for frames of a drive.
+        """In which order the images come: seed 0 keeps the set's own, any other draws one, but for frames of a drive.
 
         Without that, seeds would repeat the same run: most methods draw nothing at random.
         """

@@ -61,9 +61,11 @@ def run_command(
     opened: Annotated[
         bool | None, typer.Option("--open/--closed", help="Only with, or only without, unknown images.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many images of each domain.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many images of each domain, as they come.")
+    ] = None,
     seeds: Annotated[
-        str, typer.Option(help="One run for each, separated by commas; 0 is the paper's order of images.")
+        str, typer.Option(help="One run for each, separated by commas; all but 0 shuffle the images.")
     ] = "0",
     task: Annotated[str | None, typer.Option(help="Only cells that do this: stream, costs or gradients.")] = None,
     trials: Annotated[int | None, typer.Option(help="How often a step is timed where costs are measured.")] = None,

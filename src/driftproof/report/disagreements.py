@@ -1,8 +1,10 @@
 """What is far from the paper, how much of that is in network and images, and what experiments say of the rest."""
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from driftproof.bench import Measured, Results, Value
+from driftproof.bench import Measured, Results, Spec, Value
 from driftproof.bench.suites.settings import OF_THE_FILTER, options_for
 from driftproof.bench.tables import Entry
 from driftproof.report.caveats import caveats, concerning
@@ -18,7 +20,8 @@ _HEAD = ["table", "method", "setting", "ours", "paper", "difference", "BN Adapt'
 _LEGEND = (
     "BN Adapt learns nothing: its difference is that of the network and the images. The last column tells by how many "
     "points the error changes where one choice is made differently, on the held-out or milder corruptions of the table "
-    "named, in the last round that both have reached. Numbers from an earlier round than the paper's are not listed."
+    "named, in the last round that both have reached in about as many domains as the number took or fewer; of a score, "
+    "what the error of the same run is. Numbers from an earlier round than the paper's are not listed."
 )
 
 _BATCH_SIZE = 200
@@ -70,41 +73,53 @@ def _told(entry: Entry, results: Results, tables: Sequence[_Filled], rest: float
 def _reasons(entry: Entry, results: Results, tables: Sequence[_Filled], rest: float) -> list[str]:
     if all(results.is_steady(run) for spec in entry.specs for run in results.seeds(spec)):
         return ["learns nothing"]
-    if entry.measure != "error":
-        return _errors(tables, entry) or ["not tried yet"]
     method = entry.specs[0].method
-    tried = _tried(tables, entry, method)
+    tried = _tried(tables, entry, method) or _errors(results, entry)
     if tried or abs(rest) <= FAR_OFF:
         return tried or ["BN Adapt is as far off"]
     return _tried(tables, entry, method.partition("+")[0]) or ["not tried yet"]
 
 
-def _errors(tables: Sequence[_Filled], entry: Entry) -> list[str]:
-    """How far off the error of the same run is in the same round, which whatever else is measured of it goes with."""
+def _errors(results: Results, entry: Entry) -> list[str]:
+    """What else is measured of a run goes with its error in the same round: how far off that is."""
     told = []
-    for measured, _ in tables:
+    for measured in results.tables() if entry.measure != "error" else ():
         for other in measured.table.entries:
             value = measured.values[other.row, other.column]
-            alike = (other.specs, other.measure, other.round) == (entry.specs, "error", entry.round)
-            if alike and value.complete and value.difference is not None:
+            run = (entry.specs, "error", entry.round, entry.domain)
+            if (other.specs, other.measure, other.round, other.domain) == run and value.difference is not None:
                 off = f"{number(value.ours or 0.0, 2)}, the paper's {number(value.paper or 0.0, 2)}"
                 told.append(f"`{measured.table.name}`: the error of {other.row} is {off}")
     return told
 
 
 def _tried(tables: Sequence[_Filled], entry: Entry, method: str) -> list[str]:
-    told = []
+    """What the experiments of a method change, by table and round; a change that two tables show is told once."""
+    told: dict[str, list[str]] = {}
+    seen: set[tuple[tuple[Spec, ...], int]] = set()
     for measured, results in tables:
         if not measured.table.name.startswith("choice_"):
             continue
         entries = [
-            other for other in measured.table.entries if other.specs[0].method == method and _bears_on(other, entry)
+            replace(other, round=min(other.round, _as_many(entry, other)))
+            for other in measured.table.entries
+            if other.specs[0].method == method and _bears_on(other, entry)
         ]
-        usual = [other for other in entries if not _choice(other)]
-        changes = [(other.row, _change(results, other, usual[0])) for other in entries if usual and _choice(other)]
-        known = [f"{row} {signed(change)}" for row, change in changes if change is not None]
-        told += [f"`{measured.table.name}`: {'; '.join(known)}"] if known else []
-    return told
+        usual = {other.column: other for other in entries if not _choice(other)}
+        for other in entries:
+            if _choice(other) and other.column in usual:
+                change, round = _change(results, other, usual[other.column])
+                if change is not None and (other.specs, round) not in seen:
+                    seen.add((other.specs, round))
+                    told.setdefault(f"`{measured.table.name}`, round {round}", []).append(
+                        f"{other.row} {signed(change)}"
+                    )
+    return [f"{where}: {'; '.join(changes)}" for where, changes in told.items()]
+
+
+def _as_many(entry: Entry, experiment: Entry) -> int:
+    """How many rounds of an experiment are about as many domains as a number comes after."""
+    return math.ceil(entry.round * len(entry.specs[0].domains) / len(experiment.specs[0].domains))
 
 
 def _choice(entry: Entry) -> set[str]:
@@ -123,6 +138,9 @@ def _bears_on(experiment: Entry, entry: Entry) -> bool:
     return alike and not filtering
 
 
-def _change(results: Results, entry: Entry, beside: Entry) -> float | None:
-    ours, usual = (value.ours for value in results.together([entry, beside]))
-    return None if ours is None or usual is None else ours - usual
+def _change(results: Results, entry: Entry, beside: Entry) -> tuple[float | None, int]:
+    """By how much two entries differ, and in which round."""
+    ours, usual = results.together([entry, beside])
+    if ours.ours is None or usual.ours is None:
+        return None, 0
+    return ours.ours - usual.ours, ours.round or 0

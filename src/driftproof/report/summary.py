@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from driftproof.bench import Measured, Results
+from driftproof.bench import Measured, Results, Spec
 from driftproof.bench.store import ARCHIVED
 from driftproof.bench.tables import Entry
 from driftproof.corruptions import HELD_OUT
@@ -200,8 +200,10 @@ def _about(results: Results) -> str:
         for kind in ("images", "unknown", "model")
     )
     held_out = " under held-out corruptions" * all(spec.domains == HELD_OUT for spec in results.cells)
+    severities = sorted({spec.severity for spec in results.cells} - {Spec.severity})
+    milder = f" at severity {' and '.join(map(str, severities))}" if severities else ""
     among = f", also among unknown images of {unknown}" if unknown else ""
-    return f"{models} on {images}{held_out}{among}."
+    return f"{models} on {images}{held_out}{milder}{among}."
 
 
 def _tables(results: Results, everything: Sequence[Results]) -> str:

@@ -179,5 +179,5 @@ def milder() -> Suite:
         rows[f"{method}, lr = {usual:g}"] = cells(method, lr=usual)
         rows[f"{method}, lr = {smaller:g}"] = cells(method, "Severity 4", lr=smaller)
     title = "Without selection, on the paper's corruptions less severe"
-    note = "CIFAR-100-C without unknown images; at severity 5 these are cells of table1. Nothing is chosen here."
+    note = "CIFAR-100-C without unknown images, which table1 has at severity 5. Nothing is chosen here."
     return Suite("milder", title, (_table("milder", title, rows, _MILD_ROUNDS),), _MILD_ROUNDS, note)
