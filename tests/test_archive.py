@@ -2,16 +2,19 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from driftproof.bench import Results, Spec, Store, suite
-from driftproof.bench.archive import write_archive
+from driftproof.bench.archive import unpack, write_archive
+from driftproof.bench.executors import run_locally
 from driftproof.cli import main
 from driftproof.errors import InputError, StateError
 from driftproof.report import write_report
+from small_bench import AT_ONCE, SmallBench, ignore, small_jobs
 
 DOMAINS = ("fog", "snow", "frost")
 CONDITIONS = {"device": "cuda", "hardware": "some card", "threads": 2, "torch": "2.11", "engine": "graph"}
@@ -122,7 +125,7 @@ def test_results_that_were_made_differently_stay_apart(folder, tmp_path):
 
 def test_nothing_is_measured_in_an_archive_where_nobody_would_find_it(folder, tmp_path):
     write_archive([folder], tmp_path / "kept")
-    with pytest.raises(StateError, match=r"kept is an archive, from which nothing can go on"):
+    with pytest.raises(StateError, match=r"kept is an archive\. Choose another folder"):
         Store(tmp_path / "kept").share(Results(folder).shared)
 
 
@@ -165,3 +168,79 @@ def test_tables_and_reports_come_from_an_archive_as_from_the_folder(tmp_path, ca
             if value.ours is not None:
                 assert math.isclose(ours.values[place].ours, value.ours, abs_tol=1e-5)
     assert write_report(Results(tmp_path / "kept"), tmp_path / "report").exists()
+
+
+METHODS_THAT_LEARN = ("tent", "tent+crowd", "eata", "swr")
+
+
+@pytest.fixture(scope="module")
+def gone_on_with(tmp_path_factory):
+    """Two rounds: at once, and the second from an archive of the first."""
+    root = tmp_path_factory.mktemp("gone on")
+    once, twice = (small_jobs(rounds, methods=METHODS_THAT_LEARN) for rounds in (1, 2))
+    run_locally(twice, root / "at once", SmallBench(), AT_ONCE, ignore)
+    run_locally(once, root / "first", SmallBench(), AT_ONCE, ignore)
+    Store(root / "first").share({"limit": None})
+    write_archive([root / "first"], root / "archive", snapshots=True)
+    unpack(root / "archive", root / "unpacked")
+    run_locally(twice, root / "unpacked", SmallBench(), AT_ONCE, ignore)
+    return root, [job.spec for job in twice]
+
+
+def test_what_is_gone_on_with_from_an_archive_ends_as_if_it_had_never_been_one(gone_on_with):
+    root, specs = gone_on_with
+    at_once, unpacked, archive = Store(root / "at once"), Store(root / "unpacked"), Results(root / "archive")
+    for spec in specs:
+        count, rows = len(archive.cells[spec].rows), unpacked.cell(spec).rows
+        assert count == len(DOMAINS)
+        assert rows[:count] == archive.cells[spec].rows
+        assert rows[count:] == at_once.cell(spec).rows[count:]
+        assert unpacked.cell(spec).protocol == at_once.cell(spec).protocol
+    assert unpacked.shared == {"limit": None}
+
+
+def test_snapshots_travel_from_archive_to_archive_and_go_when_they_are_not_asked_for(gone_on_with, tmp_path):
+    root, specs = gone_on_with
+    kept = {path.name: path.read_bytes() for path in (root / "archive" / "snapshots").iterdir()}
+    assert sorted(kept) == sorted(f"{spec.name}-{len(DOMAINS)}.safetensors" for spec in specs)
+    archive = tmp_path / "archive"
+    write_archive([root / "archive"], archive, snapshots=True)
+    assert {path.name: path.read_bytes() for path in (archive / "snapshots").iterdir()} == kept
+    write_archive([archive, root / "unpacked"], archive, snapshots=True)
+    longer = [f"{spec.name}-{2 * len(DOMAINS)}.safetensors" for spec in specs]
+    assert sorted(path.name for path in (archive / "snapshots").iterdir()) == sorted(longer), "of the longest alone"
+    write_archive([archive], archive)
+    assert not list((archive / "snapshots").iterdir())
+    assert [len(cell.rows) for cell in Results(archive).cells.values()] == [2 * len(DOMAINS)] * len(specs)
+
+
+def test_an_archive_keeps_the_last_snapshot_that_its_rows_reach(gone_on_with, tmp_path):
+    root, specs = gone_on_with
+    shutil.copytree(root / "first", tmp_path / "store")
+    cell = Store(tmp_path / "store").cell(specs[0])
+    ahead = cell.folder / "snapshot-99.safetensors"  # a process died before it wrote the rows that lead up to it
+    shutil.copyfile(cell.snapshot(len(DOMAINS)), ahead)
+    write_archive([tmp_path / "store"], tmp_path / "archive", snapshots=True)
+    assert not list((tmp_path / "archive").glob("snapshots/*-99.safetensors"))
+    assert (tmp_path / "archive" / "snapshots" / f"{specs[0].name}-{len(DOMAINS)}.safetensors").exists()
+
+
+def test_only_what_can_be_gone_on_with_is_unpacked_and_only_into_a_new_folder(gone_on_with, folder, tmp_path):
+    root, _ = gone_on_with
+    write_archive([folder], tmp_path / "archive", snapshots=True)
+    for nothing in (tmp_path / "archive", root / "first", tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="Expected an archive with snapshots"):
+            unpack(nothing, tmp_path / "unpacked")
+    assert not (tmp_path / "unpacked").exists()
+    before = [cell.rows for cell in Store(root / "unpacked").cells()]
+    with pytest.raises(InputError, match="holds results"):
+        unpack(root / "archive", root / "unpacked")
+    assert [cell.rows for cell in Store(root / "unpacked").cells()] == before
+
+
+def test_the_command_line_exports_snapshots_and_unpacks_them(gone_on_with, tmp_path, capsys):
+    root, specs = gone_on_with
+    assert main_status("export", root / "first", tmp_path / "archive", "--snapshots") == 0
+    assert main_status("unpack", tmp_path / "archive", tmp_path / "unpacked") == 0
+    assert "driftproof bench run … --out" in " ".join(capsys.readouterr().err.split())
+    assert {cell.spec for cell in Store(tmp_path / "unpacked").cells()} == set(specs)

@@ -1,7 +1,8 @@
-"""Results to keep and to hand on: everything that was measured in one small file, without what going on would need.
+"""Results to keep and to hand on: everything that was measured in one small file.
 
     FOLDER/folder.json      what all cells share, as in a results folder
     FOLDER/cells.jsonl      one line for each cell: spec, protocol, rows column by column, conditions
+    FOLDER/snapshots/NAME-N.safetensors    where asked for, what going on from a cell's N rows needs
 
 Numbers are rounded to five digits after the point. Of histograms, only those of the first and the last complete round
 are kept. Whatever reads a results folder reads an archive as well.
@@ -9,6 +10,7 @@ are kept. Whatever reads a results folder reads an archive as well.
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,10 @@ from driftproof.bench.store import ARCHIVED, Row, Store
 from driftproof.errors import InputError, StateError
 from driftproof.files import written_whole
 
-__all__ = ["KeptCell", "Recorded", "read_cells", "write_archive"]
+__all__ = ["KeptCell", "Recorded", "read_cells", "unpack", "write_archive"]
 
 _DIGITS = 5
+_SNAPSHOTS = "snapshots"
 
 
 class Recorded(Protocol):
@@ -43,6 +46,10 @@ class Recorded(Protocol):
     def conditions(self) -> list[Row]:
         """How each row was measured."""
 
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """The adapter's states after so many rows, as far as they are kept."""
+
 
 @dataclass(frozen=True)
 class KeptCell:
@@ -53,12 +60,14 @@ class KeptCell:
         protocol: The method in its own words.
         rows: What was measured, in order.
         conditions: How each row was measured; the peak of memory is that of all rows under the same conditions.
+        snapshots: The adapter's states after so many rows, as far as they are kept.
     """
 
     spec: Spec
     protocol: dict[str, str]
     rows: list[Row]
     conditions: list[Row]
+    snapshots: dict[int, Path]
 
 
 def read_cells(folder: Path) -> list[Recorded]:
@@ -71,17 +80,18 @@ def read_cells(folder: Path) -> list[Recorded]:
     if not path.exists():
         return list(Store(folder).cells())
     try:
-        return [_read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [_read(json.loads(line), folder) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"Expected one cell on each line of {path}, but it cannot be read: {error!r}.") from error
 
 
-def write_archive(folders: Sequence[Path], out: Path) -> None:
+def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False) -> None:
     """Write what was measured into one archive; of a cell that several folders hold, the longest.
 
     Args:
         folders: Results folders or archives. What their cells share must not contradict each other.
         out: The archive; made if need be, replaced if there is one.
+        snapshots: Whether to keep what going on needs as well, of cells that have it.
     """
     if (out / "cells").exists():
         raise InputError(f"Expected a folder of its own for the archive, but {out} holds results to go on from.")
@@ -97,10 +107,58 @@ def write_archive(folders: Sequence[Path], out: Path) -> None:
     if not longest:
         raise InputError(f"Expected results in {', '.join(map(str, folders))}, but there are none.")
     out.mkdir(parents=True, exist_ok=True)
+    kept = {out / _SNAPSHOTS / name: path for name, path in _latest(longest.values() if snapshots else ()).items()}
+    for target, path in kept.items():
+        _copy(path, target)
     with written_whole(out / ARCHIVED) as unfinished:
         cells = sorted(longest.values(), key=lambda cell: cell.spec.name)
         unfinished.write_text("".join(f"{_written(cell)}\n" for cell in cells), encoding="utf-8")
     Store(out).declare(shared)
+    for stale in set((out / _SNAPSHOTS).glob("*.safetensors")) - set(kept):
+        stale.unlink()
+
+
+def unpack(archive: Path, out: Path) -> None:
+    """Make a results folder of the cells of an archive that can be gone on with.
+
+    Args:
+        archive: With snapshots.
+        out: A new folder.
+    """
+    ready = [cell for cell in read_cells(archive) if cell.snapshots]
+    if not (archive / ARCHIVED).exists() or not ready:
+        raise InputError(
+            f"Expected an archive with snapshots in {archive}, but there is none. "
+            "`driftproof bench export --snapshots` makes them of results folders."
+        )
+    store = Store(out)
+    if any(store.cells()):
+        raise InputError(f"Expected a new folder to unpack into, but {out} holds results.")
+    store.share(Store(archive).shared)
+    for cell in ready:
+        place = store.cell(cell.spec)
+        with place.held():
+            for reached, path in cell.snapshots.items():
+                _copy(path, place.snapshot(reached))
+            place.append(cell.rows, cell.conditions)
+            place.begin(cell.spec, cell.protocol)
+
+
+def _latest(cells: Iterable[Recorded]) -> dict[str, Path]:
+    """Of each cell the last snapshot that its rows reach, by its name in an archive."""
+    found = {}
+    for cell in cells:
+        reached = max((rows for rows in cell.snapshots if rows <= len(cell.rows)), default=None)
+        if reached is not None:
+            found[f"{cell.spec.name}-{reached}.safetensors"] = cell.snapshots[reached]
+    return found
+
+
+def _copy(path: Path, target: Path) -> None:
+    if path != target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(target) as unfinished:
+            shutil.copyfile(path, unfinished)
 
 
 def _agreeing(ours: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -128,7 +186,7 @@ def _written(cell: Recorded) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
-def _read(content: dict[str, Any]) -> KeptCell:
+def _read(content: dict[str, Any], folder: Path) -> KeptCell:
     spec, count = Spec.from_data(content["spec"]), content["count"]
     columns = {name: _values(column, count) for name, column in content["rows"].items()}
     if "round" not in columns:
@@ -141,7 +199,8 @@ def _read(content: dict[str, Any]) -> KeptCell:
         {"seconds": second} | {key: value for key, value in fact.items() if key != "rows"}
         for second, fact in zip(seconds, facts, strict=True)
     ]
-    return KeptCell(spec, content["protocol"], rows, conditions)
+    snapshots = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{_SNAPSHOTS}/{spec.name}-*")}
+    return KeptCell(spec, content["protocol"], rows, conditions, snapshots)
 
 
 def _places(spec: Spec, count: int) -> list[tuple[int, str]]:

@@ -74,8 +74,8 @@ class Store:
         """
         if (self.folder / ARCHIVED).exists():  # whoever reads the folder would read that, and never what is added
             raise StateError(
-                f"Expected a folder to measure in, but {self.folder} is an archive, from which nothing can go on. "
-                "Choose another folder; `driftproof bench export` joins the two later."
+                f"Expected a folder to measure in, but {self.folder} is an archive. Choose another folder: "
+                "`driftproof bench unpack` makes one of an archive with snapshots, `bench export` joins the two later."
             )
         if self._sharing(facts) == self.shared:
             return
@@ -135,6 +135,18 @@ class Cell:
         """How each row was measured."""
         return _lines(self.folder / "conditions.jsonl")
 
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """The adapter's states after so many rows."""
+        found = (
+            (re.fullmatch(r"snapshot-(\d+)", path.stem), path) for path in self.folder.glob("snapshot-*.safetensors")
+        )
+        return {int(match[1]): path for match, path in found if match}
+
+    def snapshot(self, rows: int) -> Path:
+        """Where the adapter's state after so many rows is kept."""
+        return self.folder / f"snapshot-{rows}.safetensors"
+
     @contextmanager
     def held(self, patience: float = 0.0) -> Iterator[None]:
         """Nobody else works on the cell meanwhile.
@@ -175,7 +187,7 @@ class Cell:
 
     def resume(self, adapter: Adapter) -> int:
         """Bring the adapter to where the rows end, and say how many there are."""
-        rows, snapshots = self.length, self._snapshots()
+        rows, snapshots = self.length, self.snapshots
         reached = max((position for position in snapshots if position <= rows), default=0)
         if rows and not reached:
             raise StateError(
@@ -191,9 +203,9 @@ class Cell:
     def commit(self, rows: Sequence[Row], conditions: Sequence[Row], adapter: Adapter) -> None:
         """Add rows, with the adapter's state after them; all or nothing, as far as a later `resume` can tell."""
         reached = self.length + len(rows)
-        adapter.save(self.folder / f"snapshot-{reached}.safetensors")
+        adapter.save(self.snapshot(reached))
         self.append(rows, conditions)
-        for position, path in self._snapshots().items():
+        for position, path in self.snapshots.items():
             if position != reached:
                 path.unlink(missing_ok=True)
 
@@ -209,12 +221,6 @@ class Cell:
         if not isinstance(content, dict):
             raise StateError(f"Expected {path} to say what the cell measures, but it has no `{part}`.")
         return content
-
-    def _snapshots(self) -> dict[int, Path]:
-        found = (
-            (re.fullmatch(r"snapshot-(\d+)", path.stem), path) for path in self.folder.glob("snapshot-*.safetensors")
-        )
-        return {int(match[1]): path for match, path in found if match}
 
 
 def _sweep(folder: Path) -> None:

@@ -172,12 +172,25 @@ def export_command(
     out: Annotated[
         Path, typer.Argument(metavar="ARCHIVE", help="Where it goes; an archive that is there is replaced.")
     ],
+    snapshots: Annotated[bool, typer.Option("--snapshots", help="Keep what going on needs, too.")] = False,
 ) -> None:
-    """Write everything that was measured into one small file, to keep and to compare; nothing can go on from it."""
+    """Write everything that was measured into one small file, to keep and to compare."""
     from driftproof.bench.archive import write_archive
 
-    write_archive(folders, out)
+    write_archive(folders, out, snapshots=snapshots)
     typer.echo(f"See `driftproof bench compare {out}`.", err=True)
+
+
+@bench_commands.command("unpack")
+def unpack_command(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Written with `bench export --snapshots`.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new results folder.")],
+) -> None:
+    """Make a results folder of an archive's cells that can be gone on with; `bench run` then does."""
+    from driftproof.bench.archive import unpack
+
+    unpack(archive, out)
+    typer.echo(f"Go on with `driftproof bench run … --out {out}`.", err=True)
 
 
 @bench_commands.command("summarise")
