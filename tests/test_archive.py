@@ -211,6 +211,10 @@ def test_snapshots_travel_from_archive_to_archive_and_go_when_they_are_not_asked
     assert sorted(path.name for path in (archive / "snapshots").iterdir()) == sorted(longer), "of the longest alone"
     write_archive([archive], archive)
     assert not list((archive / "snapshots").iterdir())
+    write_archive([archive, root / "unpacked"], archive, snapshots=True)
+    assert len(list((archive / "snapshots").iterdir())) == len(specs), (
+        "of two as long, the one that can be gone on with"
+    )
     assert [len(cell.rows) for cell in Results(archive).cells.values()] == [2 * len(DOMAINS)] * len(specs)
 
 

@@ -86,12 +86,12 @@ def read_cells(folder: Path) -> list[Recorded]:
 
 
 def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False) -> None:
-    """Write what was measured into one archive; of a cell that several folders hold, the longest.
+    """Write what was measured into one archive; of a cell that several folders hold, the longest, else the first.
 
     Args:
         folders: Results folders or archives. What their cells share must not contradict each other.
         out: The archive; made if need be, replaced if there is one.
-        snapshots: Whether to keep what going on needs as well, of cells that have it.
+        snapshots: Whether to keep what going on needs as well, where it is there; of two as long, that one counts.
     """
     if (out / "cells").exists():
         raise InputError(f"Expected a folder of its own for the archive, but {out} holds results to go on from.")
@@ -102,7 +102,7 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
         if not cells:
             raise InputError(f"Expected results in {folder}, but there are none.")
         for cell in cells:
-            if cell.rows and (cell.spec not in longest or len(cell.rows) > len(longest[cell.spec].rows)):
+            if cell.rows and (cell.spec not in longest or _extent(cell) > _extent(longest[cell.spec])):
                 longest[cell.spec] = cell
     if not longest:
         raise InputError(f"Expected results in {', '.join(map(str, folders))}, but there are none.")
@@ -142,6 +142,10 @@ def unpack(archive: Path, out: Path) -> None:
                 _copy(path, place.snapshot(reached))
             place.append(cell.rows, cell.conditions)
             place.begin(cell.spec, cell.protocol)
+
+
+def _extent(cell: Recorded) -> tuple[int, bool]:
+    return len(cell.rows), bool(cell.snapshots)
 
 
 def _latest(cells: Iterable[Recorded]) -> dict[str, Path]:
