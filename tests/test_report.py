@@ -717,7 +717,7 @@ def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them
     results = Results(store.folder)
     offered = commands(results)[:-2]
     assert offered == [
-        "driftproof bench run endurance --rounds 30 --out out",
+        "driftproof bench run endurance --rounds 30 --methods gce,tent --sets cifar100-c --out out",
         "driftproof bench run open_choices --rounds 2 --methods bn_adapt,gce,tent --sets cifar100-c --out out",
     ]
     assert asked_by(offered) == {cell: results.rounds(cell) for cell in results.cells}
