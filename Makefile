@@ -18,7 +18,8 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/driftproof demo
 
-# Files stay whole, so that what is dear to set up is set up once.
+# Files stay whole, so that what is dear to set up is set up once. There is a worker for every core, so each has one thread.
+test coverage test-slow: export OMP_NUM_THREADS = 1
 test: setup lint docs
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
