@@ -407,7 +407,7 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
 def test_endurance_goes_on_with_cells_of_the_choice_of_pace():
     paces = {spec for entry in TABLES["choice_pace"].entries for spec in entry.specs if spec.unknown is None}
     rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4)) | {"ent": (1e-4, 3e-5)}
-    fallen = {(method, "cifar100-c") for method in rates} | {("ent", "cifar10-c")}
+    fallen = {(method, images) for method in rates for images in ("cifar10-c", "cifar100-c")} - {("gce", "cifar10-c")}
     assert set(CELLS["endurance"]) == {
         spec
         for spec in paces

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from driftproof.bench import Measured, Results, Spec, Value
 from driftproof.bench.suites.settings import OF_THE_FILTER, options_for
-from driftproof.bench.tables import Entry
+from driftproof.bench.tables import Entry, Table
 from driftproof.report.caveats import caveats, concerning
 from driftproof.report.markdown import markdown_table
 from driftproof.report.numbers import number, signed
@@ -98,23 +98,25 @@ def _tried(tables: Sequence[_Filled], entry: Entry, method: str) -> list[str]:
     told: dict[str, list[str]] = {}
     seen: set[tuple[tuple[Spec, ...], int]] = set()
     for measured, results in tables:
-        if not measured.table.name.startswith("choice_"):
-            continue
-        entries = [
-            replace(other, round=min(other.round, _as_many(entry, other)))
-            for other in measured.table.entries
-            if other.specs[0].method == method and _bears_on(other, entry)
-        ]
-        usual = {other.column: other for other in entries if not _choice(other)}
-        for other in entries:
-            if _choice(other) and other.column in usual:
-                change, round = _change(results, other, usual[other.column])
-                if change is not None and (other.specs, round) not in seen:
-                    seen.add((other.specs, round))
-                    told.setdefault(f"`{measured.table.name}`, round {round}", []).append(
-                        f"{other.row} {signed(change)}"
-                    )
+        for other, usual in _experiments(measured.table, entry, method):
+            change, round = _change(results, other, usual)
+            if change is not None and (other.specs, round) not in seen:
+                seen.add((other.specs, round))
+                told.setdefault(f"`{measured.table.name}`, round {round}", []).append(f"{other.row} {signed(change)}")
     return [f"{where}: {'; '.join(changes)}" for where, changes in told.items()]
+
+
+def _experiments(table: Table, entry: Entry, method: str) -> Iterator[tuple[Entry, Entry]]:
+    """What a table tries of a method where a number was taken, each beside the same as the paper has it."""
+    if not table.name.startswith("choice_"):
+        return
+    entries = [
+        replace(other, round=min(other.round, _as_many(entry, other)))
+        for other in table.entries
+        if other.specs[0].method == method and _bears_on(other, entry)
+    ]
+    usual = {other.column: other for other in entries if not _choice(other)}
+    yield from ((other, usual[other.column]) for other in entries if _choice(other) and other.column in usual)
 
 
 def _as_many(entry: Entry, experiment: Entry) -> int:
