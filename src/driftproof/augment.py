@@ -19,6 +19,7 @@ Augment = Callable[[Tensor, Generator], Tensor]
 
 _LUMA = (0.299, 0.587, 0.114)
 _FORGIVEN = 0.5
+_OTHERWISE = "pass `augment=` (cotta: `views=RandomViews(augment=...)`) with a function that fits your inputs"
 
 
 def photometric(images: Tensor, generator: Generator) -> Tensor:
@@ -93,15 +94,14 @@ def expect_pixels(images: Tensor, augment: Augment) -> None:
     if _FORGIVEN < max(-low, high - 1) < math.inf:
         raise InputError(
             f"Expected images with values in [0, 1] to augment, but got some from {low:.3g} to {high:.3g}. "
-            "Keep the input normalisation inside the model, or pass `augment=` with a function that fits your inputs."
+            f"Keep the input normalisation inside the model, or {_OTHERWISE}."
         )
 
 
 def _expect_images(images: Tensor) -> None:
     if images.ndim != 4:
         raise InputError(
-            f"Expected images of shape (N, C, H, W) to augment, but got {tuple(images.shape)}. "
-            "Pass `augment=` with a function that fits your inputs."
+            f"Expected images of shape (N, C, H, W) to augment, but got {tuple(images.shape)}: {_OTHERWISE}."
         )
 
 
@@ -140,7 +140,7 @@ def _hue(images: Tensor, turn: Tensor) -> Tensor:
     # The hue in sixths of the circle: which channel is the brightest, and how the other two compare.
     following = images.gather(1, (brightest + 1) % 3)
     preceding = images.gather(1, (brightest + 2) % 3)
-    sixth = 2.0 * brightest + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * turn
+    sixth = 2.0 * brightest.to(images.dtype) + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * turn
     offsets = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
     k = (offsets + sixth) % 6.0
     return value - chroma * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)

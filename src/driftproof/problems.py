@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
 from typing import Literal
 
 import torch
@@ -41,7 +42,8 @@ class Problem:
 def check(model: nn.Module) -> list[Problem]:
     """List what will not work with `model`, errors first; an empty list means every method applies as in the paper.
 
-    The model is only looked at, not run. Its outputs are checked at the first batch, see `logits=` of the adapter.
+    The model is only looked at, not run. Its outputs are checked at the first batch, see `logits=` of the adapter, and
+    whether its last linear layer is the classifier when swr prepares, see `classifier=`.
 
     Examples:
         >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
@@ -106,6 +108,15 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
     if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
         yield Problem("error", "The model was compiled with torch.compile", "Pass the original, `model._orig_mod`.")
         return
+    bypassing = tuple(name for name, layer in model.named_modules() if _runs_another(vars(layer).get("forward")))
+    if bypassing:
+        yield Problem(
+            "error",
+            "A `forward` was replaced by a function that has hold of the original layer, and a copy would run that one",
+            "Put the original back with `del layer.forward`; wrap the adapter instead.",
+            tuple(filter(None, bypassing)),
+        )
+        return
     parameters = dict(model.named_parameters())
     if any(is_lazy(parameter) for parameter in parameters.values()):
         yield Problem("error", "The model has lazy layers that never saw an input", "Run one batch through it first.")
@@ -116,6 +127,26 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
         yield Problem("error", "The model's weights are on the meta device", "Load its weights first.")
     elif len({parameter.device for parameter in parameters.values()}) > 1:
         yield Problem("error", "The model is spread over several devices", "Move it to one with `model.to(device)`.")
+
+
+def _runs_another(function: object, seen: tuple[object, ...] = ()) -> bool:
+    """Whether a function has hold of a module. Its copies have, too; those of methods and partials hold the copy."""
+    if not isinstance(function, FunctionType) or function in seen:
+        return False
+    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    modules = (item.__self__ if isinstance(item, MethodType) else item for item in held)
+    return any(isinstance(module, nn.Module) for module in modules) or any(
+        _runs_another(item, (*seen, function)) for item in held
+    )
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
 
 def _normalisation(model: nn.Module) -> Iterator[Problem]:
@@ -157,8 +188,8 @@ def _normalisation(model: nn.Module) -> Iterator[Problem]:
     elif len(batch) < len(layers):
         yield Problem(
             "note",
-            "Some normalisation layers compute their statistics per image",
-            "Batch, blended and TTN statistics apply to the batch norms alone.",
+            "Some normalisation layers are no batch norms",
+            "Batch, blended and TTN statistics leave them as they are.",
             tuple(name for name, layer in layers if layer not in {other for _, other in batch}),
         )
     memoryless = tuple(name for name, layer in batch if not has_source_statistics(layer))

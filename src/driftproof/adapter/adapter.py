@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
-from driftproof.adapter.copies import refuse_unsuitable, return_buffers, two_copies
+from driftproof.adapter.copies import return_buffers, two_copies
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
-from driftproof.adapter.settings import Novelty, expect_choices
+from driftproof.adapter.settings import Novelty, expect_axes, expect_choices
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.adapter.turns import in_turn, new_turn
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
@@ -117,11 +117,10 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         self._turn = new_turn()
-        refuse_unsuitable(model)
         expect_choices(average_over=average_over, mean_entropy_over=mean_entropy_over, output=output)
         expect_choices(engine=engine, precision=precision, source_precision=source_precision)
-        if accumulate < 1:
-            raise ConfigurationError(f"Expected `accumulate` to be at least 1, but got {accumulate}.")
+        parts = {"statistics": statistics, "source_statistics": source_statistics, "loss": loss, "select": select}
+        expect_axes(accumulate, scope=scope, regulariser=regulariser, **parts)
         if mean_entropy is None:
             mean_entropy = 0.0 if select is None else select.mean_entropy
         self.scope = scope
@@ -253,6 +252,7 @@ class Adapter(nn.Module):
                 raise
             finally:
                 self.network.discard()
+                return_buffers(self.network.model, self.source.model)
         return self
 
     @in_turn

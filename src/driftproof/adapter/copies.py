@@ -9,14 +9,7 @@ from driftproof.errors import ModelError
 from driftproof.problems import obstacles, uncopyable
 from driftproof.scopes import Scope
 
-__all__ = ["refuse_unsuitable", "return_buffers", "two_copies"]
-
-
-def refuse_unsuitable(model: nn.Module) -> None:
-    """Refuse a model that cannot be adapted at all, naming every reason."""
-    errors = obstacles(model)
-    if errors:
-        raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
+__all__ = ["return_buffers", "two_copies"]
 
 
 def two_copies(
@@ -25,8 +18,12 @@ def two_copies(
     """A copy that adapts, a copy that stays, and the names of the parameters in which they may come to differ.
 
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
-    frozen copy of a network that adapts its normalisation layers costs next to nothing.
+    frozen copy of a network that adapts its normalisation layers costs next to nothing. A model that cannot be adapted
+    at all is refused with every reason.
     """
+    errors = obstacles(model)
+    if errors:
+        raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
     try:
         adapting = _detached(copy.deepcopy(model))
     except Exception as error:  # anything a user's own __deepcopy__ may raise

@@ -50,8 +50,7 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
     objective = _regularised(adapter, step, weighted / count)
     if not objective.requires_grad:
         raise ModelError(f"No parameter that {adapter.scope} lets move has any influence on the model's output.")
-    # Without a mean-entropy term, a batch in which nothing is selected has nothing to teach.
-    useful = (kept > 0) | (adapter.mean_entropy != 0)
+    useful = (kept > 0) | _has_mean(adapter, step)
     with torch.no_grad():
         return Lesson(objective, selected, useful, adapter._novelty(step))
 
@@ -63,6 +62,14 @@ def _regularised(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
         )
     penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
     return objective if penalty is None else objective + penalty
+
+
+def _has_mean(adapter: "Adapter", step: Step) -> Tensor | bool:
+    """Whether the mean-entropy term is there and of any sample, on any rank: of none it is a constant."""
+    if adapter.mean_entropy == 0:
+        return False
+    averaged = _averaged_over(adapter, step)
+    return averaged is None or step.ranks.sum((averaged > 0).sum())[0] > 0
 
 
 def _averaged_over(adapter: "Adapter", step: Step) -> Tensor | None:

@@ -15,16 +15,17 @@ __all__ = ["nothing_lost"]
 
 @contextmanager
 def nothing_lost(adapter: "Adapter") -> Iterator[None]:
-    """Leave an adapter as it was where a step fails half-way, because another rank was lost when parts asked for it.
+    """Leave an adapter as it was where a step fails half-way, in a part or because another rank was lost.
 
-    Alone, nothing that can fail comes after the first change.
+    Parts replace their buffers, so references to those will do. Their parameters are copied only where there are
+    several ranks: alone, a part of the library's own does not fail once it has begun to change them.
     """
-    if adapter.ranks.size == 1:
-        yield
-        return
-    modules = _remembering(adapter)
+    shared = adapter.ranks.size > 1
+    modules = _remembering(adapter) if shared else [module for part in adapter._parts for module in part.modules()]
     buffers = {module: dict(module._buffers) for module in modules}
-    parameters = {own: own.detach().clone() for module in modules for own in module.parameters(recurse=False)}
+    parameters = {
+        own: own.detach().clone() for module in (modules if shared else ()) for own in module.parameters(recurse=False)
+    }
     index, stepper = adapter._index, adapter._stepper if adapter._names else None
     steps = (stepper.total, stepper.waiting, stepper.taken) if stepper is not None else None
     try:

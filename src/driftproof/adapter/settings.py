@@ -7,12 +7,16 @@ from torch import Tensor
 
 from driftproof.adapter.engines import EngineName
 from driftproof.errors import ConfigurationError
+from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Precision
 from driftproof.parts import Step
 from driftproof.ranks import RankGroup
+from driftproof.regularisers import Regulariser
+from driftproof.scopes import Scope
+from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 
-__all__ = ["Novelty", "Settings", "expect_choices"]
+__all__ = ["Novelty", "Settings", "expect_axes", "expect_choices"]
 
 Novelty = Callable[[Step], Tensor]
 
@@ -24,6 +28,16 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "precision": (None, "fp32", "tf32", "bf16"),
     "source_precision": (None, "bf16"),
 }
+
+_KINDS: dict[str, type] = {
+    "scope": Scope,
+    "statistics": Statistics,
+    "loss": Loss,
+    "select": Selection,
+    "regulariser": Regulariser,
+    "source_statistics": Statistics,
+}
+_NEEDED = ("scope", "statistics")
 
 
 class Settings(TypedDict, total=False):
@@ -51,3 +65,15 @@ def expect_choices(**chosen: str | None) -> None:
         if value not in _CHOICES[name]:
             allowed = ", ".join(filter(None, _CHOICES[name]))
             raise ConfigurationError(f"Expected `{name}` to be one of {allowed}, but got {value!r}.")
+
+
+def expect_axes(accumulate: int, **parts: object) -> None:
+    """Refuse what is of another kind than its axis: most often a class in the place of one of its objects."""
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigurationError(f"Expected `accumulate` to be a whole number of 1 or more, but got {accumulate!r}.")
+    for axis, part in parts.items():
+        kind = _KINDS[axis]
+        if isinstance(part, kind) or (part is None and axis not in _NEEDED):
+            continue
+        called = f" Call it: `{part.__name__}(...)`." if callable(part) and hasattr(part, "__name__") else ""
+        raise ConfigurationError(f"Expected `{axis}` to be a {kind.__name__}, but got {part!r}.{called}")

@@ -120,13 +120,14 @@ def read(path: Path, device: torch.device) -> dict[str, Tensor]:
 
 
 def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
-    """Shape, type and the sum of all bit patterns of every tensor of a model.
+    """Shape, type and the sum of all bit patterns of every tensor of a model; what else it may state is left out.
 
     Sums of integers are exact in any order, so the same weights give the same fingerprint on every device.
     """
     return {
         name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), bit_sum(tensor)]
         for name, tensor in model.state_dict().items()
+        if isinstance(tensor, Tensor)
     }
 
 
@@ -268,6 +269,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
+        if content not in tensors:
+            raise StateError(f"Expected the tensors of this method, but {_differing([], [content])}.")
         return tensors[content].clone()
     if kind == "dict":
         return {name: _decoded(item, tensors) for name, item in content}

@@ -13,18 +13,21 @@ __all__ = ["Undo", "all_finite"]
 class Undo:
     """Remembers parameters and optimiser state before a step, so that a bad step can be taken back exactly.
 
-    The copies live in buffers that are reused from step to step.
+    Some optimisers keep what they have learned in their groups, or in lists. The copies live in buffers that are reused
+    from step to step.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self._optimiser = optimiser
         self._parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         self._entries: list[tuple[Any, dict[str, Any]]] = []
+        self._groups: list[dict[str, Any]] = []
         self._copies: list[Tensor] = []
 
     def remember(self) -> None:
         """Copy everything a step may change."""
-        self._entries = [(parameter, dict(state)) for parameter, state in self._optimiser.state.items()]
+        self._entries = [(parameter, _rebuilt(state)) for parameter, state in self._optimiser.state.items()]
+        self._groups = [_rebuilt(group) for group in self._optimiser.param_groups]
         live = self.live()
         if len(live) != len(self._copies):
             self._copies = [torch.empty_like(tensor) for tensor in live]
@@ -35,12 +38,19 @@ class Undo:
         self._optimiser.state.clear()
         for parameter, state in self._entries:
             self._optimiser.state[parameter] = state
+        for group, before in zip(self._optimiser.param_groups, self._groups, strict=True):
+            group.clear()
+            group.update(before)
         _copy(self.live(), self._copies)
 
     def live(self) -> list[Tensor]:
         """The tensors a step changes: parameters first, then the optimiser's own."""
-        states = self._optimiser.state.values()
-        return self._parameters + [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        kept: list[Tensor] = []
+        for state in self._optimiser.state.values():
+            _gather(state, kept)
+        for group in self._optimiser.param_groups:
+            _gather({key: value for key, value in group.items() if key != "params"}, kept)
+        return self._parameters + kept
 
 
 def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -52,6 +62,21 @@ def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     floating = [tensor for tensor in here if tensor.is_floating_point()]
     with torch.no_grad():
         return torch.stack(torch._foreach_norm(floating, float("inf"))).isfinite().all()
+
+
+def _rebuilt(value: Any) -> Any:  # noqa: ANN401  # an optimiser may keep anything
+    """The same in containers of its own, so that what is put into the others later does not show in them."""
+    if isinstance(value, dict):
+        return {key: item if isinstance(item, Tensor) else _rebuilt(item) for key, item in value.items()}
+    return type(value)(map(_rebuilt, value)) if type(value) in (list, tuple) else value
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:  # noqa: ANN401  # an optimiser may keep anything
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            _gather(item, found)
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

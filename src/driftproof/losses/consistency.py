@@ -176,8 +176,7 @@ class Consistency(Loss):
 
     def on_step(self, step: Step) -> None:
         """Move the teacher a little towards the student."""
-        ours: list[Tensor] = list(self._network.model.parameters())
-        theirs: list[Tensor] = list(step.network.model.parameters())
+        ours, theirs = (_fractional(network.model) for network in (self._network, step.network))
         with torch.no_grad():
             torch._foreach_lerp_(ours, theirs, 1.0 - self.momentum)
 
@@ -188,6 +187,11 @@ class Consistency(Loss):
 
     def _teach(self, images: Tensor) -> Tensor:
         return self._network(images)
+
+
+def _fractional(model: nn.Module) -> list[Tensor]:
+    """The parameters between two of which there is something."""
+    return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
 
 
 def _quantile(histogram: Tensor, share: float) -> Tensor:

@@ -44,7 +44,7 @@ class Network(nn.Module):
 
     __call__: Callable[..., Tensor]
     through: Callable[[Tensor], Any] | None = None
-    _writes: bool | None = None  # whether the model writes into its input; not known before the first pass
+    _keeping: tuple[nn.Module, ...] | None = None
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class Network(nn.Module):
             round_weights(self.model, torch.bfloat16)
         try:
             with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
-                output = self._answer(images)
+                # A model may write into its input, which is the caller's and which others are to see, too.
+                output = (self.through or self.model)(images.clone())
         except (EngineError, RanksError):
             raise
         except Exception as error:
@@ -97,18 +98,6 @@ class Network(nn.Module):
         finally:
             self.leave()
         return restored(read_logits(output, self._logits), self.precision)
-
-    def _answer(self, images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
-        """What the model makes of images; one that writes into its input gets a copy, as others are to see them too."""
-        if self._writes is False:
-            return (self.through or self.model)(images)
-        own = images.clone()
-        untold = own.is_inference()  # such a tensor does not count its changes
-        before = 0 if untold else own._version
-        output = (self.through or self.model)(own)
-        if not (self._writes or untold):
-            self._writes = own._version != before
-        return output
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
@@ -143,6 +132,16 @@ class Network(nn.Module):
     def cut_graphs(self) -> None:
         """Cut what the model keeps of its last pass, such as attention maps, off the graph: torch copies no graphs."""
         for module in self._every_module:
+            _without_graph(vars(module))
+
+    def let_go(self) -> None:
+        """Cut what the model keeps of a pass off the graph, so that the next pass can start from it.
+
+        Which modules keep anything is found out once: to look through all of them takes long.
+        """
+        if self._keeping is None:
+            self._keeping = tuple(module for module in self._every_module if _holds_graph(vars(module)))
+        for module in self._keeping:
             _without_graph(vars(module))
 
     def clone(self) -> "Network":
@@ -228,6 +227,14 @@ def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anyth
             if cut is not item:
                 value[key] = cut
     return value
+
+
+def _holds_graph(value: Any) -> bool:  # noqa: ANN401  # a model may keep anything
+    if isinstance(value, Tensor):
+        return not value.is_leaf
+    if type(value) in (dict, list, tuple):
+        return any(map(_holds_graph, value.values() if isinstance(value, dict) else value))
+    return False
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class _BatchRule(LayerRule):
         # Without running statistics a batch norm takes the batch's, in every mode.
         if values_per_channel(inputs[0]) >= 2:
             self.use(None, None)
+        else:
+            self.leave()
         return None
 
     def _share(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -75,6 +75,7 @@ class _BlendRule(LayerRule):
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         x = inputs[0]
         if values_per_channel(x) * self.ranks.size < 2:
+            self.leave()
             return None
         statistics = self._statistics[0]
         alpha = statistics.alpha_of(self._index)

@@ -154,17 +154,20 @@ def _alpha_name(index: int) -> str:
 def _differentiable_blend(layers: list[BatchNorm], alphas: list[Tensor]) -> Iterator[None]:
     """Let `layers` blend their statistics with a gradient for α, by re-standardising their inputs."""
 
-    def restandardise(layer: BatchNorm, alpha: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        x, source_mean, source_variance = inputs[0], layer.running_mean, layer.running_var
+    def restandardise(
+        layer: BatchNorm, alpha: Tensor, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        x = (inputs or tuple(named.values()))[0]
+        source_mean, source_variance = layer.running_mean, layer.running_var
         assert source_mean is not None  # rule_for refuses other layers
         assert source_variance is not None
         mean, variance = mixture(alpha, *batch_statistics(x), source_mean, source_variance)
         ratio = torch.sqrt((source_variance + layer.eps) / (variance + layer.eps))
         standard = (x - per_channel(mean, x)) * per_channel(ratio, x) + per_channel(source_mean, x)
-        return (standard.to(x.dtype), *inputs[1:])
+        return (standard.to(x.dtype),), {}
 
     handles = [
-        layer.register_forward_pre_hook(partial(restandardise, layer, alpha))
+        layer.register_forward_pre_hook(partial(restandardise, layer, alpha), with_kwargs=True)
         for layer, alpha in zip(layers, alphas, strict=True)
     ]
     try:

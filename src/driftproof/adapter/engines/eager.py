@@ -30,6 +30,7 @@ class Eager:
                 return _learn(adapter, step) if adapter._names else _predict(adapter, step)
         finally:
             # What was worth keeping has been committed by now.
+            adapter.network.let_go()
             adapter.network.discard()
             adapter.source.discard()
 
