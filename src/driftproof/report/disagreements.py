@@ -24,7 +24,6 @@ _LEGEND = (
     "what the error of the same run is. Numbers from an earlier round than the paper's are not listed."
 )
 
-_BATCH_SIZE = 200
 _Filled = tuple[Measured, Results]
 """A table, and the archive that fills it."""
 
@@ -107,7 +106,7 @@ def _tried(tables: Sequence[_Filled], entry: Entry, method: str) -> list[str]:
 
 
 def _experiments(table: Table, entry: Entry, method: str) -> Iterator[tuple[Entry, Entry]]:
-    """What a table tries of a method where a number was taken, each beside the same as the paper has it."""
+    """What a table tries of a method where a number was taken, each beside the same with that number's choices."""
     if not table.name.startswith("choice_"):
         return
     entries = [
@@ -115,8 +114,8 @@ def _experiments(table: Table, entry: Entry, method: str) -> Iterator[tuple[Entr
         for other in table.entries
         if other.specs[0].method == method and _bears_on(other, entry)
     ]
-    usual = {other.column: other for other in entries if not _choice(other)}
-    yield from ((other, usual[other.column]) for other in entries if _choice(other) and other.column in usual)
+    usual = {other.column: other for other in entries if not _choice(other, entry)}
+    yield from ((other, usual[other.column]) for other in entries if _choice(other, entry) and other.column in usual)
 
 
 def _as_many(entry: Entry, experiment: Entry) -> int:
@@ -124,18 +123,19 @@ def _as_many(entry: Entry, experiment: Entry) -> int:
     return math.ceil(entry.round * len(entry.specs[0].domains) / len(experiment.specs[0].domains))
 
 
-def _choice(entry: Entry) -> set[str]:
-    """What of a cell is not as the paper's settings have it."""
-    (spec,) = entry.specs
-    usual = options_for(spec.method, spec.images)
-    changed = {key for key, value in spec.options if usual.get(key) != value}
-    return changed if spec.batch_size == _BATCH_SIZE else {*changed, "batch_size"}
+def _choice(experiment: Entry, entry: Entry) -> set[str]:
+    """What an experiment chooses otherwise than a number; or than is usual, where it is of a part of the method."""
+    tried, spec = experiment.specs[0], entry.specs[0]
+    usual = dict(spec.options) if tried.method == spec.method else options_for(tried.method, tried.images)
+    chosen = dict(tried.options)
+    changed = {key for key in (chosen | usual).keys() - {"novelty"} if chosen.get(key) != usual.get(key)}
+    return changed if tried.batch_size == spec.batch_size else {*changed, "batch_size"}
 
 
 def _bears_on(experiment: Entry, entry: Entry) -> bool:
     """Whether it is on the same images, and a choice there is: a selection takes the place of a method's filter."""
     tried, spec = experiment.specs[0], entry.specs[0]
-    filtering = "+" in spec.method and _choice(experiment) & set(OF_THE_FILTER)
+    filtering = "+" in spec.method and _choice(experiment, entry) & set(OF_THE_FILTER)
     alike = (tried.images, tried.setting, experiment.measure) == (spec.images, spec.setting, entry.measure)
     return alike and not filtering
 
