@@ -1,13 +1,15 @@
 """Taking one optimiser step back."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["Undo", "all_finite"]
+
+_CONTAINERS = (dict, list, tuple)
 
 
 class Undo:
@@ -45,12 +47,8 @@ class Undo:
 
     def live(self) -> list[Tensor]:
         """The tensors a step changes: parameters first, then the optimiser's own."""
-        kept: list[Tensor] = []
-        for state in self._optimiser.state.values():
-            _gather(state, kept)
-        for group in self._optimiser.param_groups:
-            _gather({key: value for key, value in group.items() if key != "params"}, kept)
-        return self._parameters + kept
+        groups = (_but_parameters(group) for group in self._optimiser.param_groups)
+        return self._parameters + list(_tensors([*self._optimiser.state.values(), *groups]))
 
 
 def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -64,19 +62,27 @@ def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
         return torch.stack(torch._foreach_norm(floating, float("inf"))).isfinite().all()
 
 
+def _but_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
 def _rebuilt(value: Any) -> Any:  # noqa: ANN401  # an optimiser may keep anything
     """The same in containers of its own, so that what is put into the others later does not show in them."""
-    if isinstance(value, dict):
-        return {key: item if isinstance(item, Tensor) else _rebuilt(item) for key, item in value.items()}
-    return type(value)(map(_rebuilt, value)) if type(value) in (list, tuple) else value
+    if not isinstance(value, dict):
+        return type(value)(map(_rebuilt, value)) if type(value) in (list, tuple) else value
+    copied = dict(value)
+    for key, item in value.items():
+        if isinstance(item, _CONTAINERS):
+            copied[key] = _rebuilt(item)
+    return copied
 
 
-def _gather(value: Any, found: list[Tensor]) -> None:  # noqa: ANN401  # an optimiser may keep anything
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            _gather(item, found)
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, _CONTAINERS):
+            yield from _tensors(value.values() if isinstance(value, dict) else value)
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

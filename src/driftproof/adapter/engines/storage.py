@@ -41,7 +41,9 @@ class Storage:
         accumulates = bool(adapter._names) and adapter.accumulate > 1
         self.total = [torch.zeros_like(parameter) for parameter in adapter._movable] if accumulates else []
         self._slots = list(_slots(adapter))
-        changing = adapter._stepper.live() if adapter._names else []
+        # A rate that is a tensor may be on the host, where nothing is recorded.
+        live = adapter._stepper.live() if adapter._names else []
+        changing = [tensor for tensor in live if tensor.device == adapter.device]
         held = (tensor for _, _, tensor in (*self._slots, *_parameters(adapter)) if tensor is not None)
         self.live = joined(changing, held)
         # Aliases: they keep the memory alive even where somebody gives a parameter other data.
