@@ -105,6 +105,61 @@ def test_photometric_draws_per_image_and_cotta_per_batch():
     assert (shared[0] - shared[1]).abs().max() < 0.06, "only the noise differs"
 
 
+PARTS = {  # of each part of a view, its keyword or place, and the interval it is drawn from
+    augment.photometric: {
+        "_brightness": {1: (0.2, 1.8)},
+        "_contrast": {1: (0.2, 1.8)},
+        "_saturation": {1: (0.2, 1.8)},
+        "_hue": {1: (-0.3, 0.3)},
+        "_blur": {1: (0.15, 1.3)},
+    },
+    augment.cotta_view: {
+        "_brightness": {1: (0.6, 1.4)},
+        "_contrast": {1: (0.7, 1.3)},
+        "_saturation": {1: (0.5, 1.5)},
+        "_hue": {1: (-0.06, 0.06)},
+        "_affine": {
+            "angle": (-15, 15),
+            "shift_x": (-1 / 16, 1 / 16),
+            "shift_y": (-1 / 16, 1 / 16),
+            "scale": (0.9, 1.1),
+        },
+        "_blur": {1: (0.001, 0.5)},
+    },
+}
+
+
+@pytest.mark.parametrize("view", PARTS, ids=lambda view: view.__name__)
+def test_views_draw_from_their_intervals_in_their_order(view, monkeypatch):
+    calls = []
+
+    def spied(name, own):
+        def spy(*given, **named):
+            calls.append((name, dict(enumerate(given)) | named))
+            return own(*given, **named)
+
+        return spy
+
+    for name in PARTS[view]:
+        monkeypatch.setattr(augment, name, spied(name, getattr(augment, name)))
+    draw, times = generator(), 400 if view is augment.cotta_view else 4
+    for _ in range(times):
+        view(torch.rand(100, 3, 2, 2), draw)
+    orders = {
+        tuple(name for name, _ in calls[start : start + len(PARTS[view])])
+        for start in range(0, len(calls), len(PARTS[view]))
+    }
+    fixed = ("_affine", "_blur") if view is augment.cotta_view else tuple(PARTS[view])
+    assert all(order[-len(fixed) :] == fixed for order in orders)
+    assert len(orders) == (1 if view is augment.photometric else 24), "colours are jittered in any order, or in one"
+    for name, drawn in PARTS[view].items():
+        for key, (low, high) in drawn.items():
+            values = torch.cat([given[key].flatten() for called, given in calls if called == name])
+            assert len(values) == 400
+            assert low <= values.min() < low + 0.05 * (high - low)
+            assert high - 0.05 * (high - low) < values.max() <= high
+
+
 @pytest.mark.parametrize("view", [augment.photometric, augment.cotta_view])
 def test_other_inputs_are_refused(view):
     with pytest.raises(dp.errors.InputError, match="augment="):

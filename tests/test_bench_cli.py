@@ -22,7 +22,7 @@ import driftproof as dp
 from driftproof.bench import SUITES, Results, Spec, Store, suite
 from driftproof.bench.runner import Note
 from driftproof.bench.sets import SETS
-from driftproof.bench.workbench import Files, SourceImages, fingerprint
+from driftproof.bench.workbench import Files, SourceImages
 from driftproof.cli import live, main
 from driftproof.cli.fitting import FittingProgress
 from driftproof.data import ArraySet, cifar10, corrupted
@@ -162,6 +162,9 @@ def test_unknown_images_make_up_half_of_an_open_stream(files):
 
 def test_sets_stored_by_class_are_shuffled_by_the_seed(tmp_path):
     write_tiny_imagenet_c(tmp_path, "fog")
+    there = sorted(folder.name for folder in (tmp_path / "Tiny-ImageNet-C" / "fog" / "5").iterdir())
+    (tmp_path / "tiny-imagenet-200").mkdir()
+    (tmp_path / "tiny-imagenet-200" / "wnids.txt").write_text("\n".join([*there, *(f"z{n}" for n in range(198))]))
     files = Files(tmp_path, tmp_path)
 
     def labels(seed):
@@ -206,6 +209,16 @@ def test_weights_are_found_where_robustbench_keeps_them(files):
     torch.save({f"module.{name}": value for name, value in trained.state_dict().items()}, path)
     model = files.model(dataclasses.replace(on_cifar10("fog"), model="wrn40_2"))
     assert torch.equal(model.fc.weight, trained.fc.weight)
+
+
+def test_a_folder_without_some_of_its_classes_is_refused(files):
+    for identifier in ("n01443537", "n01629819"):
+        folder = files.data / "Tiny-ImageNet-C" / "fog" / "5" / identifier
+        folder.mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(folder / "0.JPEG")
+    spec = dataclasses.replace(on_cifar10("fog"), images="tiny-imagenet-c", model="resnet50")
+    with pytest.raises(InputError, match="all 200 classes, but it has 2"):
+        files.stream(spec, rounds=1)
 
 
 def test_weights_that_are_not_there_are_named(files):
@@ -270,15 +283,15 @@ def test_clean_test_images_can_stand_in_for_training_images(files):
 @given(st.integers(1, 16), st.data())
 def test_a_fingerprint_tells_sets_apart_by_any_pixel_and_any_label(count, data):
     images, labels = pixels(count, side=4), np.arange(count) % 5
-    before = fingerprint(ArraySet(images.copy(), labels.tolist()))
-    assert before == fingerprint(ArraySet(torch.from_numpy(images.copy()), labels.tolist()))
+    before = ArraySet(images.copy(), labels.tolist()).fingerprint()
+    assert before == ArraySet(torch.from_numpy(images.copy()), labels.tolist()).fingerprint()
     assert before.startswith(f"{count} images, ")
     place = data.draw(st.integers(0, count - 1))
     relabelled = labels.copy()
     relabelled[place] += 1
-    assert fingerprint(ArraySet(images, relabelled.tolist())) != before
+    assert ArraySet(images, relabelled.tolist()).fingerprint() != before
     images[place, data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)), data.draw(st.integers(0, 2))] ^= 1
-    assert fingerprint(ArraySet(images, labels.tolist())) != before
+    assert ArraySet(images, labels.tolist()).fingerprint() != before
 
 
 def test_facts_are_the_checksums_of_what_a_cell_rests_on(files):

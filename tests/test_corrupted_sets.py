@@ -198,7 +198,7 @@ def test_files_made_differently_are_not_mixed(photos, tmp_path):
     for size, frost in (((16, 16), FROST), ((32, 32), FrostPhotos(FROST.photos, "folder"))):
         with pytest.raises(dp.errors.InputError, match=r"made differently: (size was|frost was procedural)"):
             write_files(Corrupted(folder(photos, size=size), "frost", 2, frost_photos=frost), tmp_path / "out")
-    Image.new("RGB", (40, 40)).save(photos / "cat" / "more.png")
+    Image.new("RGB", (40, 40)).save(sorted(photos.iterdir())[-1] / "more.png")
     assert write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out") == 1
 
 
@@ -374,3 +374,30 @@ def test_written_whole_leaves_no_litter(tmp_path):
         half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kept_set_is_not_taken_for_that_of_other_images(tmp_path):
+    shades = np.repeat(np.uint8([0, 0, 255, 255]), 32 * 32 * 3).reshape(4, 32, 32, 3)
+    whole = dp.data.ArraySet(shades, [0, 0, 1, 1], name="shades")
+    dark, light = (dp.data.Subset(whole, places) for places in ([0, 1], [2, 3]))
+    kept(Corrupted(dark, "brightness", 1), tmp_path)
+    with pytest.raises(dp.errors.InputError, match="clean was 2 images"):
+        kept(Corrupted(light, "brightness", 1), tmp_path)
+    assert kept(Corrupted(dark, "brightness", 1), tmp_path).batch([0]).float().mean() < 100
+
+
+def test_files_are_added_behind_those_that_are_there(tmp_path):
+    source, made = tmp_path / "source", tmp_path / "made"
+    source.mkdir()
+
+    def write():
+        return write_files(Corrupted(dp.data.folder(source), "gaussian_noise", 5), made)
+
+    for name in ("b", "c"):
+        Image.new("RGB", (32, 32), "grey").save(source / f"{name}.png")
+    assert write() == 2
+    Image.new("RGB", (32, 32), "grey").save(source / "d.png")
+    assert write() == 1
+    Image.new("RGB", (32, 32), "grey").save(source / "a.png")
+    with pytest.raises(dp.errors.InputError, match="comes before or is gone"):
+        write()

@@ -10,7 +10,9 @@ import driftproof as dp
 import slow_corruptions as slow
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT, FrostPhotos, corrupt, find_frost_photos, procedural_frost
 from driftproof.corruptions.constants import CONSTANTS
+from driftproof.corruptions.corrupt import _ELASTIC_REFERENCE
 from driftproof.corruptions.draws import Draws, image_keys
+from published_strengths import STRENGTHS
 
 EVERY = (*CORRUPTIONS, *HELD_OUT)
 DETERMINISTIC = (
@@ -47,6 +49,25 @@ def pictures(count, side=32, seed=0):
 
 def rows(images):
     return images.permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize("side", STRENGTHS)
+@pytest.mark.parametrize("name", EVERY)
+def test_the_strengths_are_those_of_the_published_sets(name, side):
+    published = STRENGTHS[side][name]
+    if name == "zoom_blur":  # whose factors the reference takes from `arange`, up to the last bit
+        published = tuple(
+            tuple(np.arange(1.0, 2.0, step)[: round((last - 1.0) / step) + 1].tolist()) for last, step in published
+        )
+    assert CONSTANTS[side][name] == published
+    assert CONSTANTS.keys() == STRENGTHS.keys()
+
+
+def test_frost_photos_and_elastic_lengths_go_with_the_size_of_images():
+    photos = FrostPhotos([torch.rand(3, 100, 200)], "made up")
+    sizes = {side: tuple(photos.scaled(side, torch.device("cpu"))[0].shape[1:]) for side in STRENGTHS}
+    assert sizes == {32: (20, 40), 64: (30, 60), 224: (100, 200)}
+    assert _ELASTIC_REFERENCE == {32: 32, 64: 64, 224: 244}, "ImageNet's by the reference's own slip"
 
 
 @pytest.mark.parametrize("severity", [1, 3, 5])

@@ -3,12 +3,14 @@
 import itertools
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import driftproof as dp
 from driftproof.models import DeepLabV3Plus, ResNet50, build, load_backbone, load_checkpoint, restore, save_checkpoint
+from driftproof.norms import batch_norms
 
 
 def norm_names(path):
@@ -34,7 +36,7 @@ def test_it_has_the_published_size():
     with torch.device("meta"):
         model = build("deeplabv3plus_resnet50")
     assert sum(parameter.numel() for parameter in model.parameters()) == 40_351_667
-    assert sum(1 for _ in dp.norms.batch_norms(model)) == 62
+    assert sum(1 for _ in batch_norms(model)) == 62
     moving = dp.scopes.norm_affine().parameters(model)
     assert sum(parameter.numel() for parameter in moving.values()) == 57_312
 
@@ -97,7 +99,8 @@ def test_variants_that_do_not_exist():
 
 def test_a_public_file_is_loaded_and_its_auxiliary_head_left_out_aloud(tmp_path, caplog):
     model, other = small(), small(classes=4)
-    torch.save({"epoch": 3, "state_dict": wide(model), "mean_iu": 0.5}, tmp_path / "public.pth")
+    scores = {"mean_iu": np.nanmean([0.3, 0.4]), "seen": np.int64(3), "half": np.float16(0.5), "done": np.bool_(True)}
+    torch.save({"epoch": 3, "state_dict": wide(model)} | scores, tmp_path / "public.pth")
     torch.nn.init.zeros_(other.final2[0].weight)
     with caplog.at_level(logging.WARNING):
         load_checkpoint(other, tmp_path / "public.pth")

@@ -55,7 +55,9 @@ class Handler(BaseHTTPRequestHandler):
         tag = f'"{hashlib.sha1(content).hexdigest()}"'
         start = self.start_of_range(fault, tag, len(content))
         if start >= len(content):
-            return self.send_error(416)
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(content)}")
+            return self.end_headers()
         self.send_response(206 if start else 200)
         self.send_header("Content-Type", "text/html; charset=utf-8" if "html" in fault else "application/x-tar")
         self.send_header("Connection", "close")
@@ -163,6 +165,12 @@ def test_a_whole_part_is_not_downloaded_again(server, tmp_path):
     assert server.asked == []
 
 
+def test_a_whole_part_of_unknown_size_is_not_downloaded_again(server, tmp_path):
+    (tmp_path / "archive.tar.part").write_bytes(CONTENT)
+    assert fetch(remote(server, size=None), tmp_path).read_bytes() == CONTENT
+    assert [asked.get("Range") for asked in server.asked] == [f"bytes={len(CONTENT)}-"]
+
+
 @pytest.mark.parametrize(
     "second",
     [
@@ -267,13 +275,16 @@ def test_a_truncated_file_is_refused(server, tmp_path):
     server.faults = [{"truncate"}]
     with pytest.raises(DownloadError, match="1,048,576 bytes, but the server has 524,288"):
         fetch(remote(server), tmp_path)
-    server.faults = [{"truncate", "no length"}]
-    with pytest.raises(DownloadError, match="wrong length"):
-        fetch(remote(server), tmp_path)
     server.faults = [{"truncate"}]
     with pytest.raises(DownloadError, match="wrong checksum"):
         fetch(remote(server, size=None), tmp_path)
     assert leftovers(tmp_path) == []
+
+
+def test_a_published_size_tells_where_a_server_does_not_say_that_more_was_to_come(server, tmp_path, naps):
+    server.faults = [{"truncate", "no length"}]
+    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
+    assert server.asked[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
 
 
 def test_an_empty_answer_is_no_file(server, tmp_path, naps):

@@ -9,6 +9,7 @@ from torch import nn
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, shifted, source_data, state_of
+from driftproof.norms import batch_norms
 from networks import CONTRACT_NETWORKS, WideResNet, build, lively
 
 CROWDED = ("ent", "tent", "eata", "swr", "gce", "conjugate")
@@ -335,7 +336,7 @@ def test_6_ttn_at_its_ends_is_batch_or_source(network):
     model = build(network).double()
     for share, other in ((1.0, dp.bn_adapt(model)), (0.0, dp.source(model))):
         adapter = dp.ttn(model)
-        for index, alpha in enumerate(dp.norms.batch_norms(model)):
+        for index, alpha in enumerate(batch_norms(model)):
             setattr(adapter.statistics, f"alpha_{index}", torch.full_like(alpha[1].weight.detach(), share))
         assert_same_run(adapter, other, wide(batches(3)))
 

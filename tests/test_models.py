@@ -21,6 +21,7 @@ from driftproof.models import (
     restore,
     save_checkpoint,
 )
+from driftproof.norms import batch_norms
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_wide_resnet_has_the_published_size(depth, width, classes, parameters, n
     with torch.device("meta"):
         model = WideResNet(depth, width, classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert sum(1 for _ in dp.norms.batch_norms(model)) == norms
+    assert sum(1 for _ in batch_norms(model)) == norms
     moving = dp.scopes.norm_affine().parameters(model)
     assert sum(parameter.numel() for parameter in moving.values()) == affine
 
@@ -94,7 +95,7 @@ def test_networks_of_the_catalogue_have_the_published_size(name, classes, parame
     with torch.device("meta"):
         model = build(name, classes=classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert sum(1 for _ in dp.norms.batch_norms(model)) == norms
+    assert sum(1 for _ in batch_norms(model)) == norms
     moving = dp.scopes.norm_affine().parameters(model)
     assert sum(parameter.numel() for parameter in moving.values()) == affine
 
@@ -157,7 +158,7 @@ def bottleneck_by_hand(x, state, path, convs, norms, stride, groups=1):
 
 def with_own_statistics(model):
     """Statistics and affine parameters unlike the fresh ones, so that each of them shows."""
-    for _, module in dp.norms.batch_norms(model):
+    for _, module in batch_norms(model):
         with torch.no_grad():
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
@@ -185,6 +186,24 @@ def test_resnet50_is_what_its_weights_say(small_resnet):
             x = bottleneck_by_hand(x, state, f"layer{layer}.{block}", convs, norms, stride)
     expected = x.mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
     torch.testing.assert_close(small_resnet(images), expected)
+
+
+@torch.no_grad()
+def test_wide_resnet_is_what_its_weights_say():
+    torch.manual_seed(0)
+    model = with_own_statistics(WideResNet(16, 2, 5))
+    state, images = model.state_dict(), torch.rand(2, 3, 8, 8, dtype=torch.double)
+    x = windows_convolved((images - 0.5) / 0.5, state["conv1.weight"], 1, 1)
+    for group, block in itertools.product((1, 2, 3), (0, 1)):
+        path, stride = f"block{group}.layer.{block}", 2 if group > 1 and block == 0 else 1
+        active = normed(x, state, f"{path}.bn1").relu()
+        y = windows_convolved(active, state[f"{path}.conv1.weight"], stride, 1)
+        y = windows_convolved(normed(y, state, f"{path}.bn2").relu(), state[f"{path}.conv2.weight"], 1, 1)
+        shortcut = state.get(f"{path}.convShortcut.weight")
+        assert (shortcut is None) == (block > 0)
+        x = y + (x if shortcut is None else windows_convolved(active, shortcut, stride, 0))
+    expected = normed(x, state, "bn1").relu().mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+    torch.testing.assert_close(model(images), expected)
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def expect_choices(**chosen: str | None) -> None:
 def expect_axes(accumulate: int, **parts: object) -> None:
     """Refuse what is of another kind than its axis: most often a class in the place of one of its objects."""
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigurationError(f"Expected `accumulate` to be a whole number of 1 or more, but got {accumulate!r}.")
+        raise ConfigurationError(f"Expected `accumulate` to be at least 1, in whole batches, but got {accumulate!r}.")
     for axis, part in parts.items():
         kind = _KINDS[axis]
         if isinstance(part, kind) or (part is None and axis not in _NEEDED):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.workbench import SourceImages, fingerprint
+from driftproof.bench.workbench import SourceImages
 from driftproof.corruptions import procedural_frost
 from driftproof.data import ArraySet, Corrupted, ImageSet, digits, digits_unknown
 from driftproof.files import sha256, written_whole
@@ -59,7 +59,7 @@ class Digits:
         """Checksum of the network, fingerprint of the digits, and what frost they are under."""
         if not self._weights.exists():
             self.train(progress)
-        return {"weights": sha256(self._weights), "images": fingerprint(digits()), "frost": "made up"}
+        return {"weights": sha256(self._weights), "images": digits().fingerprint(), "frost": "made up"}
 
     def train(self, progress: Progress | None = None) -> None:
         """Train the network on the clean digits and keep it.

@@ -1,6 +1,5 @@
 """Models and streams from files."""
 
-import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from driftproof.names import expect_known
 from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Continual, Domain, OpenSet
 
-__all__ = ["Files", "SourceImages", "fingerprint"]
+__all__ = ["Files", "SourceImages"]
 
 _PUBLIC_WEIGHTS = {
     ("wrn40_2", "cifar10"): "cifar10/corruptions/Hendrycks2020AugMix_WRN.pt",
@@ -104,7 +103,7 @@ class Files:
         for name in filter(None, (spec.images, spec.unknown)):
             images = self._images(name, spec.domains[0], spec, progress)
             label = f"images {name} {spec.domains[0]} {spec.severity}"
-            found[label] = self._once(label, lambda images=images: fingerprint(images))
+            found[label] = self._once(label, images.fingerprint)
         return found
 
     def _domains(self, name: str, spec: Spec, progress: Progress | None) -> list[Domain]:
@@ -117,7 +116,7 @@ class Files:
 
         def read() -> ImageSet:
             how = {"frost_photos": self._photos(domain), "device": self.device, "make": make, "progress": progress}
-            return _set(name).images(self.data, domain, spec.severity, **how)
+            return _with_all_classes(_set(name), _set(name).images(self.data, domain, spec.severity, **how))
 
         images: ImageSet = self._once((name, domain, spec.severity, make), read)
         return images
@@ -169,12 +168,13 @@ class SourceImages:
             yield pixels.float() / 255, self._images.labels[places].to(self._device)
 
 
-def fingerprint(images: ImageSet) -> str:
-    """A short digest by which two image sets can be told apart: their labels, and some of their pixels."""
-    places = torch.linspace(0, len(images) - 1, steps=min(len(images), 16)).long()
-    content = hashlib.sha256(images.labels.numpy().tobytes())
-    content.update(images.batch(places).numpy().tobytes())
-    return f"{len(images)} images, {content.hexdigest()[:12]}"
+def _with_all_classes(described: StreamedSet, images: ImageSet) -> ImageSet:
+    """Images as they were read; a folder that is missing would have given the classes after it the labels of others."""
+    if described.classes is not None and images.classes and len(images.classes) != described.classes:
+        raise InputError(
+            f"Expected {images.name} to have all {described.classes} classes, but it has {len(images.classes)}."
+        )
+    return images
 
 
 def _set(name: str) -> StreamedSet:

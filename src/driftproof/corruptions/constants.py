@@ -13,8 +13,13 @@ __all__ = ["CONSTANTS", "constants_for"]
 
 
 def _factors(last: float, step: float) -> tuple[float, ...]:
+    """The factors of the published sets, to the last bit: how many pixels an image is enlarged to can hang on it.
+
+    They come from NumPy's `arange`, which adds up the rounded step.
+    """
     count = round((last - 1.0) / step) + 1
-    return tuple(1.0 + step * index for index in range(count))
+    rounded = (1.0 + step) - 1.0
+    return tuple(1.0 + rounded * index for index in range(count))
 
 
 _ZOOM_SMALL = tuple(_factors(last, 0.01) for last in (1.06, 1.11, 1.15, 1.20, 1.25))

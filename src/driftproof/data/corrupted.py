@@ -67,17 +67,21 @@ class Corrupted(ImageSet):
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What decides every pixel, besides the clean images themselves."""
+        """What decides every pixel."""
         origin = None if self.corruption != "frost" or self.frost_photos is None else self.frost_photos.origin
         return {
             "set": self.clean.name,
-            "images": len(self),
+            "clean": self._origin,
             "corruption": self.corruption,
             "severity": self.severity,
             "constants": self.constants,
             "resave": self.resave,
             "frost": origin or ("imagecorruptions" if self.corruption == "frost" else None),
         }
+
+    @cached_property
+    def _origin(self) -> str:
+        return self.clean.fingerprint()
 
     @cached_property
     def _photos(self) -> FrostPhotos | None:

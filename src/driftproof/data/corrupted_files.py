@@ -1,5 +1,6 @@
 """A corrupted version of a folder of images, file by file."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     """Write every image of a corrupted folder as a JPEG of quality 85, and return how many had to be made.
 
     Files that are there already are left alone, so interrupted work goes on where it stopped; each is written whole or
-    not at all. Files made under another protocol are refused, as far as the hidden file beside them tells.
+    not at all. Files made under another protocol are refused, as far as the hidden file beside them tells, and so are
+    new images that sort before others: what is random in an image goes by its place.
 
     Args:
         images: The corrupted set, over a `FileSet`.
@@ -31,7 +33,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     """
     pillow = require("PIL.Image", "Writing image files")
     targets = _targets(images, destination)
-    _keep_protocol(images, destination / images.corruption / str(images.severity))
+    _keep_protocol(images, destination / images.corruption / str(images.severity), targets)
     missing = [index for index, target in enumerate(targets) if not target.exists()]
     done = len(targets) - len(missing)
     for indices, batch in _batches(images, missing):
@@ -45,17 +47,27 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     return len(missing)
 
 
-def _keep_protocol(images: Corrupted, folder: Path) -> None:
+def _keep_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None:
     assert isinstance(images.clean, FileSet)
-    # Not how many there are: more may be added to a folder.
-    same = {key: value for key, value in images.protocol.items() if key != "images"}
-    path, protocol = folder / ".protocol.json", same | {"size": str(images.clean.size)}
+    path, names = folder / ".protocol.json", [target.relative_to(folder).as_posix() for target in targets]
+    # Not which images there are: more may be added, after those that are there.
+    same = {key: value for key, value in images.protocol.items() if key != "clean"}
+    protocol = same | {"size": str(images.clean.size)}
     if path.exists():
-        refuse_other_protocol(json.loads(path.read_text()), protocol)
-        return
+        found = json.loads(path.read_text())
+        refuse_other_protocol(found, protocol)
+        if found.get("names") != _digest(names[: found.get("images", 0)]):
+            raise InputError(
+                f"Expected new images to come after those of {folder}, in the order of their names, but one comes "
+                "before or is gone: what is random in an image goes by its place. Remove the folder."
+            )
     folder.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as unfinished:
-        unfinished.write_text(json.dumps(protocol))
+        unfinished.write_text(json.dumps(protocol | {"images": len(names), "names": _digest(names)}))
+
+
+def _digest(names: list[str]) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def _targets(images: Corrupted, destination: Path) -> list[Path]:

@@ -257,7 +257,10 @@ def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -
     # Without a version to compare or a checksum to fail, another file's end could be joined to this one's beginning.
     if part.version is None and file.sha256 is None and file.md5 is None:
         part.discard()
-    with _opened(file, part) as response:
+    answer = _opened(file, part)
+    if answer is None:
+        return
+    with answer as response:
         if response.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
             raise _page(file)
         resumed = response.status == 206
@@ -278,8 +281,9 @@ def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -
             part.begin(_version(response))
             chunks = chain([first], chunks)
         _append(part, chunks, total, progress)
-    if total is not None and part.length < total:
-        raise _BrokenOffError(f"the connection ended after {part.length:,} of {total:,} bytes")
+    expected = total or file.size
+    if expected is not None and part.length < expected:
+        raise _BrokenOffError(f"the connection ended after {part.length:,} of {expected:,} bytes")
 
 
 def _append(part: _Part, chunks: Iterable[bytes], total: int | None, progress: DownloadProgress | None) -> None:
@@ -292,7 +296,8 @@ def _append(part: _Part, chunks: Iterable[bytes], total: int | None, progress: D
                 progress(done, total)
 
 
-def _opened(file: RemoteFile, part: _Part) -> HTTPResponse:
+def _opened(file: RemoteFile, part: _Part) -> HTTPResponse | None:
+    """The server's answer, from where the part ends; None where it says that this is the end of the file."""
     headers = {"User-Agent": "driftproof"}
     if part.length:
         headers["Range"] = f"bytes={part.length}-"
@@ -303,6 +308,8 @@ def _opened(file: RemoteFile, part: _Part) -> HTTPResponse:
     except HTTPError as error:
         error.close()
         if error.code == 416:
+            if error.headers.get("Content-Range") == f"bytes */{part.length}":
+                return None
             part.discard()
         if error.code == 416 or error.code in _TEMPORARY_ANSWERS or error.code >= 500:
             raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -153,7 +154,8 @@ def _read_safetensors(path: Path) -> Checkpoint:
 
 def _read_torch(path: Path) -> Checkpoint:
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_numbers_of_numpys()):
+            contents = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         if blocked is None:
@@ -166,6 +168,13 @@ def _read_torch(path: Path) -> Checkpoint:
     except Exception as error:  # the reader of a damaged file may stumble over anything
         raise _damaged(path) from error
     return _unpacked(contents, path)
+
+
+def _numbers_of_numpys() -> list[Any]:
+    """What a pickle names for a number of NumPy's, such as the score that public files keep beside the weights."""
+    scalar = np.float64(0).__reduce__()[0]
+    kinds = {type(np.dtype(kind)) for kind in "?bhilqBHILQefd"}
+    return [np.dtype, *kinds, *((scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core"))]
 
 
 def _unpacked(contents: object, path: Path) -> Checkpoint:
