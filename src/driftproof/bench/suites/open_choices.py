@@ -95,16 +95,6 @@ def _selection() -> Table:
     )
 
 
-def _logits() -> Table:
-    settings = ("Closed",)  # where the paper has the variant
-    rows = {
-        "tent+crowd": _everywhere("tent+crowd", settings=settings),
-        "tent+crowd (logits)": _everywhere("tent+crowd", settings=settings, on="logits"),
-        "tent+crowd (logits), λ_max = 0": _everywhere("tent+crowd", settings=settings, on="logits", mean_entropy=0.0),
-    }
-    return _table("logits", "Selection by logits: what it owes to the term that keeps predictions apart", rows)
-
-
 def _eata() -> Table:
     rows = {f"eata, ε = {limit:g}": _everywhere("eata", sets=_HUNDRED, redundancy=limit) for limit in (0.4, 0.1, 0.05)}
     return _table("eata", "EATA on a hundred classes: how alike a redundant sample is", rows)
@@ -150,7 +140,7 @@ def _spread() -> Table:
 
 def open_choices() -> Suite:
     """One table for each question, all on held-out corruptions."""
-    choices = (_conjugate(), _swr(), _batch(), _selection(), _logits(), _eata(), _output())
+    choices = (_conjugate(), _swr(), _batch(), _selection(), _eata(), _output())
     tables = (*choices, _gce(), _pace(), _tiny(), _spread())
     title = "What the paper leaves open, on held-out corruptions"
     note = "Choices are made here, never on the corruptions of the paper's tables."

@@ -1,5 +1,7 @@
 """Tables 6, 7 and 8 and the supplement's on classification: costs, networks, rates, batch sizes, ImageNet-C, CoTTA."""
 
+from dataclasses import replace
+
 from driftproof.bench.spec import Spec
 from driftproof.bench.suites.settings import PAPER_NAMES, corrupted
 from driftproof.bench.tables import Entry, Suite, Summary, Table
@@ -175,4 +177,11 @@ def s5() -> Suite:
         for column, (images, model) in columns.items()
     )
     title = "Selection by softmax and by logits, closed, 50 rounds"
-    return Suite("s5", title, (Table("s5", title, entries, "S5_logit_variant"),), 50, "Shares its runs with table1.")
+    rejected = tuple(
+        replace(entry, measure="rejected", paper_row=None) for entry in entries if entry.row.startswith("tent+crowd")
+    )
+    tables = (
+        Table("s5", title, entries, "S5_logit_variant"),
+        Table("s5_rejected", "What selection rejects", rejected, unit="share of images", lower_is_better=None),
+    )
+    return Suite("s5", title, tables, 50, "Shares its runs with table1.")
