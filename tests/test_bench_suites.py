@@ -43,7 +43,14 @@ def test_every_table_of_the_paper_is_filled_by_one_of_ours():
     filled = [table.paper for table in TABLES.values() if table.paper]
     assert sorted(filled) == sorted(PAPER_TABLES)
     ours = {table.name for name in OUR_OWN for table in MADE[name].tables}
-    assert {table.name for table in TABLES.values() if table.paper is None} == ours
+    assert {table.name for table in TABLES.values() if table.paper is None} == ours | {"s5_rejected"}
+
+
+def test_what_selection_rejects_is_told_of_the_runs_that_are_compared():
+    compared = {(entry.row, entry.column): entry.specs for entry in TABLES["s5"].entries if "+crowd" in entry.row}
+    rejected = TABLES["s5_rejected"]
+    assert {(entry.row, entry.column): entry.specs for entry in rejected.entries} == compared
+    assert {(entry.measure, entry.round, entry.paper_row) for entry in rejected.entries} == {("rejected", 50, None)}
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
