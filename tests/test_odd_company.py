@@ -182,6 +182,16 @@ def test_a_model_may_carry_tensors_from_pass_to_pass():
         assert not adapter.network.model.previous[0].requires_grad
 
 
+def test_a_failure_before_the_first_batch_does_not_hide_what_a_model_carries():
+    torch.manual_seed(0)
+    adapter = dp.tent(Remembering(), lr=1e-2)
+    with pytest.raises(dp.errors.ForwardError):
+        adapter(torch.rand(2, 5, 8, 8))
+    for images in batches(3):
+        adapter(images)
+    assert adapter.last.stepped
+
+
 class Counting(WideResNet):
     def __init__(self):
         super().__init__()

@@ -133,20 +133,20 @@ def _runs_another(function: object, seen: tuple[object, ...] = ()) -> bool:
     """Whether a function has hold of a module. Its copies have, too; those of methods and partials hold the copy."""
     if not isinstance(function, FunctionType) or function in seen:
         return False
-    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    enclosed = map(_enclosed_in, function.__closure__ or ())
+    held = [*enclosed, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     modules = (item.__self__ if isinstance(item, MethodType) else item for item in held)
     return any(isinstance(module, nn.Module) for module in modules) or any(
         _runs_another(item, (*seen, function)) for item in held
     )
 
 
-def _is_empty(cell: CellType) -> bool:
+def _enclosed_in(cell: CellType) -> object:
     try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
+        contents: object = cell.cell_contents
+    except ValueError:  # of a name that has no value yet
+        return None
+    return contents
 
 
 def _normalisation(model: nn.Module) -> Iterator[Problem]:

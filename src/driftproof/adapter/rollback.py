@@ -20,17 +20,16 @@ def nothing_lost(adapter: "Adapter") -> Iterator[None]:
     Parts replace their buffers, so references to those will do. Their parameters are copied only where there are
     several ranks: alone, a part of the library's own does not fail once it has begun to change them.
     """
-    shared = adapter.ranks.size > 1
-    modules = _remembering(adapter) if shared else [module for part in adapter._parts for module in part.modules()]
+    modules = _remembering(adapter)
     buffers = {module: dict(module._buffers) for module in modules}
-    parameters = {
-        own: own.detach().clone() for module in (modules if shared else ()) for own in module.parameters(recurse=False)
-    }
+    copied = modules if adapter.ranks.size > 1 else ()
+    parameters = {own: own.detach().clone() for module in copied for own in module.parameters(recurse=False)}
     index, stepper = adapter._index, adapter._stepper if adapter._names else None
     steps = (stepper.total, stepper.waiting, stepper.taken) if stepper is not None else None
     try:
         yield
     except BaseException:
+        adapter.network.cut_graphs()
         for module, before in buffers.items():
             module._buffers.update(before)
         with torch.no_grad():

@@ -27,10 +27,11 @@ class Eager:
         try:
             with nothing_lost(adapter):
                 step = adapter._look(images)
-                return _learn(adapter, step) if adapter._names else _predict(adapter, step)
+                result = _learn(adapter, step) if adapter._names else _predict(adapter, step)
+            adapter.network.let_go()
+            return result
         finally:
             # What was worth keeping has been committed by now.
-            adapter.network.let_go()
             adapter.network.discard()
             adapter.source.discard()
 
