@@ -29,6 +29,14 @@ def test_every_method_is_counted_and_timed(capsys):
         assert found["milliseconds"] > 0
 
 
+def test_methods_that_prepare_are_timed_on_networks_for_images_and_for_scenes(capsys):
+    few = ["--batch-size", "2", "--trials", "1", "--warm-up", "0", "--json"]
+    for words in (["--model", "wrn10_1", "--size", "16"], ["--model", "deeplabv3plus_small", "--size", "32"]):
+        status, said = run(capsys, *words, *few, "--methods", "ttn,swr,eata,swr+crowd")
+        assert status == 0
+        assert list(json.loads(said.out)) == ["ttn", "swr", "eata", "swr+crowd"]
+
+
 def test_a_table_for_readers(capsys):
     status, said = run(
         capsys, "--model", "wrn10_1", "--batch-size", "2", "--size", "8", "--trials", "1", "--methods", "tent"

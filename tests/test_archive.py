@@ -237,9 +237,29 @@ def test_only_what_can_be_gone_on_with_is_unpacked_and_only_into_a_new_folder(go
             unpack(nothing, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked").exists()
     before = [cell.rows for cell in Store(root / "unpacked").cells()]
-    with pytest.raises(InputError, match="holds results"):
+    with pytest.raises(InputError, match="is there already"):
         unpack(root / "archive", root / "unpacked")
     assert [cell.rows for cell in Store(root / "unpacked").cells()] == before
+
+
+def test_what_was_unpacked_in_part_is_unpacked_anew(gone_on_with, tmp_path, monkeypatch):
+    root, specs = gone_on_with
+    unpack(root / "archive", tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr("driftproof.bench.store.Cell.begin", lambda *_: raise_(OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            unpack(root / "archive", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    (tmp_path / "again").mkdir()
+    unpack(root / "archive", tmp_path / "again")
+    for spec in specs:
+        rows = [Store(tmp_path / name).cell(spec).rows for name in ("whole", "again")]
+        assert rows[0] == rows[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "whole"]
+
+
+def raise_(error):
+    raise error
 
 
 def test_the_command_line_exports_snapshots_and_unpacks_them(gone_on_with, tmp_path, capsys):

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import re
+import shutil
 from functools import partial
 
 import numpy as np
@@ -516,7 +517,10 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
         (("run", "table1", "--replace", "svhn-c"), "`--replace` to be given as OLD=NEW, but got 'svhn-c'"),
         (("run", "table1", "--replace", "svhnc=x"), "Did you mean svhn-c"),
         (("run", "table1", "--seeds", "0,one"), "`--seeds` to be whole numbers, but got 'one'"),
-        (("run", "table1", "--seeds", ","), "at least one cell of table1"),
+        (("run", "table1", "--seeds", ","), "`--seeds` to name something, but got ','"),
+        (("run", "table1", "--methods", ""), "`--methods` to name something, but got ''"),
+        (("run", "table1", "--seeds", str(2**63)), f"`--seeds` to be from 0 to {2**63 - 1}"),
+        (("run", "table1", "--seeds=-1"), f"`--seeds` to be from 0 to {2**63 - 1}"),
         (("run", "table1", "--rounds", "0"), "`rounds` to be at least 1, but got 0"),
         (("run", "table1", "--limit", "0"), "`limit` to be at least 1, but got 0"),
         (("run", "table1", "--engine", "grph"), "`engine` to be one of eager, compile, graph, but got 'grph'"),
@@ -536,6 +540,19 @@ def test_mistakes_are_answered_in_words_and_with_status_2(tmp_path, monkeypatch,
     assert run(*words) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["{}", "5", '{"round": 1}', None])
+def test_rows_that_somebody_damaged_are_named(finished, tmp_path, capsys, wide, damage):
+    shutil.copytree(finished, tmp_path / "damaged")
+    (rows, *_) = sorted((tmp_path / "damaged").glob("cells/*/rows.jsonl"))
+    if damage is None:
+        rows.with_name("conditions.jsonl").unlink()
+    else:
+        rows.write_text(rows.read_text() + f"{damage}\n")
+    for words in (("compare",), ("report",), ("export", tmp_path / "archive")):
+        assert run(words[0], tmp_path / "damaged", *words[1:]) == 2
+        assert f"of every row of {rows.parent.name} in" in " ".join(capsys.readouterr().err.split())
 
 
 def test_compare_shows_ours_beside_the_papers(finished, capsys, wide):

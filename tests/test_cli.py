@@ -314,6 +314,22 @@ def test_a_daily_job_goes_on_where_it_stopped(project, tmp_path):
     assert table(Path("monday.csv")) + table(Path("tuesday.csv")) == table(Path("both.csv"))
 
 
+def test_a_state_does_not_take_the_place_of_predictions(project, tmp_path, capsys):
+    folder = pictures(tmp_path / "images", 3)
+    options = ("--model", f"{project}:build", "--out", "seen.csv", "--state", Path("seen.csv").resolve())
+    assert run("adapt", folder, *options) == 2
+    assert "two files" in capsys.readouterr().err
+    assert not Path("seen.csv").exists()
+
+
+@pytest.mark.parametrize("margin", ["abc", "nan", "[0]"])
+def test_a_margin_is_a_number(project, tmp_path, capsys, margin):
+    folder = pictures(tmp_path / "images", 3)
+    options = ("--model", f"{project}:build", "--method", "tent+crowd", "--option", f"margin={margin}")
+    assert run("adapt", folder, *options, "--out", "seen.csv") == 2
+    assert "`margin` to be a number" in capsys.readouterr().err
+
+
 def test_images_that_cannot_be_read_are_named_and_left_out(project, tmp_path, capsys):
     folder = pictures(tmp_path / "images", 5)
     options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "seen.jsonl", "--method", "source")
@@ -427,3 +443,10 @@ def test_without_pyarrow_parquet_is_refused_at_once(project, tmp_path, monkeypat
     options = ("--model", f"{project}:interrupted", "--out", "seen.parquet")
     assert run("adapt", pictures(tmp_path / "images", 2), *options) == 2
     assert "pip install 'driftproof[report]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("network", ["wrn10_1", "deeplabv3plus_small"])
+def test_training_says_at_once_that_its_weights_cannot_be_written(tmp_path, capsys, network):
+    (tmp_path / "weights").mkdir()
+    assert run("train", network, "--data", tmp_path / "nowhere", "--out", tmp_path / "weights") != 0
+    assert "Is a directory" in " ".join(capsys.readouterr().err.split())

@@ -401,3 +401,20 @@ def test_files_are_added_behind_those_that_are_there(tmp_path):
     Image.new("RGB", (32, 32), "grey").save(source / "a.png")
     with pytest.raises(dp.errors.InputError, match="comes before or is gone"):
         write()
+
+
+def test_a_second_set_does_not_take_the_labels_of_the_first(tmp_path, capsys):
+    first, second = (array_folder_at(tmp_path / name, pictures(count)) for name, count in (("a", 4), ("b", 5)))
+
+    def run(source, *words):
+        with pytest.raises(SystemExit) as ending:
+            main(["corrupt", str(source), str(tmp_path / "out"), *words])
+        return ending.value.code
+
+    assert run(first, "--corruption", "fog") == 0
+    before = np.load(tmp_path / "out" / "labels.npy")
+    assert run(second, "--corruption", "contrast") == 2
+    assert "labels of b" in " ".join(capsys.readouterr().err.split())
+    assert np.array_equal(np.load(tmp_path / "out" / "labels.npy"), before)
+    assert run(first, "--corruption", "contrast", "--stack") == 0
+    assert len(np.load(tmp_path / "out" / "labels.npy")) == 5 * len(before)

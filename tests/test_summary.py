@@ -770,3 +770,20 @@ def test_a_number_is_that_of_the_first_archive_that_has_it(tmp_path):
     first = Results(tmp_path / "results" / "a")
     assert quotable(archives(tmp_path / "results"))["table2"] == quotable([first])["table2"]
     assert "±" in quotable([first])["table2"]
+
+
+def test_figures_are_shown_from_where_the_page_is(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "results")
+    (tmp_path / "results" / "figures").mkdir()
+    (tmp_path / "results" / "figures" / "one.svg").write_text("<svg/>")
+    (tmp_path / "results" / "figures" / "one.json").write_text('{"title": "One"}')
+    assert "(figures/one.svg)" in written_up(tmp_path / "results")
+    assert "(../results/figures/one.svg)" in written_up(tmp_path / "results", tmp_path / "pages" / "page.md")
+    (tmp_path / "results" / "figures" / "one.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"one\.json to describe its figure"):
+        written_up(tmp_path / "results")
+    (tmp_path / "results" / "figures" / "one.json").unlink()
+    (tmp_path / "results" / "notes").mkdir()
+    (tmp_path / "results" / "notes" / "one.md").write_bytes("Größe".encode("latin-1"))
+    with pytest.raises(InputError, match=r"one\.md to be text in UTF-8"):
+        written_up(tmp_path / "results")

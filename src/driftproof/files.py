@@ -1,13 +1,15 @@
 """Files that are there whole or not at all, and what they are known by."""
 
+import errno
 import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
-__all__ = ["sha256", "written_whole"]
+__all__ = ["expect_writable", "sha256", "written_whole"]
 
 
 @contextmanager
@@ -37,6 +39,15 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def expect_writable(path: Path) -> None:
+    """Fail now where a file could not be written at the end of long work; makes its folder if need be."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent):
+        pass
 
 
 def sha256(path: Path) -> str:

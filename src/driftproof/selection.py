@@ -4,6 +4,7 @@ Weights keep every shape static. Combine selections with `&`: the weights multip
 """
 
 import math
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,8 @@ class ConfidenceDifference(Selection):
         super().__init__()
         if on not in ("softmax", "logits"):
             raise ConfigurationError(f'Expected `on` to be "softmax" or "logits", but got {on!r}.')
+        if not isinstance(margin, SupportsFloat) or not math.isfinite(margin):
+            raise ConfigurationError(f"Expected `margin` to be a number, but got {margin!r}.")
         self.margin = margin
         self.on = on
 

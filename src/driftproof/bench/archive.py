@@ -78,11 +78,23 @@ def read_cells(folder: Path) -> list[Recorded]:
     """
     path = folder / ARCHIVED
     if not path.exists():
-        return list(Store(folder).cells())
+        return [_whole(cell, folder) for cell in Store(folder).cells()]
     try:
         return [_read(json.loads(line), folder) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"Expected one cell on each line of {path}, but it cannot be read: {error!r}.") from error
+
+
+def _whole(cell: Recorded, folder: Path) -> Recorded:
+    """A cell as it was found; rows that somebody has damaged since are named."""
+    rows, told = cell.rows, len(cell.conditions)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not {"round", "domain"} <= row.keys() or number > told:
+            raise StateError(
+                f"Expected round and domain of every row of {cell.spec.name} in {folder}, and how it was measured, "
+                f"but line {number} lacks some of that."
+            )
+    return cell
 
 
 def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False) -> None:
@@ -131,9 +143,11 @@ def unpack(archive: Path, out: Path) -> None:
             f"Expected an archive with snapshots in {archive}, but there is none. "
             "`driftproof bench export --snapshots` makes them of results folders."
         )
-    store = Store(out)
-    if any(store.cells()):
-        raise InputError(f"Expected a new folder to unpack into, but {out} holds results.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"Expected a new folder to unpack into, but {out} is there already.")
+    unfinished = out.with_name(f".{out.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    store = Store(unfinished)
     store.share(Store(archive).shared)
     for cell in ready:
         place = store.cell(cell.spec)
@@ -142,6 +156,7 @@ def unpack(archive: Path, out: Path) -> None:
                 _copy(path, place.snapshot(reached))
             place.append(cell.rows, cell.conditions)
             place.begin(cell.spec, cell.protocol)
+    unfinished.replace(out)
 
 
 def _extent(cell: Recorded) -> tuple[int, bool]:

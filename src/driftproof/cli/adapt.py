@@ -59,6 +59,8 @@ def adapt_command(
     paths, options, place = found_images(images), method_options(option), expect_device(device)
     summary = _Summary()
     if state is not None:
+        if state.resolve() == out.resolve():
+            raise ConfigurationError(f"Expected `--state` and `--out` to be two files, but both are {out}.")
         state.parent.mkdir(parents=True, exist_ok=True)
     with written_rows(out) as write, counting() as progress:
         adapter = build_method(method, given_model(model, weights, classes).to(place), options)

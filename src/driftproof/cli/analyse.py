@@ -80,12 +80,18 @@ def _row(item: tuple[str, dict[str, float | None]]) -> tuple[str, ...]:
 
 
 def _prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "Adapter":
+    import torch
+
     from driftproof.bench.methods import build_method
 
-    adapter = build_method(name, model, {"engine": engine})
+    with torch.no_grad():
+        labels = model(images).argmax(1)
+    # Prototypes are of feature vectors, which a network for scenes has none of.
+    dense = {"prototypes": False} if labels.ndim > 1 and name.partition("+")[0] == "swr" else {}
+    adapter = build_method(name, model, {"engine": engine, **dense})
     if not adapter.prepared:
         # What a step costs does not depend on what was learned from the source data.
-        adapter.prepare([(images, adapter.network(images).argmax(1).detach())])
+        adapter.prepare([(images, labels)])
     return adapter
 
 

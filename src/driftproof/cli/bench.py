@@ -1,5 +1,6 @@
 """`driftproof bench`: the paper's tables, run, compared and shown."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ from rich.table import Table
 
 from driftproof.cli.device import Device, expect_device
 from driftproof.cli.offered import METHODS, SUITES
+from driftproof.cli.options import LARGEST_SEED
 from driftproof.cli.output import AsJson, print_json
 from driftproof.errors import ConfigurationError
 
@@ -99,13 +101,13 @@ def run_command(
 
     run = EXECUTORS[expect_known("executor", executor, EXECUTORS)]
     choice = Choice(
-        methods=_words(methods),
-        sets=_words(sets),
+        methods=_words("--methods", methods),
+        sets=_words("--sets", sets),
         setting=None if opened is None else "open" if opened else "closed",
         task=task,
         rounds=rounds,
         limit=limit,
-        seeds=[_integer("--seeds", word) for word in _words(seeds)],
+        seeds=[_integer("--seeds", word) for word in _words("--seeds", seeds)],
         replaced=dict(_pair(text) for text in replace or ()),
         prepared_on_test=prepare_on_test or (),
         trials=trials,
@@ -133,7 +135,8 @@ def run_command(
             failures.raise_if_any()
         store.share(facts)
         run(ready, out, workbench, settings, told, failures)
-    typer.echo(f"Done. See `driftproof bench compare {out}` or `driftproof bench report {out}`.", err=True)
+    place = shlex.quote(str(out))
+    typer.echo(f"Done. See `driftproof bench compare {place}` or `driftproof bench report {place}`.", err=True)
 
 
 @bench_commands.command("compare")
@@ -178,7 +181,7 @@ def export_command(
     from driftproof.bench.archive import write_archive
 
     write_archive(folders, out, snapshots=snapshots)
-    typer.echo(f"See `driftproof bench compare {out}`.", err=True)
+    typer.echo(f"See `driftproof bench compare {shlex.quote(str(out))}`.", err=True)
 
 
 @bench_commands.command("unpack")
@@ -190,7 +193,7 @@ def unpack_command(
     from driftproof.bench.archive import unpack
 
     unpack(archive, out)
-    typer.echo(f"Go on with `driftproof bench run … --out {out}`.", err=True)
+    typer.echo(f"Go on with `driftproof bench run … --out {shlex.quote(str(out))}`.", err=True)
 
 
 @bench_commands.command("summarise")
@@ -205,27 +208,35 @@ def summarise_command(
     tables that lie beside the archives as well.
     """
     from driftproof.files import written_whole
-    from driftproof.report import archives, beside, filled_in, quotable, written_up
+    from driftproof.report import archives, beside, filled_in, page_text, quotable, written_up
 
-    texts = {out or folder / "RESULTS.md": written_up(folder)}
+    page = out or folder / "RESULTS.md"
+    texts = {page: written_up(folder, page)}
     if fill:
         named = quotable(archives(folder)) | beside(folder)
-        texts |= {path: filled_in(path.read_text(encoding="utf-8"), named) for path in fill}
+        texts |= {path: filled_in(page_text(path), named) for path in fill}
     for path, text in texts.items():
         with written_whole(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         typer.echo(path)
 
 
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+def _words(option: str, text: str | None) -> list[str]:
+    """What an option names; if it is given at all it has to name something, which an empty variable would not."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not words:
+        raise ConfigurationError(f"Expected `{option}` to name something, but got {text!r}.")
+    return words
 
 
 def _integer(option: str, word: str) -> int:
     try:
-        return int(word)
+        number = int(word)
     except ValueError as error:
         raise ConfigurationError(f"Expected `{option}` to be whole numbers, but got {word!r}.") from error
+    if not 0 <= number <= LARGEST_SEED:
+        raise ConfigurationError(f"Expected `{option}` to be from 0 to {LARGEST_SEED}, but got {word}.")
+    return number
 
 
 def _pair(text: str) -> tuple[str, str]:

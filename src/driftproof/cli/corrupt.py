@@ -8,6 +8,7 @@ import typer
 from driftproof.cli.device import Device, expect_device
 from driftproof.cli.offered import CORRUPTIONS
 from driftproof.cli.progress import counting
+from driftproof.errors import InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -43,12 +44,29 @@ def corrupt_command(
     place = expect_device(device)
     clean = opened(source, size=None if size is None else (size, size))
     photos = _photos(names, frost, procedural)
+    _refuse_other_labels(clean, destination / "labels.npy")
     destination.mkdir(parents=True, exist_ok=True)
     with counting() as progress:
         for name in names:
             for level in severities:
                 _write(Corrupted(clean, name, level, frost_photos=photos, device=place), destination, progress)
     _finish(clean, names, destination, stack)
+
+
+def _refuse_other_labels(clean: "ImageSet", path: Path) -> None:
+    """Refuse to put a set beside others whose labels would be replaced by its own."""
+    import numpy as np
+
+    from driftproof.data import FileSet
+    from driftproof.data.folder import load_array
+
+    if isinstance(clean, FileSet) or not path.exists():
+        return
+    found, own = load_array(path), clean.labels.numpy()
+    if not any(np.array_equal(found, labels) for labels in (own, np.tile(own, 5))):
+        raise InputError(
+            f"Expected {path} to hold the labels of {clean.name}, but it holds others. Choose a new folder."
+        )
 
 
 def _photos(names: list[str], folder: Path | None, procedural: bool) -> "FrostPhotos | None":

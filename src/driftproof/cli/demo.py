@@ -6,13 +6,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from driftproof.cli.options import LARGEST_SEED
+
 __all__ = ["demo_command"]
 
 
 def demo_command(
     out: Annotated[Path, typer.Option(help="The results folder; what is there is not run again.")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(help="How often the corruptions come by; five times.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the network and its training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the network and its training.")] = 0,
 ) -> None:
     """Train a small network on some digits, then adapt it to changed ones with unknown digits among them.
 

@@ -12,7 +12,10 @@ from driftproof.errors import ConfigurationError
 if TYPE_CHECKING:
     from driftproof.bench.spec import Option
 
-__all__ = ["MethodName", "MethodOptions", "method_options"]
+__all__ = ["LARGEST_SEED", "MethodName", "MethodOptions", "method_options"]
+
+LARGEST_SEED = 2**63 - 1
+"""What random generators, and files of rows, can hold."""
 
 MethodName = Annotated[
     str, typer.Option("--method", help="Such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS))

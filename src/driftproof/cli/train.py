@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from driftproof.cli.device import Device, expect_device
+from driftproof.cli.options import LARGEST_SEED
 from driftproof.cli.train_scenes import SCENE_RECIPES, SCENE_SETS, train_on_scenes
 from driftproof.errors import ConfigurationError
 from driftproof.names import expect_known
@@ -52,7 +53,7 @@ def train_command(
         Path | None, typer.Option(help="Weights to start from, all but the last layer's, or a backbone's.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of every random choice.")] = 0,
     height: Annotated[
         int | None, typer.Option(min=16, help="On scenes: scale frames to this height; less to compute.")
     ] = None,
@@ -80,18 +81,18 @@ def train_command(
             raise ConfigurationError(f"Expected `{option}` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
     import torch
 
-    from driftproof.files import sha256
+    from driftproof.files import expect_writable, sha256
     from driftproof.models import build, load_checkpoint, save_checkpoint
     from driftproof.training import Trainer
 
     recipe = _recipe(model, epochs)
+    expect_writable(out)
     train, test = (_read(dataset, data, train=train) for train in (True, False))
     place = expect_device(device)
     torch.manual_seed(seed)
     network = build(model, classes=len(train.classes))
     if start is not None:
         load_checkpoint(network, start, new_head=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
     begun_from = None if start is None else sha256(start)
     images = train.batch(range(len(train)))
     trainer = Trainer(network, images, train.labels, recipe, seed=seed, device=place, begun_from=begun_from)

@@ -48,11 +48,12 @@ def train_on_scenes(
     from driftproof import training
     from driftproof.data import Height
     from driftproof.data import scenes as readers
-    from driftproof.files import sha256
+    from driftproof.files import expect_writable, sha256
     from driftproof.models import build, load_backbone, save_checkpoint
 
     console = Console(stderr=True)
     recipe = _recipe(model, epochs, height)
+    expect_writable(out)
     read = getattr(readers, SCENE_SETS[expect_known("set of scenes to train on", dataset, SCENE_SETS)])
     size = None if height is None else Height(height)
     taught, rated = (read(data, split=split, size=size) for split in ("train", "val"))
@@ -61,7 +62,6 @@ def train_on_scenes(
     network = build(model, classes=len(taught.classes))
     if start is not None:
         console.print(f"{start}: {load_backbone(network, start)}", highlight=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
     scenes = training.labelled_scenes(taught)
     begun_from = None if start is None else sha256(start)
     trainer = training.SceneTrainer(

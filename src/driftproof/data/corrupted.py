@@ -123,7 +123,7 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
         _make_once(images, path, progress)
-    refuse_other_protocol(_protocol_of(path), images.protocol)
+    refuse_other_protocol(path, _protocol_of(path), images.protocol)
     return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
 
 
@@ -204,10 +204,11 @@ def _protocol_of(path: Path) -> dict[str, Any]:
     return protocol
 
 
-def refuse_other_protocol(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def refuse_other_protocol(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to mix what was made in one way with what would be made in another.
 
     Args:
+        path: What was made.
         found: How it was made.
         wanted: How it would be.
     """
@@ -215,9 +216,7 @@ def refuse_other_protocol(found: dict[str, Any], wanted: dict[str, Any]) -> None
         f"{key} was {found.get(key)} and is {wanted[key]} here" for key in wanted if found.get(key) != wanted[key]
     ]
     if different:
-        raise InputError(
-            f"The kept set was made differently: {'; '.join(different)}. Remove it or choose another folder."
-        )
+        raise InputError(f"{path} was made differently: {'; '.join(different)}. Remove it or choose another folder.")
 
 
 def _written(path: Path, content: dict[str, Any]) -> None:

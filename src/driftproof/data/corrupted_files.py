@@ -55,7 +55,7 @@ def _keep_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None
     protocol = same | {"size": str(images.clean.size)}
     if path.exists():
         found = json.loads(path.read_text())
-        refuse_other_protocol(found, protocol)
+        refuse_other_protocol(folder, found, protocol)
         if found.get("names") != _digest(names[: found.get("images", 0)]):
             raise InputError(
                 f"Expected new images to come after those of {folder}, in the order of their names, but one comes "

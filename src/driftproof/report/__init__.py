@@ -6,7 +6,7 @@ from driftproof.report.exports import flat_rows, write_csv, write_parquet
 from driftproof.report.findings import told
 from driftproof.report.insights import ANALYSES, Insight
 from driftproof.report.page import write_report
-from driftproof.report.summary import archives, beside, filled_in, quotable, summary, written_up
+from driftproof.report.summary import archives, beside, filled_in, page_text, quotable, summary, written_up
 from driftproof.report.terminal import curve_text, table_text
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "curve_text",
     "filled_in",
     "flat_rows",
+    "page_text",
     "quotable",
     "summary",
     "table_text",

@@ -81,9 +81,9 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
 
     Args:
         measured: The table with its numbers.
-        digits: After the point; cosines have two.
+        digits: After the point; numbers from 0 to 1 have two.
     """
-    digits = 2 if measured.table.unit == "cosine" else digits
+    digits = 2 if measured.table.unit in ("cosine", "share of images") else digits
     rows = tuple(row for row in measured.rows if any(_ours(measured, row, column) for column in measured.columns))
     columns = tuple(column for column in measured.columns if any(_ours(measured, row, column) for row in rows))
     places = {

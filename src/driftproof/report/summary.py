@@ -1,6 +1,7 @@
 """Archived results in words and tables: one Markdown page, and the numbers that other pages quote from it."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from driftproof.report.markdown import markdown_table, table_markdown
 from driftproof.report.numbers import number
 from driftproof.report.protocol import protocol
 
-__all__ = ["archives", "beside", "filled_in", "quotable", "summary", "written_up"]
+__all__ = ["archives", "beside", "filled_in", "page_text", "quotable", "summary", "written_up"]
 
 _NOTHING = "Nothing has been measured yet."
 _MARKED = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<quoted>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
@@ -42,11 +43,12 @@ def _place(results: Results) -> tuple[bool, bool]:
     return not any(measured.table.paper for measured in results.tables()), results.limited
 
 
-def written_up(folder: Path) -> str:
+def written_up(folder: Path, page: Path | None = None) -> str:
     """The summary of a folder: of its archives, with the sections in `notes` and the figures in `figures`.
 
     Args:
         folder: Such as `results`. A note quotes numbers as other pages do.
+        page: Where it is going to be, as figures are shown from there; None is in the folder itself.
     """
     everything = archives(folder)
     if not everything:
@@ -55,16 +57,29 @@ def written_up(folder: Path) -> str:
             "`driftproof bench export` makes them of results folders."
         )
     named = quotable(everything) | beside(folder)
-    notes = [filled_in(path.read_text(encoding="utf-8"), named) for path in sorted(folder.glob("notes/*.md"))]
+    notes = [filled_in(page_text(path), named) for path in sorted(folder.glob("notes/*.md"))]
     drawn = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))
-    figures = {path.relative_to(folder).as_posix(): _caption(path) for path in drawn}
+    home = folder if page is None else page.parent
+    figures = {Path(os.path.relpath(path, home)).as_posix(): _caption(path) for path in drawn}
     return summary(everything, notes=notes, figures=figures)
+
+
+def page_text(path: Path) -> str:
+    """What a page says."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Expected {path} to be text in UTF-8, but it cannot be read: {error}.") from error
 
 
 def _caption(figure: Path) -> str:
     beside = figure.with_suffix(".json")
-    said = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
-    return ". ".join(filter(None, (said.get("title"), said.get("caption")))) or figure.stem
+    try:
+        said = json.loads(page_text(beside)) if beside.exists() else {}
+        words = said.get("title"), said.get("caption")
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"Expected {beside} to describe its figure, but it cannot be read: {error}.") from error
+    return ". ".join(filter(None, words)) or figure.stem
 
 
 def summary(
