@@ -709,6 +709,23 @@ def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
     ]
 
 
+def test_the_commands_in_the_footer_say_how_a_demo_was_run(tmp_path):
+    for seed, rounds in ((0, suite("demo").rounds), (3, 1)):
+        for spec in suite("demo").specs():
+            make_cell(Store(tmp_path / f"demo{seed or ''}"), replace(spec, seed=seed), rounds=rounds)
+    assert commands(Results(tmp_path / "demo"))[0] == "driftproof demo"
+    assert commands(Results(tmp_path / "demo3"))[0] == "driftproof demo --rounds 1 --seed 3 --out demo3"
+
+
+def test_the_commands_in_the_footer_prefer_the_suite_of_which_all_is_there(tmp_path):
+    store = Store(tmp_path / "out")
+    for spec in suite("endurance").specs():
+        if (spec.method, spec.images) == ("tent", "cifar10-c"):
+            make_cell(store, spec, rounds=2)
+    results = Results(store.folder)
+    assert asked_by(commands(results)[:-2]) == dict.fromkeys(results.cells, 2)
+
+
 def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them(tmp_path):
     store, far = Store(tmp_path / "out"), set(suite("endurance").specs())
     for spec in suite("open_choices").specs():
@@ -741,7 +758,7 @@ def test_the_commands_in_the_footer_say_that_frost_was_made_up(tmp_path):
     for spec in (*table_specs(), *suite("demo").specs()):
         make_cell(store, spec, rounds=1)
     offered = commands(Results(store.folder))[:-2]
-    assert offered[0] == "driftproof demo"
+    assert offered[0] == "driftproof demo --rounds 1 --out out"
     assert len(offered) > 1
     assert all(" --procedural-frost " in command for command in offered[1:])
     store.declare({"frost": "photos"})

@@ -35,18 +35,41 @@ def commands(results: Results) -> list[str]:
 def _runs(results: Results, folder: str) -> Iterator[str]:
     """The furthest first: what a later command asks for once more, with fewer rounds, is there by then."""
     suites = [make() for make in SUITES.values()]
-    yield from (suite.command for suite in suites if suite.command and _cells(results, suite))
+    for suite in suites:
+        if suite.command:
+            yield from _own_commands(results, suite, folder)
     there = [(suite, cells) for suite in suites if not suite.command and (cells := _cells(results, suite))]
     reached = {results.rounds(run) for _, cells in there for run in cells.values()}
     told: set[Spec] = set()
     for rounds in sorted(reached | {suite.rounds for suite, _ in there}, reverse=True):
-        for suite, cells in sorted(there, key=lambda found: found[0].rounds < rounds):  # first who wants as many
-            as_far = {cell: run for cell, run in cells.items() if results.rounds(run) >= rounds}
+        come = [
+            (suite, cells, {cell: run for cell, run in cells.items() if results.rounds(run) >= rounds})
+            for suite, cells in there
+        ]
+        # First who wants as many, and of those who asks for the fewest cells that are not there.
+        for suite, cells, as_far in sorted(come, key=lambda one: (one[0].rounds < rounds, _beyond(one[0], one[2]))):
             for part in _parts(suite, _untold(suite, rounds, as_far, told), as_far):
                 choice, runs = _choice(suite, part), [cells[cell] for cell in part]
                 told.update(cells[cell] for cell in _asked(suite, choice) if cell in cells)
                 options = ("--rounds", str(rounds), *_chosen(choice), *_made(results, suite, runs))
                 yield f"driftproof bench run {suite.name} {shlex.join(options)} --out {folder}"
+
+
+def _own_commands(results: Results, suite: Suite, folder: str) -> Iterator[str]:
+    """One for each seed, of a suite that has a command of its own."""
+    runs = list(_cells(results, suite).values())
+    for seed in sorted({run.seed for run in runs}):
+        rounds = max(results.rounds(run) for run in runs if run.seed == seed)
+        said = {"rounds": (rounds, suite.rounds), "seed": (seed, 0), "out": (folder, suite.name)}
+        yield " ".join(
+            [str(suite.command), *(f"--{name} {own}" for name, (own, usual) in said.items() if own != usual)]
+        )
+
+
+def _beyond(suite: Suite, there: Mapping[Spec, Spec]) -> int:
+    """How many cells that are not there a suite would be asked for along with those that are."""
+    parts = _parts(suite, list(there), there)
+    return sum(cell not in there for part in parts for cell in _asked(suite, _choice(suite, part)))
 
 
 def _cells(results: Results, suite: Suite) -> dict[Spec, Spec]:
