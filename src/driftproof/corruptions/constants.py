@@ -15,7 +15,7 @@ __all__ = ["CONSTANTS", "constants_for"]
 def _factors(last: float, step: float) -> tuple[float, ...]:
     """The factors of the published sets, to the last bit: how many pixels an image is enlarged to can hang on it.
 
-    They come from NumPy's `arange`, which adds up the rounded step.
+    They come from NumPy's `arange`, which counts in the step as it is rounded beside the first of them.
     """
     count = round((last - 1.0) / step) + 1
     rounded = (1.0 + step) - 1.0

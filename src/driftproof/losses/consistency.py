@@ -190,7 +190,7 @@ class Consistency(Loss):
 
 
 def _fractional(model: nn.Module) -> list[Tensor]:
-    """The parameters between two of which there is something."""
+    """The parameters that are not whole numbers, and can move a little."""
     return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
 
 
