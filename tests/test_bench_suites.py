@@ -411,18 +411,21 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
     assert asked == {"cifar100-c"}, "ε is in question where there are a hundred classes"
 
 
+def specs_of(table):
+    return [spec for entry in TABLES[table].entries for spec in entry.specs]
+
+
 def test_endurance_goes_on_with_cells_of_the_choice_of_pace():
-    paces = {spec for entry in TABLES["choice_pace"].entries for spec in entry.specs if spec.unknown is None}
+    paces = {spec for spec in specs_of("choice_pace") if spec.unknown is None}
     rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4)) | {"ent": (1e-4, 3e-5)}
     fallen = {(method, images) for method in rates for images in ("cifar10-c", "cifar100-c")} - {("gce", "cifar10-c")}
-    assert set(CELLS["endurance"]) == {
+    assert set(specs_of("choice_endurance")) == {
         spec
         for spec in paces
         if (spec.method, spec.images) in fallen and dict(spec.options)["lr"] in rates[spec.method]
     }
-    assert len(CELLS["endurance"]) == 2 * len(fallen)
+    assert len(specs_of("choice_endurance")) == 2 * len(fallen)
     assert MADE["endurance"].rounds > MADE["open_choices"].rounds
-    assert {entry.round for entry in TABLES["choice_endurance"].entries} == {MADE["endurance"].rounds}
 
 
 def test_milder_streams_differ_from_the_papers_in_severity_and_in_how_far_a_step_goes():
@@ -433,7 +436,7 @@ def test_milder_streams_differ_from_the_papers_in_severity_and_in_how_far_a_step
         if (spec.images, spec.unknown) == ("cifar100-c", None)
     }
     tried = []
-    for spec in CELLS["milder"]:
+    for spec in specs_of("choice_milder"):
         assert (spec.images, spec.unknown, spec.model) == ("cifar100-c", None, "wrn40_2")
         assert (spec.domains, spec.batch_size, spec.limit) == (CORRUPTIONS, 200, None)
         usual = dict(spec.options) == papers[spec.method]
@@ -442,6 +445,40 @@ def test_milder_streams_differ_from_the_papers_in_severity_and_in_how_far_a_step
     everything = {(method, severity, True) for method in ("bn_adapt", *rates) for severity in (3, 4)}
     assert len(tried) == len(set(tried))
     assert set(tried) == everything | {(method, 4, False) for method in rates}
+
+
+def test_selection_by_logits_is_tried_on_held_out_and_on_milder_corruptions_with_the_same_choices():
+    papers = {spec.images: spec for spec in CELLS["s5"] if ("on", "logits") in spec.options}
+    held_out = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+    streams = {
+        "choice_endurance_logits": {("cifar10-c", 5, held_out), ("cifar100-c", 5, held_out)},
+        "choice_milder_logits": {("cifar100-c", 4, CORRUPTIONS)},
+    }
+    choices = [
+        *({}, {"mean_entropy": 0.25}, {"mean_entropy": 0.0}, {"lr": 3e-4}, {"mean_entropy": 0.0, "lr": 3e-4}),
+        *({"source_statistics": "source"}, {"average_over": "batch"}),
+    ]
+    for table, there in streams.items():
+        seen = []
+        for spec in specs_of(table):
+            theirs = papers[spec.images]
+            chosen = dict(spec.options)
+            changed = {key: value for key, value in chosen.items() if dict(theirs.options).get(key) != value}
+            assert chosen.keys() >= dict(theirs.options).keys()
+            stream = (spec.images, spec.severity, spec.domains)
+            assert stream in there
+            assert spec == dataclasses.replace(
+                theirs, severity=spec.severity, domains=spec.domains, options=spec.options
+            )
+            assert changed in choices
+            seen.append((stream, str(changed)))
+        assert len(seen) == len(set(seen)) == len(there) * len(choices)
+
+
+@pytest.mark.parametrize("name", ["endurance", "milder"])
+def test_what_falls_apart_is_followed_for_as_many_rounds_as_its_suite_has(name):
+    rounds = {entry.round for table in MADE[name].tables for entry in table.entries}
+    assert rounds == {MADE[name].rounds}
 
 
 def test_every_method_that_differs_from_the_paper_has_an_experiment_of_its_own():

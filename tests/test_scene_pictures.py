@@ -52,6 +52,10 @@ def classifier():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def of_many_classes():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 300, 1))
+
+
 class Made:
     """Frames made up, with labels."""
 
@@ -359,6 +363,7 @@ def test_frames_of_different_sizes_are_told_how_to_be_one_in_the_commands_own_wo
         ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
         ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method learns from source data"),
         (("--model", "test_scene_pictures:classifier", "--set", "camvid"), "Expected a segmentation network"),
+        (("--model", "test_scene_pictures:of_many_classes", "{}"), "Expected at most 254 classes, but got 300"),
     ],
 )
 def test_what_the_command_cannot_do_is_said(camvid, capsys, words, message):

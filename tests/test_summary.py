@@ -527,6 +527,24 @@ def test_a_variant_is_not_explained_by_experiments_with_the_usual(tmp_path):
     assert {words.partition(",")[0] for words in found} == {"`choice_pace`", "`choice_spread`"}, "those of plain TENT"
 
 
+@pytest.mark.parametrize(("images", "name", "rounds"), [("cifar10-c", "endurance", 30), ("cifar100-c", "milder", 5)])
+def test_a_variant_is_explained_by_experiments_with_itself(tmp_path, images, name, rounds):
+    (variant,) = (spec for spec in suite("s5").specs() if ("on", "logits") in spec.options and spec.images == images)
+    put(tmp_path / "store", variant, 50, lambda round: 43.0)
+    for spec in suite(name).specs():
+        if spec.images == images and spec.method in ("tent", "tent+crowd"):
+            by = dict(spec.options).get("mean_entropy", 2.0)
+            put(tmp_path / name, spec, rounds, lambda round, by=by: 30.0 + by * round)
+    for folder in ("store", name):
+        write_archive([tmp_path / folder], tmp_path / "results" / folder)
+    (told,) = listed_as_far_off(tmp_path / "results").values()
+    where, changes = told[-1].split(": ")
+    assert where == f"`choice_{name}_logits`, round {rounds}", "and none of plain TENT"
+    (change,) = re.findall(r"tent\+crowd \(logits\), λ_max = 0.25 −([\d.]+)", changes)
+    assert float(change) == pytest.approx(0.25 * rounds, abs=0.9)
+    assert "tent+crowd (logits), source statistics in θ_o" in changes
+
+
 def test_a_change_that_two_experiments_show_is_told_once(tmp_path):
     for spec in suite("table2").specs():
         if (spec.method, spec.images, spec.setting) == ("ent", "cifar10-c", "closed"):

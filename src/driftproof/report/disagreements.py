@@ -19,7 +19,7 @@ FAR_OFF = 3.0
 _HEAD = ["table", "method", "setting", "ours", "paper", "difference", "BN Adapt's", "what experiments change"]
 _LEGEND = (
     "BN Adapt learns nothing: its difference is that of the network and the images. The last column tells by how many "
-    "points the error changes where one choice is made differently, on the held-out or milder corruptions of the table "
+    "points the error changes where choices are made differently, on the held-out or milder corruptions of the table "
     "named, in the last round that both have reached in about as many domains as the number took or fewer; of a score, "
     "what the error of the same run is. Numbers from an earlier round than the paper's are not listed."
 )

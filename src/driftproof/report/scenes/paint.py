@@ -9,6 +9,7 @@ from torch import Tensor
 
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID, SceneClass
 from driftproof.data.scenes.classes import Colour
+from driftproof.errors import ConfigurationError
 
 __all__ = ["REJECTED_COLOUR", "UNKNOWN_COLOUR", "VOID_COLOURS", "painted", "palette_for"]
 
@@ -28,6 +29,10 @@ def palette_for(classes: int) -> tuple[SceneClass, ...]:
         >>> palette_for(19)[0].name, palette_for(3)[2].name
         ('road', 'class 2')
     """
+    if classes > UNKNOWN:
+        raise ConfigurationError(
+            f"Expected at most {UNKNOWN} classes, but got {classes}: {UNKNOWN} and {VOID} are unknown and void pixels."
+        )
     known = {len(palette): palette for palette in (CITYSCAPES, CAMVID)}
     return known.get(classes) or tuple(SceneClass(f"class {place}", _hue(place)) for place in range(classes))
 
