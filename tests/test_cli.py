@@ -147,6 +147,14 @@ def test_help_version_and_completion_answer_without_loading_what_does_the_work()
     assert seconds < 0.5 or quick()[0] < 0.5, "once may be chance"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_that_lacks_letters_is_shown_the_others(encoding):
+    results = Path(__file__).parents[1] / "results" / "choices"
+    command = [sys.executable, "-c", "from driftproof.cli import main; main()", "bench", "compare", str(results)]
+    ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert "swr, ? = 250" in ended.stdout.decode(encoding)
+
+
 def test_the_names_that_are_offered_are_those_there_are():
     assert set(offered.NETWORKS) == set(models.MODELS)
     assert set(offered.DATA_SETS) == set(data.SOURCES)

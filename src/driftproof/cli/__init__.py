@@ -4,7 +4,9 @@ A command's file holds a thin function and imports what does the work when it ru
 completion answer at once.
 """
 
+import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -64,4 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The words after `driftproof`; None takes those the program was started with.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a letter shows something else in its place
     app(args=arguments, prog_name="driftproof")
