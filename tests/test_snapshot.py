@@ -88,6 +88,12 @@ def test_a_damaged_file_is_refused_and_the_adapter_goes_on(model, tmp_path):
     adapter.load(path)
 
 
+def test_a_module_that_holds_an_adapter_is_told_to_save_it_apart(model):
+    holder = torch.nn.ModuleDict({"adapter": adapted(model)})
+    with pytest.raises(dp.errors.StateError, match="`save` and `load` the adapter itself"):
+        holder.state_dict()
+
+
 def test_a_failed_save_leaves_the_old_file_and_no_litter(model, tmp_path, monkeypatch):
     adapter = adapted(model)
     path = tmp_path / "state"

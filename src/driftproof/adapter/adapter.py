@@ -17,7 +17,7 @@ from driftproof.adapter.introduction import agree_on, present
 from driftproof.adapter.settings import Novelty, expect_axes, expect_choices
 from driftproof.adapter.stepper import MakeOptimiser, Stepper
 from driftproof.adapter.turns import in_turn, new_turn
-from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError
+from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError, StateError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Network, Precision, rounding
 from driftproof.parts import Part, Preparation, Progress, SourceBatches, Step
@@ -330,8 +330,10 @@ class Adapter(nn.Module):
         return next(self.network.model.parameters()).device
 
     @in_turn
-    def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]  # flat, complete, and independent of the adapter
+    def state_dict(self, /, **within: object) -> dict[str, Tensor]:  # type: ignore[override]  # flat and complete
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
+        if within:
+            raise StateError("An adapter's state is no part of another module's: `save` and `load` the adapter itself.")
         self._engine.settle(self)
         return snapshot.capture(self)
 
@@ -342,10 +344,7 @@ class Adapter(nn.Module):
         self._introduced = False
 
     def save(self, path: str | Path) -> None:
-        """Write the state as a safetensors file, all or nothing: a file that was there survives a failure.
-
-        Ranks all call it; the first of them writes, and the others go on when the file is there.
-        """
+        """Write the state as a safetensors file, all or nothing; ranks all call it, and go on when it is there."""
         self.ranks.once(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
