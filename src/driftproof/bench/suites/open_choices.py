@@ -139,15 +139,6 @@ def _spread() -> Table:
     return _table("spread", "Without selection: whether a term keeps the predictions of a batch apart", rows)
 
 
-def open_choices() -> Suite:
-    """One table for each question, all on held-out corruptions."""
-    choices = (_conjugate(), _swr(), _batch(), _selection(), _eata(), _output())
-    tables = (*choices, _gce(), _pace(), _tiny(), _spread())
-    title = "What the paper leaves open, on held-out corruptions"
-    note = "Choices are made here, never on the corruptions of the paper's tables."
-    return Suite("open_choices", title, tables, _ROUNDS, note)
-
-
 def _by_logits(cells: Callable[..., dict[str, Spec]]) -> dict[str, dict[str, Spec]]:
     """Selection by logits as the supplement has it, and with one or two choices made differently."""
     row, smaller = "tent+crowd (logits)", _PACES["tent"][1]
@@ -161,6 +152,15 @@ def _by_logits(cells: Callable[..., dict[str, Spec]]) -> dict[str, dict[str, Spe
         f"{row}, loss over the batch": {"average_over": "batch"},
     }
     return {name: cells("tent+crowd", on="logits", **chosen) for name, chosen in choices.items()}
+
+
+def open_choices() -> Suite:
+    """One table for each question, all on held-out corruptions."""
+    choices = (_conjugate(), _swr(), _batch(), _selection(), _eata(), _output())
+    tables = (*choices, _gce(), _pace(), _tiny(), _spread())
+    title = "What the paper leaves open, on held-out corruptions"
+    note = "Choices are made here, never on the corruptions of the paper's tables."
+    return Suite("open_choices", title, tables, _ROUNDS, note)
 
 
 def endurance() -> Suite:
