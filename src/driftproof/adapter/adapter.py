@@ -344,7 +344,7 @@ class Adapter(nn.Module):
         self._introduced = False
 
     def save(self, path: str | Path) -> None:
-        """Write the state as a safetensors file, all or nothing; ranks all call it, and go on when it is there."""
+        """Write the state as a safetensors file, all or nothing; ranks all call it, one writes, the others wait."""
         self.ranks.once(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
