@@ -42,13 +42,13 @@ docs: setup
 results: setup
 	rm -rf results/figures
 	for figure in selection scores curves; do \
-	  $(BIN)/driftproof analyse $$figure results/classification --out results/figures || exit 1; done
+	  $(BIN)/driftproof analyze $$figure results/classification --out results/figures || exit 1; done
 	if [ -d results/gradients ]; then \
-	  $(BIN)/driftproof analyse gradients results/gradients --out results/figures || exit 1; fi
+	  $(BIN)/driftproof analyze gradients results/gradients --out results/figures || exit 1; fi
 	if [ -d results/tiny ]; then for figure in scores curves; do \
-	  $(BIN)/driftproof analyse $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
+	  $(BIN)/driftproof analyze $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
 	if [ -d results/camvid ]; then \
-	  $(BIN)/driftproof analyse curves results/camvid --out results/figures/camvid || exit 1; fi
+	  $(BIN)/driftproof analyze curves results/camvid --out results/figures/camvid || exit 1; fi
 	$(BIN)/python benchmarks/precision.py $(addprefix results/,speed/fp32 classification speed/bf16 speed/bf16-compile) \
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \
@@ -61,7 +61,7 @@ results: setup
 	  --out results/speed/precision-before.md
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
-	$(BIN)/driftproof bench summarise results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
+	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py

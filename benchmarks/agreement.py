@@ -58,10 +58,10 @@ class Tally:
 @torch.no_grad()
 def follow(adapter: dp.Adapter, leader: dp.Adapter) -> None:
     """Put an adapter where another one is, without moving any of its tensors: a recording goes on reading them."""
-    ours, theirs = ([p for group in a.optimiser.param_groups for p in group["params"]] for a in (adapter, leader))
+    ours, theirs = ([p for group in a.optimizer.param_groups for p in group["params"]] for a in (adapter, leader))
     torch._foreach_copy_(ours, theirs)
     for own, other in zip(ours, theirs, strict=True):
-        kept, wanted = adapter.optimiser.state[own], leader.optimiser.state[other]
+        kept, wanted = adapter.optimizer.state[own], leader.optimizer.state[other]
         for key in kept.keys() & wanted.keys():
             kept[key].copy_(wanted[key])
 
@@ -71,7 +71,7 @@ def compare(adapters: dict[str, dp.Adapter], images: Tensor, labels: Tensor, tal
     leader = adapters["eager"]
     wrong = {}
     for name, adapter in adapters.items():
-        if name.endswith("led") and leader.optimiser.state:
+        if name.endswith("led") and leader.optimizer.state:
             follow(adapter, leader)
         wrong[name] = adapter(images).argmax(1) != labels
     for name, adapter in adapters.items():

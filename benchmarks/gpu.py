@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import driftproof as dp
-from driftproof.analyses import peak_memory, synchroniser, time_steps
+from driftproof.analyses import peak_memory, synchronizer, time_steps
 from driftproof.bench.conditions import hardware
 from driftproof.models import build
 from step import tent_by_hand
@@ -38,7 +38,7 @@ ENGINES = ("eager", "graph", "compile")
 ROW = 10
 KINDS = {
     "convolutions": ("xmma", "conv", "cutlass", "nvjet", "gemm"),
-    "normalisation": ("_statistics", "_normalised", "_gradient"),
+    "normalization": ("_statistics", "_normalized", "_gradient"),
 }
 
 
@@ -70,8 +70,8 @@ def in_a_row(step: Callable[[Tensor], Tensor], images: Tensor) -> None:
 def traffic(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
     """Elements that one forward, and one backward to the affine parameters, have to move; and the multiplications.
 
-    Forward: every convolution reads its input and writes its output; normalisation and ReLU ride along. Backward: every
-    convolution reads the gradient of its output and writes that of its input, and every normalisation reads its input.
+    Forward: every convolution reads its input and writes its output; normalization and ReLU ride along. Backward: every
+    convolution reads the gradient of its output and writes that of its input, and every normalization reads its input.
     """
     counts = {"conv": 0, "norm": 0, "products": 0}
 
@@ -80,10 +80,10 @@ def traffic(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
         counts["conv"] += inputs[0].numel() + output.numel()
         counts["products"] += output.numel() * layer.weight[0].numel()
 
-    def normalised(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def normalized(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         counts["norm"] += inputs[0].numel()
 
-    kinds: dict[type, Callable[..., None]] = {nn.Conv2d: convolved, nn.BatchNorm2d: normalised}
+    kinds: dict[type, Callable[..., None]] = {nn.Conv2d: convolved, nn.BatchNorm2d: normalized}
     hooks = [module.register_forward_hook(kinds[type(module)]) for module in model.modules() if type(module) in kinds]
     with torch.no_grad():
         model(images)
@@ -96,7 +96,7 @@ def bandwidth(device: torch.device) -> float:
     """Bytes per second that a large copy moves, reading and writing."""
     source = torch.empty(2**28, device=device)
     target = torch.empty_like(source)
-    taken = time_steps({"copy": lambda: target.copy_(source)}, trials=20, warm_up=3, synchronise=synchroniser(device))
+    taken = time_steps({"copy": lambda: target.copy_(source)}, trials=20, warm_up=3, synchronize=synchronizer(device))
     return 2 * source.numel() * source.element_size() / taken["copy"].median
 
 
@@ -107,7 +107,7 @@ def rate(device: torch.device, dtype: torch.dtype) -> float:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        taken = time_steps({"product": lambda: left @ right}, trials=20, warm_up=3, synchronise=synchroniser(device))
+        taken = time_steps({"product": lambda: left @ right}, trials=20, warm_up=3, synchronize=synchronizer(device))
     finally:
         torch.set_float32_matmul_precision(before)
     return size**3 / taken["product"].median
@@ -194,7 +194,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         return build("wrn40_2").to(device)
 
     def medians(steps: dict[str, Callable[[], object]], each: int) -> dict[str, float]:
-        timings = time_steps(steps, trials=arguments.trials, warm_up=3, synchronise=synchroniser(device))
+        timings = time_steps(steps, trials=arguments.trials, warm_up=3, synchronize=synchronizer(device))
         return {name: 1e3 * timing.median / each for name, timing in timings.items()}
 
     everybody = contestants(model)

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 
 from driftproof.bench import Results, Spec
-from driftproof.files import written_whole
-from driftproof.names import differing
+from driftproof.files import atomic_write
 from driftproof.report.lines import particulars
+from driftproof.validation import distinguishing_items
 
 LIMIT = 0.3
 """Percentage points by which the error over all rounds may change with the precision."""
@@ -87,7 +87,7 @@ def title_of(spec: Spec, others: Iterable[Spec]) -> str:
         }
         for each in (spec, *alike)
     ]
-    return ", ".join([name_of(spec), *differing(*facts), *particulars(spec, alike)])
+    return ", ".join([name_of(spec), *distinguishing_items(*facts), *particulars(spec, alike)])
 
 
 def name_of(spec: Spec) -> str:
@@ -159,7 +159,7 @@ def main() -> int:
     )
     print(page)
     if arguments.out:
-        with written_whole(arguments.out) as unfinished:
+        with atomic_write(arguments.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
     pairs = [] if arguments.round else [pair for _, runs in cells for pair in apart(runs)]
     within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision() != other.precision())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import driftproof as dp
-from driftproof.analyses import components, method_memory, peak_memory, synchroniser, time_steps
+from driftproof.analyses import components, method_memory, peak_memory, synchronizer, time_steps
 from driftproof.bench.conditions import hardware
 from driftproof.models import build
 from tables import conditions, ratio_table, write
@@ -96,7 +96,7 @@ def main() -> int:
     peaks = {name: peak(name, model, images, settings) for name in CONTESTANTS}
     adapters = {name: adapter_for(name, model, settings) for name in CONTESTANTS}
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
-    timings = time_steps(steps, trials=arguments.trials, warm_up=WARM_UP, synchronise=synchroniser(device))
+    timings = time_steps(steps, trials=arguments.trials, warm_up=WARM_UP, synchronize=synchronizer(device))
     times, allowed = {name: 1e3 * timing.median for name, timing in timings.items()}, limits(model, images)
     ratios = judged(times, peaks)
     protocol = {

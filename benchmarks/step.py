@@ -45,14 +45,14 @@ def tent_by_hand(model: nn.Module, lr: float = 1e-3) -> Callable[[Tensor], Tenso
             module.track_running_stats = False
             module.running_mean = module.running_var = None
             affine += [module.weight, module.bias]
-    optimiser = torch.optim.Adam(affine, lr=lr)
+    optimizer = torch.optim.Adam(affine, lr=lr)
 
     def step(images: Tensor) -> Tensor:
         logits: Tensor = model(images)
         loss = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return logits.detach()
 
     return step

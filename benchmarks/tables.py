@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["conditions", "ratio_table", "write", "write_json"]
 
@@ -26,11 +26,11 @@ def write(folder: Path, name: str, found: Mapping[str, Any], **pages: str) -> No
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", found)
     for page, text in pages.items():
-        with written_whole(folder / f"{page}.md") as unfinished:
+        with atomic_write(folder / f"{page}.md") as unfinished:
             unfinished.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, found: Mapping[str, Any]) -> None:
     """Write what was found as JSON."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

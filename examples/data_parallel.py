@@ -20,7 +20,7 @@ from driftproof.models import WideResNet
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """All digits as 16×16 colour images in [0, 1], in a fixed random order, with their labels."""
+    """All digits as 16×16 color images in [0, 1], in a fixed random order, with their labels."""
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     images = F.interpolate(images, size=16, mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
@@ -32,12 +32,12 @@ def trained(images: Tensor, labels: Tensor, epochs: int = 5) -> nn.Module:
     """A small wide residual network that knows the clean digits."""
     torch.manual_seed(0)
     model = WideResNet(depth=10, width=1, classes=10)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(epochs):
         for chosen in torch.split(torch.randperm(len(images)), 50):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            optimizer.step()
     return model.eval()
 
 

@@ -28,7 +28,7 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("redundancy", 0.95)
         options.setdefault("entropy_threshold", 1.5)
     if name == "swr":
-        task = dp.regularisers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)
+        task = dp.regularizers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)
         options.setdefault("prototypes", False if segmentation else task)
         options.setdefault("augment", shifted)
     if name == "cotta":
@@ -48,11 +48,11 @@ def shifted(images, generator):
 
 
 def batches(count=4, size=6, seed=0, shape=(3, 8, 8)):
-    """Images that differ from each other in colour, so that a network can tell them apart."""
+    """Images that differ from each other in color, so that a network can tell them apart."""
     generator = torch.Generator().manual_seed(seed)
-    colour = (size, shape[0], *([1] * (len(shape) - 1)))
+    color = (size, shape[0], *([1] * (len(shape) - 1)))
     return [
-        torch.rand(colour, generator=generator) * torch.rand(size, *shape, generator=generator) for _ in range(count)
+        torch.rand(color, generator=generator) * torch.rand(size, *shape, generator=generator) for _ in range(count)
     ]
 
 

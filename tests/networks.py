@@ -157,7 +157,7 @@ CONTRACT_NETWORKS = {
     "segmentation": SegmentationNet,
 }
 
-# Every kind of normalisation, with the shape of an input.
+# Every kind of normalization, with the shape of an input.
 NORM_NETWORKS = {
     "batch_norm_1d": (lambda: _vector_net(nn.BatchNorm1d(8)), (6,)),
     "batch_norm_2d": (lambda: _image_net(nn.BatchNorm2d(8)), (3, 6, 6)),
@@ -178,9 +178,9 @@ NORM_NETWORKS = {
 
 def lively(model, shape=(3, 8, 8)):
     """Give a fresh network predictions that vary and are moderately sure, and statistics unlike the standard ones."""
-    colours = torch.rand(64, shape[0], *([1] * (len(shape) - 1)))
+    colors = torch.rand(64, shape[0], *([1] * (len(shape) - 1)))
     with torch.no_grad():
-        logits = model(colours * torch.rand(64, *shape)).transpose(0, 1).flatten(1)
+        logits = model(colors * torch.rand(64, *shape)).transpose(0, 1).flatten(1)
         scale = 2.0 / logits.std(dim=1).mean()
         head = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
         head.weight.mul_(scale)

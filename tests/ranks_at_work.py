@@ -20,7 +20,7 @@ PATIENCE = 5.0
 class Dark(dp.selection.Selection):
     """Learn from dark images alone."""
 
-    def weigh(self, step):
+    def weights(self, step):
         return (step.images.mean(dim=(1, 2, 3)) < 0.5).to(step.weights.dtype)
 
 
@@ -194,7 +194,7 @@ def nothing_to_write_to(rank, pair, folder):
     adapter = make("tent", ranks=pair)
     try:
         adapter.save(f"{folder}/no/such/folder/state.safetensors")
-    except (OSError, dp.errors.RanksError) as error:
+    except (OSError, dp.errors.DistributedError) as error:
         return type(error).__name__
     return None
 
@@ -222,7 +222,7 @@ def bad_batches(rank, pair, _):
 
 
 def strangers(rank, pair, _):
-    """Ranks that are not alike; a cure where there is one."""
+    """Distributed that are not alike; a cure where there is one."""
     images = own(stream(1)[0], rank)
     other = model_of("wide_resnet")
     if rank == 1:
@@ -247,7 +247,7 @@ def prepared_from_other_orders(rank, pair, _):
     """The source data of each rank is in another order; what they know afterwards is the first rank's."""
     source = [(images.double(), labels) for images, labels in source_data()]
     adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, fisher_batch_size=3, ranks=pair)
-    return adapter.prepare(source[::-1] if rank else source).regulariser.importance
+    return adapter.prepare(source[::-1] if rank else source).regularizer.importance
 
 
 def source_data_on_one(rank, pair, _):
@@ -284,7 +284,7 @@ class Fatal(dp.selection.Selection):
         super().__init__()
         self.rank, self.at, self.how = rank, at, how
 
-    def weigh(self, step):
+    def weights(self, step):
         return torch.ones_like(step.weights)
 
     def on_batch(self, step):
@@ -315,7 +315,7 @@ def lose_a_rank(rank, group, folder):
         error = "none"
         try:
             adapter(rows[2])
-        except (dp.errors.RanksError, RuntimeError) as failure:
+        except (dp.errors.DistributedError, RuntimeError) as failure:
             error = type(failure).__name__
         waited = time.monotonic() - started
         after = adapter.state_dict()

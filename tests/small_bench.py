@@ -164,7 +164,7 @@ class Killable:
 
 
 def _serve():
-    import torch._dynamo  # every optimiser imports it with its first step, which takes seconds
+    import torch._dynamo  # every optimizer imports it with its first step, which takes seconds
 
     torch.set_num_threads(1)
     for line in sys.stdin:

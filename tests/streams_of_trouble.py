@@ -16,7 +16,7 @@ traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Depreca
 class NotTooBright(dp.selection.Selection):
     """Leaves out every image brighter than any real one."""
 
-    def weigh(self, step):
+    def weights(self, step):
         bright = step.images.flatten(1).mean(1) > 5
         return torch.ones_like(step.weights) * ~bright.view(-1, *[1] * (step.weights.ndim - 1))
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from driftproof.components import Step
 from driftproof.network import Network
-from driftproof.parts import Step
 
 
 class Fixed(torch.nn.Module):

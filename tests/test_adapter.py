@@ -24,7 +24,7 @@ def compose(model, **choices):
         "scope": dp.scopes.norm_affine(),
         "statistics": dp.statistics.Batch(),
         "loss": dp.losses.Entropy(),
-        "optimiser": partial(torch.optim.SGD, lr=0.1),
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
     }
     return dp.Adapter(model, **(defaults | choices))
 
@@ -75,7 +75,7 @@ def run_through(adapter, stream):
 
 
 class Half(dp.selection.Selection):
-    def weigh(self, step):
+    def weights(self, step):
         weights = torch.zeros_like(step.weights)
         weights[::2] = 1
         return weights
@@ -132,7 +132,7 @@ def test_confidence_that_did_not_fall_is_no_novelty(model):
 
 
 def test_novelty_can_be_any_function_of_the_step(model):
-    adapter = dp.tent(model, novelty=lambda step: -step.confidence_gain)
+    adapter = dp.tent(model, novelty=lambda step: -step.confidence_change)
     for images in batches(3):
         adapter(images)
     assert adapter.last.novelty.abs().max() > 0, "plain TENT, scored against the frozen model"
@@ -150,7 +150,7 @@ def test_novelty_can_be_any_function_of_the_step(model):
         {"mean_entropy_over": "nothing"},
         {"output": "during"},
         {"loss": None},
-        {"optimiser": None},
+        {"optimizer": None},
     ],
 )
 def test_bad_options_are_refused(model, choices):
@@ -202,18 +202,18 @@ def test_a_model_that_returns_nan_is_skipped(case):
 
 @pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam, torch.optim.RMSprop])
 def test_a_step_that_explodes_is_taken_back(model, make):
-    adapter = dp.tent(model, lr=1e-3, optimiser=make)
+    adapter = dp.tent(model, lr=1e-3, optimizer=make)
     first, second = batches(2)
     for explode_first in (True, False):
         adapter.reset()
         if not explode_first:
             adapter(first)
         before = state_of(adapter)
-        adapter.optimiser.param_groups[0]["lr"] = float("inf")
+        adapter.optimizer.param_groups[0]["lr"] = float("inf")
         adapter(first)
         assert adapter.last.skipped == "NaN or Inf in the gradient or the updated parameters"
         assert not adapter.last.stepped
-        adapter.optimiser.param_groups[0]["lr"] = 1e-3
+        adapter.optimizer.param_groups[0]["lr"] = 1e-3
         assert same_state(before, state_of(adapter))
         adapter(second)
         assert adapter.last.stepped
@@ -252,8 +252,8 @@ class Failing(torch.optim.SGD):
         raise RuntimeError("no luck")
 
 
-def test_an_optimiser_that_raises_leaves_the_state_intact(model):
-    adapter = dp.tent(model, optimiser=Failing)
+def test_an_optimizer_that_raises_leaves_the_state_intact(model):
+    adapter = dp.tent(model, optimizer=Failing)
     before = state_of(adapter)
     with pytest.raises(RuntimeError, match="no luck"):
         adapter(batches(1)[0])
@@ -310,7 +310,7 @@ def test_features_need_a_classifier_that_is_called(model):
         dp.swr(model, augment=shifted).prepare(source_data())
     with pytest.raises(dp.errors.ModelError, match="`classifier` to name a layer"):
         dp.swr(model, augment=shifted, classifier="head").prepare(source_data())
-    task = dp.regularisers.NearestPrototypes(epochs=0, augment=shifted)
+    task = dp.regularizers.NearestPrototypes(epochs=0, augment=shifted)
     adapter = dp.swr(model, augment=shifted, classifier="fc", prototypes=task).prepare(source_data())
     assert adapter(batches(1)[0]).isfinite().all()
 
@@ -394,7 +394,7 @@ def test_dropout_stays_off():
     assert torch.equal(adapter(images), adapter(images))
 
 
-def test_a_model_without_normalisation_still_has_ent():
+def test_a_model_without_normalization_still_has_ent():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     with pytest.raises(dp.errors.ModelError, match=r"norm_affine\(\) finds no parameter in Sequential.*check"):
         dp.tent(model)
@@ -601,7 +601,7 @@ def test_threads_take_turns(model):
             assert all(all(answers) for answers in threads.map(serve, range(3)))
     finally:
         sys.setswitchinterval(often)
-    assert adapter.optimiser.state[adapter.moving["norm.weight"]]["step"] == 15
+    assert adapter.optimizer.state[adapter.moving["norm.weight"]]["step"] == 15
     assert torch.equal(adapter.unwrap().norm.running_mean, model.norm.running_mean)
 
 
@@ -620,7 +620,7 @@ def test_preparation_does_not_depend_on_the_loaders_batches(model):
     images, labels = (torch.cat(side) for side in zip(*source, strict=True))
     one_by_one = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
     importance = [
-        dp.eata(model, fisher_batch_size=6).prepare(data).regulariser.importance
+        dp.eata(model, fisher_batch_size=6).prepare(data).regularizer.importance
         for data in (source, [(images, labels)], one_by_one)
     ]
     for other in importance[1:]:
@@ -684,7 +684,7 @@ def test_a_preparation_that_fails_changes_nothing(model):
     with pytest.raises(OSError, match="disk gone"):
         adapter.prepare(Breaking())
     assert all(
-        buffer is None for part in adapter.regulariser.members for buffer in [part._buffers.get("tensor_weights")]
+        buffer is None for part in adapter.regularizer.members for buffer in [part._buffers.get("tensor_weights")]
     )
 
 
@@ -703,8 +703,8 @@ def test_segmentation_labels_may_leave_pixels_out():
     for _, labels in ignored:
         labels[:, :4] = 255
     adapter = dp.swr(model, prototypes=False, augment=shifted)
-    weights = adapter.prepare(source).regulariser.tensor_weights
-    assert not torch.equal(weights, adapter.prepare(ignored).regulariser.tensor_weights)
+    weights = adapter.prepare(source).regularizer.tensor_weights
+    assert not torch.equal(weights, adapter.prepare(ignored).regularizer.tensor_weights)
 
 
 # --- what it says of itself ------------------------------------------------------------------------------------------
@@ -731,11 +731,11 @@ def test_repr_reads_as_a_sentence(model):
         "Adam(lr=0.001), every 2 batches",
     ):
         assert part in shown
-    with pytest.raises(dp.errors.CallOrderError, match="no optimiser"):
-        _ = dp.source(model).optimiser
+    with pytest.raises(dp.errors.CallOrderError, match="no optimizer"):
+        _ = dp.source(model).optimizer
     shown = repr(dp.source(model))
     assert "nothing()" in shown
-    assert "optimiser" not in shown
+    assert "optimizer" not in shown
 
 
 def test_records_read_well(model):

@@ -18,14 +18,14 @@ def novelty_maps(draw):
     return torch.rand(shape, generator=generator)
 
 
-def by_scipy(novelty, threshold, diagonal, least_area):
+def by_scipy(novelty, threshold, diagonal, min_area):
     structure = torch.ones(3, 3).numpy() if diagonal else None
     events = set()
     for sample, image in enumerate(novelty.numpy()):
         labels, count = scipy.ndimage.label(image > threshold, structure)
         for region, box in enumerate(scipy.ndimage.find_objects(labels), start=1):
             inside = labels == region
-            if inside.sum() >= least_area:
+            if inside.sum() >= min_area:
                 rows, columns = box
                 corners = (rows.start, columns.start, rows.stop, columns.stop)
                 events.add((sample, float(image[inside].max()), int(inside.sum()), corners))
@@ -34,11 +34,11 @@ def by_scipy(novelty, threshold, diagonal, least_area):
 
 
 @given(novelty_maps(), st.sampled_from([0.2, 0.4, 0.6, 2.0]), st.booleans(), st.integers(1, 3))
-def test_regions_equal_scipys(novelty, threshold, diagonal, least_area):
-    found = dp.Alarm(threshold, least_area=least_area, diagonal=diagonal)(novelty)
+def test_regions_equal_scipys(novelty, threshold, diagonal, min_area):
+    found = dp.Alarm(threshold, min_area=min_area, diagonal=diagonal)(novelty)
     ours = {(event.sample, event.novelty, event.area, event.box) for event in found}
     assert len(ours) == len(found)
-    assert ours == by_scipy(novelty, threshold, diagonal, least_area)
+    assert ours == by_scipy(novelty, threshold, diagonal, min_area)
 
 
 def test_long_winding_regions_are_one():
@@ -54,7 +54,7 @@ def test_long_winding_regions_are_one():
         top, left, bottom, right = top + 2, left + 2, bottom - 2, right - 2
     assert row == column == 0
     events = dp.Alarm(0.5)(spiral)
-    assert len(events) == len(by_scipy(spiral, 0.5, diagonal=False, least_area=1))
+    assert len(events) == len(by_scipy(spiral, 0.5, diagonal=False, min_area=1))
 
 
 def test_samples():
@@ -64,9 +64,9 @@ def test_samples():
 
 
 @given(st.integers(1, 200), st.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0]), st.integers(0, 2**31))
-def test_at_rate_stays_below_the_rate_and_close_to_it(count, rate, seed):
+def test_from_false_alarm_rate_stays_below_the_rate_and_close_to_it(count, rate, seed):
     ordinary = torch.rand(count, generator=torch.Generator().manual_seed(seed))
-    alarms = len(dp.Alarm.at_rate(ordinary, rate)(ordinary))
+    alarms = len(dp.Alarm.from_false_alarm_rate(ordinary, rate)(ordinary))
     assert alarms <= rate * count
     assert alarms >= rate * count - 1
 
@@ -84,12 +84,12 @@ def test_bad_input_is_refused():
     with pytest.raises(dp.errors.InputError, match=r"\(2, 3\)"):
         dp.Alarm()(torch.zeros(2, 3))
     with pytest.raises(dp.errors.InputError, match="at least one"):
-        dp.Alarm.at_rate(torch.empty(0), 0.1)
+        dp.Alarm.from_false_alarm_rate(torch.empty(0), 0.1)
     with pytest.raises(dp.errors.InputError, match="without NaN"):
-        dp.Alarm.at_rate(torch.tensor([0.1, torch.nan, 0.3]), 0.5)
+        dp.Alarm.from_false_alarm_rate(torch.tensor([0.1, torch.nan, 0.3]), 0.5)
     with pytest.raises(dp.errors.ConfigurationError, match="rate"):
-        dp.Alarm.at_rate(torch.rand(3), 1.1)
-    with pytest.raises(dp.errors.ConfigurationError, match="least_area"):
-        dp.Alarm(least_area=0)
+        dp.Alarm.from_false_alarm_rate(torch.rand(3), 1.1)
+    with pytest.raises(dp.errors.ConfigurationError, match="min_area"):
+        dp.Alarm(min_area=0)
     with pytest.raises(dp.errors.ConfigurationError, match="threshold"):
         dp.Alarm(float("nan"))

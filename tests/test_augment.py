@@ -47,7 +47,7 @@ def test_blur_equals_scipy(sigma):
     torch.testing.assert_close(blurred, torch.from_numpy(expected))
 
 
-def test_colour_jitter_written_out():
+def test_color_jitter_written_out():
     images = torch.rand(2, 3, 4, 4, dtype=torch.float64)
     grey = (images * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(1, 3, 1, 1)).sum(1, keepdim=True)
     for n, amount in enumerate((0.4, 1.7)):
@@ -151,7 +151,7 @@ def test_views_draw_from_their_intervals_in_their_order(view, monkeypatch):
     }
     fixed = ("_affine", "_blur") if view is augment.cotta_view else tuple(PARTS[view])
     assert all(order[-len(fixed) :] == fixed for order in orders)
-    assert len(orders) == (1 if view is augment.photometric else 24), "colours are jittered in any order, or in one"
+    assert len(orders) == (1 if view is augment.photometric else 24), "colors are jittered in any order, or in one"
     for name, drawn in PARTS[view].items():
         for key, (low, high) in drawn.items():
             values = torch.cat([given[key].flatten() for called, given in calls if called == name])
@@ -194,7 +194,7 @@ def test_images_that_a_view_would_cut_off_are_refused(method):
     pixels = torch.rand(4, 3, 8, 8, generator=generator())
     pixels[0, 0, 0, :2] = torch.tensor([0.0, 1.0])
     for wrong in ((pixels - 0.45) / 0.225, 2 * pixels - 1, 255 * pixels):
-        with pytest.raises(dp.errors.InputError, match=r"values in \[0, 1\].*normalisation inside the model"):
+        with pytest.raises(dp.errors.InputError, match=r"values in \[0, 1\].*normalization inside the model"):
             first_view(method, wrong)
         first_view(method, wrong, augment=lambda images, _: images.flip(-1))
     first_view(method, 1.2 * pixels - 0.1)  # scaling overshoots

@@ -66,7 +66,7 @@ def test_options_are_the_keywords_of_the_method_and_of_its_selection():
     select = dp.ConfidenceDifference(margin=-0.2, on="logits")
     by_hand = dp.tent(NETWORK, lr=0.02, accumulate=4, select=select, mean_entropy=0.1, output="after")
     assert described(found) == described(by_hand)
-    assert (found.output, found.optimiser.param_groups[0]["lr"]) == ("after", 0.02)
+    assert (found.output, found.optimizer.param_groups[0]["lr"]) == ("after", 0.02)
     assert options["margin"] == -0.2, "the caller's options are left alone"
 
 
@@ -79,12 +79,12 @@ def test_the_static_thresholds_that_selection_is_compared_with():
 
 
 def test_objects_are_given_by_words():
-    words = {"optimiser": "sgd", "statistics": "source", "source_statistics": "batch"}
+    words = {"optimizer": "sgd", "statistics": "source", "source_statistics": "batch"}
     adapter = build_method("tent", NETWORK, words)
-    assert isinstance(adapter.optimiser, torch.optim.SGD)
-    assert adapter.optimiser.param_groups[0]["momentum"] == 0.9
+    assert isinstance(adapter.optimizer, torch.optim.SGD)
+    assert adapter.optimizer.param_groups[0]["momentum"] == 0.9
     assert [repr(part) for part in (adapter.statistics, adapter.source_statistics)] == ["Source()", "Batch()"]
-    assert isinstance(build_method("tent", NETWORK, {"optimiser": "adam"}).optimiser, torch.optim.Adam)
+    assert isinstance(build_method("tent", NETWORK, {"optimizer": "adam"}).optimizer, torch.optim.Adam)
     assert build_method("tent", NETWORK, {"statistics": "ttn"}).statistics.momentum is None
     assert build_method("ttn", NETWORK, {"statistics": "online ttn"}).statistics.momentum == 0.1
     assert build_method("tent", NETWORK, {"statistics": None}).source_statistics is None
@@ -115,11 +115,11 @@ def test_novelty_can_be_the_confidence_difference_of_a_method_that_does_not_sele
         ("tent", {"q": 0.8}, "known option of tent"),
         ("source", {"lr": 1e-3}, "known option of source"),
         ("source", {"mean_entropy": 0.5}, "known option of source"),
-        ("bn_adapt", {"optimiser": "adam"}, "known option of bn_adapt"),
+        ("bn_adapt", {"optimizer": "adam"}, "known option of bn_adapt"),
         ("ttn", {"scope": None}, "known option of ttn"),
         ("tent", {"select": "crowd"}, "known option of tent, but got 'select'"),
         ("cotta", {"views": 3}, "known option of cotta, but got 'views'"),
-        ("tent", {"optimiser": "adm"}, "known optimiser, but got 'adm'. Did you mean adam"),
+        ("tent", {"optimizer": "adm"}, "known optimizer, but got 'adm'. Did you mean adam"),
         ("tent", {"statistics": "btach"}, "Did you mean batch"),
         ("tent", {"lr": "fast"}, "options that tent understands"),
         ("tent", {"lr": -1.0}, "options that tent understands, but .*learning rate"),
@@ -610,7 +610,7 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
     assert len(data["values"]) == 13 * 8
 
 
-def test_a_limit_and_replaced_sets_are_recognised(tmp_path):
+def test_a_limit_and_replaced_sets_are_recognized(tmp_path):
     replaced = {"svhn-c": "imagenet64-other-c"}
     choice = Choice(methods=["tent"], sets=["cifar10-c"], limit=40, replaced=replaced, rounds=1, seeds=[0, 1])
     Store(tmp_path).share(choice.shared())

@@ -530,8 +530,8 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
         (("compare", "nowhere"), "Expected results in nowhere, but there are none."),
         (("report", "nowhere"), "Expected results in nowhere, but there are none."),
         (("export", "nowhere", "kept"), "Expected results in nowhere, but there are none."),
-        (("summarise", "nowhere"), "Expected archives in nowhere, each in a folder of its own, but there are none."),
-        (("summarise", "."), "`driftproof bench export` makes them"),
+        (("summarize", "nowhere"), "Expected archives in nowhere, each in a folder of its own, but there are none."),
+        (("summarize", "."), "`driftproof bench export` makes them"),
         (("run", "table1", "--sets", "cifar10-c"), " more: Expected weights of wrn40_2 for cifar10 in weights"),
     ],
 )

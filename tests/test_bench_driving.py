@@ -22,7 +22,7 @@ from test_scenes import (
     numbers_below,
     picture,
     save,
-    save_deep_colour,
+    save_deep_color,
     save_palette,
     write_cityscapes,
 )
@@ -40,15 +40,17 @@ def write_sets(root):
             write_cityscapes(root / "cityscapes", wide, split=split, stem=f"ulm_{number:06}_000019")
             save(root / "bdd100k/images/10k" / split / f"{number}.jpg", picture(32, 56, number))
             save(root / "bdd100k/labels/sem_seg/masks" / split / f"{number}.png", (wide % 19).astype(np.uint8))
-            differing = numbers_below(66, 32, 40 + 16 * number, seed=number)
-            save(root / "mapillary" / folder / "images" / f"{number}.jpg", picture(*differing.shape, number))
-            save_palette(root / "mapillary" / folder / "labels" / f"{number}.png", differing, ["808080"] * 66)
+            distinguishing_items = numbers_below(66, 32, 40 + 16 * number, seed=number)
+            save(root / "mapillary" / folder / "images" / f"{number}.jpg", picture(*distinguishing_items.shape, number))
+            save_palette(
+                root / "mapillary" / folder / "labels" / f"{number}.png", distinguishing_items, ["808080"] * 66
+            )
         for each in (number + 1, number + 1 + FRAMES):
             save(root / "gtav/images" / f"{each:05}.png", picture(32, 56, each))
             save_palette(root / "gtav/labels" / f"{each:05}.png", wide, GTAV_PALETTE)
         save(root / "synthia/RGB" / f"{number}.png", picture(32, 56, number))
         channels = np.stack([numbers_below(23, 32, 56, seed=number)] * 3, axis=-1)
-        save_deep_colour(root / "synthia/GT/LABELS" / f"{number}.png", channels)
+        save_deep_color(root / "synthia/GT/LABELS" / f"{number}.png", channels)
     ids = {"trainIds": [[1], [2], [3]], "valIds": [[4], [5], [6]], "testIds": [[7]]}
     scipy.io.savemat(root / "gtav/split.mat", {name: np.array(each) for name, each in ids.items()})
 

@@ -16,7 +16,7 @@ from driftproof.bench import Spec, Store
 from driftproof.bench.executors import run_locally
 from driftproof.bench.store import Cell
 from driftproof.errors import StateError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs, spec_of
 
 
@@ -31,7 +31,7 @@ class Counter:
         return {"value": self.value, "words": "so that a row is longer than its conditions"}
 
     def save(self, path):
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text(str(self.value))
 
     def load(self, path):

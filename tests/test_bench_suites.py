@@ -196,7 +196,7 @@ TASK = (
     "NearestPrototypes(sample_entropy=0.8, mean_entropy=0.25, agreement=0.1, temperature=0.1, dimensions=128, "
     "epochs=10, lr=0.001, batch_size=200, augment=photometric)"
 )
-PENALTY = "WeightedDrift(strength=250.0, anchor='{}', samples=2000, batch_size=32, augment=photometric)"
+PENALTY = "ShiftAgnosticPenalty(strength=250.0, anchor='{}', samples=2000, batch_size=32, augment=photometric)"
 FILTER = "EntropyBelow(threshold=None) & NonRedundant(similarity={}, momentum=0.9) & EntropyWeight(threshold=None)"
 TEACHER = (
     "Consistency(threshold={}, momentum=0.999, views=RandomViews(count=32, augment=cotta_view), "
@@ -204,7 +204,7 @@ TEACHER = (
 )
 ALL, AFFINE = "everything()", "norm_affine()"
 
-# What moves, optimiser and learning rate, loss, selection, λ_max, regulariser.
+# What moves, optimizer and learning rate, loss, selection, λ_max, regularizer.
 ANYWHERE = {
     "gce": (AFFINE, "Adam", 1e-3, "GCE(q=0.8)", "None", 0.0, "None"),
     "conjugate": (AFFINE, "Adam", 1e-3, "Conjugate(epsilon=6.0, temperature=1.0)", "None", 0.0, "None"),
@@ -251,24 +251,24 @@ def adapter_of(spec):
 
 def settings_of(spec):
     adapter = adapter_of(spec)
-    said, (group,) = described(adapter), adapter.optimiser.param_groups
+    said, (group,) = described(adapter), adapter.optimizer.param_groups
     assert adapter.output == "before"
     assert (adapter.average_over, adapter.mean_entropy_over) == ("selected", "batch")
     assert adapter.source_statistics is None
     assert group["weight_decay"] == 0
-    if isinstance(adapter.optimiser, torch.optim.SGD):
+    if isinstance(adapter.optimizer, torch.optim.SGD):
         assert (group["momentum"], group["nesterov"]) == (0.9, False)
     else:
         assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999), 1e-8, False)
-    optimiser = said["optimiser"].partition(",")[0]
+    optimizer = said["optimizer"].partition(",")[0]
     return (
         said["scope"],
-        optimiser,
+        optimizer,
         group["lr"],
         said["loss"],
         said["select"],
         adapter.mean_entropy,
-        said["regulariser"],
+        said["regularizer"],
     )
 
 
@@ -513,19 +513,19 @@ def test_settings_of_segmentation(name):
         if "oracle" in dict(spec.options) or spec.method in ("source", "bn_adapt"):
             continue
         adapter = adapter_of(spec)
-        lr = adapter.optimiser.param_groups[0]["lr"] if adapter.moving else None
+        lr = adapter.optimizer.param_groups[0]["lr"] if adapter.moving else None
         statistics = adapter.statistics
         rules = {type(rule).__name__: rule for rule in getattr(adapter.select, "members", [adapter.select])}
         padded = not {"mapillary", "gtav"}.isdisjoint(spec.domains)  # whose frames differ in shape
         framed = padded and spec.method.partition("+")[0] in ("tent", "swr", "cotta")
-        assert ("WithinFrame" in rules) == framed, "where frames are padded"
+        assert ("IgnorePadding" in rules) == framed, "where frames are padded"
         margin = getattr(rules.get("ConfidenceDifference"), "margin", None)
         found = (lr, margin, adapter.mean_entropy, type(statistics).__name__)
         lr, *others = ON_THE_ROAD[spec.method]
         rates = RATES.get(name, (lr,))
         assert (*found, getattr(statistics, "momentum", None)) in {(rate, *others) for rate in rates}
         if spec.method.startswith("swr"):
-            assert "NearestPrototypes" not in described(adapter)["regulariser"]
+            assert "NearestPrototypes" not in described(adapter)["regularizer"]
         if spec.method == "cotta":
             assert adapter.loss.threshold is None
 
@@ -671,14 +671,14 @@ junk = st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | words
 nested = junk | st.lists(junk, max_size=2) | st.dictionaries(words, junk, max_size=2) | st.lists(st.lists(junk))
 
 
-@given(specs, st.sampled_from([*FIELDS, "colour"]), nested)
+@given(specs, st.sampled_from([*FIELDS, "color"]), nested)
 def test_a_damaged_spec_is_refused_unless_it_is_another_spec(spec, field, value):
     data = spec.as_data() | {field: value}
     try:
         read = Spec.from_data(data)
     except StateError:
         return
-    assert field != "colour"
+    assert field != "color"
     assert hash(read) == hash(Spec.from_data(data))
     as_written, as_read = ({key: (type(kept), kept) for key, kept in d.items()} for d in (data, read.as_data()))
     assert as_read == as_written

@@ -137,8 +137,8 @@ def test_the_page_works_without_scripts_and_in_the_dark(visit):
     light = visit(*DESK, java_script_enabled=False)
     dark = visit(*DESK, color_scheme="dark")
     assert light.locator("h1").is_visible()
-    colours = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('text')).fill]"
-    paper, ink = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in dark.evaluate(colours))
+    colors = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('text')).fill]"
+    paper, ink = (sum(map(int, re.findall(r"\d+", color)[:3])) for color in dark.evaluate(colors))
     assert paper < 150
     assert ink > 400
 

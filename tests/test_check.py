@@ -72,11 +72,11 @@ def test_something_else_than_a_model():
         dp.check(lambda x: x)
 
 
-def test_no_normalisation():
+def test_no_normalization():
     (problem,) = dp.check(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert problem.severity == "warning"
-    assert "no normalisation layers" in problem.what
-    assert "ent, swr and cotta" in problem.remedy
+    assert "no normalization layers" in problem.what
+    assert "ent, swr and cotta" in problem.fix
 
 
 def test_no_batch_norm():
@@ -84,23 +84,23 @@ def test_no_batch_norm():
     assert "no batch norm" in problem.what
 
 
-def test_mixed_normalisation_and_dropout():
+def test_mixed_normalization_and_dropout():
     problems = found(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.Dropout()))
-    assert problems["Some normalisation layers are no batch norms"].layers == ("1",)
+    assert problems["Some normalization layers are no batch norms"].layers == ("1",)
     assert problems["Dropout and stochastic depth stay off during adaptation"].layers == ("2",)
     assert any("Dropout" in what for what in found(AttentionNet()))
 
 
 def test_missing_affine_and_missing_statistics():
     model = nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Conv2d(3, 3, 1))
-    assert any("No normalisation layer has a weight" in what for what in found(model))
+    assert any("No normalization layer has a weight" in what for what in found(model))
     model.append(nn.BatchNorm2d(3, track_running_stats=False))
     problems = found(model)
-    assert problems["Some normalisation layers have no weight or bias"].layers == ("0",)
+    assert problems["Some normalization layers have no weight or bias"].layers == ("0",)
     assert problems["Some batch norms keep no running statistics and always use the batch's"].layers == ("2",)
 
 
-def test_frozen_batch_norms_are_recognised_by_name():
+def test_frozen_batch_norms_are_recognized_by_name():
     class FrozenBatchNorm2d(nn.Module):
         pass
 
@@ -125,5 +125,5 @@ def test_errors_come_first_and_read_as_sentences():
     )
     problems = dp.check(model)
     assert severities(model) == sorted(severities(model), key=["error", "warning", "note"].index)
-    assert str(problems[0]).startswith("warning: No normalisation layer has a weight or bias")
+    assert str(problems[0]).startswith("warning: No normalization layer has a weight or bias")
     assert "(0.0, 1.0, 2.0 and 2 more)" in str(problems[0])

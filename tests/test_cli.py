@@ -89,8 +89,8 @@ def pictures(folder, count, *, first=0, side=12):
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(first)
     for index in range(first, first + count):
-        colour = generator.random(3) * 200
-        Image.fromarray((colour + generator.random((side, side, 3)) * 55).astype(np.uint8)).save(
+        color = generator.random(3) * 200
+        Image.fromarray((color + generator.random((side, side, 3)) * 55).astype(np.uint8)).save(
             folder / f"{index:03}.png"
         )
     return folder
@@ -217,7 +217,7 @@ def test_check_says_what_the_library_says(project, capsys):
     assert "No problems" in capsys.readouterr().out
     assert run("check", "--model", f"{project}:plain", "--json") == 0
     (problem,) = dp.check(torch.nn.Linear(3, 3))
-    expected = {"severity": "warning", "what": problem.what, "remedy": problem.remedy, "layers": []}
+    expected = {"severity": "warning", "what": problem.what, "fix": problem.fix, "layers": []}
     assert json.loads(capsys.readouterr().out) == [expected]
     assert run("check", "--model", f"{project}:nowhere") == 1
     assert "meta device" in capsys.readouterr().out
@@ -424,7 +424,7 @@ def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
         ({"--method": "tnet"}, "Did you mean tent"),
         ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
         ({"--option": "lr"}, "`name=value`"),
-        ({"--model": "{}:per_pixel"}, "For segmentation there is `driftproof analyse scenes`."),
+        ({"--model": "{}:per_pixel"}, "For segmentation there is `driftproof analyze scenes`."),
         ({"--model": "{}:plain", "--method": "source"}, "The model failed on images of shape"),
         ({"--device": "cuda:99"}, "one that this machine has"),
     ],

@@ -142,7 +142,7 @@ def test_5_a_batch_of_one_is_defined(make):
 
 
 class RejectAll(dp.selection.Selection):
-    def weigh(self, step):
+    def weights(self, step):
         return torch.zeros_like(step.weights)
 
 
@@ -224,7 +224,7 @@ def test_10_works_under_inference_mode(make):
 
 
 @pytest.mark.parametrize("norm", NORM_NETWORKS)
-def test_11_every_kind_of_normalisation(case, norm):
+def test_11_every_kind_of_normalization(case, norm):
     construct, shape = NORM_NETWORKS[norm]
     model = lively(construct(), shape)
     adapter = adapter_for(case, model, prepared=False).prepare(source_data(shape=shape))

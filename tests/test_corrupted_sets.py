@@ -30,7 +30,7 @@ from driftproof.data import (
     svhn_c,
     write_files,
 )
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.models import restore
 from test_corruptions import FROST, pictures
 
@@ -217,7 +217,7 @@ def array_folder_at(path, images):
     return path
 
 
-def test_sets_are_recognised_by_their_files(photos, tmp_path):
+def test_sets_are_recognized_by_their_files(photos, tmp_path):
     assert isinstance(opened(photos), FileSet)
     arrays = array_folder_at(tmp_path / "arrays", pictures(4))
     assert isinstance(opened(arrays), ArraySet)
@@ -347,7 +347,7 @@ def test_the_data_commands(tmp_path, capsys):
 def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "taken", tmp_path / "nowhere" / "file.txt"):
-        with pytest.raises(OSError, match=path.name) as caught, written_whole(path) as unfinished:
+        with pytest.raises(OSError, match=path.name) as caught, atomic_write(path) as unfinished:
             unfinished.write_text("new")
         assert str(path) in str(caught.value)
         assert ".part" not in str(caught.value)
@@ -356,7 +356,7 @@ def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 255, "写" * 85])
 def test_names_can_be_as_long_as_names_can_be(tmp_path, name):
-    with written_whole(tmp_path / name) as unfinished:
+    with atomic_write(tmp_path / name) as unfinished:
         unfinished.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -366,7 +366,7 @@ def test_written_whole_leaves_no_litter(tmp_path):
     path.write_text("old")
 
     def half():
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text("ne")
             raise OSError("full")
 

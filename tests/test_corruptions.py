@@ -36,7 +36,7 @@ FROST = procedural_frost()
 
 
 def pictures(count, side=32, seed=0):
-    """Smooth, colourful images with some texture, black, white and grey among them."""
+    """Smooth, colorful images with some texture, black, white and grey among them."""
     rng = np.random.default_rng(seed)
     coarse = torch.from_numpy(rng.random((count, 3, 5, 5)))
     images = torch.nn.functional.interpolate(coarse, size=side, mode="bicubic", align_corners=False)
@@ -172,7 +172,7 @@ def test_images_smaller_than_a_kernel_come_out_at_their_size(name):
         small = corrupt(images, name, 5, frost_photos=FROST)
         assert small.shape == images.shape
         if name in ("defocus_blur", "pixelate"):
-            assert (small - 90.0).abs().max() <= 1, "of one colour all over, it stays so"
+            assert (small - 90.0).abs().max() <= 1, "of one color all over, it stays so"
 
 
 def test_the_benchmarks_order():

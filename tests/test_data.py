@@ -139,9 +139,9 @@ def test_files_come_in_the_asked_order(tmp_path):
 
 
 def test_every_kind_of_pixel_becomes_rgb(tmp_path):
-    grey, colour = pixels(5, 4), pixels(5, 4, 3)
+    grey, color = pixels(5, 4), pixels(5, 4, 3)
     deep = np.random.default_rng(1).integers(0, 2**16, (5, 4), dtype=np.uint16)
-    alpha = np.dstack([colour, pixels(5, 4, seed=2)])
+    alpha = np.dstack([color, pixels(5, 4, seed=2)])
     palette = Image.fromarray(grey % 7).convert("P")
     palette.putpalette(pixels(256 * 3, seed=3).tobytes())
     looked_up = np.array(palette.getpalette(), dtype=np.uint8).reshape(-1, 3)[np.array(palette)]
@@ -151,8 +151,8 @@ def test_every_kind_of_pixel_becomes_rgb(tmp_path):
     Image.fromarray(grey > 127).save(tmp_path / "bits.png")
     expected = {
         save(tmp_path / "grey.png", grey): np.dstack([grey] * 3),
-        save(tmp_path / "colour.bmp", colour): colour,
-        save(tmp_path / "alpha.png", alpha): colour,
+        save(tmp_path / "color.bmp", color): color,
+        save(tmp_path / "alpha.png", alpha): color,
         save(tmp_path / "deep.png", deep): np.dstack([deep // 256] * 3),
         save(tmp_path / "deep.tiff", deep): np.dstack([deep // 256] * 3),
         tmp_path / "wide.tiff": np.dstack([deep // 256] * 3),
@@ -610,7 +610,7 @@ def test_links_to_folders_are_followed_though_not_in_circles(tmp_path):
     assert found == ["day/b.png", "night/a.png", "night/across/b.png", "roll.png/d.png"]
 
 
-def test_a_set_is_recognised_from_inside_and_through_a_link(tmp_path, monkeypatch):
+def test_a_set_is_recognized_from_inside_and_through_a_link(tmp_path, monkeypatch):
     for place in ("kept/batches", "mine"):
         (tmp_path / place).mkdir(parents=True)
     content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": list(range(10))}

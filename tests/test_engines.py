@@ -20,7 +20,7 @@ from driftproof.adapter.engines.compiled import compiled_lesson
 from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
 from driftproof.adapter.flat import Flat, Joined, Scattered, joined
-from driftproof.network import normalisation
+from driftproof.network import normalization
 from networks import NORM_NETWORKS, WideResNet, build, lively
 from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
 
@@ -51,9 +51,9 @@ def test_pixels_are_just_more_samples(case):
         {"output": "after"},
         {"statistics": dp.statistics.Blend(0.5, momentum=0.3)},
         {"statistics": dp.statistics.Batch(), "source_statistics": dp.statistics.Blend(0.5, momentum=0.3)},
-        {"optimiser": partial(torch.optim.SGD, momentum=0.9, dampening=0.1)},
-        {"optimiser": torch.optim.RMSprop, "output": "after"},
-        {"novelty": lambda step: -step.confidence_gain},
+        {"optimizer": partial(torch.optim.SGD, momentum=0.9, dampening=0.1)},
+        {"optimizer": torch.optim.RMSprop, "output": "after"},
+        {"novelty": lambda step: -step.confidence_change},
         {"average_over": "batch", "mean_entropy_over": "selected", "mean_entropy": 0.3},
         {"accumulate": 3},
         {"accumulate": 2, "statistics": dp.statistics.Blend(0.7, momentum=0.5), "output": "after"},
@@ -67,7 +67,7 @@ def test_every_setting_holds_in_a_static_step(case, settings):
     assert_engines_agree(partial(make, case, **settings), eventful())
 
 
-class Forgetful(dp.regularisers.Regulariser):
+class Forgetful(dp.regularizers.Regularizer):
     """Moves parameters itself after each step, at random."""
 
     def on_step(self, step):
@@ -83,7 +83,7 @@ def composed(engine, **choices):
         "statistics": dp.statistics.Batch(),
         "loss": dp.losses.Entropy(),
         "select": NotTooBright(),
-        "optimiser": partial(torch.optim.Adam, lr=0.05),
+        "optimizer": partial(torch.optim.Adam, lr=0.05),
     }
     adapter = dp.Adapter(build("wide_resnet"), **(defaults | choices))
     adapter._engine = engine or adapter._engine
@@ -92,11 +92,11 @@ def composed(engine, **choices):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_a_part_does_after_a_step_is_undone_with_the_step(accumulate):
-    assert_engines_agree(partial(composed, regulariser=Forgetful(), accumulate=accumulate), eventful())
+    assert_engines_agree(partial(composed, regularizer=Forgetful(), accumulate=accumulate), eventful())
 
 
 class ByHand(torch.optim.Optimizer):
-    """Puts new tensors in the place of old ones, as optimisers written by hand do."""
+    """Puts new tensors in the place of old ones, as optimizers written by hand do."""
 
     def __init__(self, parameters, lr=0.05):
         super().__init__(parameters, {"lr": lr})
@@ -117,8 +117,8 @@ class Steep(dp.losses.Entropy):
 
 
 @pytest.mark.parametrize("choices", [{}, {"accumulate": 2}, {"select": None, "loss": Steep()}], ids=str)
-def test_optimisers_may_put_tensors_elsewhere_in_memory(choices):
-    eager, fixed = (composed(engine, optimiser=ByHand, **choices) for engine in (None, Fixed()))
+def test_optimizers_may_put_tensors_elsewhere_in_memory(choices):
+    eager, fixed = (composed(engine, optimizer=ByHand, **choices) for engine in (None, Fixed()))
     stream = eventful()
     stream[8] = stream[9]  # an eager step moves parameters for good, and what was recorded is dropped
     stream[7] = stream[11] = stream[10]
@@ -208,7 +208,7 @@ class Fetched(TorchDispatchMode):
 
 @pytest.mark.parametrize("case", FIXED_CASES)
 def test_nothing_is_fetched_during_a_static_step(case):
-    options = {} if case in ("source", "bn_adapt", "ttn") else {"optimiser": torch.optim.SGD}
+    options = {} if case in ("source", "bn_adapt", "ttn") else {"optimizer": torch.optim.SGD}
     adapter, stream = make(case, engine=Fixed(), **options), batches(5)
     run(adapter, stream[:3])
     if case.startswith("swr"):
@@ -271,7 +271,7 @@ class Taped(Fixed):
 @pytest.mark.parametrize("case", FIXED_CASES)
 def test_a_recording_needs_nothing_of_the_program_around_it(case):
     learns = case not in ("source", "bn_adapt", "ttn")
-    options = {"optimiser": partial(torch.optim.SGD, momentum=0.9)} if learns else {}
+    options = {"optimizer": partial(torch.optim.SGD, momentum=0.9)} if learns else {}
     stream, taped = [*eventful(), *eventful(seed=1)], make(case, engine=Taped(), **options)
     assert_same(run(make(case, **options), stream), run(taped, stream))
     assert len(taped._engine.tapes) == 2
@@ -281,13 +281,13 @@ def test_a_recording_needs_nothing_of_the_program_around_it(case):
     "settings",
     [
         {"accumulate": 3, "output": "after"},
-        {"statistics": dp.statistics.Blend(0.5, momentum=0.3), "regulariser": Forgetful()},
+        {"statistics": dp.statistics.Blend(0.5, momentum=0.3), "regularizer": Forgetful()},
         {"source_statistics": dp.statistics.Blend(0.5, momentum=0.3), "select": dp.ConfidenceDifference()},
     ],
     ids=lambda settings: "-".join(settings),
 )
 def test_recordings_hold_under_every_setting(settings):
-    build_adapter = partial(composed, **settings, optimiser=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    build_adapter = partial(composed, **settings, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     stream, taped = [*eventful(), *eventful(seed=1)], build_adapter(Taped())
     assert_same(run(build_adapter(None), stream), run(taped, stream))
     assert len(taped._engine.tapes) == 2
@@ -303,7 +303,7 @@ def test_the_default_view_sends_nothing_to_the_device():
 
 def test_a_static_step_draws_the_numbers_of_its_batch_even_after_a_bad_one():
     def drawn(engine, stream):
-        adapter = composed(engine, regulariser=Forgetful())
+        adapter = composed(engine, regularizer=Forgetful())
         run(adapter, stream)
         return state_of(adapter)
 
@@ -390,7 +390,7 @@ def test_everything_a_static_step_touches_stays_where_it_is():
 
     def addresses():
         held = [*adapter.parameters(), *adapter.buffers()]
-        states = adapter.optimiser.state.values()
+        states = adapter.optimizer.state.values()
         return [tensor.data_ptr() for tensor in (*held, *(value for state in states for value in state.values()))]
 
     run(adapter, stream[:3])
@@ -420,7 +420,7 @@ def test_a_scheduled_learning_rate_is_heeded():
     def scheduled(engine):
         adapter, outputs = make("tent+crowd", engine=engine), []
         for index, images in enumerate(batches(12)):
-            adapter.optimiser.param_groups[0]["lr"] = 0.1 if index < 5 else 0.01
+            adapter.optimizer.param_groups[0]["lr"] = 0.1 if index < 5 else 0.01
             outputs.append(adapter(images))
         return torch.stack(outputs)
 
@@ -452,7 +452,7 @@ def test_answers_and_records_are_the_callers_own():
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-class Growing(dp.regularisers.Regulariser):
+class Growing(dp.regularizers.Regularizer):
     """Remembers something larger after every batch."""
 
     def __init__(self):
@@ -474,8 +474,8 @@ class FailsLater(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("choices", "error"),
     [
-        ({"regulariser": Growing()}, dp.errors.EngineError),
-        ({"optimiser": partial(FailsLater, lr=0.1)}, RuntimeError),
+        ({"regularizer": Growing()}, dp.errors.EngineError),
+        ({"optimizer": partial(FailsLater, lr=0.1)}, RuntimeError),
     ],
 )
 def test_a_static_step_that_fails_leaves_the_state_intact(choices, error):
@@ -504,7 +504,7 @@ def test_the_graph_engine_needs_a_device_that_has_graphs(monkeypatch):
 def test_a_method_without_a_fixed_step_says_why():
     with pytest.raises(dp.errors.ConfigurationError, match="with Consistency, since its teacher looks at more views"):
         adapter_for("cotta", build("wide_resnet"), engine="graph")
-    assert (dp.regularisers.Fisher() + Growing()).varies is None
+    assert (dp.regularizers.Fisher() + Growing()).dynamic_reason is None
 
 
 @pytest.mark.parametrize(("keyword", "value"), [("engine", "fast"), ("precision", "fp8")])
@@ -513,10 +513,10 @@ def test_unknown_names_are_refused(keyword, value):
         dp.tent(build("wide_resnet"), **{keyword: value})
 
 
-def test_an_optimiser_that_counts_on_the_host_is_refused():
-    adapter = composed(None, optimiser=partial(torch.optim.Adagrad, lr=0.1))
+def test_an_optimizer_that_counts_on_the_host_is_refused():
+    adapter = composed(None, optimizer=partial(torch.optim.Adagrad, lr=0.1))
     adapter(batches(1)[0])
-    for state in adapter.optimiser.state.values():
+    for state in adapter.optimizer.state.values():
         state["step"] = int(state["step"])
     with pytest.raises(dp.errors.ConfigurationError, match="Adagrad keeps `step` on the host"):
         graph._refuse_host_state(adapter)
@@ -536,7 +536,7 @@ def test_errors_while_recording_are_named():
     assert "could not be recorded: not permitted" in str(failing(RuntimeError("not permitted")))
 
 
-def test_the_way_an_optimiser_computes_stays_the_engines(monkeypatch):
+def test_the_way_an_optimizer_computes_stays_the_engines(monkeypatch):
     """States carry hyper-parameters from engine to engine, but not where the counters live."""
     adapter = make("tent", select=None)
     run(adapter, batches(3))
@@ -544,9 +544,9 @@ def test_the_way_an_optimiser_computes_stays_the_engines(monkeypatch):
     monkeypatch.setattr(graph, "can_record", lambda device: True)
     recorded = make("tent", engine=Graph(), select=None)
     recorded.load_state_dict(state)
-    (group,) = recorded.optimiser.param_groups
+    (group,) = recorded.optimizer.param_groups
     assert group["capturable"]
-    assert group["lr"] == adapter.optimiser.param_groups[0]["lr"]
+    assert group["lr"] == adapter.optimizer.param_groups[0]["lr"]
     monkeypatch.undo()
     plain = make("tent", select=None)
     plain.load_state_dict(recorded.state_dict())
@@ -641,15 +641,15 @@ def test_compiled_networks_answer_alike(case):
 
 @pytest.fixture
 def our_kernels(monkeypatch):
-    """Batch norms of the batch's statistics as on a CUDA device; yields the images that they normalised."""
+    """Batch norms of the batch's statistics as on a CUDA device; yields the images that they normalized."""
     seen = []
 
-    def normalise_alone(x, weight, bias, eps):
+    def normalize_alone(x, weight, bias, eps):
         seen.append(x)
-        return kernels.normalise(x, weight, bias, kernels.new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
+        return kernels.normalize(x, weight, bias, kernels.new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
 
-    monkeypatch.setattr(normalisation, "suits", lambda x: x.dtype in kernels.KINDS)
-    monkeypatch.setattr(normalisation, "normalise_alone", normalise_alone)
+    monkeypatch.setattr(normalization, "suits", lambda x: x.dtype in kernels.KINDS)
+    monkeypatch.setattr(normalization, "normalize_alone", normalize_alone)
     return seen
 
 

@@ -171,7 +171,7 @@ def test_states_travel_between_graph_and_eager(tmp_path):
 class Fetching(dp.selection.Selection):
     """Branches on the data."""
 
-    def weigh(self, step):
+    def weights(self, step):
         return torch.ones_like(step.weights) if step.weights.sum() > 0 else step.weights
 
 
@@ -191,7 +191,7 @@ def test_a_part_that_fetches_cannot_be_recorded_and_nothing_is_lost():
 @on_gpu
 def test_out_of_memory_while_recording_is_a_named_error():
     class Hungry(dp.selection.Selection):
-        def weigh(self, step):
+        def weights(self, step):
             size = 2**45 if torch.cuda.is_current_stream_capturing() else 1
             return torch.ones_like(step.weights) + 0 * torch.zeros(size, device=step.weights.device).sum()
 
@@ -204,8 +204,8 @@ def test_out_of_memory_while_recording_is_a_named_error():
 
 
 @on_gpu
-def test_an_optimiser_that_counts_on_the_host_cannot_be_recorded():
-    adapter = on_device("tent", optimiser=torch.optim.Adagrad)
+def test_an_optimizer_that_counts_on_the_host_cannot_be_recorded():
+    adapter = on_device("tent", optimizer=torch.optim.Adagrad)
     adapter(sent(batches(1))[0])
     before = state_of(adapter)
     with pytest.raises(dp.errors.ConfigurationError, match="Adagrad keeps `step` on the host"):
@@ -227,7 +227,7 @@ def test_compiled_and_recorded_steps_agree(case):
 @on_gpu
 @pytest.mark.parametrize("case", ["tent+crowd", "eata", "swr"])
 def test_two_thousand_replays_do_not_drift(case):
-    # Entropy minimisation runs away from the smallest difference at a large rate; here it must not have one.
+    # Entropy minimization runs away from the smallest difference at a large rate; here it must not have one.
     pool = sent(batches(20))
     stream = [pool[index % 20] for index in range(2000)]
     adapter = on_device(case, lr=1e-4)

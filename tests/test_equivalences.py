@@ -48,13 +48,13 @@ def assert_same_run(adapter, reference, stream, rtol=1e-6, atol=1e-8):
 @pytest.mark.parametrize("every_parameter", [False, True])
 def test_tent_and_ent_by_hand(model, every_parameter):
     student, parameters = by_hand(model, every_parameter)
-    optimiser = torch.optim.Adam(parameters, lr=1e-2)
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
 
     def step(images):
         logits = student(images)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         entropy(logits).mean().backward()
-        optimiser.step()
+        optimizer.step()
         return logits
 
     adapter = (dp.ent if every_parameter else dp.tent)(model, lr=1e-2)
@@ -66,7 +66,7 @@ def test_tent_and_ent_by_hand(model, every_parameter):
 def test_crowd_selection_by_hand(model, every_parameter, on):
     student, parameters = by_hand(model, every_parameter)
     original = copy.deepcopy(model).train()
-    optimiser = torch.optim.Adam(parameters, lr=3e-2)
+    optimizer = torch.optim.Adam(parameters, lr=3e-2)
     shares = []
 
     def step(images):
@@ -86,9 +86,9 @@ def test_crowd_selection_by_hand(model, every_parameter, on):
         loss = 0.5 * (mean * mean.log()).sum()
         if selected:
             loss = loss + entropy(logits[selected]).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         return logits
 
     adapter = (dp.ent if every_parameter else dp.tent)(model, lr=3e-2, select=dp.ConfidenceDifference(on=on))
@@ -115,7 +115,7 @@ def test_eata_by_hand(model):
         logits = student(images)
         gradients = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(1)), parameters)
         importance = [total + gradient**2 / len(source) for total, gradient in zip(importance, gradients, strict=True)]
-    optimiser = torch.optim.Adam(parameters, lr=3e-2)
+    optimizer = torch.optim.Adam(parameters, lr=3e-2)
     average, shares = None, []
 
     def step(images):
@@ -134,9 +134,9 @@ def test_eata_by_hand(model):
         pull = sum((f * (p - s) ** 2).sum() for f, p, s in zip(importance, parameters, start, strict=True))
         mean = logits[kept].detach().softmax(1).mean(0)
         average = mean if average is None else 0.9 * average + 0.1 * mean
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss + 5.0 * pull).backward()
-        optimiser.step()
+        optimizer.step()
         return logits
 
     kept = []
@@ -151,9 +151,9 @@ def test_eata_by_hand(model):
 def test_swr_without_prototypes_by_hand(model, anchor):
     source = wide_source()
     adapter = dp.swr(model, lr=1e-2, strength=3.0, anchor=anchor, prototypes=False, augment=shifted).prepare(source)
-    weights = adapter.regulariser.tensor_weights.tolist()
+    weights = adapter.regularizer.tensor_weights.tolist()
     student, parameters = by_hand(model, every_parameter=True)
-    optimiser = torch.optim.Adam(parameters, lr=1e-2)
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
     anchors = [parameter.detach().clone() for parameter in parameters]
 
     def step(images):
@@ -164,9 +164,9 @@ def test_swr_without_prototypes_by_hand(model, anchor):
         for weight, parameter, held in zip(weights, parameters, anchors, strict=True):
             loss = loss + 3.0 * weight * ((parameter - held) ** 2).sum()
         before = [parameter.detach().clone() for parameter in parameters]
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if anchor == "previous":
             anchors = before
         return logits
@@ -185,8 +185,8 @@ def test_cotta_by_hand(model, symmetric):
     views = dp.losses.RandomViews(3, augment=lambda images, _: images.flip(-1) * 0.9)
     settings = {"threshold": threshold, "restore": 0.0, "momentum": 0.8, "views": views, "symmetric": symmetric}
     # Without Adam: while teacher and student agree, the gradient is rounding noise that Adam would blow up.
-    adapter = dp.cotta(model, lr=0.1, optimiser=torch.optim.SGD, **settings)
-    optimiser = torch.optim.SGD(parameters, lr=0.1)
+    adapter = dp.cotta(model, lr=0.1, optimizer=torch.optim.SGD, **settings)
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
 
     def step(images):
         with torch.no_grad():
@@ -197,9 +197,9 @@ def test_cotta_by_hand(model, symmetric):
         loss = -(answer.softmax(1) * logits.log_softmax(1)).sum(1)
         if symmetric:
             loss = 0.5 * (loss - (logits.softmax(1) * answer.log_softmax(1)).sum(1))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.mean().backward()
-        optimiser.step()
+        optimizer.step()
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.8 * slow + 0.2 * fast)
@@ -307,8 +307,8 @@ def test_2_without_a_learning_rate_everything_is_selected_for_ever(name, network
 class Everything(dp.ConfidenceDifference):
     """The paper's selection with its mask forced to one; the frozen network still runs."""
 
-    def weigh(self, step):
-        return torch.ones_like(super().weigh(step))
+    def weights(self, step):
+        return torch.ones_like(super().weights(step))
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
@@ -360,8 +360,8 @@ def test_7_cotta_with_a_still_teacher_answers_as_the_source():
 
 
 class RejectAll(dp.ConfidenceDifference):
-    def weigh(self, step):
-        return torch.zeros_like(super().weigh(step))
+    def weights(self, step):
+        return torch.zeros_like(super().weights(step))
 
 
 @pytest.mark.parametrize("name", CROWDED)

@@ -115,9 +115,9 @@ def test_a_rounds_quality_is_that_of_all_its_samples(made, folder):
                     assert getattr(quality, name) == pytest.approx(value, nan_ok=True)
 
 
-def analyse(capsys, *words):
+def analyze(capsys, *words):
     with pytest.raises(SystemExit) as ending:
-        main(["analyse", *map(str, words)])
+        main(["analyze", *map(str, words)])
     return ending.value.code, capsys.readouterr()
 
 
@@ -125,7 +125,7 @@ def analyse(capsys, *words):
 def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
     root, _ = made
     results = Results(root / folder)
-    status, said = analyse(capsys, "selection", root / folder, "--json")
+    status, said = analyze(capsys, "selection", root / folder, "--json")
     figures = json.loads(said.out, parse_constant=pytest.fail)
     assert (status, len(figures)) == (0, 2), "one of all rules, and one of plain TENT"
     cells = {spec.method: spec for spec in SPECS}
@@ -162,15 +162,15 @@ def test_rules_of_which_none_was_counted_are_a_named_mistake(tmp_path, capsys):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     rows = [{"round": 1, "domain": name, "samples": 4, "error": 20.0} for name in tent.domains]
     write(Store(tmp_path).cell(tent), tent, rows)
-    status, said = analyse(capsys, "selection", tmp_path)
+    status, said = analyze(capsys, "selection", tmp_path)
     assert status == 2
-    assert "that `analyse selection` can draw, but there are none" in " ".join(said.err.split())
+    assert "that `analyze selection` can draw, but there are none" in " ".join(said.err.split())
 
 
 def test_histograms_are_those_of_the_round_added_up(made, capsys):
     root, _ = made
     for words, round in ((("--round", 1), 1), ((), ROUNDS)):
-        status, said = analyse(capsys, "scores", root / "store", "--json", *words)
+        status, said = analyze(capsys, "scores", root / "store", "--json", *words)
         assert status == 0
         for shown in json.loads(said.out).values():
             (spec,) = (spec for spec in SPECS if spec.name == shown["cell"])
@@ -181,7 +181,7 @@ def test_histograms_are_those_of_the_round_added_up(made, capsys):
                     each = [row[f"histogram/{name}/{kind}"] for row in rows]
                     assert shown["counts"][name][kind] == [sum(counts) for counts in zip(*each, strict=True)]
             assert shown["auroc"] == {"confidence": 60.0 + round, "confidence_difference": 60.0 + round}
-    status, said = analyse(capsys, "scores", root / "kept", "--round", 2)
+    status, said = analyze(capsys, "scores", root / "kept", "--round", 2)
     assert status == 2
     assert "Archives keep those of the first and the last round." in " ".join(said.err.split())
 
@@ -203,7 +203,7 @@ def test_a_round_that_a_cell_has_only_begun_is_not_drawn_and_the_cell_is_named(t
     both = list(ANALYSES["scores"](Results(tmp_path)))
     assert {insight.numbers["cell"]: insight.numbers["round"] for insight in both} == {begun.name: 2, done.name: 3}
     assert not any("Left out" in insight.draw().caption for insight in both)
-    status, said = analyse(capsys, "scores", tmp_path, "--round", 4)
+    status, said = analyze(capsys, "scores", tmp_path, "--round", 4)
     assert status == 2
     assert "Expected histograms of round 4, but no cell has completed it and kept them." in " ".join(said.err.split())
 
@@ -220,7 +220,7 @@ def test_cells_are_found_where_what_stands_in_is_itself_replaced(tmp_path):
 
 def test_the_matrix_is_that_of_all_domains_together(made, capsys):
     root, _ = made
-    status, said = analyse(capsys, "gradients", root / "kept", "--json")
+    status, said = analyze(capsys, "gradients", root / "kept", "--json")
     (shown,) = json.loads(said.out).values()
     assert status == 0
     assert (shown["domain"], shown["cosines"][3][3], shown["cosines"][9][0]) == ("all", None, 0.9)
@@ -229,7 +229,7 @@ def test_the_matrix_is_that_of_all_domains_together(made, capsys):
 @pytest.mark.parametrize(("name", "count"), [("selection", 2), ("scores", 1), ("gradients", 1), ("curves", 1)])
 def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
     root, _ = made
-    status, said = analyse(capsys, name, root / "kept", "--out", tmp_path / "figures")
+    status, said = analyze(capsys, name, root / "kept", "--out", tmp_path / "figures")
     assert status == 0
     paths = said.out.split()
     assert len(paths) == count
@@ -246,7 +246,7 @@ def test_numbers_are_had_without_what_draws(made, capsys, monkeypatch, name):
         if module.partition(".")[0] == "matplotlib":
             monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, said = analyse(capsys, name, made[0] / "store", "--json")
+    status, said = analyze(capsys, name, made[0] / "store", "--json")
     assert (status, said.err) == (0, "")
     assert json.loads(said.out)
 
@@ -261,6 +261,6 @@ def test_results_without_what_a_figure_needs_are_named(tmp_path, capsys):
     spec = Spec("tent", "x", "y", domains=("fog",))
     write(Store(tmp_path).cell(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
     for name in ("selection", "scores", "gradients", "curves"):
-        status, said = analyse(capsys, name, tmp_path)
+        status, said = analyze(capsys, name, tmp_path)
         assert status == 2
-        assert f"that `analyse {name}` can draw, but there are none" in " ".join(said.err.split())
+        assert f"that `analyze {name}` can draw, but there are none" in " ".join(said.err.split())

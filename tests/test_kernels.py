@@ -1,4 +1,4 @@
-"""Fused normalisation: the operations against PyTorch's own, and the rewriting of networks that puts them in."""
+"""Fused normalization: the operations against PyTorch's own, and the rewriting of networks that puts them in."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from driftproof.adapter.engines.fusion import fuse
 from driftproof.kernels import (
     OPERATIONS,
-    add_normalise,
+    add_normalize,
     availability,
     can_compile,
     new_tickets,
-    normalise,
-    normalise_alone,
+    normalize,
+    normalize_alone,
     suits,
 )
 from networks import build
@@ -48,9 +48,9 @@ def reference(x, addend, weight, bias, *, relu):
 def fused(x, addend, weight, bias, *, relu):
     tickets = new_tickets(2, x.shape[1], x.device)
     if addend is None:
-        y, _, _ = normalise(x, weight, bias, tickets, 1, 1e-5, relu)
+        y, _, _ = normalize(x, weight, bias, tickets, 1, 1e-5, relu)
         return y, x
-    y, total, _, _ = add_normalise(x, addend, weight, bias, tickets, 1, 1e-5, relu)
+    y, total, _, _ = add_normalize(x, addend, weight, bias, tickets, 1, 1e-5, relu)
     return y, total
 
 
@@ -133,7 +133,7 @@ def assert_fusing_changes_no_bit(x, addend, weight, bias, *, relu, alone):
 @example(shape=(2, 3, 4, 4), adds=True, relu=True, dtype=torch.float16, size=1e-7, seed=0)
 def test_fusing_changes_no_bit(shape, adds, relu, dtype, size, seed):
     def alone(x, weight, bias, eps):
-        return normalise(x, weight, bias, new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
+        return normalize(x, weight, bias, new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
 
     # Of results as small as that, half precision stores some as zero.
     x, addend, weight, bias = drawn(shape, dtype=dtype, seed=seed, size=size)
@@ -148,7 +148,7 @@ def test_fusing_changes_no_bit(shape, adds, relu, dtype, size, seed):
 @pytest.mark.parametrize("size", [1.0, 1e-7])
 def test_fusing_changes_no_bit_on_a_gpu(shape, relu, adds, dtype, size):
     x, addend, weight, bias = drawn(shape, "cuda", dtype, size=size)
-    assert_fusing_changes_no_bit(x, addend if adds else None, weight, bias, relu=relu, alone=normalise_alone)
+    assert_fusing_changes_no_bit(x, addend if adds else None, weight, bias, relu=relu, alone=normalize_alone)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
@@ -192,7 +192,7 @@ def test_nothing_is_filled_with_zeros_for_results_that_nobody_uses():
     y, total = fused(x, addend, weight, bias, relu=True)
     with Calls() as called:
         (y.sum() + total.sum()).backward()
-    assert any("normalise_backward" in name for name in called.names)
+    assert any("normalize_backward" in name for name in called.names)
     assert not [name for name in called.names if "zero" in name]
 
 
@@ -200,7 +200,7 @@ def test_nothing_is_filled_with_zeros_for_results_that_nobody_uses():
 def test_the_kernels_repeat_to_the_last_bit_and_leave_their_tickets_at_zero():
     x, addend, weight, bias = drawn((64, 48, 16, 16), "cuda")
     tickets = new_tickets(1, 48, x.device)
-    once, again = (add_normalise(x, addend, weight, bias, tickets, 0, 1e-5, True) for _ in range(2))
+    once, again = (add_normalize(x, addend, weight, bias, tickets, 0, 1e-5, True) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
     assert not tickets.any()
 
@@ -208,7 +208,7 @@ def test_the_kernels_repeat_to_the_last_bit_and_leave_their_tickets_at_zero():
 @pytest.mark.parametrize("adds", [False, True])
 def test_torch_finds_the_operations_well_formed(adds):
     x, addend, weight, bias = drawn((2, 3, 4, 4))
-    operation, images = (add_normalise, (x, addend)) if adds else (normalise, (x,))
+    operation, images = (add_normalize, (x, addend)) if adds else (normalize, (x,))
     torch.library.opcheck(operation, (*images, weight, bias, new_tickets(1, 3, x.device), 0, 1e-5, True))
 
 
@@ -279,7 +279,7 @@ def traced(module, x):
     def backend(graph, _):
         fused_layers = fuse(graph)
         counts.append(
-            (fused_layers, sum(node.target is OPERATIONS.add_normalise.default for node in graph.graph.nodes))
+            (fused_layers, sum(node.target is OPERATIONS.add_normalize.default for node in graph.graph.nodes))
         )
         return graph.forward
 
@@ -303,7 +303,7 @@ def clear_first(total):
     [nn.ReLU(inplace=True), lambda total: total.mul_(-2), lambda total: total.view(-1).clamp_(min=0), clear_first],
     ids=["rectified", "scaled", "view", "assigned"],
 )
-def test_a_sum_that_is_written_into_before_it_is_normalised_is_left(change):
+def test_a_sum_that_is_written_into_before_it_is_normalized_is_left(change):
     class Changed(nn.Module):
         def __init__(self):
             super().__init__()

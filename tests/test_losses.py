@@ -99,7 +99,7 @@ def test_confidence_difference(z, seed):
     expected = per_sample(lambda o, a: softmax_of(o, o.argmax()) - softmax_of(a, o.argmax()), original, z)
     torch.testing.assert_close(scores.confidence_difference(z, original), expected)
     expected = per_sample(lambda o, a: a[o.argmax()] - o[o.argmax()], original, z)
-    torch.testing.assert_close(predictions.logit_gain(z, original), expected)
+    torch.testing.assert_close(predictions.logit_change(z, original), expected)
 
 
 @given(logits())

@@ -20,11 +20,11 @@ from driftproof.analyses import (
     components,
     method_memory,
     peak_memory,
-    synchroniser,
+    synchronizer,
     time_steps,
 )
 from driftproof.models import build
-from driftproof.norms import normalisation_layers
+from driftproof.norms import norm_layers
 from networks import NORM_NETWORKS, DictNet, SegmentationNet, Tied
 
 MEBIBYTE = 2**20
@@ -228,11 +228,11 @@ def test_only_the_scope_counts_not_requires_grad():
 
 
 @pytest.mark.parametrize("kind", NORM_NETWORKS)
-def test_every_kind_of_normalisation_is_counted_at_its_input(kind):
+def test_every_kind_of_normalization_is_counted_at_its_input(kind):
     make, shape = NORM_NETWORKS[kind]
     network = make()
     entered = []
-    for _, layer in normalisation_layers(network):
+    for _, layer in norm_layers(network):
         layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].numel()))
     network.eval()(torch.rand(2, *shape))
     expected = sum(entered) // 2
@@ -308,9 +308,9 @@ class Workshop:
         self.diary.append("wait")
 
 
-def test_contestants_take_turns_between_synchronisations():
+def test_contestants_take_turns_between_synchronizations():
     workshop = Workshop({"one": [1.0] * 3, "two": [1.0] * 3})
-    time_steps(workshop.steps(), trials=2, warm_up=1, synchronise=workshop.wait, clock=lambda: workshop.now)
+    time_steps(workshop.steps(), trials=2, warm_up=1, synchronize=workshop.wait, clock=lambda: workshop.now)
     turn = ["wait", "one", "wait", "wait", "two", "wait"]
     assert workshop.diary == ["one", "two", *turn, *turn]
 
@@ -327,7 +327,7 @@ def test_waiting_for_the_device_is_part_of_the_time_only_after_the_step():
         workshop.now += backlog.pop()
         backlog.append(0.0)
 
-    timings = time_steps({"one": step}, trials=2, warm_up=1, synchronise=wait, clock=lambda: workshop.now)
+    timings = time_steps({"one": step}, trials=2, warm_up=1, synchronize=wait, clock=lambda: workshop.now)
     assert timings["one"] == Timing(mean=11.0, median=11.0, p95=11.0)
 
 
@@ -356,9 +356,9 @@ def test_bad_numbers_of_trials_are_refused():
         time_steps({}, warm_up=-1)
 
 
-def test_a_cpu_needs_no_synchronising_and_keeps_no_count():
+def test_a_cpu_needs_no_synchronizing_and_keeps_no_count():
     calls = []
-    assert synchroniser(torch.device("cpu")) is None
+    assert synchronizer(torch.device("cpu")) is None
     assert peak_memory(lambda: calls.append(1), torch.device("cpu")) is None
     assert calls == [1]
 
@@ -376,4 +376,4 @@ def test_peak_memory_is_what_was_allocated_at_once():
 
     assert 3 * 2**20 <= peak_memory(run, device) <= 4 * 2**20  # torch may leave a block's remainder unsplit
     assert kept.is_cuda
-    synchroniser(device)()
+    synchronizer(device)()

@@ -41,10 +41,10 @@ def test_wide_resnet_has_the_public_names():
     names = set(WideResNet(16, 1).state_dict())
     assert {"conv1.weight", "block1.layer.0.bn1.running_mean", "block2.layer.0.convShortcut.weight"} <= names
     assert {"block3.layer.1.conv2.weight", "bn1.bias", "fc.bias"} <= names
-    assert not any("mean" in name and "running" not in name for name in names), "normalisation is not a weight"
+    assert not any("mean" in name and "running" not in name for name in names), "normalization is not a weight"
 
 
-def test_wide_resnet_normalises_its_input():
+def test_wide_resnet_normalizes_its_input():
     plain, shifted = WideResNet(10, 1, mean=0.0, std=1.0).eval(), WideResNet(10, 1).eval()
     shifted.load_state_dict(plain.state_dict())
     images = torch.rand(2, 3, 16, 16)
@@ -56,7 +56,7 @@ def test_wide_resnet_of_a_depth_that_does_not_exist():
         WideResNet(depth=18)
 
 
-def test_images_are_normalised_per_channel():
+def test_images_are_normalized_per_channel():
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1.0, 2.0])
     plain = WideResNet(10, 1, mean=0.0, std=1.0).eval()
     shifted = WideResNet(10, 1, mean=mean.tolist(), std=std.tolist()).eval()
@@ -247,7 +247,7 @@ def test_every_entry_of_the_catalogue_builds(name):
     assert entry.licence
 
 
-def test_the_catalogue_knows_the_normalisation_of_the_public_weights():
+def test_the_catalogue_knows_the_normalization_of_the_public_weights():
     assert (MODELS["wrn28_10"].mean, MODELS["wrn28_10"].std) == (0.0, 1.0)
     usual, override = build("wrn10_1"), build("wrn10_1", mean=0.25)
     assert (float(usual.mean), float(usual.std)) == (0.5, 0.5)
@@ -471,13 +471,13 @@ MISFITS = {
         lambda state: state | {"bn1.running_var": torch.full((64,), 1e6).half()},
         r"finite, but those of bn1\.running_var",
     ),
-    "other normalisation": (
+    "other normalization": (
         lambda state: state | {"mu": torch.tensor([0.5, 0.4, 0.5]).view(1, 3, 1, 1), "sigma": torch.full((3,), 0.5)},
         r"with mean \[0\.5, 0\.4\d*, 0\.5\], but this one has mean 0\.5\. Build it with mean=\[0\.5",
     ),
-    "normalisation of two channels": (lambda state: state | {"mu": torch.ones(2)}, "it has mu, unknown"),
-    "other normalisation in words": (
-        lambda state: {"state_dict": state, "meta": {"normalise": "(x - 0.5)/0.25"}},
+    "normalization of two channels": (lambda state: state | {"mu": torch.ones(2)}, "it has mu, unknown"),
+    "other normalization in words": (
+        lambda state: {"state_dict": state, "meta": {"normalize": "(x - 0.5)/0.25"}},
         r"with std 0\.25, but this one has std 0\.5",
     ),
 }
@@ -494,7 +494,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(misfit, tmp_path
     assert same_weights(before, model)
 
 
-def test_a_model_that_does_not_normalise_takes_no_normalisation(tmp_path):
+def test_a_model_that_does_not_normalize_takes_no_normalization(tmp_path):
     torch.save({"weight": torch.ones(1, 1), "bias": torch.ones(1), "mu": torch.ones(1)}, tmp_path / "weights")
     with pytest.raises(dp.errors.InputError, match="it has mu, unknown"):
         load_checkpoint(torch.nn.Linear(1, 1), tmp_path / "weights")
@@ -522,8 +522,8 @@ def test_a_saved_model_is_restored_from_its_file_alone(settings, tmp_path):
 @pytest.mark.parametrize(
     "said",
     [
-        {"classes": 4, "normalise": "(x-0.25)/0.5"},
-        {"classes": ["a", "b", "c", "d"], "normalise": {"mean": [0.25, 0.25, 0.25], "std": 0.5}},
+        {"classes": 4, "normalize": "(x-0.25)/0.5"},
+        {"classes": ["a", "b", "c", "d"], "normalize": {"mean": [0.25, 0.25, 0.25], "std": 0.5}},
         {"classes": 4, "mean": 0.25, "std": (0.5, 0.5, 0.5)},
     ],
 )
@@ -543,9 +543,9 @@ def test_files_by_others_are_restored_and_saved_again(said, tmp_path):
     ("meta", "error", "message"),
     [
         ({"classes": 4}, dp.errors.InputError, "to say which architecture it belongs to"),
-        ({"arch": "wrn10_1"}, dp.errors.InputError, "to say how images are normalised"),
-        ({"arch": "wrn10_1", "normalise": "as usual"}, dp.errors.InputError, "to say how images are normalised"),
-        ({"arch": "wrn10_1", "mean": "0.5", "std": 1}, dp.errors.InputError, "to say how images are normalised"),
+        ({"arch": "wrn10_1"}, dp.errors.InputError, "to say how images are normalized"),
+        ({"arch": "wrn10_1", "normalize": "as usual"}, dp.errors.InputError, "to say how images are normalized"),
+        ({"arch": "wrn10_1", "mean": "0.5", "std": 1}, dp.errors.InputError, "to say how images are normalized"),
         ({"arch": "wrn", "mean": 0, "std": 1}, dp.errors.ConfigurationError, "but got 'wrn'. Did you mean .*wrn10_1"),
         ({"arch": "wrn10_1", "mean": 0, "std": 1}, dp.errors.InputError, "it has 4 classes and the model 10"),
         ({"arch": "wrn16_1", "classes": 4, "mean": 0, "std": 1}, dp.errors.InputError, "it lacks block1.layer.1"),
@@ -562,7 +562,7 @@ def test_a_file_that_does_not_describe_its_network_is_not_restored(meta, error, 
     [
         ({"arch": "wrn16_1"}, r"seen as a wrn16_1, it lacks block1\.layer\.1"),
         ({"arch": "wrn10_1", "classes": ["a", "b"]}, r"fc\.weight is \(4, 64\), not \(2, 64\)"),
-        ({"normalise": "(x-0.5)/0.25"}, "to give the model's std, 0.5, but got .*0.25"),
+        ({"normalize": "(x-0.5)/0.25"}, "to give the model's std, 0.5, but got .*0.25"),
         ({"when": object()}, "what JSON can express"),
         ({"loss": float("nan")}, "what JSON can express"),
     ],

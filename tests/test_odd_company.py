@@ -1,4 +1,4 @@
-"""Models, optimisers and parts that do unusual things, and what an adapter makes of them."""
+"""Models, optimizers and parts that do unusual things, and what an adapter makes of them."""
 
 import functools
 
@@ -74,11 +74,11 @@ def test_a_forward_that_goes_along_with_a_copy_is_welcome(model, replace):
     assert not same_state(before, state_of(adapter))
 
 
-# --- optimisers that keep their state elsewhere ----------------------------------------------------------------------
+# --- optimizers that keep their state elsewhere ----------------------------------------------------------------------
 
 
 class Estimating(torch.optim.SGD):
-    """Keeps what it has learned of the gradients in its group, as optimisers that need no rate do."""
+    """Keeps what it has learned of the gradients in its group, as optimizers that need no rate do."""
 
     def __init__(self, parameters, *, in_place):
         super().__init__(parameters, lr=0.1)
@@ -102,17 +102,17 @@ class Estimating(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_bad_batch_does_not_stay_in_an_optimisers_groups(model, in_place):
+def test_a_bad_batch_does_not_stay_in_an_optimizers_groups(model, in_place):
     first, bad, last = batches(3)
     bad[0] = torch.nan
-    adapter, spared = (dp.tent(model, optimiser=lambda p, lr: Estimating(p, in_place=in_place)) for _ in range(2))
+    adapter, spared = (dp.tent(model, optimizer=lambda p, lr: Estimating(p, in_place=in_place)) for _ in range(2))
     for images in (first, bad, last):
         adapter(images)
     for images in (first, last):
         spared(images)
     assert adapter.last.stepped
     assert same_state(state_of(adapter), state_of(spared))
-    ours, theirs = (one.optimiser.param_groups[0] for one in (adapter, spared))
+    ours, theirs = (one.optimizer.param_groups[0] for one in (adapter, spared))
     assert ours["scale"] == theirs["scale"]
     assert ours["seen"] == theirs["seen"]
 
@@ -217,7 +217,7 @@ def test_preparation_leaves_a_models_own_buffers_as_they_came(case):
 @pytest.mark.parametrize("over", ["selected", "batch"])
 def test_a_step_is_taken_without_selected_samples_only_if_the_mean_has_some(over):
     adapter = dp.tent(
-        build("segmentation"), select=dp.ConfidenceDifference() & dp.selection.WithinFrame(), mean_entropy_over=over
+        build("segmentation"), select=dp.ConfidenceDifference() & dp.selection.IgnorePadding(), mean_entropy_over=over
     )
     for images in batches(2):
         adapter(images)
@@ -307,7 +307,7 @@ def test_what_fails_after_the_step_takes_the_step_back(model):
     def learning(loss):
         return dp.Adapter(
             model, scope=dp.scopes.everything(), statistics=dp.statistics.Batch(), loss=loss,
-            optimiser=functools.partial(torch.optim.Adam, lr=1e-2),
+            optimizer=functools.partial(torch.optim.Adam, lr=1e-2),
         )  # fmt: skip
 
     adapter, spared = learning(Failing(at=2)), learning(dp.losses.Entropy())
@@ -376,7 +376,7 @@ def test_ttn_prepares_on_layers_that_get_their_input_by_name():
     for kind in (ByName, ByPlace):
         torch.manual_seed(0)
         adapter = adapter_for("ttn", kind())
-        shares.append(adapter.statistics.alpha_of(0))
+        shares.append(adapter.statistics.alpha_for(0))
     assert torch.equal(*shares)
 
 
@@ -392,7 +392,7 @@ def test_batches_to_gather_are_counted_in_whole_numbers(model, accumulate):
         ("select", dp.ConfidenceDifference),
         ("statistics", dp.statistics.Batch),
         ("loss", "entropy"),
-        ("regulariser", dp.regularisers.StochasticRestore),
+        ("regularizer", dp.regularizers.StochasticRestore),
         ("source_statistics", "source"),
         ("scope", dp.scopes.everything),
     ],
@@ -400,7 +400,7 @@ def test_batches_to_gather_are_counted_in_whole_numbers(model, accumulate):
 def test_a_part_of_another_kind_is_named(model, axis, value):
     parts = {
         "scope": dp.scopes.norm_affine(), "statistics": dp.statistics.Batch(), "loss": dp.losses.Entropy(),
-        "optimiser": functools.partial(torch.optim.SGD, lr=0.1),
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
     }  # fmt: skip
     with pytest.raises(dp.errors.ConfigurationError, match=f"`{axis}`"):
         dp.Adapter(model, **(parts | {axis: value}))
@@ -423,7 +423,7 @@ def test_a_model_with_extra_state_is_saved(tmp_path):
     assert same_state(state_of(dp.tent(model).load(tmp_path / "state")), state_of(adapter))
 
 
-def test_a_state_without_a_tensor_of_the_optimiser_is_refused(model):
+def test_a_state_without_a_tensor_of_the_optimizer_is_refused(model):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
     state = state_of(adapter)

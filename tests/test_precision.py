@@ -124,24 +124,24 @@ def test_channels_last_leaves_what_has_no_such_layout():
 
 
 def test_a_loaded_state_lies_as_its_parameters_do(tmp_path):
-    """Files know one layout; an optimiser that goes through its tensors side by side wants them all alike."""
-    optimiser = partial(torch.optim.Adam, fused=True)
+    """Files know one layout; an optimizer that goes through its tensors side by side wants them all alike."""
+    optimizer = partial(torch.optim.Adam, fused=True)
     adapter, other = (
-        adapter_for("ent", build("wide_resnet"), channels_last=True, optimiser=optimiser) for _ in range(2)
+        adapter_for("ent", build("wide_resnet"), channels_last=True, optimizer=optimizer) for _ in range(2)
     )
     run(adapter, batches(3))
     adapter.save(tmp_path / "state")
     other.load(tmp_path / "state")
     assert all(
         kept.stride() == parameter.stride()
-        for parameter, state in other.optimiser.state.items()
+        for parameter, state in other.optimizer.state.items()
         for kept in (state["exp_avg"], state["exp_avg_sq"])
     )
     assert torch.equal(*(torch.stack(run(each, batches(3, seed=1))[0]) for each in (adapter, other)))
 
 
 def test_gradients_lie_as_their_parameters_do():
-    """A regulariser that goes through a parameter its own way leaves the gradient in another layout."""
+    """A regularizer that goes through a parameter its own way leaves the gradient in another layout."""
     seen = []
 
     class Watched(torch.optim.Adam):
@@ -149,7 +149,7 @@ def test_gradients_lie_as_their_parameters_do():
             seen.extend((one.grad.stride(), one.stride()) for group in self.param_groups for one in group["params"])
             return super().step(closure)
 
-    adapter = adapter_for("swr", build("wide_resnet"), channels_last=True, optimiser=Watched, prototypes=False)
+    adapter = adapter_for("swr", build("wide_resnet"), channels_last=True, optimizer=Watched, prototypes=False)
     run(adapter, batches(2))
     assert seen
     assert all(gradient == parameter for gradient, parameter in seen)

@@ -27,7 +27,7 @@ def test_public_names_are_exactly_these():
     selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
     classes = f"Adapter Alarm Event Problem Record {selections}"
     functions = "bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
-    modules = "augment errors losses methods regularisers scopes scores selection statistics"
+    modules = "augment errors losses methods regularizers scopes scores selection statistics"
     expected = f"{classes} {functions} {modules}".split()
     assert sorted(dp.__all__) == sorted(expected)
     assert all(hasattr(dp, name) for name in dp.__all__)

@@ -8,7 +8,7 @@ import torch.multiprocessing as mp
 
 import driftproof as dp
 import ranks_at_work as at_work
-from driftproof.ranks import Ranks
+from driftproof.distributed import Distributed
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -101,21 +101,21 @@ def test_saved_by_ranks_and_continued_by_one_process(heard):
 
 def test_a_state_that_cannot_be_written_is_an_error_on_every_rank(heard):
     assert heard[0]["nothing_to_write_to"] == "FileNotFoundError"
-    assert heard[1]["nothing_to_write_to"] == "RanksError"
+    assert heard[1]["nothing_to_write_to"] == "DistributedError"
 
 
 def test_a_bad_batch_on_one_rank_is_named_on_all_and_forgotten(heard):
     (first, logits), (second, more) = heard[0]["bad_batches"], heard[1]["bad_batches"]
     for name in ("empty", "integers", "no tensor"):
-        assert first[name][0] == "RanksError", name
+        assert first[name][0] == "DistributedError", name
         assert "Rank 1 could not take part" in first[name][1]
         assert second[name][0] == "InputError"
     for name in ("wrong rank", "other precision"):
-        assert "RanksError" in (first[name][0], second[name][0]), name
+        assert "DistributedError" in (first[name][0], second[name][0]), name
     assert first["wrong for all"][0] == second["wrong for all"][0] == "ForwardError"
     for errors in (first, second):
         assert errors["other size"] == (
-            "RanksError",
+            "DistributedError",
             "Expected the same shape and type of images on every rank, but rank 1 and rank 0 differ. "
             "Nothing was changed.",
         )
@@ -138,7 +138,7 @@ def test_a_bad_batch_on_one_rank_is_named_on_all_and_forgotten(heard):
 def test_ranks_that_are_not_alike_are_refused_on_all(heard, how, what):
     for rank in (0, 1):
         kind, message = heard[rank]["strangers"][how]
-        assert kind == "RanksError"
+        assert kind == "DistributedError"
         assert what in message
     assert heard[0]["strangers"]["reset on both"] is None
 
@@ -146,14 +146,14 @@ def test_ranks_that_are_not_alike_are_refused_on_all(heard, how, what):
 def test_prepare_ends_with_what_the_first_rank_found(heard):
     alone = at_work.adapter_for("eata", at_work.model_of("wide_resnet"), prepared=False, fisher_batch_size=3)
     source = [(images.double(), labels) for images, labels in at_work.source_data()]
-    expected = alone.prepare(source).regulariser.importance
+    expected = alone.prepare(source).regularizer.importance
     for rank in (0, 1):
         assert torch.equal(heard[rank]["prepared_from_other_orders"], expected)
 
 
 def test_a_rank_that_cannot_prepare_stops_all(heard):
     (kind, message), prepared = heard[0]["source_data_on_one"]
-    assert kind == "RanksError"
+    assert kind == "DistributedError"
     assert "Rank 1" in message
     assert heard[1]["source_data_on_one"][0][0] == "InputError"
     assert not prepared
@@ -170,10 +170,10 @@ def test_what_ranks_cannot_have_is_refused(heard):
 @pytest.mark.parametrize("how", ["fails", "dies"])
 def test_a_lost_rank_is_a_named_error_and_leaves_the_others_as_they_were(heard, how):
     told = heard["lost"][0][how]
-    assert told["error"] == "RanksError"
+    assert told["error"] == "DistributedError"
     assert told["waited"] < at_work.PATIENCE + 10
     assert told["intact"]
-    assert told["next"][0] == "RanksError"
+    assert told["next"][0] == "DistributedError"
     assert "lost each other" in told["next"][1]
 
 
@@ -197,7 +197,7 @@ def test_a_survivor_saves_and_one_process_goes_on(heard):
 
 
 def test_alone_nothing_is_exchanged_and_everything_is_itself():
-    alone, x = Ranks(), torch.rand(3, requires_grad=True)
+    alone, x = Distributed(), torch.rand(3, requires_grad=True)
     assert alone.sum(x) == (x,)
     assert alone.first(x) is x
     assert alone.total(5) == 5

@@ -17,13 +17,13 @@ from driftproof.analyses.scenes import Corruption, View, views
 from driftproof.bench.methods import build_method
 from driftproof.bench.suites.driving import driving_cell
 from driftproof.cli import main
-from driftproof.cli.analyse_scenes import _with_papers
+from driftproof.cli.analyze_scenes import _with_papers
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.report.scenes import palette_for, write_scenes
 from driftproof.report.scenes.paint import painted
-from driftproof.report.scenes.panels import ALARM_COLOUR, panels
+from driftproof.report.scenes.panels import ALARM_COLOR, panels
 from driftproof.report.scenes.sheets import key
 from driftproof.report.scenes.tally import Tally, tally
 
@@ -84,7 +84,7 @@ def adapter():
 
 @pytest.mark.parametrize(("count", "every", "batch_size"), [(5, 1, 2), (9, 1, 3), (2, 2, 2), (1, 1, 1)])
 def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
-    scenes, alarm = Made(), dp.Alarm(0.05, least_area=2)
+    scenes, alarm = Made(), dp.Alarm(0.05, min_area=2)
     seen = list(views(adapter(), scenes, alarm=alarm, count=count, every=every, batch_size=batch_size))
     by_hand, expected = adapter(), {}
     for start in range(0, 5, batch_size):
@@ -137,17 +137,17 @@ def test_what_cannot_be_looked_at_is_named():
 
 
 @given(st.sampled_from([CITYSCAPES, CAMVID, palette_for(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
-def test_classes_are_painted_in_their_colours(palette, height, width, seed):
+def test_classes_are_painted_in_their_colors(palette, height, width, seed):
     numbers = torch.randint(0, len(palette) + 2, (height, width), generator=torch.Generator().manual_seed(seed))
     classes = torch.tensor([*range(len(palette)), UNKNOWN, VOID], dtype=torch.uint8)[numbers]
     picture = painted(classes, palette)
     for row, column in np.ndindex(height, width):
-        colour, number = tuple(picture[row, column].tolist()), int(classes[row, column])
+        color, number = tuple(picture[row, column].tolist()), int(classes[row, column])
         if number == VOID:
-            assert len(set(colour)) == 1
-            assert 140 < colour[0] < 200
+            assert len(set(color)) == 1
+            assert 140 < color[0] < 200
         else:
-            assert colour == ((255, 255, 255) if number == UNKNOWN else palette[number].colour)
+            assert color == ((255, 255, 255) if number == UNKNOWN else palette[number].color)
 
 
 @settings(max_examples=30)
@@ -188,12 +188,12 @@ def test_rejected_pixels_are_black_and_alarms_are_framed_from_outside():
     shown = {panel.kind: np.asarray(panel.image) for panel in panels(view, CITYSCAPES)}
     assert list(shown) == ["input", "prediction", "rejected", "alarm"]
     assert (shown["rejected"][rejected.numpy()] == 0).all()
-    assert (shown["rejected"][~rejected.numpy()] == CITYSCAPES[1].colour).all()
+    assert (shown["rejected"][~rejected.numpy()] == CITYSCAPES[1].color).all()
     original = frame.permute(1, 2, 0).numpy()
     assert (shown["input"] == original).all()
     assert (shown["alarm"][10:20, 30:45] == original[10:20, 30:45]).all()
-    assert (shown["alarm"][9, 30:45] == ALARM_COLOUR).all()
-    assert (shown["alarm"][10:20, 45] == ALARM_COLOUR).all()
+    assert (shown["alarm"][9, 30:45] == ALARM_COLOR).all()
+    assert (shown["alarm"][10:20, 45] == ALARM_COLOR).all()
 
 
 # The page
@@ -233,12 +233,12 @@ def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "size"), [(1, (40, 30)), (8, (240, 180)), (19, (320, 180))])
-def test_a_key_shows_every_colour_and_all_of_it(classes, size):
-    swatches = [(each.name, each.colour) for each in palette_for(classes)]
+def test_a_key_shows_every_color_and_all_of_it(classes, size):
+    swatches = [(each.name, each.color) for each in palette_for(classes)]
     drawing = key(swatches, size)
     assert drawing.size == size
-    found = {colour: count for count, colour in drawing.getcolors(maxcolors=2**16)}
-    areas = [found.get(colour, 0) for _, colour in swatches]
+    found = {color: count for count, color in drawing.getcolors(maxcolors=2**16)}
+    areas = [found.get(color, 0) for _, color in swatches]
     assert min(areas) > 0
     assert max(areas) - min(areas) <= 4 * max(size) // 10, "none is cut off"
 
@@ -272,7 +272,7 @@ def camvid(tmp_path):
 
 def run(*words):
     with pytest.raises(SystemExit) as ending:
-        main(["analyse", "scenes", *map(str, words)])
+        main(["analyze", "scenes", *map(str, words)])
     return ending.value.code
 
 

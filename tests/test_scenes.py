@@ -45,12 +45,12 @@ MAPILLARY_IDS = [
     *("sign frame", "pole", "light", "sign back", "sign", "trash can", "bicycle", "boat", "bus", "car", "caravan"),
     *("motorcycle", "train", "other vehicle", "trailer", "truck", "wheeled slow", "void", "void", "void"),
 ]
-_COLOURS = (
+_COLORS = (
     "000000 000000 000000 000000 141414 6f4a00 510051 804080 f423e8 faaaa0 e6968c 464646 66669c be9999 b4a5b4 966464 "
     "96785a 999999 999999 faaa1e dcdc00 6b8e23 98fb98 4682b4 dc143c ff0000 00008e 000046 003c64 00005a 00006e 005064 "
     "0000e6 770b20 00008e"
 )
-GTAV_PALETTE = _COLOURS.split()
+GTAV_PALETTE = _COLORS.split()
 
 
 def meaning(name):
@@ -79,16 +79,16 @@ def save(path, array, **options):
     return path
 
 
-def save_palette(path, numbers, colours):
+def save_palette(path, numbers, colors):
     image = Image.fromarray(numbers.astype(np.uint8)).convert("L")
     path.parent.mkdir(parents=True, exist_ok=True)
     painted = Image.frombytes("P", image.size, image.tobytes())
-    painted.putpalette(bytes.fromhex("".join(colours)))
+    painted.putpalette(bytes.fromhex("".join(colors)))
     painted.save(path)
     return path
 
 
-def save_deep_colour(path, channels, filter_type=0):
+def save_deep_color(path, channels, filter_type=0):
     """A PNG of three channels of 16 bits, which Pillow cannot write."""
     height, width, _ = channels.shape
     raw = channels.astype(">u2").tobytes()
@@ -190,11 +190,11 @@ def gtav(tmp_path):
     return tmp_path
 
 
-def test_gtav_by_palette_by_colour_and_by_number(gtav):
+def test_gtav_by_palette_by_color_and_by_number(gtav):
     numbers = numbers_below(34, seed=1)
-    painted = ["pole" if name == "polegroup" else name for name in CITYSCAPES_IDS]  # both are of one colour
+    painted = ["pole" if name == "polegroup" else name for name in CITYSCAPES_IDS]  # both are of one color
     assert labels_of(data.gtav(gtav)) == slowly(numbers, painted)
-    palette = np.array([list(bytes.fromhex(colour)) for colour in GTAV_PALETTE], dtype=np.uint8)
+    palette = np.array([list(bytes.fromhex(color)) for color in GTAV_PALETTE], dtype=np.uint8)
     save(gtav / "labels" / "00001.png", palette[numbers])
     assert labels_of(data.gtav(gtav)) == slowly(numbers, painted)
     save(gtav / "labels" / "00001.png", numbers.astype(np.uint8))
@@ -217,10 +217,10 @@ def test_synthia_keeps_both_bytes_of_its_first_channel(tmp_path, filter_type):
     numbers = numbers_below(23)
     channels = np.stack([numbers, np.random.default_rng(0).integers(0, 2**16, numbers.shape), 0 * numbers], axis=-1)
     save(tmp_path / "RGB" / "0000001.png", picture(6, 9))
-    labels = save_deep_colour(tmp_path / "GT" / "LABELS" / "0000001.png", channels, filter_type)
+    labels = save_deep_color(tmp_path / "GT" / "LABELS" / "0000001.png", channels, filter_type)
     assert labels_of(data.synthia(tmp_path)) == slowly(numbers, SYNTHIA_IDS)
     channels[2, 3, 0] = 2560 + 7
-    save_deep_colour(labels, channels, filter_type)
+    save_deep_color(labels, channels, filter_type)
     with pytest.raises(InputError, match=r"0000001\.png, but 1 pixels are 2567\."):
         data.synthia(tmp_path).read(0)
 
@@ -228,7 +228,7 @@ def test_synthia_keeps_both_bytes_of_its_first_channel(tmp_path, filter_type):
 def test_synthia_takes_a_list_of_frames(tmp_path):
     for number in range(3):
         save(tmp_path / "synthia" / "RGB" / f"000000{number}.png", picture(2, 2))
-        save_deep_colour(tmp_path / "synthia" / "GT" / "LABELS" / f"000000{number}.png", np.ones((2, 2, 3)))
+        save_deep_color(tmp_path / "synthia" / "GT" / "LABELS" / f"000000{number}.png", np.ones((2, 2, 3)))
     listing = tmp_path / "val.txt"
     listing.write_text("0000002.png\n\nRGB/0000000.png\n")
     scenes = data.synthia(tmp_path, listing=listing)
@@ -287,9 +287,9 @@ def test_any_folder_of_frames(tmp_path):
         data.frames(tmp_path / "empty")
 
 
-def test_the_classes_are_painted_in_different_colours():
+def test_the_classes_are_painted_in_different_colors():
     for palette in (CITYSCAPES, CAMVID):
-        assert len({each.colour for each in palette}) == len(palette)
+        assert len({each.color for each in palette}) == len(palette)
         assert len({each.name for each in palette}) == len(palette)
 
 
@@ -369,7 +369,7 @@ def test_numbers_that_mean_nothing_are_refused_with_the_file(tmp_path):
         data.camvid(tmp_path).read(0)
 
 
-def test_colours_that_mean_nothing_are_refused_with_the_file(gtav):
+def test_colors_that_mean_nothing_are_refused_with_the_file(gtav):
     save(gtav / "labels" / "00001.png", np.full((6, 9, 3), 9, dtype=np.uint8))
     with pytest.raises(InputError, match=r"00001\.png, but 54 pixels are \[9, 9, 9\]\."):
         data.gtav(gtav).read(0)

@@ -99,7 +99,7 @@ def test_alarms_of_a_segmentation_step_are_scipys_regions(model):
     adapter(images)
     novelty = adapter.last.novelty
     threshold = float(novelty.quantile(0.8))
-    events = dp.Alarm(threshold, least_area=2)(novelty)
+    events = dp.Alarm(threshold, min_area=2)(novelty)
     expected = set()
     for place, picture in enumerate(novelty.numpy()):
         regions, _ = scipy.ndimage.label(picture > threshold)
@@ -304,7 +304,7 @@ def test_an_oracle_that_is_not_told_is_an_error_and_ordinary_methods_have_none(m
 
 
 def test_an_oracle_cannot_be_recorded():
-    assert Oracle().varies
+    assert Oracle().dynamic_reason
     assert Spec("tent", "camvid-c", "m", domains=("fog",)).with_options(oracle=True).options == (("oracle", True),)
 
 

@@ -37,16 +37,16 @@ def test_confidence_difference(z, seed, margin, on):
             return scipy.special.softmax(adapted)[k] - scipy.special.softmax(reference)[k] >= margin
         return adapted[k] - reference[k] >= margin
 
-    weights = dp.ConfidenceDifference(margin, on).weigh(step)
+    weights = dp.ConfidenceDifference(margin, on).weights(step)
     assert not weights.requires_grad
     assert torch.equal(weights, loop(step, keep))
 
 
 @given(logits())
 def test_confidence_difference_selects_all_at_the_start(z):
-    assert dp.ConfidenceDifference().weigh(step_with(z)).all()
-    assert dp.ConfidenceDifference(on="logits").weigh(step_with(z)).all()
-    assert not dp.ConfidenceDifference(margin=1e-12).weigh(step_with(z)).any(), "the comparison is exact"
+    assert dp.ConfidenceDifference().weights(step_with(z)).all()
+    assert dp.ConfidenceDifference(on="logits").weights(step_with(z)).all()
+    assert not dp.ConfidenceDifference(margin=1e-12).weights(step_with(z)).any(), "the comparison is exact"
 
 
 @given(logits(), st.sampled_from([None, 0.3, math.inf]))
@@ -57,17 +57,17 @@ def test_entropy_below_and_weight(z, threshold):
     def entropy(v):
         return scipy.stats.entropy(scipy.special.softmax(v))
 
-    assert torch.equal(dp.EntropyBelow(threshold).weigh(step), loop(step, lambda v, _: entropy(v) < limit))
+    assert torch.equal(dp.EntropyBelow(threshold).weights(step), loop(step, lambda v, _: entropy(v) < limit))
     if threshold != math.inf:
         expected = loop(step, lambda v, _: math.exp(limit - entropy(v)))
-        torch.testing.assert_close(dp.EntropyWeight(threshold).weigh(step), expected)
+        torch.testing.assert_close(dp.EntropyWeight(threshold).weights(step), expected)
 
 
 @given(logits(), st.sampled_from([0.3, 0.5, 0.9]))
 def test_confidence_above(z, threshold):
     step = step_with(z)
     expected = loop(step, lambda v, _: scipy.special.softmax(v).max() >= threshold)
-    assert torch.equal(dp.ConfidenceAbove(threshold).weigh(step), expected)
+    assert torch.equal(dp.ConfidenceAbove(threshold).weights(step), expected)
 
 
 @given(st.one_of(RANK_2, RANK_4), st.integers(0, 2**31), st.sampled_from([0.3, 0.7, 0.95]))
@@ -90,7 +90,7 @@ def test_non_redundant_follows_its_moving_average(shape, seed, similarity):
             return good
 
         expected = loop(step, keep)
-        step.weights = part.weigh(step)
+        step.weights = part.weights(step)
         assert torch.equal(step.weights, expected)
         part.on_batch(step)
         if kept:
@@ -107,13 +107,13 @@ def test_weights_multiply_and_groups_flatten():
             super().__init__()
             self.value = value
 
-        def weigh(self, step):
+        def weights(self, step):
             return torch.full_like(step.weights, self.value)
 
     combined = Constant(2.0) & (Constant(3.0) & Constant(0.5))
     assert len(combined.parts) == 3
     step = step_with(torch.zeros(4, 3))
-    assert torch.equal(combined.weigh(step), torch.full((4,), 3.0))
+    assert torch.equal(combined.weights(step), torch.full((4,), 3.0))
     assert combined.mean_entropy == 0
     assert (combined & dp.ConfidenceDifference()).mean_entropy == 0.5
     assert repr(dp.EntropyBelow(1.0) & dp.NonRedundant(0.4)) == (

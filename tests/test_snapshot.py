@@ -29,8 +29,8 @@ def adapted(model, **options):
         (lambda model: dp.tent(model, select=dp.ConfidenceDifference()), "select was None and is ConfidenceDifference"),
         (lambda model: dp.gce(model), r"loss was Entropy\(\) and is GCE\(q=0.8\)"),
         (lambda model: dp.ent(model), r"scope was norm_affine\(\) and is everything\(\)"),
-        (lambda model: dp.tent(model, optimiser=torch.optim.SGD), "optimiser was Adam and is SGD"),
-        (lambda model: dp.tent(model, accumulate=4), "optimiser was Adam and is Adam, every 4 batches"),
+        (lambda model: dp.tent(model, optimizer=torch.optim.SGD), "optimizer was Adam and is SGD"),
+        (lambda model: dp.tent(model, accumulate=4), "optimizer was Adam and is Adam, every 4 batches"),
         (
             lambda model: dp.tent(model, statistics=dp.statistics.Source()),
             r"statistics was Batch\(\) and is Source\(\)",
@@ -56,15 +56,15 @@ def test_a_state_from_elsewhere_is_refused_with_the_difference(model, tmp_path, 
     assert same_state(before, state_of(adapter))
 
 
-def test_a_state_whose_optimiser_does_not_fit_is_refused(model):
+def test_a_state_whose_optimizer_does_not_fit_is_refused(model):
     def in_two_groups(parameters, lr):
         first, *others = parameters
         return torch.optim.Adam([{"params": [first]}, {"params": others}], lr=lr)
 
-    state = adapted(model, optimiser=in_two_groups).state_dict()
+    state = adapted(model, optimizer=in_two_groups).state_dict()
     adapter = adapted(model)
     before = state_of(adapter)
-    with pytest.raises(dp.errors.StateError, match=r"optimiser does not fit.*parameter groups"):
+    with pytest.raises(dp.errors.StateError, match=r"optimizer does not fit.*parameter groups"):
         adapter.load_state_dict(state)
     assert same_state(before, state_of(adapter))
 
@@ -194,20 +194,20 @@ def test_numbers_of_every_kind_travel(tmp_path):
 
 def test_the_learning_rate_travels_with_the_state(model, tmp_path):
     adapter = adapted(model)
-    adapter.optimiser.param_groups[0]["lr"] = 0.123
+    adapter.optimizer.param_groups[0]["lr"] = 0.123
     adapter.save(tmp_path / "state")
     other = dp.tent(model).load(tmp_path / "state")
-    assert other.optimiser.param_groups[0]["lr"] == 0.123
-    assert other.optimiser.param_groups[0]["betas"] == (0.9, 0.999)
+    assert other.optimizer.param_groups[0]["lr"] == 0.123
+    assert other.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
-def test_optimisers_with_tensors_and_odd_values_in_their_groups(model, tmp_path):
+def test_optimizers_with_tensors_and_odd_values_in_their_groups(model, tmp_path):
     adapter = adapted(model)
-    adapter.optimiser.param_groups[0]["note"] = torch.tensor(3.0)
+    adapter.optimizer.param_groups[0]["note"] = torch.tensor(3.0)
     adapter.save(tmp_path / "state")
-    assert dp.tent(model).load(tmp_path / "state").optimiser.param_groups[0]["note"] == 3.0
-    adapter.optimiser.param_groups[0]["note"] = object()
-    with pytest.raises(dp.errors.StateError, match="optimiser keeps a object"):
+    assert dp.tent(model).load(tmp_path / "state").optimizer.param_groups[0]["note"] == 3.0
+    adapter.optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(dp.errors.StateError, match="optimizer keeps a object"):
         adapter.save(tmp_path / "state")
 
 
@@ -224,6 +224,6 @@ def test_the_prepared_state_travels(model, tmp_path):
     adapter = adapter_for("eata", model)
     adapter.save(tmp_path / "fresh")
     other = adapter_for("eata", model, prepared=False).load(tmp_path / "fresh")
-    assert torch.equal(other.regulariser.importance, adapter.regulariser.importance)
+    assert torch.equal(other.regularizer.importance, adapter.regularizer.importance)
     images = batches(1)[0]
     assert torch.equal(adapter(images), other(images))

@@ -1,4 +1,4 @@
-"""Normalisation statistics against a plain, differentiable reference."""
+"""Normalization statistics against a plain, differentiable reference."""
 
 import copy
 
@@ -167,7 +167,7 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
     model = lively(WideResNet())
     statistics = Blend(0.8, momentum=0.2)
     plain = dp.swr(model, lr=0.0, prototypes=False, statistics=statistics, augment=shifted).prepare(source_data())
-    task = dp.regularisers.NearestPrototypes(epochs=0, augment=shifted)
+    task = dp.regularizers.NearestPrototypes(epochs=0, augment=shifted)
     twice = dp.swr(model, lr=0.0, prototypes=task, statistics=statistics, augment=shifted).prepare(source_data())
     after = dp.tent(model, lr=0.0, output="after", statistics=statistics)
     for images in batches(3):

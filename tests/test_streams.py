@@ -20,7 +20,7 @@ ORDERS = [None, Stored(), Shuffled(seed=3), LabelShifted(0.1, seed=3, slots=4)]
 
 
 class Numbered:
-    """Images that carry their set's number and their own place in their colours, and remember what was read."""
+    """Images that carry their set's number and their own place in their colors, and remember what was read."""
 
     def __init__(self, number, count, size=(2, 2), classes=3):
         self.name = f"set {number}"
@@ -35,8 +35,8 @@ class Numbered:
     def batch(self, indices):
         places = torch.as_tensor(indices)
         self.asked += places.tolist()
-        colours = torch.stack([torch.full_like(places, self.number), places // 256, places % 256], dim=1)
-        return colours.to(torch.uint8)[:, :, None, None].expand(-1, -1, *self.size)
+        colors = torch.stack([torch.full_like(places, self.number), places // 256, places % 256], dim=1)
+        return colors.to(torch.uint8)[:, :, None, None].expand(-1, -1, *self.size)
 
 
 def domains(counts, first=0, prefix=""):
@@ -45,9 +45,9 @@ def domains(counts, first=0, prefix=""):
 
 def contents(batch):
     """The (set, place) of each image of a batch."""
-    colours = batch.images[:, :, 0, 0] * 255
-    assert torch.equal(colours, colours.round())
-    return [(int(number), int(high) * 256 + int(low)) for number, high, low in colours]
+    colors = batch.images[:, :, 0, 0] * 255
+    assert torch.equal(colors, colors.round())
+    return [(int(number), int(high) * 256 + int(low)) for number, high, low in colors]
 
 
 def summary(batch):

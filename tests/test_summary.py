@@ -718,7 +718,7 @@ def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp
         main(
             [
                 "bench",
-                "summarise",
+                "summarize",
                 str(finished[0]),
                 "--out",
                 str(tmp_path / "R.md"),
@@ -742,7 +742,7 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
     folder, _ = finished
     (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")
     with pytest.raises(SystemExit) as ending:
-        main(["bench", "summarise", str(folder), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
+        main(["bench", "summarize", str(folder), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
     assert ending.value.code == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "R.md"), str(tmp_path / "page.md")]
     assert (tmp_path / "R.md").read_text() == summary(archives(folder))

@@ -444,12 +444,12 @@ def test_a_plain_epoch_equals_a_loop_written_by_hand(monkeypatch):
     ours, theirs = toy_net(dropout=0.0).double(), toy_net(dropout=0.0).double()
     ours.register_forward_pre_hook(lambda module, inputs: (inputs[0].double(),))
     Trainer(ours, images, labels, recipe).run()
-    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 3)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(theirs((images / 255).double()), labels).backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)

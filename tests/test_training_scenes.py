@@ -29,7 +29,7 @@ def generator(seed=0):
 
 
 def scenes(count=5, height=9, width=12, classes=3, seed=0):
-    """Frames whose colour tells the class, with unknown and void pixels."""
+    """Frames whose color tells the class, with unknown and void pixels."""
     random = generator(seed)
     labels = torch.randint(0, classes, (count, height, width), generator=random, dtype=torch.uint8)
     frames = F.one_hot(labels.long(), 3).permute(0, 3, 1, 2).mul(200).to(torch.uint8)

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from driftproof import augment, errors, losses, methods, regularisers, scopes, scores, selection, statistics
+    from driftproof import augment, errors, losses, methods, regularizers, scopes, scores, selection, statistics
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.methods import bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
@@ -50,7 +50,7 @@ __all__ = [
     "gce",
     "losses",
     "methods",
-    "regularisers",
+    "regularizers",
     "scopes",
     "scores",
     "selection",

@@ -34,7 +34,7 @@ class Alarm:
     Args:
         threshold: Novelty above this is an event. With the confidence difference, 0 alarms on exactly the samples that
             `ConfidenceDifference()` rejects.
-        least_area: Regions of fewer pixels are ignored.
+        min_area: Regions of fewer pixels are ignored.
         diagonal: Whether pixels that touch at a corner are connected.
 
     Examples:
@@ -43,21 +43,23 @@ class Alarm:
         [Event(sample=1, novelty=0.75, area=None, box=None)]
     """
 
-    def __init__(self, threshold: float = 0.0, *, least_area: int = 1, diagonal: bool = False) -> None:
-        if least_area < 1:
-            raise ConfigurationError(f"Expected `least_area` to be at least 1, but got {least_area}.")
+    def __init__(self, threshold: float = 0.0, *, min_area: int = 1, diagonal: bool = False) -> None:
+        if min_area < 1:
+            raise ConfigurationError(f"Expected `min_area` to be at least 1, but got {min_area}.")
         if math.isnan(threshold):
             raise ConfigurationError("Expected `threshold` to be a number, but got NaN, which nothing exceeds.")
         self.threshold = threshold
-        self.least_area = least_area
+        self.min_area = min_area
         self.diagonal = diagonal
 
     @classmethod
-    def at_rate(cls, novelty: Tensor, rate: float, *, least_area: int = 1, diagonal: bool = False) -> "Alarm":
+    def from_false_alarm_rate(
+        cls, novelty: Tensor, rate: float, *, min_area: int = 1, diagonal: bool = False
+    ) -> "Alarm":
         """An alarm that stays below `rate` on data known to be ordinary, given that data's novelty.
 
         Examples:
-            >>> Alarm.at_rate(torch.arange(100.0), rate=0.1).threshold
+            >>> Alarm.from_false_alarm_rate(torch.arange(100.0), rate=0.1).threshold
             89.0
         """
         if not 0.0 <= rate <= 1.0:
@@ -69,7 +71,7 @@ class Alarm:
             raise InputError("Expected novelty without NaN, but got some. Leave out batches that were skipped.")
         allowed = int(rate * len(ordered))
         threshold = float(ordered[len(ordered) - 1 - allowed]) if allowed < len(ordered) else float("-inf")
-        return cls(threshold, least_area=least_area, diagonal=diagonal)
+        return cls(threshold, min_area=min_area, diagonal=diagonal)
 
     def __call__(self, novelty: Tensor) -> list[Event]:
         """The events in a batch's novelty, (N,) for samples or (N, H, W) for pixels; `adapter.last.novelty` fits."""
@@ -97,7 +99,7 @@ class Alarm:
         return [
             Event(sample, value, area, (top, left, bottom, right))
             for value, area, (sample, top, left), (_, bottom, right) in zip(*columns, strict=True)
-            if area >= self.least_area
+            if area >= self.min_area
         ]
 
 

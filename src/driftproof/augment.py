@@ -1,6 +1,6 @@
 """Random views of images, as batched tensor operations.
 
-Images are (N, C, H, W) with values in [0, 1]: keep the input normalisation inside the model. An `Augment` is any
+Images are (N, C, H, W) with values in [0, 1]: keep the input normalization inside the model. An `Augment` is any
 function of images and a random generator; pass your own where these do not fit.
 """
 
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["Augment", "cotta_view", "expect_pixels", "photometric"]
+__all__ = ["Augment", "check_unit_range", "cotta_view", "photometric"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -23,7 +23,7 @@ _OTHERWISE = "pass `augment=` (cotta: `views=RandomViews(augment=...)`) with a f
 
 
 def photometric(images: Tensor, generator: Generator) -> Tensor:
-    """Another look at the same scene: colour jitter and blur, drawn per image, geometry untouched.
+    """Another look at the same scene: color jitter and blur, drawn per image, geometry untouched.
 
     Brightness, contrast and saturation are scaled by U[0.2, 1.8], the hue is turned by U[−0.3, 0.3] of the circle and a
     Gaussian blur of σ ~ U[0.15, 1.3] follows. Open choice: always applied, in this order.
@@ -42,7 +42,7 @@ def photometric(images: Tensor, generator: Generator) -> Tensor:
 
 
 def cotta_view(images: Tensor, generator: Generator) -> Tensor:
-    """CoTTA's augmentation: colour jitter in random order, a small affine motion, blur, flip and noise.
+    """CoTTA's augmentation: color jitter in random order, a small affine motion, blur, flip and noise.
 
     Everything but the noise is drawn once for the whole batch. Open choice: the translation, up to 1/16, is of the
     padded image and in whole pixels.
@@ -73,8 +73,8 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     return (view + 0.005 * noise).clamp(0.0, 1.0)
 
 
-def expect_pixels(images: Tensor, augment: Augment) -> None:
-    """Refuse images that a view of this module would cut off at 0 and 1: normalised ones, or bytes as floats.
+def check_unit_range(images: Tensor, augment: Augment) -> None:
+    """Refuse images that a view of this module would cut off at 0 and 1: normalized ones, or bytes as floats.
 
     A little beyond is forgiven, since scaling overshoots. What is not finite is for the adapter to skip. The host waits
     for the device.
@@ -94,7 +94,7 @@ def expect_pixels(images: Tensor, augment: Augment) -> None:
     if _FORGIVEN < max(-low, high - 1) < math.inf:
         raise InputError(
             f"Expected images with values in [0, 1] to augment, but got some from {low:.3g} to {high:.3g}. "
-            f"Keep the input normalisation inside the model, or {_OTHERWISE}."
+            f"Keep the input normalization inside the model, or {_OTHERWISE}."
         )
 
 

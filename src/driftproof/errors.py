@@ -6,7 +6,7 @@
     ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
     ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
     ├── EngineError          the step could not be recorded or compiled   (also a RuntimeError)
-    ├── RanksError           the ranks differ, or have lost each other    (also a RuntimeError)
+    ├── DistributedError           the ranks differ, or have lost each other    (also a RuntimeError)
     ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
     ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
     ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
@@ -21,6 +21,7 @@ Whichever of them an adapter raises, its state is what it was before the call.
 __all__ = [
     "CallOrderError",
     "ConfigurationError",
+    "DistributedError",
     "DivergenceError",
     "DownloadError",
     "DriftproofError",
@@ -31,7 +32,6 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "NotPreparedError",
-    "RanksError",
     "StateError",
 ]
 
@@ -60,7 +60,7 @@ class EngineError(DriftproofError, RuntimeError):
     """A fast engine could not record or compile the step; the original error is the cause."""
 
 
-class RanksError(DriftproofError, RuntimeError):
+class DistributedError(DriftproofError, RuntimeError):
     """The ranks of a data-parallel adapter are not alike, or have lost each other."""
 
 

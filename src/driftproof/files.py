@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-__all__ = ["expect_writable", "sha256", "written_whole"]
+__all__ = ["atomic_write", "check_writable", "sha256"]
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A path to write to; what was written there becomes `path` in one act at the end, or nothing does.
 
     A file that was at `path` survives any failure, and nothing unfinished is left behind. Errors name `path`.
@@ -21,7 +21,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     with written_whole(Path(folder, "result.txt")) as unfinished:
+        ...     with atomic_write(Path(folder, "result.txt")) as unfinished:
         ...         _ = unfinished.write_text("done")
         ...     Path(folder, "result.txt").read_text()
         'done'
@@ -41,7 +41,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def expect_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Fail now where a file could not be written at the end of long work; makes its folder if need be."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

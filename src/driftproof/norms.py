@@ -1,4 +1,4 @@
-"""Which layers of a network normalise, and how."""
+"""Which layers of a network normalize, and how."""
 
 from collections.abc import Iterator
 
@@ -6,17 +6,17 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-__all__ = ["NORMALISATION", "BatchNorm", "batch_norms", "has_source_statistics", "normalisation_layers"]
+__all__ = ["NORM_LAYERS", "BatchNorm", "batch_norms", "has_source_statistics", "norm_layers"]
 
 # The shared bases cover the 1-, 2- and 3-dimensional layers, SyncBatchNorm, and the subclasses that model
 # libraries derive from them (a batch norm with its activation built in, a channels-first layer norm).
 BatchNorm = _BatchNorm
-NORMALISATION: tuple[type[nn.Module], ...] = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+NORM_LAYERS: tuple[type[nn.Module], ...] = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def normalisation_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The normalisation layers of `model` with their names, each once, in the order of registration."""
-    return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMALISATION))
+def norm_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The normalization layers of `model` with their names, each once, in the order of registration."""
+    return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, NORM_LAYERS))
 
 
 def batch_norms(model: nn.Module) -> Iterator[tuple[str, BatchNorm]]:

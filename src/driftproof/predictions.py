@@ -7,29 +7,29 @@ Nothing takes the logarithm of a probability, and half-precision logits are wide
 import torch
 from torch import Tensor
 
-from driftproof.ranks import Ranks
+from driftproof.distributed import Distributed
 
 __all__ = [
-    "confidence_gain",
+    "confidence_change",
     "entropy",
+    "gather_probability",
     "log_probabilities",
-    "logit_gain",
+    "logit_change",
     "mean_prediction_entropy",
-    "probability_of",
-    "widened",
+    "upcast",
 ]
 
 _SMALLEST_PROBABILITY = 1e-8
 
 
-def widened(logits: Tensor) -> Tensor:
+def upcast(logits: Tensor) -> Tensor:
     """`logits` in at least single precision: selection compares nearly equal numbers."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """Ln softmax over the classes."""
-    return widened(logits).log_softmax(dim=1)
+    return upcast(logits).log_softmax(dim=1)
 
 
 def entropy(log_p: Tensor, p: Tensor | None = None) -> Tensor:
@@ -37,30 +37,30 @@ def entropy(log_p: Tensor, p: Tensor | None = None) -> Tensor:
     return -((log_p.exp() if p is None else p) * log_p).sum(dim=1)
 
 
-def probability_of(log_p: Tensor, classes: Tensor) -> Tensor:
+def gather_probability(log_p: Tensor, classes: Tensor) -> Tensor:
     """The probability each sample gives to its entry of `classes`."""
     return log_p.gather(1, classes.unsqueeze(1)).squeeze(1).exp()
 
 
-def confidence_gain(log_p: Tensor, source_logits: Tensor) -> Tensor:
+def confidence_change(log_p: Tensor, source_logits: Tensor) -> Tensor:
     """How far adaptation raised the confidence in the class that the original model predicts.
 
     ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ: the *original* model's class, not the adapted one's. Exactly zero for the
     log-probabilities of equal logits, whatever their precision.
     """
     classes = source_logits.argmax(dim=1)
-    return probability_of(log_p, classes) - probability_of(log_probabilities(source_logits), classes)
+    return gather_probability(log_p, classes) - gather_probability(log_probabilities(source_logits), classes)
 
 
-def logit_gain(logits: Tensor, source_logits: Tensor) -> Tensor:
-    """As `confidence_gain`, with the logits z^{c_o} − z̃^{c_o} in place of the probabilities."""
+def logit_change(logits: Tensor, source_logits: Tensor) -> Tensor:
+    """As `confidence_change`, with the logits z^{c_o} − z̃^{c_o} in place of the probabilities."""
     classes = source_logits.argmax(dim=1, keepdim=True)
-    return (widened(logits).gather(1, classes) - widened(source_logits).gather(1, classes)).squeeze(1)
+    return (upcast(logits).gather(1, classes) - upcast(source_logits).gather(1, classes)).squeeze(1)
 
 
-def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, ranks: Ranks | None = None) -> Tensor:
+def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, ranks: Distributed | None = None) -> Tensor:
     """H(ȳ) of the mean ȳ of probabilities over all samples of all ranks, or over those with a positive weight."""
-    ranks = ranks or Ranks()
+    ranks = ranks or Distributed()
     p = p.transpose(0, 1).flatten(start_dim=1)
     if weights is None:
         mean = ranks.sum(p.sum(dim=1))[0] / ranks.total(p.shape[1])

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from driftproof.errors import ModelError
-from driftproof.norms import batch_norms, has_source_statistics, normalisation_layers
+from driftproof.norms import batch_norms, has_source_statistics, norm_layers
 
-__all__ = ["Problem", "check", "obstacles", "uncopyable"]
+__all__ = ["Problem", "blocking_problems", "check", "copy_problem"]
 
 Severity = Literal["error", "warning", "note"]
 
@@ -31,12 +31,12 @@ class Problem:
 
     severity: Severity
     what: str
-    remedy: str
+    fix: str
     layers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f" ({_listed(self.layers)})" if self.layers else ""
-        return f"{self.severity}: {self.what}{where}. {self.remedy}"
+        return f"{self.severity}: {self.what}{where}. {self.fix}"
 
 
 def check(model: nn.Module) -> list[Problem]:
@@ -55,28 +55,28 @@ def check(model: nn.Module) -> list[Problem]:
 
 
 def _problems(model: nn.Module) -> Iterator[Problem]:
-    errors = obstacles(model)
+    errors = blocking_problems(model)
     if not errors:
         try:
             copy.deepcopy(model)
         except Exception as error:  # anything a user's own __deepcopy__ may raise
-            errors = [uncopyable(error)]
+            errors = [copy_problem(error)]
     yield from errors
     if errors:
         return
-    yield from _normalisation(model)
+    yield from _normalization(model)
     yield from _weights(model)
     yield from _randomness(model)
 
 
-def obstacles(model: nn.Module) -> list[Problem]:
+def blocking_problems(model: nn.Module) -> list[Problem]:
     """The errors that can be seen without copying the model."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
     return list(_obstacles(model))
 
 
-def uncopyable(error: Exception) -> Problem:
+def copy_problem(error: Exception) -> Problem:
     """The problem of a model whose copying raised `error`."""
     return Problem(
         "error",
@@ -122,7 +122,7 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
         yield Problem("error", "The model has lazy layers that never saw an input", "Run one batch through it first.")
         return
     if not any(torch.is_floating_point(parameter) for parameter in parameters.values()):
-        yield Problem("error", "The model has no floating-point parameters", "Pass a trained, unquantised network.")
+        yield Problem("error", "The model has no floating-point parameters", "Pass a trained, unquantized network.")
     elif any(parameter.is_meta for parameter in parameters.values()):
         yield Problem("error", "The model's weights are on the meta device", "Load its weights first.")
     elif len({parameter.device for parameter in parameters.values()}) > 1:
@@ -149,8 +149,8 @@ def _enclosed_in(cell: CellType) -> object:
     return contents
 
 
-def _normalisation(model: nn.Module) -> Iterator[Problem]:
-    layers = list(normalisation_layers(model))
+def _normalization(model: nn.Module) -> Iterator[Problem]:
+    layers = list(norm_layers(model))
     frozen = tuple(name for name, layer in model.named_modules() if type(layer).__name__ == "FrozenBatchNorm2d")
     if frozen:
         yield Problem(
@@ -162,7 +162,7 @@ def _normalisation(model: nn.Module) -> Iterator[Problem]:
     if not layers:
         yield Problem(
             "warning",
-            "The model has no normalisation layers, so tent, eata, gce and conjugate have nothing to move and bn_adapt "
+            "The model has no normalization layers, so tent, eata, gce and conjugate have nothing to move and bn_adapt "
             "and ttn change nothing",
             "ent, swr and cotta move every parameter and still work, as does any method with "
             "`scope=driftproof.scopes.named(...)`.",
@@ -172,12 +172,12 @@ def _normalisation(model: nn.Module) -> Iterator[Problem]:
     if len(without_affine) == len(layers):
         yield Problem(
             "warning",
-            "No normalisation layer has a weight or bias, so tent, eata, gce and conjugate have nothing to move",
+            "No normalization layer has a weight or bias, so tent, eata, gce and conjugate have nothing to move",
             "ent, swr and cotta move every parameter and still work.",
             without_affine,
         )
     elif without_affine:
-        yield Problem("note", "Some normalisation layers have no weight or bias", "They do not move.", without_affine)
+        yield Problem("note", "Some normalization layers have no weight or bias", "They do not move.", without_affine)
     batch = list(batch_norms(model))
     if not batch:
         yield Problem(
@@ -188,7 +188,7 @@ def _normalisation(model: nn.Module) -> Iterator[Problem]:
     elif len(batch) < len(layers):
         yield Problem(
             "note",
-            "Some normalisation layers are no batch norms",
+            "Some normalization layers are no batch norms",
             "Batch, blended and TTN statistics leave them as they are.",
             tuple(name for name, layer in layers if layer not in {other for _, other in batch}),
         )

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-__all__ = ["Outcome", "PendingOutcome", "Record", "reason"]
+__all__ = ["LazyOutcome", "Outcome", "Record", "reason"]
 
 
 def reason(*, sound: bool, useful: bool, images: bool, logits: bool, loss: bool) -> str | None:
@@ -31,7 +31,7 @@ class Outcome:
     """What came of a batch.
 
     Attributes:
-        stepped: Whether the optimiser took a step.
+        stepped: Whether the optimizer took a step.
         skipped: Why the batch changed nothing, or None.
     """
 
@@ -39,7 +39,7 @@ class Outcome:
     skipped: str | None = None
 
 
-class PendingOutcome:
+class LazyOutcome:
     """An outcome that is still on the device; the host waits for it when it first asks.
 
     Args:
@@ -56,7 +56,7 @@ class PendingOutcome:
 
     @property
     def stepped(self) -> bool:
-        """Whether the optimiser took a step."""
+        """Whether the optimizer took a step."""
         return self._outcome.stepped
 
     @property
@@ -81,11 +81,11 @@ class Record:
     selected: Tensor
     novelty: Tensor
     objective: Tensor | None = None
-    outcome: Outcome | PendingOutcome = Outcome()
+    outcome: Outcome | LazyOutcome = Outcome()
 
     @property
     def stepped(self) -> bool:
-        """Whether the optimiser took a step (not while gradients are being accumulated)."""
+        """Whether the optimizer took a step (not while gradients are being accumulated)."""
         return self.outcome.stepped
 
     @property

@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import Self
 
 from driftproof.errors import ModelError
-from driftproof.norms import normalisation_layers
+from driftproof.norms import norm_layers
 
 __all__ = ["Everything", "Named", "NormAffine", "Nothing", "Scope", "everything", "named", "norm_affine", "nothing"]
 
@@ -77,13 +77,13 @@ class Nothing(Scope):
 
 
 class NormAffine(Scope):
-    """The weight and bias of every normalisation layer: batch, group, instance, layer and RMS norm."""
+    """The weight and bias of every normalization layer: batch, group, instance, layer and RMS norm."""
 
     def _own_repr(self) -> str:
         return "norm_affine()"
 
     def _candidates(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        affine = {id(p) for _, layer in normalisation_layers(model) for p in layer.parameters(recurse=False)}
+        affine = {id(p) for _, layer in norm_layers(model) for p in layer.parameters(recurse=False)}
         return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in affine}
 
 
@@ -117,7 +117,7 @@ def nothing() -> Nothing:
 
 
 def norm_affine() -> NormAffine:
-    """The weight and bias of every normalisation layer."""
+    """The weight and bias of every normalization layer."""
     return NormAffine()
 
 

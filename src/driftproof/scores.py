@@ -24,7 +24,7 @@ def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
         tensor([True])
     """
     # Negated, what did not fall would be −0.
-    return 0 - predictions.confidence_gain(predictions.log_probabilities(logits), source_logits)
+    return 0 - predictions.confidence_change(predictions.log_probabilities(logits), source_logits)
 
 
 def msp(logits: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ def msp(logits: Tensor) -> Tensor:
 
 def max_logit(logits: Tensor) -> Tensor:
     """−max_k z_k."""
-    return -predictions.widened(logits).amax(dim=1)
+    return -predictions.upcast(logits).amax(dim=1)
 
 
 def energy(logits: Tensor) -> Tensor:
     """−ln Σ_k exp z_k."""
-    return -predictions.widened(logits).logsumexp(dim=1)
+    return -predictions.upcast(logits).logsumexp(dim=1)
 
 
 def entropy(logits: Tensor) -> Tensor:

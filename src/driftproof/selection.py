@@ -9,24 +9,24 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor, nn
 
+from driftproof.components import Component, Compose, Step
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
-from driftproof.parts import Part, Several, Step
 from driftproof.predictions import entropy
 
 __all__ = [
-    "Both",
     "ConfidenceAbove",
     "ConfidenceDifference",
     "EntropyBelow",
     "EntropyWeight",
+    "IgnorePadding",
     "NonRedundant",
+    "Product",
     "Selection",
-    "WithinFrame",
 ]
 
 
-class Selection(Part):
+class Selection(Component):
     """A weight for every sample; zero leaves the sample out.
 
     Attributes:
@@ -36,7 +36,7 @@ class Selection(Part):
         The barest new selection.
 
         >>> class FirstHalf(Selection):
-        ...     def weigh(self, step):
+        ...     def weights(self, step):
         ...         weights = torch.zeros_like(step.weights)
         ...         weights[: len(weights) // 2] = 1
         ...         return weights
@@ -44,7 +44,7 @@ class Selection(Part):
 
     mean_entropy: float = 0.0
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """The weight of each sample, (N,) or (N, H, W); no gradient flows through it."""
         raise NotImplementedError
 
@@ -52,15 +52,15 @@ class Selection(Part):
         """Which samples are there at all, as a boolean mask; None is all. The others have no say in ȳ either."""
         return None
 
-    def __and__(self, other: "Selection") -> "Both":
-        return Both(self, other)
+    def __and__(self, other: "Selection") -> "Product":
+        return Product(self, other)
 
 
-class Both(Several, Selection):
+class Product(Compose, Selection):
     """Several selections at once: the weights multiply."""
 
     def __init__(self, *parts: Selection) -> None:
-        inner = (part.members if isinstance(part, Both) else (part,) for part in parts)
+        inner = (part.members if isinstance(part, Product) else (part,) for part in parts)
         super().__init__(*(member for members in inner for member in members))
 
     @property
@@ -68,11 +68,11 @@ class Both(Several, Selection):
         """The largest of the members'."""
         return float(max(part.mean_entropy for part in self.members))
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """The product of the members' weights."""
         weights = torch.ones_like(step.weights)
         for part in self.members:
-            weights = weights * part.weigh(step)
+            weights = weights * part.weights(step)
         return weights
 
     def present(self, step: Step) -> Tensor | None:
@@ -92,7 +92,7 @@ class ConfidenceDifference(Selection):
     sample goes against what the many right ones teach, so its confidence in that class falls while theirs rises.
     Exact ≥ at full precision: at the first batch θ_a = θ_o and everything is selected.
 
-    Open choice taken: θ_o normalises the way θ_a does (`source_statistics=` of the adapter changes that).
+    Open choice taken: θ_o normalizes the way θ_a does (`source_statistics=` of the adapter changes that).
 
     Args:
         margin: 0 for classification; the paper relaxes it to −0.2 for segmentation.
@@ -114,9 +114,9 @@ class ConfidenceDifference(Selection):
         self.margin = margin
         self.on = on
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One where the confidence did not fall by more than the margin allows."""
-        gain = step.confidence_gain if self.on == "softmax" else step.logit_gain
+        gain = step.confidence_change if self.on == "softmax" else step.logit_change
         return (gain >= self.margin).to(step.weights.dtype)
 
 
@@ -131,7 +131,7 @@ class EntropyBelow(Selection):
         super().__init__()
         self.threshold = threshold
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One where the prediction is sure enough."""
         return (_entropy(step) < _entropy_limit(self.threshold, step)).to(step.weights.dtype)
 
@@ -147,7 +147,7 @@ class EntropyWeight(Selection):
         super().__init__()
         self.threshold = threshold
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """Larger where the prediction is surer."""
         return torch.exp(_entropy_limit(self.threshold, step) - _entropy(step))
 
@@ -165,7 +165,7 @@ class ConfidenceAbove(Selection):
             raise ConfigurationError(f"Expected `threshold` to be in 0..1, but got {threshold}.")
         self.threshold = threshold
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One where the prediction is confident enough."""
         return (step.log_probabilities.detach().amax(dim=1).exp() >= self.threshold).to(step.weights.dtype)
 
@@ -193,7 +193,7 @@ class NonRedundant(Selection):
         """Nothing has been kept yet."""
         self.average = None
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One where the prediction points away from the average."""
         if self.average is None:
             return torch.ones_like(step.weights)
@@ -214,7 +214,7 @@ class NonRedundant(Selection):
         self.average = torch.where(count > 0, moved, before)
 
 
-class WithinFrame(Selection):
+class IgnorePadding(Selection):
     """Learn from no pixel of the black bars that a frame was padded with, neither by itself nor as part of ȳ.
 
     A bar is made of whole columns, or whole rows, of black pixels along an edge of the frame.
@@ -227,12 +227,12 @@ class WithinFrame(Selection):
                  [False,  True,  True, False, False]]])
     """
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One for every pixel of the picture itself."""
         inside = _frames_of(step.images)
         if inside.shape != step.weights.shape:
             raise ModelError(
-                f"Expected a model with a prediction for every pixel, {tuple(inside.shape)}, for `WithinFrame`, "
+                f"Expected a model with a prediction for every pixel, {tuple(inside.shape)}, for `IgnorePadding`, "
                 f"but its predictions are {tuple(step.weights.shape)}."
             )
         return inside.to(step.weights.dtype)

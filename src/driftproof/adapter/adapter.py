@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.adapter import sentence, snapshot
-from driftproof.adapter.copies import return_buffers, two_copies
+from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
 from driftproof.adapter.engines import EngineName, engine_for
 from driftproof.adapter.introduction import agree_on, present
 from driftproof.adapter.settings import Novelty, expect_axes, expect_choices
-from driftproof.adapter.stepper import MakeOptimiser, Stepper
+from driftproof.adapter.stepper import MakeOptimizer, Stepper
 from driftproof.adapter.turns import in_turn, new_turn
+from driftproof.components import Component, PrepareContext, Progress, SourceBatches, Step
+from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError, StateError
 from driftproof.losses import Loss
-from driftproof.network import LogitsAccessor, Network, Precision, rounding
-from driftproof.parts import Part, Preparation, Progress, SourceBatches, Step
-from driftproof.ranks import RankGroup, Ranks
+from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
 from driftproof.record import Record
-from driftproof.regularisers import Regulariser
+from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
@@ -43,15 +43,15 @@ class Adapter(nn.Module):
     Args:
         model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
         scope: Which parameters move.
-        statistics: What batch-norm layers normalise with.
+        statistics: What batch-norm layers normalize with.
         loss: A loss per sample.
         select: Which samples to learn from; None is all of them.
         mean_entropy: λ_max, the weight of −H(ȳ); None takes the value that goes with the selection (0.5 for
             `ConfidenceDifference`, else 0). When nothing is selected, the step is taken only if this term remains.
-        regulariser: A pull on the parameters.
-        optimiser: Makes the optimiser from the parameters, e.g. `functools.partial(torch.optim.Adam, lr=1e-3)`.
-        accumulate: Average the gradients of so many batches before each optimiser step.
-        source_statistics: What θ_o normalises with; None is the same as the adapting network.
+        regularizer: A pull on the parameters.
+        optimizer: Makes the optimizer from the parameters, e.g. `functools.partial(torch.optim.Adam, lr=1e-3)`.
+        accumulate: Average the gradients of so many batches before each optimizer step.
+        source_statistics: What θ_o normalizes with; None is the same as the adapting network.
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
         output: Return the prediction from before the update, or predict again after it.
@@ -78,7 +78,7 @@ class Adapter(nn.Module):
         >>> _ = model(torch.rand(2, 3, 6, 6))
         >>> adapter = Adapter(
         ...     model, scope=scopes.norm_affine(), statistics=statistics.Blend(0.5), loss=losses.GCE(),
-        ...     optimiser=partial(torch.optim.SGD, lr=1e-2),
+        ...     optimizer=partial(torch.optim.SGD, lr=1e-2),
         ... )
         >>> adapter(torch.rand(4, 3, 6, 6)).shape, adapter.last.kept
         (torch.Size([4, 5]), 1.0)
@@ -98,8 +98,8 @@ class Adapter(nn.Module):
         loss: Loss | None = None,
         select: Selection | None = None,
         mean_entropy: float | None = None,
-        regulariser: Regulariser | None = None,
-        optimiser: MakeOptimiser | None = None,
+        regularizer: Regularizer | None = None,
+        optimizer: MakeOptimizer | None = None,
         accumulate: int = 1,
         source_statistics: Statistics | None = None,
         average_over: Literal["selected", "batch"] = "selected",
@@ -120,7 +120,7 @@ class Adapter(nn.Module):
         expect_choices(average_over=average_over, mean_entropy_over=mean_entropy_over, output=output)
         expect_choices(engine=engine, precision=precision, source_precision=source_precision)
         parts = {"statistics": statistics, "source_statistics": source_statistics, "loss": loss, "select": select}
-        expect_axes(accumulate, scope=scope, regulariser=regulariser, **parts)
+        expect_axes(accumulate, scope=scope, regularizer=regularizer, **parts)
         if mean_entropy is None:
             mean_entropy = 0.0 if select is None else select.mean_entropy
         self.scope = scope
@@ -133,23 +133,23 @@ class Adapter(nn.Module):
         self.engine = engine
         self.precision = precision
         self.channels_last = channels_last
-        self.ranks = Ranks(ranks)
+        self.ranks = Distributed(ranks)
         self._novelty = novelty or Step.novelty
-        self._make_optimiser = optimiser
+        self._make_optimizer = optimizer
         with torch.inference_mode(False):
             self.statistics = copy.deepcopy(statistics)
             self.source_statistics = copy.deepcopy(source_statistics)
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
-            self.regulariser = copy.deepcopy(regulariser)
+            self.regularizer = copy.deepcopy(regularizer)
             shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
-            adapting, frozen, self._names = two_copies(model, scope, channels_last=channels_last)
+            adapting, frozen, self._names = make_adapting_and_frozen(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             followed = self.source_statistics or self.statistics
             self.network = Network(adapting, self.statistics, precision=precision, **shared)
             self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
-            if self._names and (loss is None or optimiser is None):
-                raise ConfigurationError(f"Expected a `loss` and an `optimiser`, since {scope} lets parameters move.")
+            if self._names and (loss is None or optimizer is None):
+                raise ConfigurationError(f"Expected a `loss` and an `optimizer`, since {scope} lets parameters move.")
             self._find_parameters()
             self._engine = engine_for(self)
             self._begin()
@@ -164,7 +164,7 @@ class Adapter(nn.Module):
             self.ranks.together(self.device),
             torch.inference_mode(False),
             torch.set_grad_enabled(bool(self._names)),
-            rounding(self.precision),
+            tf32_mode(self.precision),
         ):
             self._expect_ready(images)
             present(self, images)
@@ -231,7 +231,9 @@ class Adapter(nn.Module):
         self._engine.settle(self)
         if self._index > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
-        anew = partial(Preparation, source, network=self.network, moving=self.moving, seed=self.seed, progress=progress)
+        anew = partial(
+            PrepareContext, source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
+        )
         wanted = [part for part in self._parts if not (missing_only and part.prepared)]
         before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
         self._engine.drop()
@@ -239,7 +241,7 @@ class Adapter(nn.Module):
             self.ranks.together(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
-            rounding(self.precision),
+            tf32_mode(self.precision),
         ):
             try:
                 with self.ranks.apart():
@@ -252,16 +254,16 @@ class Adapter(nn.Module):
                 raise
             finally:
                 self.network.discard()
-                return_buffers(self.network.model, self.source.model)
+                restore_buffers(self.network.model, self.source.model)
         return self
 
     @in_turn
     def reset(self) -> Self:
-        """Go back to exactly the starting point: weights, optimiser, every part's memory. `prepare` stays done."""
+        """Go back to exactly the starting point: weights, optimizer, every part's memory. `prepare` stays done."""
         with torch.inference_mode(False), torch.no_grad():
             for now, start in zip(self._movable, self._starting, strict=True):
                 now.copy_(start)
-            return_buffers(self.network.model, self.source.model)
+            restore_buffers(self.network.model, self.source.model)
             self._begin()
         return self
 
@@ -277,11 +279,11 @@ class Adapter(nn.Module):
         self._begin_steps()
 
     def _begin_steps(self, state: dict[str, Any] | None = None) -> None:
-        """Make the optimiser anew, where a state is given with that state."""
+        """Make the optimizer anew, where a state is given with that state."""
         if self._names:
-            assert self._make_optimiser is not None  # the constructor saw to it
-            stepper = Stepper(self._movable, self._make_optimiser, self.accumulate, self.ranks)
-            self._engine.equip(stepper.optimiser)
+            assert self._make_optimizer is not None  # the constructor saw to it
+            stepper = Stepper(self._movable, self._make_optimizer, self.accumulate, self.ranks)
+            self._engine.equip(stepper.optimizer)
             if state is not None:
                 stepper.load_state_dict(state)
             self._stepper = stepper
@@ -313,11 +315,11 @@ class Adapter(nn.Module):
         return dict(zip(self._names, self._movable, strict=True))
 
     @property
-    def optimiser(self) -> torch.optim.Optimizer:
-        """The optimiser at work, for those who schedule its learning rate; `reset`, `load` and `to` make a new one."""
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer at work, for those who schedule its learning rate; `reset`, `load` and `to` make a new one."""
         if not self._names:
-            raise CallOrderError("Nothing moves, so there is no optimiser.")
-        return self._stepper.optimiser
+            raise CallOrderError("Nothing moves, so there is no optimizer.")
+        return self._stepper.optimizer
 
     @property
     def prepared(self) -> bool:
@@ -356,7 +358,7 @@ class Adapter(nn.Module):
         return sentence.shown(self)
 
     def train(self, mode: bool = True) -> Self:
-        """Change nothing: whether an adapter learns, and how its layers normalise, is not a matter of mode."""
+        """Change nothing: whether an adapter learns, and how its layers normalize, is not a matter of mode."""
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -394,6 +396,6 @@ class Adapter(nn.Module):
         return self.source_statistics is None and not (self._names and self._stepper.taken)
 
     @property
-    def _parts(self) -> list[Part]:
-        parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regulariser)
+    def _parts(self) -> list[Component]:
+        parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regularizer)
         return [part for part in parts if part is not None]

@@ -6,29 +6,29 @@ import torch
 from torch import nn
 
 from driftproof.errors import ModelError
-from driftproof.problems import obstacles, uncopyable
+from driftproof.problems import blocking_problems, copy_problem
 from driftproof.scopes import Scope
 
-__all__ = ["return_buffers", "two_copies"]
+__all__ = ["make_adapting_and_frozen", "restore_buffers"]
 
 
-def two_copies(
+def make_adapting_and_frozen(
     model: nn.Module, scope: Scope, *, channels_last: bool = False
 ) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
     """A copy that adapts, a copy that stays, and the names of the parameters in which they may come to differ.
 
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
-    frozen copy of a network that adapts its normalisation layers costs next to nothing. A model that cannot be adapted
+    frozen copy of a network that adapts its normalization layers costs next to nothing. A model that cannot be adapted
     at all is refused with every reason.
     """
-    errors = obstacles(model)
+    errors = blocking_problems(model)
     if errors:
-        raise ModelError(" ".join(f"{problem.what}. {problem.remedy}" for problem in errors))
+        raise ModelError(" ".join(f"{problem.what}. {problem.fix}" for problem in errors))
     try:
         adapting = _detached(copy.deepcopy(model))
     except Exception as error:  # anything a user's own __deepcopy__ may raise
-        problem = uncopyable(error)
-        raise ModelError(f"{problem.what}. {problem.remedy}") from error
+        problem = copy_problem(error)
+        raise ModelError(f"{problem.what}. {problem.fix}") from error
     if channels_last:
         for parameter in adapting.parameters():
             if parameter.ndim == 4:  # torch has another layout for volumes, and images are what comes
@@ -42,7 +42,7 @@ def two_copies(
     return adapting, frozen, tuple(moving)
 
 
-def return_buffers(model: nn.Module, start: nn.Module) -> None:
+def restore_buffers(model: nn.Module, start: nn.Module) -> None:
     """Have the buffers of a model be what they are in a copy of it, whatever its own code made of them since."""
     known = dict(start.named_modules())
     for ours, theirs in ((module, known[path]) for path, module in model.named_modules() if path in known):

@@ -82,7 +82,7 @@ class Scattered:
 class Joined(Scattered):
     """Tensors that are, from now on, views of one vector for each device and type among them.
 
-    One that is given other memory, as by an optimiser that assigns to `parameter.data`, is fetched back with what it
+    One that is given other memory, as by an optimizer that assigns to `parameter.data`, is fetched back with what it
     holds before anything is done to all.
 
     Examples:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from driftproof.adapter.snapshot import bit_sum, capture
-from driftproof.ranks import Card
+from driftproof.distributed import RankInfo
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
@@ -18,7 +18,7 @@ __all__ = ["agree_on", "present"]
 def present(adapter: "Adapter", images: Tensor) -> None:
     """Tell the other ranks what batch comes next, and the first time who is speaking."""
     if adapter.ranks.size > 1:
-        card = Card() if adapter._introduced else _introduction(adapter)
+        card = RankInfo() if adapter._introduced else _introduction(adapter)
         kind = _digest([list(images.shape[1:]), str(images.dtype)])
         adapter.ranks.present(card._replace(rows=len(images), images=kind))
 
@@ -33,14 +33,14 @@ def agree_on(adapter: "Adapter", modules: list[nn.Module]) -> None:
         adapter._introduced = False
 
 
-def _introduction(adapter: "Adapter") -> Card:
+def _introduction(adapter: "Adapter") -> RankInfo:
     """Method, source weights and state: what has to be the same on every rank before the first batch."""
     state = capture(adapter)
     meta = json.loads(bytes(state.pop("meta").tolist()))
     method = [meta.pop("method"), meta.pop("seed"), adapter.output, adapter.precision, adapter.source.precision]
     weights = meta.pop("source")
     tensors = {name: [list(tensor.shape), bit_sum(tensor)] for name, tensor in state.items()}
-    return Card(method=_digest(method), weights=_digest(weights), state=_digest([meta, tensors]))
+    return RankInfo(method=_digest(method), weights=_digest(weights), state=_digest([meta, tensors]))
 
 
 def _digest(content: object) -> int:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from driftproof.components import Step
 from driftproof.errors import ModelError
-from driftproof.parts import Step
 from driftproof.predictions import mean_prediction_entropy
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
     step.answer = adapter.loss.predict(step)
     losses = adapter.loss.per_sample(step)
     if adapter.select is not None:
-        step.weights = adapter.select.weigh(step)
+        step.weights = adapter.select.weights(step)
     selected = step.weights > 0
     weighted, kept = step.ranks.sum((step.weights * losses).sum(), selected.sum())
     count = kept.clamp(min=1) if adapter.average_over == "selected" else step.ranks.total(selected.numel())
-    objective = _regularised(adapter, step, weighted / count)
+    objective = _regularized(adapter, step, weighted / count)
     if not objective.requires_grad:
         raise ModelError(f"No parameter that {adapter.scope} lets move has any influence on the model's output.")
     useful = (kept > 0) | _has_mean(adapter, step)
@@ -55,12 +55,12 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
         return Lesson(objective, selected, useful, adapter._novelty(step))
 
 
-def _regularised(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
+def _regularized(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
     if adapter.mean_entropy != 0:
         objective = objective - adapter.mean_entropy * mean_prediction_entropy(
             step.probabilities, _averaged_over(adapter, step), step.ranks
         )
-    penalty = None if adapter.regulariser is None else adapter.regulariser.penalty(step)
+    penalty = None if adapter.regularizer is None else adapter.regularizer.penalty(step)
     return objective if penalty is None else objective + penalty
 
 

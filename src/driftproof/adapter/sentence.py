@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def described(adapter: "Adapter") -> dict[str, str]:
     """The choice on each axis; two adapters that agree here are the same method."""
-    optimiser = type(adapter.optimiser).__name__ if adapter.moving else "None"
+    optimizer = type(adapter.optimizer).__name__ if adapter.moving else "None"
     chosen = {
         "scope": repr(adapter.scope),
         "statistics": repr(adapter.statistics),
@@ -22,8 +22,8 @@ def described(adapter: "Adapter") -> dict[str, str]:
         "loss": repr(adapter.loss),
         "select": repr(adapter.select),
         "mean_entropy": repr(adapter.mean_entropy),
-        "regulariser": repr(adapter.regulariser),
-        "optimiser": optimiser if adapter.accumulate == 1 else f"{optimiser}, every {adapter.accumulate} batches",
+        "regularizer": repr(adapter.regularizer),
+        "optimizer": optimizer if adapter.accumulate == 1 else f"{optimizer}, every {adapter.accumulate} batches",
         "average_over": adapter.average_over,
         "mean_entropy_over": adapter.mean_entropy_over,
     }
@@ -44,8 +44,8 @@ def shown(adapter: "Adapter") -> str:
     if not adapter.moving:
         chosen = {axis: chosen[axis] for axis in ("scope", "statistics")}
     else:
-        kind, rate = type(adapter.optimiser).__name__, adapter.optimiser.param_groups[0].get("lr")
-        chosen["optimiser"] = chosen["optimiser"].replace(kind, f"{kind}(lr={rate})")
+        kind, rate = type(adapter.optimizer).__name__, adapter.optimizer.param_groups[0].get("lr")
+        chosen["optimizer"] = chosen["optimizer"].replace(kind, f"{kind}(lr={rate})")
     apart = adapter.source.precision != adapter.precision
     running = [
         adapter.engine,

@@ -6,12 +6,12 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 from driftproof.adapter.engines import EngineName
+from driftproof.components import Step
+from driftproof.distributed import RankGroup
 from driftproof.errors import ConfigurationError
 from driftproof.losses import Loss
 from driftproof.network import LogitsAccessor, Precision
-from driftproof.parts import Step
-from driftproof.ranks import RankGroup
-from driftproof.regularisers import Regulariser
+from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
@@ -34,7 +34,7 @@ _KINDS: dict[str, type] = {
     "statistics": Statistics,
     "loss": Loss,
     "select": Selection,
-    "regulariser": Regulariser,
+    "regularizer": Regularizer,
     "source_statistics": Statistics,
 }
 _NEEDED = ("scope", "statistics")

@@ -1,7 +1,7 @@
 """An adapter's state: what has changed since the start, named, complete and checked before it is believed.
 
 A state is a flat dictionary of tensors. One of them, `meta`, holds JSON: the method in words, the fingerprint of the
-source model, and what the optimiser keeps besides tensors.
+source model, and what the optimizer keeps besides tensors.
 """
 
 import json
@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import return_buffers
+from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.sentence import described
 from driftproof.errors import StateError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.network import Network
 from driftproof.norms import BatchNorm
 
@@ -88,7 +88,7 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
     with torch.inference_mode(False), torch.no_grad():
         _begin_steps(adapter, _decoded(meta["steps"], state))
         for model in models.values():
-            return_buffers(model, adapter.source.model)
+            restore_buffers(model, adapter.source.model)
         for key, slot in slots.items():
             if key in state:
                 slot.put(state[key].to(adapter.device).clone())
@@ -102,7 +102,7 @@ def restore(adapter: "Adapter", state: Mapping[str, Tensor]) -> None:
 
 def write(state: dict[str, Tensor], path: Path) -> None:
     """Write a state next to its destination, then move it there in one act."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         # The library's own writer keeps other users out of the file; bytes written here follow the folder's habits.
         unfinished.write_bytes(save(state, metadata={"format": f"driftproof state {_FORMAT}"}))
 
@@ -159,7 +159,7 @@ def _parts(adapter: "Adapter") -> dict[str, nn.Module]:
         "source_statistics": adapter.source_statistics,
         "loss": adapter.loss,
         "select": adapter.select,
-        "regulariser": adapter.regulariser,
+        "regularizer": adapter.regularizer,
         "network": adapter.network.rules,
         "source": adapter.source.rules,
     }
@@ -192,7 +192,7 @@ def _begin_steps(adapter: "Adapter", steps: dict[str, Any] | None) -> None:
     try:
         adapter._begin_steps(steps)
     except ValueError as error:
-        raise StateError(f"The state was saved by another method: its optimiser does not fit, {error}.") from error
+        raise StateError(f"The state was saved by another method: its optimizer does not fit, {error}.") from error
 
 
 def _inside(axis: str, root: nn.Module) -> Iterator[tuple[str, _Slot]]:
@@ -261,7 +261,7 @@ def _encoded(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:  # noqa: 
         return {kind: [_encoded(item, f"{key}.{index}", tensors) for index, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise StateError(f"The optimiser keeps a {type(value).__name__} at {key}, which cannot be saved.")
+    raise StateError(f"The optimizer keeps a {type(value).__name__} at {key}, which cannot be saved.")
 
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401  # JSON has no static type

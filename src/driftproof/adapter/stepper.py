@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.undo import Undo, all_finite
-from driftproof.ranks import Ranks
+from driftproof.distributed import Distributed
 
-__all__ = ["MakeOptimiser", "Stepper", "Verdict"]
+__all__ = ["MakeOptimizer", "Stepper", "Verdict"]
 
-MakeOptimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-# Not settings of the method, but ways of computing it: they stay those of the optimiser that was made here.
+# Not settings of the method, but ways of computing it: they stay those of the optimizer that was made here.
 _WAYS = ("capturable", "foreach", "fused")
 
 
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
     Attributes:
         sound: Whether every number was finite.
         wanted: Whether there was anything to learn.
-        stepped: Whether the optimiser moved the parameters.
+        stepped: Whether the optimizer moved the parameters.
     """
 
     sound: bool
@@ -32,32 +32,36 @@ class Verdict(NamedTuple):
 
 
 class Stepper:
-    """Accumulates gradients, takes the optimiser's step, looks at the result once, and takes it back if it is no good.
+    """Accumulates gradients, takes the optimizer's step, looks at the result once, and takes it back if it is no good.
 
     Args:
         parameters: What moves.
-        make: Makes the optimiser.
+        make: Makes the optimizer.
         accumulate: Batches whose gradients are averaged for one step.
         ranks: Whose gradients are summed; None is this process alone.
 
     Attributes:
-        optimiser: The optimiser at work.
+        optimizer: The optimizer at work.
         total: The sum of the gradients that wait for their step.
         waiting: How many batches they come from.
-        taken: How many steps the optimiser has taken.
+        taken: How many steps the optimizer has taken.
     """
 
     def __init__(
-        self, parameters: tuple[nn.Parameter, ...], make: MakeOptimiser, accumulate: int, ranks: Ranks | None = None
+        self,
+        parameters: tuple[nn.Parameter, ...],
+        make: MakeOptimizer,
+        accumulate: int,
+        ranks: Distributed | None = None,
     ) -> None:
         self.parameters = parameters
         self.accumulate = accumulate
-        self.optimiser = make(parameters)
+        self.optimizer = make(parameters)
         self.total: tuple[Tensor, ...] = ()
         self.waiting = 0
         self.taken = 0
-        self._ranks = ranks or Ranks()
-        self._undo = Undo(self.optimiser)
+        self._ranks = ranks or Distributed()
+        self._undo = Undo(self.optimizer)
 
     def attempt(self, objective: Tensor, wanted: Tensor) -> Verdict:
         """Learn from one batch.
@@ -77,7 +81,7 @@ class Stepper:
             except BaseException:
                 self._undo.restore()
                 raise
-        # A gradient that is not finite shows in what the optimiser made of it.
+        # A gradient that is not finite shows in what the optimizer made of it.
         finite = all_finite([objective, *(self.live() if due else gradients)], objective.device)
         # The one place where the host waits for the device: whether to keep the step is decided here.
         sound, useful = torch.stack([finite, wanted]).tolist()
@@ -97,25 +101,25 @@ class Stepper:
     def state_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""
         counts = {"waiting": self.waiting, "taken": self.taken}
-        return {"optimiser": self.optimiser.state_dict(), "total": self.total, **counts}
+        return {"optimizer": self.optimizer.state_dict(), "total": self.total, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`; tensors go where the parameters are."""
-        ways = [{way: group[way] for way in _WAYS if way in group} for group in self.optimiser.param_groups]
-        self.optimiser.load_state_dict(state["optimiser"])
-        for group, own in zip(self.optimiser.param_groups, ways, strict=True):
+        ways = [{way: group[way] for way in _WAYS if way in group} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, ways, strict=True):
             group.update(own)
-            _place(self.optimiser, group)
+            _place(self.optimizer, group)
         self.total = tuple(value.to(like) for value, like in zip(state["total"], self.parameters, strict=False))
         self.waiting = state["waiting"]
         self.taken = state["taken"]
 
     def live(self) -> list[Tensor]:
-        """The tensors a step changes: parameters first, then the optimiser's own."""
+        """The tensors a step changes: parameters first, then the optimizer's own."""
         return self._undo.live()
 
     def step(self, gradients: tuple[Tensor, ...]) -> None:
-        """Let the optimiser move the parameters.
+        """Let the optimizer move the parameters.
 
         Args:
             gradients: The sum over the batches of the step.
@@ -125,20 +129,20 @@ class Stepper:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = _laid_out_like(gradient, parameter)
         try:
-            self.optimiser.step()
+            self.optimizer.step()
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
 
 
-def _place(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+def _place(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
     """Keep what was loaded where and how this way of computing wants it.
 
     Step counters are on the device or on the host; what is kept for a parameter is laid out in memory as that is.
     """
     on_device = group.get("capturable") or group.get("fused")
     for parameter in group["params"]:
-        state = optimiser.state.get(parameter, {})
+        state = optimizer.state.get(parameter, {})
         for key, value in state.items():
             if key == "step" and isinstance(value, Tensor):
                 state[key] = value.to(parameter.device if on_device else "cpu")
@@ -147,7 +151,7 @@ def _place(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> None:
 
 
 def _laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
-    """The same numbers in the parameter's memory layout, which an optimiser that moves all in one launch asks for."""
+    """The same numbers in the parameter's memory layout, which an optimizer that moves all in one launch asks for."""
     if value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

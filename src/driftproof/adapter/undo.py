@@ -1,4 +1,4 @@
-"""Taking one optimiser step back."""
+"""Taking one optimizer step back."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,23 +13,23 @@ _CONTAINERS = (dict, list, tuple)
 
 
 class Undo:
-    """Remembers parameters and optimiser state before a step, so that a bad step can be taken back exactly.
+    """Remembers parameters and optimizer state before a step, so that a bad step can be taken back exactly.
 
-    Some optimisers keep what they have learned in their groups, or in lists. The copies live in buffers that are reused
+    Some optimizers keep what they have learned in their groups, or in lists. The copies live in buffers that are reused
     from step to step.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self._optimiser = optimiser
-        self._parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._entries: list[tuple[Any, dict[str, Any]]] = []
         self._groups: list[dict[str, Any]] = []
         self._copies: list[Tensor] = []
 
     def remember(self) -> None:
         """Copy everything a step may change."""
-        self._entries = [(parameter, _rebuilt(state)) for parameter, state in self._optimiser.state.items()]
-        self._groups = [_rebuilt(group) for group in self._optimiser.param_groups]
+        self._entries = [(parameter, _rebuilt(state)) for parameter, state in self._optimizer.state.items()]
+        self._groups = [_rebuilt(group) for group in self._optimizer.param_groups]
         live = self.live()
         if len(live) != len(self._copies):
             self._copies = [torch.empty_like(tensor) for tensor in live]
@@ -37,24 +37,24 @@ class Undo:
 
     def restore(self) -> None:
         """Put everything back where it was."""
-        self._optimiser.state.clear()
+        self._optimizer.state.clear()
         for parameter, state in self._entries:
-            self._optimiser.state[parameter] = state
-        for group, before in zip(self._optimiser.param_groups, self._groups, strict=True):
+            self._optimizer.state[parameter] = state
+        for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(before)
         _copy(self.live(), self._copies)
 
     def live(self) -> list[Tensor]:
-        """The tensors a step changes: parameters first, then the optimiser's own."""
-        groups = (_but_parameters(group) for group in self._optimiser.param_groups)
-        return self._parameters + list(_tensors([*self._optimiser.state.values(), *groups]))
+        """The tensors a step changes: parameters first, then the optimizer's own."""
+        groups = (_but_parameters(group) for group in self._optimizer.param_groups)
+        return self._parameters + list(_tensors([*self._optimizer.state.values(), *groups]))
 
 
 def all_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Whether no entry of the tensors on `device` is NaN or infinite, as a tensor: nothing is fetched or sent.
 
-    Optimisers keep step counters on the host; those cannot go wrong in a way that the parameters do not show.
+    Optimizers keep step counters on the host; those cannot go wrong in a way that the parameters do not show.
     """
     here = (tensor for tensor in tensors if tensor.device == device and tensor.numel())
     floating = [tensor for tensor in here if tensor.is_floating_point()]
@@ -66,7 +66,7 @@ def _but_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _rebuilt(value: Any) -> Any:  # noqa: ANN401  # an optimiser may keep anything
+def _rebuilt(value: Any) -> Any:  # noqa: ANN401  # an optimizer may keep anything
     """The same in containers of its own, so that what is put into the others later does not show in them."""
     if not isinstance(value, dict):
         return type(value)(map(_rebuilt, value)) if type(value) in (list, tuple) else value

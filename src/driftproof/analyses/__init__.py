@@ -2,7 +2,7 @@
 
 from driftproof.analyses.gradients import GradientAgreement, SampleGradients
 from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Components, Formula, components, method_memory
-from driftproof.analyses.timing import Timing, peak_memory, synchroniser, time_steps
+from driftproof.analyses.timing import Timing, peak_memory, synchronizer, time_steps
 
 __all__ = [
     "FORMULAS",
@@ -15,6 +15,6 @@ __all__ = [
     "components",
     "method_memory",
     "peak_memory",
-    "synchroniser",
+    "synchronizer",
     "time_steps",
 ]

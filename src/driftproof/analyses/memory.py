@@ -1,7 +1,7 @@
 """The memory that adaptation needs, counted from the network's shapes alone.
 
 The counting is TinyTL's: parameters that move take 4 bytes, the others 1; the backward pass keeps the input of every
-convolution, linear and normalisation layer whose weight moves, at 4 bytes an element, and 1 bit for every element that
+convolution, linear and normalization layer whose weight moves, at 4 bytes an element, and 1 bit for every element that
 enters a ReLU. Pooling, additions and whatever else a network does are free. It says how methods compare on any device;
 what a run really takes is `driftproof.analyses.peak_memory`.
 
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from driftproof.errors import ConfigurationError, ModelError
-from driftproof.names import expect_known
 from driftproof.network import LogitsAccessor, read_logits
-from driftproof.norms import normalisation_layers
+from driftproof.norms import norm_layers
 from driftproof.scopes import Scope, everything
+from driftproof.validation import check_choice
 
 __all__ = ["FORMULAS", "SCENE_FORMULAS", "Components", "Formula", "components", "method_memory"]
 
@@ -49,9 +49,9 @@ class Components:
     Attributes:
         parameters: Number of parameters.
         moving: Those of them that may move.
-        affine: Those of the moving ones that belong to normalisation layers.
+        affine: Those of the moving ones that belong to normalization layers.
         layer_inputs: Elements per image that enter convolutions and linear layers whose weight may move.
-        norm_inputs: Elements per image that enter normalisation layers whose weight may move.
+        norm_inputs: Elements per image that enter normalization layers whose weight may move.
         relu_inputs: Elements per image that enter ReLUs.
         outputs: Elements per image of the logits.
     """
@@ -108,7 +108,7 @@ class Formula:
     """What a method keeps in memory, besides the network that adapts and what its backward pass needs.
 
     Args:
-        affine_only: Whether only the affine parameters of normalisation move.
+        affine_only: Whether only the affine parameters of normalization move.
         copies: Full-precision copies of the whole network.
         twins: Further sets of parameters, stored as the adapting network's.
         passes: How often the activations are there at once.
@@ -164,7 +164,7 @@ def method_memory(name: str, components: Components, *, batch: int) -> float:
         >>> {name: round(method_memory(name, counted, batch=200)) for name in ("tent", "tent+crowd")}
         {'tent': 556, 'tent+crowd': 565}
     """
-    return FORMULAS[expect_known("method", name, FORMULAS)].mebibytes(components, batch=batch)
+    return FORMULAS[check_choice("method", name, FORMULAS)].mebibytes(components, batch=batch)
 
 
 def components(
@@ -194,7 +194,7 @@ def components(
     if not image_shape or any(size < 1 for size in image_shape):
         raise ConfigurationError(f"Expected `image_shape` to be sizes of at least 1, but got {tuple(image_shape)}.")
     moving = {id(parameter) for parameter in (scope or everything()).parameters(model).values()}
-    norms = {id(p) for _, layer in normalisation_layers(model) for p in layer.parameters(recurse=False)}
+    norms = {id(p) for _, layer in norm_layers(model) for p in layer.parameters(recurse=False)}
     counter = _Counter()
     with torch.inference_mode(False), torch.enable_grad():
         output = _forward(_without_data(model, moving), image_shape, counter)

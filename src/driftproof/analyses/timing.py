@@ -15,7 +15,7 @@ import torch
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["Timing", "peak_memory", "synchroniser", "time_steps"]
+__all__ = ["Timing", "peak_memory", "synchronizer", "time_steps"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def time_steps(
     *,
     trials: int = 5000,
     warm_up: int = 50,
-    synchronise: Callable[[], object] | None = None,
+    synchronize: Callable[[], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Time several steps that take turns.
@@ -57,7 +57,7 @@ def time_steps(
         steps: What to time, by name; each is called once per trial, in this order.
         trials: How often each is timed.
         warm_up: How often each is called before that.
-        synchronise: Waits until the device is idle, called before and after each step; see `synchroniser`. None where
+        synchronize: Waits until the device is idle, called before and after each step; see `synchronizer`. None where
             a step's work is done when it returns.
         clock: Tells the time in seconds.
 
@@ -76,26 +76,26 @@ def time_steps(
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(trials):
         for name, step in steps.items():
-            seconds[name].append(_seconds(step, synchronise, clock))
+            seconds[name].append(_seconds(step, synchronize, clock))
     return {name: Timing.of(taken) for name, taken in seconds.items()}
 
 
-def _seconds(step: Callable[[], object], synchronise: Callable[[], object] | None, clock: Callable[[], float]) -> float:
-    if synchronise is not None:
-        synchronise()
+def _seconds(step: Callable[[], object], synchronize: Callable[[], object] | None, clock: Callable[[], float]) -> float:
+    if synchronize is not None:
+        synchronize()
     start = clock()
     step()
-    if synchronise is not None:
-        synchronise()
+    if synchronize is not None:
+        synchronize()
     return clock() - start
 
 
-def synchroniser(device: torch.device) -> Callable[[], None] | None:
+def synchronizer(device: torch.device) -> Callable[[], None] | None:
     """What waits until a device has done its work; None for one whose work is done when a call returns.
 
     Examples:
         >>> images = torch.zeros(2)
-        >>> time_steps({"sum": images.sum}, trials=3, synchronise=synchroniser(images.device)).keys()
+        >>> time_steps({"sum": images.sum}, trials=3, synchronize=synchronizer(images.device)).keys()
         dict_keys(['sum'])
     """
     if device.type == "cpu":

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from driftproof.bench.spec import Spec, differences
 from driftproof.bench.store import ARCHIVED, Row, Store
 from driftproof.errors import InputError, StateError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["KeptCell", "Recorded", "read_cells", "unpack", "write_archive"]
 
@@ -122,7 +122,7 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
     kept = {out / _SNAPSHOTS / name: path for name, path in _latest(longest.values() if snapshots else ()).items()}
     for target, path in kept.items():
         _copy(path, target)
-    with written_whole(out / ARCHIVED) as unfinished:
+    with atomic_write(out / ARCHIVED) as unfinished:
         cells = sorted(longest.values(), key=lambda cell: cell.spec.name)
         unfinished.write_text("".join(f"{_written(cell)}\n" for cell in cells), encoding="utf-8")
     Store(out).declare(shared)
@@ -176,7 +176,7 @@ def _latest(cells: Iterable[Recorded]) -> dict[str, Path]:
 def _copy(path: Path, target: Path) -> None:
     if path != target:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(target) as unfinished:
+        with atomic_write(target) as unfinished:
             shutil.copyfile(path, unfinished)
 
 

@@ -13,7 +13,7 @@ from driftproof.analyses import (
     Components,
     components,
     peak_memory,
-    synchroniser,
+    synchronizer,
     time_steps,
 )
 from driftproof.bench.conditions import Watch
@@ -21,7 +21,7 @@ from driftproof.bench.methods import build_method
 from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["costs_of", "run_costs"]
 
@@ -50,7 +50,7 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     names, options, watch = spec.method.split(","), dict(spec.options), Watch(settings.device)
     for option in options:
         if option.partition(".")[0] not in {*names, *map(_base, names)}:
-            expect_known("option of costs", option, _OF_THE_TASK)
+            check_choice("option of costs", option, _OF_THE_TASK)
     model = workbench.model(spec).to(settings.device)
     images = next(iter(workbench.stream(spec, 1, staging(spec, told)))).images.to(settings.device)
     cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
@@ -87,7 +87,7 @@ def costs_of(
     """
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
     peaks = {name: _peak(step, images.device) for name, step in steps.items()}
-    timings = time_steps(steps, trials=trials, warm_up=warm_up, synchronise=synchroniser(images.device))
+    timings = time_steps(steps, trials=trials, warm_up=warm_up, synchronize=synchronizer(images.device))
     counted = components(model, images.shape[1:])
     return {
         name: {

@@ -11,10 +11,10 @@ from torch import nn
 
 from driftproof.bench.spec import Spec
 from driftproof.bench.workbench import SourceImages
+from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import procedural_frost
 from driftproof.data import ArraySet, Corrupted, ImageSet, digits, digits_unknown
-from driftproof.files import sha256, written_whole
-from driftproof.parts import Progress, SourceBatches
+from driftproof.files import atomic_write, sha256
 from driftproof.streams import Continual, Domain, OpenSet
 
 __all__ = ["Digits"]
@@ -72,18 +72,18 @@ class Digits:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = _network()
-            optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _EPOCHS)
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _EPOCHS)
             for epoch in range(_EPOCHS):
                 for chosen in torch.split(torch.randperm(len(images)), 50):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     F.cross_entropy(network(pixels[chosen]), images.labels[chosen]).backward()  # type: ignore[no-untyped-call]
-                    optimiser.step()
+                    optimizer.step()
                 schedule.step()
                 if progress is not None:
                     progress("training", (epoch + 1) * len(images))
         self.folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(self._weights) as unfinished:
+        with atomic_write(self._weights) as unfinished:
             save_file(network.state_dict(), unfinished)
 
     @property

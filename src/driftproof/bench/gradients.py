@@ -11,9 +11,9 @@ from driftproof.bench.conditions import Watch
 from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Row
-from driftproof.names import expect_known
-from driftproof.network import rounding
+from driftproof.network import tf32_mode
 from driftproof.streams import Prefetched
+from driftproof.validation import check_choice
 
 __all__ = ["EVERYWHERE", "run_gradients"]
 
@@ -42,14 +42,14 @@ def run_gradients(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, set
         return
     options: dict[str, Any] = dict(spec.options)
     for option in options:
-        expect_known("option of gradients", option, _OF_THE_TASK)
+        check_choice("option of gradients", option, _OF_THE_TASK)
     watch, model = Watch(settings.device), workbench.model(spec).to(settings.device)
     gradients_of = SampleGradients(model, options["layer"], mixing=options["mixing"])
     cell.begin(spec, {"statistics": "Batch()", "loss": "Entropy()", **{name: str(options[name]) for name in options}})
     stream = workbench.stream(spec, 1, staging(spec, told))
     found: dict[str, GradientAgreement] = {}
     for done, batch in enumerate(Prefetched(stream, device=settings.device), start=1):
-        with rounding("fp32"):
+        with tf32_mode("fp32"):
             gradients, logits = gradients_of(batch.images)
         seen = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
         for domain in (batch.domain, EVERYWHERE):

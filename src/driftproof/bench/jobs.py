@@ -9,7 +9,7 @@ from driftproof.bench.gradients import run_gradients
 from driftproof.bench.runner import Settings, Told, Workbench, run_stream
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Cell, Store
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["TASKS", "Job", "run_job"]
 
@@ -47,6 +47,6 @@ def run_job(
         patience: Seconds to wait for another process that is at work on the cell.
     """
     cell = Store(folder).cell(job.spec)
-    task = TASKS[expect_known("task", job.spec.task, TASKS)]
+    task = TASKS[check_choice("task", job.spec.task, TASKS)]
     with cell.held(patience):
         task(job.spec, cell, workbench, job.rounds, settings, told)

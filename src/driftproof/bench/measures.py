@@ -13,9 +13,9 @@ from driftproof.bench.pixels import Overlap, Pixels
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.metrics import Errors, SelectionQuality, auroc, fpr_at_tpr
-from driftproof.names import expect_known
-from driftproof.record import Outcome, PendingOutcome, Record
+from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import Batch
+from driftproof.validation import check_choice
 
 __all__ = ["MEASURES", "Found", "Measure", "Tally"]
 
@@ -135,10 +135,10 @@ class Tally:
     """
 
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
-        names = [expect_known("measure", name, MEASURES) for name in spec.measures]
+        names = [check_choice("measure", name, MEASURES) for name in spec.measures]
         self._measures = [MEASURES[name](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
-        self._outcomes: list[Outcome | PendingOutcome] = []
+        self._outcomes: list[Outcome | LazyOutcome] = []
 
     def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""

@@ -13,11 +13,11 @@ from driftproof import methods
 from driftproof.adapter import Adapter
 from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
-from driftproof.names import expect_known
-from driftproof.parts import Step
-from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, Selection, WithinFrame
+from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
 from driftproof.statistics import TTN, Batch, Blend, Source, Statistics
+from driftproof.validation import check_choice
 
 __all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
 
@@ -42,12 +42,12 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
 """What follows the plus sign: the paper's selection, and the static thresholds it is compared with."""
 
 
-_LEFT_OUT: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": WithinFrame}
+_LEFT_OUT: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": IgnorePadding}
 """Switches that leave more samples out than the selection does."""
 
 
 def _confidence_difference(step: Step) -> Tensor:
-    return -step.confidence_gain
+    return -step.confidence_change
 
 
 _STATISTICS = {
@@ -60,7 +60,7 @@ _STATISTICS = {
 }
 
 _MEANINGS: dict[str, dict[str, Any]] = {
-    "optimiser": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
+    "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "novelty": {"confidence_difference": _confidence_difference},
@@ -88,7 +88,7 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Sta
     base, selection = expect_method(name)
     method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
-        expect_known(f"option of {name}", key, accepted_options(name))
+        check_choice(f"option of {name}", key, accepted_options(name))
     chosen = {key: _meaning(key, value) for key, value in options.items()}
     selections = [make() for key, make in _LEFT_OUT.items() if chosen.pop(key, False)]
     if selections and base not in _selecting():
@@ -119,7 +119,7 @@ def accepted_options(name: str) -> list[str]:
 def expect_method(name: str) -> tuple[str, str | None]:
     """The method and the selection that a name stands for; anything else is answered with the nearest names."""
     combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
-    base, _, selection = expect_known("method", name, [*METHODS, *combined]).partition("+")
+    base, _, selection = check_choice("method", name, [*METHODS, *combined]).partition("+")
     return base, selection or None
 
 
@@ -142,4 +142,4 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
 def _meaning(key: str, value: Option | Statistics) -> Any:  # noqa: ANN401  # whatever the method takes
     if key not in _MEANINGS or value is None or isinstance(value, Statistics):
         return value
-    return _MEANINGS[key][expect_known(key, value, _MEANINGS[key])]
+    return _MEANINGS[key][check_choice(key, value, _MEANINGS[key])]

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from driftproof.adapter import Adapter
+from driftproof.components import Step
 from driftproof.errors import StateError
-from driftproof.parts import Step
-from driftproof.selection import Both, Selection
+from driftproof.selection import Product, Selection
 from driftproof.streams import Batch
 
 __all__ = ["Oracle", "oracle_of"]
@@ -18,7 +18,7 @@ class Oracle(Selection):
     by `whisper`, which the run calls before every batch, and by no other way.
     """
 
-    varies = "it is told before every batch which samples are known"
+    dynamic_reason = "it is told before every batch which samples are known"
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Oracle(Selection):
         """Say which samples of the coming batch are known."""
         self._known = batch.known
 
-    def weigh(self, step: Step) -> Tensor:
+    def weights(self, step: Step) -> Tensor:
         """One where the label is that of a known class."""
         if self._known is None or self._known.shape != step.weights.shape:
             raise StateError("Expected to be told which samples of this batch are known, but was not. Call `whisper`.")
@@ -38,5 +38,5 @@ class Oracle(Selection):
 def oracle_of(adapter: Adapter) -> Oracle | None:
     """The oracle among what an adapter selects by, if there is one."""
     select = adapter.select
-    parts = select.members if isinstance(select, Both) else [select]
+    parts = select.members if isinstance(select, Product) else [select]
     return next((part for part in parts if isinstance(part, Oracle)), None)

@@ -8,7 +8,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["PAPER_TABLES", "PaperRow", "PaperTable", "paper_table"]
 
@@ -94,7 +94,7 @@ class PaperTable:
         return self.rows[row].deltas.get(column) if row in self.rows else None
 
     def _expect_column(self, column: str) -> None:
-        expect_known(f"column of {self.id}", column, self.columns)
+        check_choice(f"column of {self.id}", column, self.columns)
 
 
 def paper_table(id: str) -> PaperTable:
@@ -107,7 +107,7 @@ def paper_table(id: str) -> PaperTable:
         >>> paper_table("T8a_lr").caption
         'Robustness to learning rate'
     """
-    return _tables()[expect_known("table of the paper", id, PAPER_TABLES)]
+    return _tables()[check_choice("table of the paper", id, PAPER_TABLES)]
 
 
 @cache

@@ -11,7 +11,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
 from driftproof.models import MODELS
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["Choice", "plan"]
 
@@ -124,9 +124,9 @@ def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
         ("task", [choice.task] if choice.task else [], [spec.task for spec in specs]),
     ):
         for name in chosen:
-            expect_known(f"{kind} of {names}", name, dict.fromkeys(known))
+            check_choice(f"{kind} of {names}", name, dict.fromkeys(known))
     # A folder shares these among suites, whether or not they concern each of them.
     for name in choice.replaced:
-        expect_known("image set or network", name, (*SETS, *MODELS))
+        check_choice("image set or network", name, (*SETS, *MODELS))
     for name in choice.prepared_on_test:
-        expect_known("image set with clean test images", name, [each for each in SETS if SETS[each].clean is not None])
+        check_choice("image set with clean test images", name, [each for each in SETS if SETS[each].clean is not None])

@@ -217,7 +217,7 @@ def _instead(folder: Path) -> str:
 def filled(results: Results, table: Table) -> Measured:
     """A table with its numbers from a results folder, beside the paper's.
 
-    A column that summarises others does so in the last round that all of them have reached.
+    A column that summarizes others does so in the last round that all of them have reached.
     """
     paper = paper_table(table.paper) if table.paper else None
     entries = {(entry.row, entry.column): entry for entry in table.entries}
@@ -232,12 +232,12 @@ def filled(results: Results, table: Table) -> Measured:
             theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
             together = [entries[row, of] for of in summary.of if (row, of) in entries]
             found = results.together(together) if len(together) == len(summary.of) else [Value()]
-            values[row, summary.column] = _summarised(summary, found, theirs)
+            values[row, summary.column] = _summarized(summary, found, theirs)
     columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
     return Measured(table, rows, columns, values)
 
 
-def _summarised(summary: Summary, values: list[Value], paper: float | None) -> Value:
+def _summarized(summary: Summary, values: list[Value], paper: float | None) -> Value:
     wanted = max(value.wanted for value in values)
     ours = [value.ours for value in values if value.ours is not None]
     if len(ours) < len(values):

@@ -20,7 +20,7 @@ from driftproof.bench.methods import build_method
 from driftproof.bench.oracle import oracle_of
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Cell, Row
-from driftproof.parts import Progress, SourceBatches
+from driftproof.components import Progress, SourceBatches
 from driftproof.statistics import Statistics
 from driftproof.streams import Batch, Continual, Prefetched
 

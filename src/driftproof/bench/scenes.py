@@ -20,7 +20,7 @@ from driftproof.data.scenes import (
     synthia,
 )
 from driftproof.errors import InputError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["CLEAN", "PADDED", "SourceScenes", "camvid_scenes", "driving", "driving_source"]
 
@@ -45,7 +45,7 @@ _SIZES = {"mapillary": Height(800, width=1422), "gtav": Height(800, width=1455)}
 """Where frames differ in shape, so that they have to be cut or padded; elsewhere the width follows."""
 
 PADDED = frozenset(_SIZES)
-"""Sets with black bars: the network sees them, but they are neither learned from (`WithinFrame`) nor scored."""
+"""Sets with black bars: the network sees them, but they are neither learned from (`IgnorePadding`) nor scored."""
 
 _SOURCE_SCENES = 1600
 
@@ -69,7 +69,7 @@ def driving(root: Path, domain: str, *, split: str) -> Scenes:
         domain: Name of the data set.
         split: `train` or `val`. SYNTHIA has no official splits: all of it, unless `synthia_val.txt` lists frames.
     """
-    read = _READERS[expect_known("driving domain", domain, _READERS)]
+    read = _READERS[check_choice("driving domain", domain, _READERS)]
     return read(root, split=split, size=_SIZES.get(domain, Height(800)))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench.scenes import CLEAN, camvid_scenes, driving, driving_source
+from driftproof.components import Progress
 from driftproof.data import (
     Corrupted,
     ImageSet,
@@ -26,7 +27,6 @@ from driftproof.data import (
 )
 from driftproof.data.corrupted import PUBLISHED_QUALITY
 from driftproof.data.scenes import Pictures, Scenes, camvid_classes
-from driftproof.parts import Progress
 from driftproof.streams import Domain, Order, Shuffled, Stored, scene_domain
 
 __all__ = ["SETS", "StreamedSet"]

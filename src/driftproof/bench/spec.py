@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import Self
 
 from driftproof.errors import ConfigurationError, StateError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["Option", "Spec", "differences"]
 
@@ -100,7 +100,7 @@ class Spec:
         try:
             if not isinstance(data, Mapping):
                 raise TypeError(f"got {data!r}.")
-            return cls(**{expect_known("field of a spec", name, known): _field(name, data[name]) for name in data})
+            return cls(**{check_choice("field of a spec", name, known): _field(name, data[name]) for name in data})
         except (TypeError, ValueError) as error:
             raise StateError(f"Expected the fields of a spec, but {error}") from error
 

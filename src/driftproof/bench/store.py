@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from driftproof.adapter import Adapter
 from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["ARCHIVED", "Cell", "Row", "Store"]
 
@@ -245,7 +245,7 @@ def _keep(path: Path, count: int, more: Sequence[Row] = ()) -> None:
     lines = [line + b"\n" for line in before.split(b"\n")[:count]]
     after = b"".join([*lines, *(json.dumps(row).encode() + b"\n" for row in more)])
     if after != before:
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_bytes(after)
 
 
@@ -260,5 +260,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(data, indent=2) + "\n")

@@ -34,11 +34,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """A column that summarises others.
+    """A column that summarizes others.
 
     Attributes:
         column: As the paper's table calls it.
-        of: The columns it summarises.
+        of: The columns it summarizes.
         how: Their mean, or their sample standard deviation.
     """
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from driftproof.bench.scenes import SourceScenes
 from driftproof.bench.sets import SETS, StreamedSet
 from driftproof.bench.spec import Spec
+from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
 from driftproof.data import ImageSet
 from driftproof.errors import InputError
 from driftproof.files import sha256
 from driftproof.models import build, load_checkpoint, read_checkpoint, restore
-from driftproof.names import expect_known
-from driftproof.parts import Progress, SourceBatches
 from driftproof.streams import Continual, Domain, OpenSet
+from driftproof.validation import check_choice
 
 __all__ = ["Files", "SourceImages"]
 
@@ -178,4 +178,4 @@ def _with_all_classes(described: StreamedSet, images: ImageSet) -> ImageSet:
 
 
 def _set(name: str) -> StreamedSet:
-    return SETS[expect_known("image set", name, SETS)]
+    return SETS[check_choice("image set", name, SETS)]

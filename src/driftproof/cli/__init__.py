@@ -13,7 +13,7 @@ import typer
 
 from driftproof import __version__
 from driftproof.cli.adapt import adapt_command
-from driftproof.cli.analyse import analyse_commands
+from driftproof.cli.analyze import analyse_commands
 from driftproof.cli.bench import bench_commands
 from driftproof.cli.check import check_command
 from driftproof.cli.corrupt import corrupt_command
@@ -36,7 +36,7 @@ app.command("demo")(demo_command)
 app.add_typer(bench_commands, name="bench")
 app.command("check")(check_command)
 app.command("adapt")(adapt_command)
-app.add_typer(analyse_commands, name="analyse")
+app.add_typer(analyse_commands, name="analyze")
 app.add_typer(data_commands, name="data")
 app.command("corrupt")(corrupt_command)
 app.command("train")(train_command)

@@ -50,7 +50,7 @@ def adapt_command(
 ) -> None:
     """Adapt a model over images, and write a row for each: class, probability, novelty, selected, alarm.
 
-    The model gets RGB images in 0..1 and has to normalise them itself. Images that cannot be read are named and left
+    The model gets RGB images in 0..1 and has to normalize them itself. Images that cannot be read are named and left
     out; the status is 1 then, and the other predictions are written all the same.
     """
     from driftproof.alarm import Alarm
@@ -134,7 +134,7 @@ def _rows(adapter: "Adapter", reading: Reading, alarm: "Alarm | None") -> list[R
     if logits.ndim != 2:
         raise ModelError(
             f"Expected one answer per image, but the model's logits are of shape {tuple(logits.shape)}. "
-            "For segmentation there is `driftproof analyse scenes`."
+            "For segmentation there is `driftproof analyze scenes`."
         )
     record = adapter.last
     novelties = record.novelty + 0.0  # a difference of nothing without the sign of its subtraction

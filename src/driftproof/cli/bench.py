@@ -97,9 +97,9 @@ def run_command(
     from driftproof.bench.runner import Settings, staging
     from driftproof.bench.workbench import Files
     from driftproof.cli.live import followed
-    from driftproof.names import expect_known
+    from driftproof.validation import check_choice
 
-    run = EXECUTORS[expect_known("executor", executor, EXECUTORS)]
+    run = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
     choice = Choice(
         methods=_words("--methods", methods),
         sets=_words("--sets", sets),
@@ -196,8 +196,8 @@ def unpack_command(
     typer.echo(f"Go on with `driftproof bench run … --out {shlex.quote(str(out))}`.", err=True)
 
 
-@bench_commands.command("summarise")
-def summarise_command(
+@bench_commands.command("summarize")
+def summarize_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of archives, such as `results`.")],
     out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/RESULTS.md if not said.")] = None,
     fill: Annotated[list[Path] | None, typer.Option(help="A page that quotes results; repeatable.")] = None,
@@ -207,7 +207,7 @@ def summarise_command(
     The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions. Other pages can quote whole
     tables that lie beside the archives as well.
     """
-    from driftproof.files import written_whole
+    from driftproof.files import atomic_write
     from driftproof.report import archives, beside, filled_in, page_text, quotable, written_up
 
     page = out or folder / "RESULTS.md"
@@ -216,7 +216,7 @@ def summarise_command(
         named = quotable(archives(folder)) | beside(folder)
         texts |= {path: filled_in(page_text(path), named) for path in fill}
     for path, text in texts.items():
-        with written_whole(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         typer.echo(path)
 

@@ -91,7 +91,7 @@ def _finish(clean: "ImageSet", names: list[str], destination: Path, stack: bool)
     import numpy as np
 
     from driftproof.data import FileSet, stacked
-    from driftproof.files import written_whole
+    from driftproof.files import atomic_write
 
     if isinstance(clean, FileSet):
         return
@@ -99,5 +99,5 @@ def _finish(clean: "ImageSet", names: list[str], destination: Path, stack: bool)
         for name in names:
             stacked(clean, name, destination)
         return
-    with written_whole(destination / "labels.npy") as unfinished, unfinished.open("wb") as file:
+    with atomic_write(destination / "labels.npy") as unfinished, unfinished.open("wb") as file:
         np.save(file, clean.labels.numpy())

@@ -1,4 +1,4 @@
-"""`driftproof analyse selection | scores | gradients | curves`: the paper's figures, drawn from results."""
+"""`driftproof analyze selection | scores | gradients | curves`: the paper's figures, drawn from results."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from driftproof.cli.output import AsJson, print_json
 from driftproof.errors import InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["curves_command", "gradients_command", "scores_command", "selection_command"]
 
@@ -58,8 +58,8 @@ def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: A
     insights = list(ANALYSES[name](results, **options))
     if not insights:
         raise InputError(
-            f"Expected results in {folder} that `analyse {name}` can draw, but there are none. "
-            f"`driftproof analyse {name} --help` says which it needs."
+            f"Expected results in {folder} that `analyze {name}` can draw, but there are none. "
+            f"`driftproof analyze {name} --help` says which it needs."
         )
     if as_json:
         print_json({insight.name: insight.as_data() for insight in insights})
@@ -71,6 +71,6 @@ def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: A
         drawing.save(home)
         caption = " ".join([drawing.caption, *caveats({"limit": results.shared.get("limit")})])
         said = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
-        with written_whole(home / f"{insight.name}.json") as unfinished:
+        with atomic_write(home / f"{insight.name}.json") as unfinished:
             unfinished.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
         typer.echo(home / f"{insight.name}.svg")

@@ -7,8 +7,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from driftproof.cli.progress import counting
-from driftproof.names import differing
 from driftproof.report.lines import particulars
+from driftproof.validation import distinguishing_items
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +90,7 @@ def _name(spec: "Spec") -> str:
 
 def _apart(spec: "Spec", others: "Sequence[Spec]") -> list[str]:
     facts = [{"network": each.model, **dict(each.options)} for each in (spec, *others)]
-    return [*differing(*facts), *particulars(spec, others)]
+    return [*distinguishing_items(*facts), *particulars(spec, others)]
 
 
 def _measured(note: "Note") -> str:

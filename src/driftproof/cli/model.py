@@ -13,7 +13,7 @@ import typer
 
 from driftproof.cli.offered import NETWORKS
 from driftproof.errors import ConfigurationError, ModelError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +97,7 @@ def _named(reference: str) -> object:
     found: object = _imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            expect_known(f"name in {module_name}", name, [known for known in dir(found) if not known.startswith("_")])
+            check_choice(f"name in {module_name}", name, [known for known in dir(found) if not known.startswith("_")])
         found = getattr(found, name)
     return found
 

@@ -30,8 +30,8 @@ def method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
     """What `--option name=value` means, repeated or not given at all.
 
     Examples:
-        >>> method_options(["lr=0.001", "optimiser=sgd"])
-        {'lr': 0.001, 'optimiser': 'sgd'}
+        >>> method_options(["lr=0.001", "optimizer=sgd"])
+        {'lr': 0.001, 'optimizer': 'sgd'}
     """
     return dict(map(_option, texts or ()))
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from driftproof.files import written_whole
-from driftproof.names import expect_known
+from driftproof.files import atomic_write
 from driftproof.optional import require
+from driftproof.validation import check_choice
 
 __all__ = ["Row", "written_rows"]
 
@@ -56,9 +56,9 @@ def written_rows(path: Path) -> Iterator[Write]:
         a.png,3,0.75,0.5,true,
         <BLANKLINE>
     """
-    kind = _KINDS[expect_known("kind of table", path.suffix.lower(), _KINDS)]
+    kind = _KINDS[check_choice("kind of table", path.suffix.lower(), _KINDS)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as unfinished, kind(unfinished) as write:
+    with atomic_write(path) as unfinished, kind(unfinished) as write:
         yield write
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftproof.cli.offered import SCENES
 from driftproof.errors import ConfigurationError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     from driftproof.bench.scenes import SourceScenes
@@ -41,7 +41,7 @@ def given_scenes(
     if folder is None and dataset is None:
         raise ConfigurationError("Expected a folder of frames or `--set`, but got neither.")
     if dataset is not None:
-        expect_known("set of scenes", dataset, SCENES)
+        check_choice("set of scenes", dataset, SCENES)
     if unknown is not None and dataset != "camvid":
         raise ConfigurationError(
             f"Expected `--unknown` with `--set camvid`, but got it with {dataset or folder}. "

@@ -12,7 +12,7 @@ from driftproof.cli.device import Device, expect_device
 from driftproof.cli.options import LARGEST_SEED
 from driftproof.cli.train_scenes import SCENE_RECIPES, SCENE_SETS, train_on_scenes
 from driftproof.errors import ConfigurationError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     import torch
@@ -81,12 +81,12 @@ def train_command(
             raise ConfigurationError(f"Expected `{option}` with one of {', '.join(SCENE_RECIPES)}, but got {model}.")
     import torch
 
-    from driftproof.files import expect_writable, sha256
+    from driftproof.files import check_writable, sha256
     from driftproof.models import build, load_checkpoint, save_checkpoint
     from driftproof.training import Trainer
 
     recipe = _recipe(model, epochs)
-    expect_writable(out)
+    check_writable(out)
     train, test = (_read(dataset, data, train=train) for train in (True, False))
     place = expect_device(device)
     torch.manual_seed(seed)
@@ -108,14 +108,14 @@ def train_command(
 def _recipe(model: str, epochs: int | None) -> "Recipe":
     from driftproof import training
 
-    recipe: Recipe = getattr(training, RECIPES[expect_known("model to train", model, _NETWORKS)])
+    recipe: Recipe = getattr(training, RECIPES[check_choice("model to train", model, _NETWORKS)])
     return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 
 def _read(name: str, root: Path, *, train: bool) -> "ImageSet":
     from driftproof import data
 
-    images: ImageSet = getattr(data, SETS[expect_known("data set to train on", name, SETS)])(root, train=train)
+    images: ImageSet = getattr(data, SETS[check_choice("data set to train on", name, SETS)])(root, train=train)
     return images
 
 

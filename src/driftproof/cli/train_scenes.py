@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +48,13 @@ def train_on_scenes(
     from driftproof import training
     from driftproof.data import Height
     from driftproof.data import scenes as readers
-    from driftproof.files import expect_writable, sha256
+    from driftproof.files import check_writable, sha256
     from driftproof.models import build, load_backbone, save_checkpoint
 
     console = Console(stderr=True)
     recipe = _recipe(model, epochs, height)
-    expect_writable(out)
-    read = getattr(readers, SCENE_SETS[expect_known("set of scenes to train on", dataset, SCENE_SETS)])
+    check_writable(out)
+    read = getattr(readers, SCENE_SETS[check_choice("set of scenes to train on", dataset, SCENE_SETS)])
     size = None if height is None else Height(height)
     taught, rated = (read(data, split=split, size=size) for split in ("train", "val"))
     images, labels = training.labelled_scenes(rated)

@@ -15,7 +15,7 @@ from driftproof.corruptions.noise import gaussian_noise, impulse_noise, shot_noi
 from driftproof.corruptions.spatter import spatter
 from driftproof.corruptions.weather import brightness, fog, frost, snow
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["CORRUPTIONS", "HELD_OUT", "check_corruption", "corrupt"]
 
@@ -117,7 +117,7 @@ def _truncated(x: Tensor) -> Tensor:
 
 def check_corruption(name: str, severity: int) -> None:
     """Refuse a corruption or severity that does not exist, naming the nearest ones."""
-    expect_known("corruption", name, (*CORRUPTIONS, *HELD_OUT))
+    check_choice("corruption", name, (*CORRUPTIONS, *HELD_OUT))
     if type(severity) is not int or not 1 <= severity <= 5:
         raise ConfigurationError(f"Expected `severity` to be an integer in 1..5, but got {severity!r}.")
 

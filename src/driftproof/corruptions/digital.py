@@ -23,15 +23,15 @@ def contrast(x: Tensor, draws: Draws, factor: float) -> Tensor:
 
 
 def saturate(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
-    """Stronger or paler colours; a grey pixel that gains colour turns red, whose hue is zero."""
+    """Stronger or paler colors; a grey pixel that gains color turns red, whose hue is zero."""
     factor, offset = constants
     value = x.amax(dim=1, keepdim=True)
     chroma = value - x.amin(dim=1, keepdim=True)
     saturation = chroma / value.clamp(min=1e-12)
     wanted = (saturation * factor + offset).clamp(0, 1)
-    coloured = value - (value - x) * (wanted / saturation.clamp(min=1e-12))
+    colored = value - (value - x) * (wanted / saturation.clamp(min=1e-12))
     red = torch.cat([value, value * (1 - wanted), value * (1 - wanted)], dim=1)
-    return torch.where(chroma > 0, coloured, red)
+    return torch.where(chroma > 0, colored, red)
 
 
 def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:

@@ -66,7 +66,7 @@ def fog(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
 
 
 def brightness(x: Tensor, draws: Draws, amount: float) -> Tensor:
-    """More light: the value of every colour is raised."""
+    """More light: the value of every color is raised."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + amount).clamp(0, 1)
     return torch.where(value > 0, x * (raised / value.clamp(min=1e-12)), raised)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["SOURCES", "RemoteFile", "Source", "source"]
 
@@ -71,7 +71,7 @@ def source(name: str) -> Source:
         >>> source("cifar10").files[0].name
         'cifar-10-python.tar.gz'
     """
-    return SOURCES[expect_known("data set", name, SOURCES)]
+    return SOURCES[check_choice("data set", name, SOURCES)]
 
 
 def _imagenet_c(part: str, size: int, md5: str, *corruptions: str) -> RemoteFile:

@@ -16,7 +16,7 @@ from driftproof.corruptions import FrostPhotos, corrupt, find_frost_photos, jpeg
 from driftproof.data.folder import load_array
 from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "refuse_other_protocol", "stacked"]
 
@@ -137,13 +137,13 @@ def stacked(clean: ImageSet, corruption: str, folder: Path) -> Path:
     """
     parts = [load_array(folder / corruption / f"{severity}.npy") for severity in range(1, 6)]
     path = folder / f"{corruption}.npy"
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         shape = (sum(map(len, parts)), *parts[0].shape[1:])
         whole = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
         for index, part in enumerate(parts):
             whole[index * len(part) : (index + 1) * len(part)] = part
         whole.flush()
-    with written_whole(folder / "labels.npy") as unfinished, unfinished.open("wb") as file:
+    with atomic_write(folder / "labels.npy") as unfinished, unfinished.open("wb") as file:
         np.save(file, clean.labels.repeat(5).numpy())
     return path
 
@@ -220,5 +220,5 @@ def refuse_other_protocol(path: Path, found: dict[str, Any], wanted: dict[str, A
 
 
 def _written(path: Path, content: dict[str, Any]) -> None:
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content))

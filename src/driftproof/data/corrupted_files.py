@@ -11,7 +11,7 @@ from torch import Tensor
 from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, refuse_other_protocol
 from driftproof.data.images import FileSet
 from driftproof.errors import InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.optional import require
 
 __all__ = ["write_files"]
@@ -39,7 +39,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     for indices, batch in _batches(images, missing):
         for index, pixels in zip(indices, batch.permute(0, 2, 3, 1).numpy(), strict=True):
             targets[index].parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(targets[index]) as unfinished:
+            with atomic_write(targets[index]) as unfinished:
                 pillow.fromarray(pixels).save(unfinished, "JPEG", quality=PUBLISHED_QUALITY)
         done += len(indices)
         if progress is not None:
@@ -62,7 +62,7 @@ def _keep_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None
                 "before or is gone: what is random in an image goes by its place. Remove the folder."
             )
     folder.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(protocol | {"images": len(names), "names": _digest(names)}))
 
 

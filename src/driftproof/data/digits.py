@@ -14,7 +14,7 @@ _NAMES = tuple(str(digit) for digit in range(10))
 
 
 def digits(*, train: bool = False) -> ImageSet:
-    """The digits 0 to 5 as 16×16 colour images, in a fixed random order; one half is for training.
+    """The digits 0 to 5 as 16×16 color images, in a fixed random order; one half is for training.
 
     Args:
         train: Whether to take the half that a model is trained on, instead of the other.

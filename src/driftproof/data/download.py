@@ -22,7 +22,7 @@ from urllib.request import Request, urlopen
 
 from driftproof.data.catalogue import RemoteFile, Source
 from driftproof.errors import ConfigurationError, DownloadError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 
 __all__ = ["DownloadProgress", "Finding", "fetch", "unpack", "verify"]
 
@@ -91,7 +91,7 @@ def fetch(
         raise ConfigurationError(f"Expected `attempts` to be at least 1, but got {attempts}.")
     target = Path(folder) / file.name
     if target.exists():
-        _require_whole(file, target, target, remedy=f"Delete {target} to download it again.")
+        _require_whole(file, target, target, fix=f"Delete {target} to download it again.")
         return target
     if file.manual or not file.url.startswith(("http://", "https://")):
         raise DownloadError(f"Expected {file.url} to be free to download, but it is not: put it at {target} by hand.")
@@ -99,12 +99,12 @@ def fetch(
     part = _Part(target)
     _receive_all(file, part, progress, attempts, sleep)
     try:
-        _require_whole(file, part.path, target, remedy="What came was deleted; try again.")
+        _require_whole(file, part.path, target, fix="What came was deleted; try again.")
     except DownloadError:
         part.discard()
         raise
     if file.sha256 is None:
-        with written_whole(_record(target)) as unfinished:
+        with atomic_write(_record(target)) as unfinished:
             unfinished.write_text(f"{_digests(part.path, ['sha256'])['sha256']}  {file.name}\n", "utf-8")
     part.finish(target)
     return target
@@ -175,11 +175,11 @@ def _compared(file: RemoteFile, path: Path, target: Path) -> Finding:
     return Finding(file.name, "present", f"{' and '.join(known)} as expected")
 
 
-def _require_whole(file: RemoteFile, path: Path, target: Path, *, remedy: str) -> None:
+def _require_whole(file: RemoteFile, path: Path, target: Path, *, fix: str) -> None:
     finding = _compared(file, path, target)
     if finding.state in ("wrong length", "wrong checksum"):
         raise DownloadError(
-            f"Expected {file.name} as published, but it has the {finding.state}: {finding.detail}. {remedy}"
+            f"Expected {file.name} as published, but it has the {finding.state}: {finding.detail}. {fix}"
         )
 
 
@@ -224,7 +224,7 @@ class _Part:
     def begin(self, version: str | None) -> None:
         self.discard()
         if version is not None:
-            with written_whole(self._mark) as unfinished:
+            with atomic_write(self._mark) as unfinished:
                 unfinished.write_text(version, "utf-8")
 
     def finish(self, target: Path) -> None:

@@ -115,8 +115,8 @@ def locate(root: Path, *names: str, source: str | None = None) -> Path:
             return root / name
         if any(path.as_posix().endswith(f"/{name}") for path in (root.absolute(), root.resolve())) and root.exists():
             return root
-    remedy = f" Get it with `driftproof data get {source}`." if source else ""
-    raise InputError(f"Expected {' or '.join(names)} in {root}, but it is not there.{remedy}")
+    fix = f" Get it with `driftproof data get {source}`." if source else ""
+    raise InputError(f"Expected {' or '.join(names)} in {root}, but it is not there.{fix}")
 
 
 def load_array(path: Path) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""An image set recognised by its files."""
+"""An image set recognized by its files."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -2,19 +2,19 @@
 
 import torch
 
+from driftproof.kernels.arrival_counters import new_tickets
 from driftproof.kernels.availability import can_compile
-from driftproof.kernels.layer import KINDS, normalise_alone, suits
-from driftproof.kernels.normalisation import add_normalise, normalise
-from driftproof.kernels.tickets import new_tickets
+from driftproof.kernels.batch_norm_ops import add_normalize, normalize
+from driftproof.kernels.layer import KINDS, normalize_alone, suits
 
 __all__ = [
     "KINDS",
     "OPERATIONS",
-    "add_normalise",
+    "add_normalize",
     "can_compile",
     "new_tickets",
-    "normalise",
-    "normalise_alone",
+    "normalize",
+    "normalize_alone",
     "suits",
 ]
 

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import torch
 
-from driftproof.kernels.normalisation import normalise_on_cuda
-from driftproof.kernels.tickets import zero_tickets
+from driftproof.kernels.arrival_counters import zero_tickets
+from driftproof.kernels.batch_norm_ops import normalize_on_cuda
 
 __all__ = ["can_compile"]
 
@@ -38,4 +38,4 @@ def can_compile(device: torch.device) -> bool:
 
 def _try_out(device: torch.device) -> None:
     x, layer = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, device=device)
-    normalise_on_cuda(x, layer, layer, zero_tickets(1, 1, device), 0, 1.0, False)
+    normalize_on_cuda(x, layer, layer, zero_tickets(1, 1, device), 0, 1.0, False)

@@ -1,4 +1,4 @@
-"""Normalisation by itself, for a network that runs operation by operation.
+"""Normalization by itself, for a network that runs operation by operation.
 
 It rounds as the fused operations do, so that a step in which everything is fused learns exactly what this one learns.
 """
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from driftproof.kernels.arrival_counters import zero_tickets
 from driftproof.kernels.availability import can_compile
-from driftproof.kernels.normalisation import backward_on_cuda, normalise_on_cuda
-from driftproof.kernels.tickets import zero_tickets
+from driftproof.kernels.batch_norm_ops import backward_on_cuda, normalize_on_cuda
 
-__all__ = ["KINDS", "normalise_alone", "suits"]
+__all__ = ["KINDS", "normalize_alone", "suits"]
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of images that the kernels read."""
@@ -25,18 +25,18 @@ def suits(x: Tensor) -> bool:
     return there and x.is_contiguous(memory_format=torch.channels_last) and can_compile(x.device)
 
 
-def normalise_alone(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """As `normalise` of images that suit, neither rectified nor compiled."""
-    normalised: Tensor = _Normalisation.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
-    return normalised
+def normalize_alone(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """As `normalize` of images that suit, neither rectified nor compiled."""
+    normalized: Tensor = _Normalization.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    return normalized
 
 
-class _Normalisation(torch.autograd.Function):
+class _Normalization(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # noqa: ANN401
         tickets = zero_tickets(1, x.shape[1], x.device)
         y: Tensor
-        y, mean, scale = normalise_on_cuda(x, weight, bias, tickets, 0, eps, False)
+        y, mean, scale = normalize_on_cuda(x, weight, bias, tickets, 0, eps, False)
         ctx.save_for_backward(x, mean, scale, weight, bias, tickets)
         return y
 

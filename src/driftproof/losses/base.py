@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from driftproof.parts import Part, Step
+from driftproof.components import Component, Step
 
 __all__ = ["Loss"]
 
 
-class Loss(Part):
+class Loss(Component):
     """A loss per sample; the adapter weighs and averages it.
 
     Examples:

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.losses.base import Loss
-from driftproof.parts import Step
-from driftproof.predictions import log_probabilities, widened
+from driftproof.predictions import log_probabilities, upcast
 
 __all__ = ["Conjugate", "conjugate", "conjugate_labels"]
 
@@ -25,7 +25,7 @@ def conjugate(logits: Tensor, epsilon: float = 0.0, temperature: float = 1.0) ->
 
     lse(z) − Σ_k y*_k z_k + ε Σ_k y*_k (1 − p_k) on z/T, with gradients through y* and p. At ε = 0 this is the entropy.
     """
-    log_p = log_probabilities(widened(logits) / temperature)
+    log_p = log_probabilities(upcast(logits) / temperature)
     p = log_p.exp()
     labels = conjugate_labels(p, epsilon)
     # The labels sum to one, so lse(z) − Σ y* z is the cross-entropy −Σ y* ln p.

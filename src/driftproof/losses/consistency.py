@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, cotta_view, expect_pixels
+from driftproof.augment import Augment, check_unit_range, cotta_view
+from driftproof.components import PrepareContext, Step
 from driftproof.errors import ConfigurationError
 from driftproof.losses.base import Loss
 from driftproof.network import Network
-from driftproof.parts import Preparation, Step
 from driftproof.predictions import log_probabilities
 
 __all__ = ["Consistency", "MultiScale", "RandomViews"]
@@ -36,7 +36,7 @@ class RandomViews:
 
     def __call__(self, teacher: Predict, step: Step) -> Tensor:
         """The averaged logits."""
-        expect_pixels(step.images, self.augment)
+        check_unit_range(step.images, self.augment)
         total = teacher(step.view(self.augment))
         for _ in range(self.count - 1):
             total = total + teacher(step.view(self.augment))
@@ -83,7 +83,7 @@ class Consistency(Loss):
     adapter returns the teacher's answer.
 
     Classification: the rule is per batch (mean of the frozen model's largest probability below the threshold) and the
-    targets are soft. The views are computed only when they are used, which is why a host–device synchronisation stands
+    targets are soft. The views are computed only when they are used, which is why a host–device synchronization stands
     in this step. Segmentation (rank-4 logits): the rule is per pixel, the targets are hard labels and the answer is a
     map of log-probabilities.
 
@@ -100,7 +100,7 @@ class Consistency(Loss):
             ImageNet.
     """
 
-    varies = "its teacher looks at more views only when the frozen model is unsure"
+    dynamic_reason = "its teacher looks at more views only when the frozen model is unsure"
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Consistency(Loss):
         """Whether the threshold is known."""
         return self.threshold is not None or self.source_threshold is not None
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Find the threshold from the source model's confidence on its own data."""
         if self.threshold is not None:
             return

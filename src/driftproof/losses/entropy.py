@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from driftproof.components import Step
 from driftproof.losses.base import Loss
-from driftproof.parts import Step
 from driftproof.predictions import entropy
 
 __all__ = ["Entropy"]

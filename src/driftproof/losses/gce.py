@@ -1,11 +1,11 @@
-"""Generalised cross-entropy on the model's own labels."""
+"""Generalized cross-entropy on the model's own labels."""
 
 import torch
 from torch import Tensor
 
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.losses.base import Loss
-from driftproof.parts import Step
 
 __all__ = ["GCE", "gce"]
 
@@ -22,7 +22,7 @@ def gce(log_p: Tensor, q: float = 0.8) -> Tensor:
 
 
 class GCE(Loss):
-    """Generalised cross-entropy with the model's own hard labels, robust to wrong ones.
+    """Generalized cross-entropy with the model's own hard labels, robust to wrong ones.
 
     Tends to cross-entropy on those labels as q → 0 and to 1 − p at q = 1.
 

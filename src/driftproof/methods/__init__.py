@@ -8,7 +8,7 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 - `statistics`, what batch norm uses (None: the batch's own statistics);
 - `mean_entropy`, λ_max (None: 0.5 with `ConfidenceDifference`, the method's own otherwise);
 - `scope`, what moves (None: the method's own);
-- `optimiser`, called as `optimiser(parameters, lr=lr)` (Adam unless told otherwise);
+- `optimizer`, called as `optimizer(parameters, lr=lr)` (Adam unless told otherwise);
 - and the keywords of `Adapter` from `accumulate` on.
 """
 

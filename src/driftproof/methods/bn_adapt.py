@@ -1,4 +1,4 @@
-"""BN Adapt: normalise with the statistics of the test batch."""
+"""BN Adapt: normalize with the statistics of the test batch."""
 
 from torch import nn
 from typing_extensions import Unpack

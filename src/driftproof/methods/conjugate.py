@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Conjugate
-from driftproof.methods.stepping import Options, stepping
+from driftproof.methods._build import Options, stepping
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
@@ -21,7 +21,7 @@ def conjugate(
     select: Selection | None = None,
     **options: Unpack[Options],
 ) -> Adapter:
-    """Minimise the conjugate of the training loss, on normalisation's affine parameters.
+    """Minimize the conjugate of the training loss, on normalization's affine parameters.
 
     For a model trained with cross-entropy (ε = 0, T = 1) this is `tent`, step for step. The paper's row differs from
     its TENT row, so it was probably run with the reference code's default for PolyLoss models, ε = 6 (ImageNet: 8).

@@ -5,8 +5,8 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Consistency, MultiScale, RandomViews
-from driftproof.methods.stepping import Options, stepping
-from driftproof.regularisers import StochasticRestore
+from driftproof.methods._build import Options, stepping
+from driftproof.regularizers import StochasticRestore
 from driftproof.scopes import everything
 from driftproof.selection import Selection
 
@@ -40,7 +40,7 @@ def cotta(
         restore: Probability with which a scalar returns to its source value after each step.
         views: The ensemble for classification; None is 32 random views.
         scales: The ensemble for segmentation; None is five scales with mirroring.
-        symmetric: The symmetrised loss CoTTA uses on ImageNet.
+        symmetric: The symmetrized loss CoTTA uses on ImageNet.
         select: Which samples to learn from; None is all of them.
         **options: The keywords all methods share, see `driftproof.methods`.
 
@@ -61,6 +61,6 @@ def cotta(
         moves=everything(),
         lr=lr,
         select=select,
-        regulariser=StochasticRestore(restore),
+        regularizer=StochasticRestore(restore),
         **options,
     )

@@ -5,8 +5,8 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods.stepping import Options, stepping
-from driftproof.regularisers import Fisher
+from driftproof.methods._build import Options, stepping
+from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
 
@@ -26,7 +26,7 @@ def eata(
     select: Selection | None = None,
     **options: Unpack[Options],
 ) -> Adapter:
-    """Entropy minimisation on selected, weighted samples with a Fisher penalty; needs `prepare`.
+    """Entropy minimization on selected, weighted samples with a Fisher penalty; needs `prepare`.
 
     Samples count if H(ŷ) < E0 and their prediction differs from the average of what was kept; they are weighted by
     exp(E0 − H). A batch without such samples takes no step. A given `select` replaces that filter, weights and all.
@@ -68,6 +68,6 @@ def eata(
         moves=norm_affine(),
         lr=lr,
         select=select,
-        regulariser=Fisher(fisher, fisher_samples, fisher_batch_size),
+        regularizer=Fisher(fisher, fisher_samples, fisher_batch_size),
         **options,
     )

@@ -1,11 +1,11 @@
-"""ENT: minimise entropy by every parameter."""
+"""ENT: minimize entropy by every parameter."""
 
 from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods.stepping import Options, stepping
+from driftproof.methods._build import Options, stepping
 from driftproof.scopes import everything
 from driftproof.selection import Selection
 
@@ -13,7 +13,7 @@ __all__ = ["ent"]
 
 
 def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[Options]) -> Adapter:
-    """Entropy minimisation on every parameter with batch statistics.
+    """Entropy minimization on every parameter with batch statistics.
 
     As `tent`, but all parameters move, at a tenth of its learning rate.
 

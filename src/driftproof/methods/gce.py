@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import GCE
-from driftproof.methods.stepping import Options, stepping
+from driftproof.methods._build import Options, stepping
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
@@ -15,7 +15,7 @@ __all__ = ["gce"]
 def gce(
     model: nn.Module, *, lr: float = 1e-3, q: float = 0.8, select: Selection | None = None, **options: Unpack[Options]
 ) -> Adapter:
-    """Generalised cross-entropy with the model's own labels, on normalisation's affine parameters.
+    """Generalized cross-entropy with the model's own labels, on normalization's affine parameters.
 
     Open choice taken: the prediction is the one before the update, for comparability; the reference code predicts after
     it, which is `output="after"`.

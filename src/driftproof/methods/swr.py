@@ -8,8 +8,8 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.augment import Augment, photometric
 from driftproof.losses import Entropy
-from driftproof.methods.stepping import Options, stepping
-from driftproof.regularisers import NearestPrototypes, Regulariser, WeightedDrift
+from driftproof.methods._build import Options, stepping
+from driftproof.regularizers import NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.scopes import everything
 from driftproof.selection import Selection
 
@@ -29,10 +29,10 @@ def swr(
     select: Selection | None = None,
     **options: Unpack[Options],
 ) -> Adapter:
-    """Entropy minimisation on every parameter, with weighted regularisation and a prototype task; needs `prepare`.
+    """Entropy minimization on every parameter, with weighted regularization and a prototype task; needs `prepare`.
 
     A re-implementation: no code of the original exists, and not all of its numbers are public. Selection applies to the
-    main loss alone; the regulariser and the prototype task see all samples.
+    main loss alone; the regularizer and the prototype task see all samples.
 
     Open choices taken: weight 1 on the sample entropy and 0.5 on the mean entropy; λ_r = 250, the value remembered for
     CIFAR-10, which one round of held-out corruptions of that set bears out against 25 and 2500; the anchor is the
@@ -42,11 +42,11 @@ def swr(
     Args:
         model: The trained model.
         lr: Learning rate.
-        strength: λ_r of the regulariser.
+        strength: λ_r of the regularizer.
         anchor: What the parameters are held to: "previous" iteration or "source".
         prototypes: Whether to add the nearest-source-prototypes task; a `NearestPrototypes` to set it up yourself.
         augment: The change of appearance used to prepare, and for the transformed copy at test time.
-        drift_samples: Source images that `prepare` measures the regulariser's weights on: the first that come, so
+        drift_samples: Source images that `prepare` measures the regularizer's weights on: the first that come, so
             shuffle what is stored by class.
         drift_batch_size: How many at a time.
         select: Which samples to learn from; None is all of them.
@@ -65,19 +65,19 @@ def swr(
         Choi et al., "Improving Test-Time Adaptation via Shift-agnostic Weight Regularization and Nearest Source
         Prototypes", ECCV 2022.
     """
-    regulariser: Regulariser = WeightedDrift(
+    regularizer: Regularizer = ShiftAgnosticPenalty(
         strength, anchor, samples=drift_samples, batch_size=drift_batch_size, augment=augment
     )
     if prototypes:
         task = prototypes if isinstance(prototypes, NearestPrototypes) else NearestPrototypes(augment=augment)
-        regulariser = regulariser + task
+        regularizer = regularizer + task
     return stepping(
         model,
         loss=Entropy(),
         moves=everything(),
         lr=lr,
         select=select,
-        regulariser=regulariser,
+        regularizer=regularizer,
         own_mean_entropy=0.5,
         **options,
     )

@@ -1,11 +1,11 @@
-"""TENT: minimise entropy by the affine parameters of normalisation."""
+"""TENT: minimize entropy by the affine parameters of normalization."""
 
 from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods.stepping import Options, stepping
+from driftproof.methods._build import Options, stepping
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
@@ -13,7 +13,7 @@ __all__ = ["tent"]
 
 
 def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[Options]) -> Adapter:
-    """Entropy minimisation on normalisation's affine parameters with batch statistics.
+    """Entropy minimization on normalization's affine parameters with batch statistics.
 
     L = mean of H(ŷ) over all samples, open-set ones included; with `select=ConfidenceDifference()` the paper's method.
 

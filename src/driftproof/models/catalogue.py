@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from driftproof.models.deeplab import DeepLabV3Plus
-from driftproof.models.normalised import Channels
+from driftproof.models.normalized import Channels
 from driftproof.models.resnet import IMAGENET_MEAN, IMAGENET_STD, ResNet50
 from driftproof.models.resnext import ResNeXt29
 from driftproof.models.wide_resnet import WideResNet
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["MODELS", "Entry", "build"]
 
@@ -93,6 +93,6 @@ def build(name: str, *, classes: int | None = None, **overrides: Any) -> nn.Modu
         >>> build("wrn10_1", classes=6).fc
         Linear(in_features=64, out_features=6, bias=True)
     """
-    entry = MODELS[expect_known("model", name, MODELS)]
+    entry = MODELS[check_choice("model", name, MODELS)]
     settings = {"mean": entry.mean, "std": entry.std} | overrides
     return entry.build(classes=entry.classes if classes is None else classes, **settings)

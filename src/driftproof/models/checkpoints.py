@@ -16,9 +16,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.models.catalogue import MODELS, build
-from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.normalized import Channels, Normalized
 
 __all__ = ["Checkpoint", "load_checkpoint", "read_checkpoint", "restore", "save_checkpoint", "without_prefixes"]
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _CONTAINERS = ("state_dict_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
-_NORMALISERS = {"mu": "mean", "sigma": "std", "normalize.mean": "mean", "normalize.std": "std"}
+_NORMALIZERS = {"mu": "mean", "sigma": "std", "normalize.mean": "mean", "normalize.std": "std"}
 _FORMULA = re.compile(r"\(\s*x\s*-\s*(\d*\.?\d+)\s*\)\s*/\s*(\d*\.?\d+)")
 
 
@@ -67,8 +67,8 @@ def load_checkpoint(model: _Model, path: str | Path, *, new_head: bool = False) 
 
     The prefixes that wrappers leave on the names (`module.`, `_orig_mod.`, `model.`, `backbone.`) are taken off if the
     names fit the model then. Layers that only training needs, which a network lists in `training_only`, are left out,
-    and that is logged. Values are cast to the model's types. If the file says how images are normalised, in its
-    description or in RobustBench's `mu` and `sigma`, and the model normalises them itself, the two have to agree.
+    and that is logged. Values are cast to the model's types. If the file says how images are normalized, in its
+    description or in RobustBench's `mu` and `sigma`, and the model normalizes them itself, the two have to agree.
 
     Args:
         model: The model.
@@ -114,28 +114,28 @@ def save_checkpoint(path: str | Path, model: nn.Module, meta: Mapping[str, Any])
     """
     description = _description(model, meta)
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
-    with written_whole(Path(path)) as unfinished:
+    with atomic_write(Path(path)) as unfinished:
         unfinished.write_bytes(save(tensors, metadata={"format": "pt", "meta": description}))
 
 
 def restore(path: str | Path) -> nn.Module:
     """Build the network a file describes, with the file's weights, ready to predict.
 
-    The description has to name `arch`, a network of the catalogue, and the normalisation: `mean` and `std`, or
-    `normalise` with both or as "(x-0.5)/0.5". `classes` is their number or their names.
+    The description has to name `arch`, a network of the catalogue, and the normalization: `mean` and `std`, or
+    `normalize` with both or as "(x-0.5)/0.5". `classes` is their number or their names.
 
     Raises:
         InputError: If the file cannot be read, or does not describe its network.
     """
     checkpoint = read_checkpoint(path)
-    arch, normalisation = checkpoint.meta.get("arch"), _normalisation(checkpoint.meta)
-    if not isinstance(arch, str) or not normalisation:
-        lacking = "how images are normalised" if isinstance(arch, str) else "which architecture it belongs to"
+    arch, normalization = checkpoint.meta.get("arch"), _normalization(checkpoint.meta)
+    if not isinstance(arch, str) or not normalization:
+        lacking = "how images are normalized" if isinstance(arch, str) else "which architecture it belongs to"
         raise InputError(
             f"Expected {path} to say {lacking}, but it does not. Build the model, then load_checkpoint(model, path)."
         )
     with torch.random.fork_rng(devices=[]):  # nobody should notice that weights were drawn only to be replaced
-        model = build(arch, classes=_class_count(checkpoint.meta), **normalisation)
+        model = build(arch, classes=_class_count(checkpoint.meta), **normalization)
     return _loaded(model, checkpoint, path).eval()
 
 
@@ -211,9 +211,9 @@ def _loaded(model: _Model, checkpoint: Checkpoint, path: str | Path, *, new_head
     _leave_out_training_only(model, state, path)
     if new_head:
         state |= {name: tensor for name, tensor in own.items() if name.rpartition(".")[0] == _head(own)}
-    if isinstance(model, Normalised):
-        _refuse_other_normalisation(model, _taken_normalisation(state), path)
-        _refuse_other_normalisation(model, _normalisation(checkpoint.meta), path)
+    if isinstance(model, Normalized):
+        _refuse_other_normalization(model, _taken_normalization(state), path)
+        _refuse_other_normalization(model, _normalization(checkpoint.meta), path)
     if misfits := list(_misfits(own, state)):
         raise InputError(f"Expected {path} to fit this {type(model).__name__}, but {'; '.join(misfits)}.")
     state = {name: value.to(own[name].dtype) for name, value in state.items()}
@@ -235,7 +235,7 @@ def _leave_out_training_only(model: nn.Module, state: dict[str, Tensor], path: s
 def without_prefixes(state: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The state as it is, then with each prefix off that all weights share."""
     yield dict(state)
-    weights = [name for name in state if name not in _NORMALISERS]
+    weights = [name for name in state if name not in _NORMALIZERS]
     for prefix in _PREFIXES:
         if weights and all(name.startswith(prefix) for name in weights):
             yield from without_prefixes({name.removeprefix(prefix): value for name, value in state.items()})
@@ -275,19 +275,19 @@ def _advice_on_classes(own: dict[str, Tensor], state: dict[str, Tensor]) -> str:
     return f" (it has {there} classes and the model {here}: build the model with classes={there})"
 
 
-def _taken_normalisation(state: dict[str, Tensor]) -> dict[str, Channels]:
+def _taken_normalization(state: dict[str, Tensor]) -> dict[str, Channels]:
     """Take mean and standard deviation out of a state."""
-    names = [name for name in _NORMALISERS if name in state and state[name].numel() in (1, 3)]
-    said: dict[str, list[float]] = {_NORMALISERS[name]: state.pop(name).flatten().tolist() for name in names}
+    names = [name for name in _NORMALIZERS if name in state and state[name].numel() in (1, 3)]
+    said: dict[str, list[float]] = {_NORMALIZERS[name]: state.pop(name).flatten().tolist() for name in names}
     return {word: values if len(values) == 3 else values[0] for word, values in said.items()}
 
 
-def _refuse_other_normalisation(model: Normalised, said: Mapping[str, Channels], path: str | Path) -> None:
-    own = _own_normalisation(model)
+def _refuse_other_normalization(model: Normalized, said: Mapping[str, Channels], path: str | Path) -> None:
+    own = _own_normalization(model)
     for word, value in said.items():
         if not _same(value, own[word]):
             raise InputError(
-                f"Expected a model that normalises images as in the training of {path}, with {word} {value}, but this "
+                f"Expected a model that normalizes images as in the training of {path}, with {word} {value}, but this "
                 f"one has {word} {own[word]}. Build it with {word}={value}."
             )
 
@@ -297,7 +297,7 @@ def _same(one: Channels, other: Channels) -> bool:
     return bool(torch.isclose(first, second, rtol=1e-3).all())  # as far as half precision can tell
 
 
-def _own_normalisation(model: Normalised) -> dict[str, Channels]:
+def _own_normalization(model: Normalized) -> dict[str, Channels]:
     return {"mean": _plain(model.mean), "std": _plain(model.std)}
 
 
@@ -307,9 +307,9 @@ def _plain(values: Tensor) -> Channels:
     return numbers[0] if values.ndim == 0 else numbers
 
 
-def _normalisation(meta: Mapping[str, Any]) -> dict[str, Channels]:
+def _normalization(meta: Mapping[str, Any]) -> dict[str, Channels]:
     """Mean and standard deviation as a description says them; empty if it does not, or not so that it is understood."""
-    said = meta.get("normalise")
+    said = meta.get("normalize")
     if isinstance(said, str) and (formula := _FORMULA.fullmatch(said)):
         said = {"mean": float(formula[1]), "std": float(formula[2])}
     said = {**(said if isinstance(said, Mapping) else {}), **meta}
@@ -332,8 +332,8 @@ def _class_count(meta: Mapping[str, Any]) -> int | None:
 
 def _description(model: nn.Module, meta: Mapping[str, Any]) -> str:
     description = dict(meta)
-    if isinstance(model, Normalised):
-        own, said = _own_normalisation(model), _normalisation(meta)
+    if isinstance(model, Normalized):
+        own, said = _own_normalization(model), _normalization(meta)
         if wrong := [word for word in said if not _same(said[word], own[word])]:
             raise ConfigurationError(
                 f"Expected `meta` to give the model's {wrong[0]}, {own[wrong[0]]}, but got {said}."

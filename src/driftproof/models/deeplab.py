@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.normalized import Channels, Normalized
 from driftproof.models.residual import BasicBlock, Block, Bottleneck, stage
 from driftproof.models.resnet import IMAGENET_MEAN, IMAGENET_STD
 
@@ -18,7 +18,7 @@ _BACKBONES: dict[int, tuple[Block, tuple[int, int, int, int]]] = {
 _RATES = (6, 12, 18)
 
 
-class DeepLabV3Plus(Normalised):
+class DeepLabV3Plus(Normalized):
     """A residual network whose last stage is dilated, pooling at several rates, and a decoder: output stride 16.
 
     The parameters are named as in RobustNet's public checkpoints, those of the backbone's stages as in torchvision's.
@@ -79,7 +79,7 @@ class DeepLabV3Plus(Normalised):
         self.bot_aspp = _layers((len(_RATES) + 2) * hidden, hidden)
         self.final1 = nn.Sequential(*_layers(hidden + low, hidden, 3), *_layers(hidden, hidden, 3))
         self.final2 = nn.Sequential(nn.Conv2d(hidden, classes, 1))
-        self._initialise_convolutions()
+        self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits, (N, classes, H, W), for images of shape (N, 3, H, W)."""
@@ -88,7 +88,7 @@ class DeepLabV3Plus(Normalised):
                 "Expected at least two images in training mode, but got one: its pooled features have one value per "
                 "channel, so that batch statistics do not exist. Use larger batches, or `.eval()`."
             )
-        fine = self.layer1(self.layer0(self.normalised(images)))
+        fine = self.layer1(self.layer0(self.normalized(images)))
         coarse = self.bot_aspp(self.aspp(self.layer4(self.layer3(self.layer2(fine)))))
         both = torch.cat([self.bot_fine(fine), _enlarged(coarse, fine)], dim=1)
         return _enlarged(self.final2(self.final1(both)), images)

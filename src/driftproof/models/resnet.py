@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
-from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.normalized import Channels, Normalized
 from driftproof.models.residual import Bottleneck, stage
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ResNet50"]
@@ -15,11 +15,11 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class ResNet50(Normalised):
+class ResNet50(Normalized):
     """A residual network of 50 layers, version 1.5: the 3×3 convolution of a bottleneck carries the stride.
 
     The parameters are named as in torchvision's checkpoints. Images come in with values in [0, 1]; the network
-    normalises them itself.
+    normalizes them itself.
 
     Args:
         classes: Number of classes.
@@ -59,10 +59,10 @@ class ResNet50(Normalised):
         self.layer3 = stage(Bottleneck, 512, 256, blocks=6, stride=2)
         self.layer4 = stage(Bottleneck, 1024, 512, blocks=3, stride=2)
         self.fc = nn.Linear(512 * Bottleneck.expansion, classes)
-        self._initialise_convolutions()
+        self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits for images of shape (N, 3, H, W)."""
-        x = self.maxpool(F.relu(self.bn1(self.conv1(self.normalised(images)))))
+        x = self.maxpool(F.relu(self.bn1(self.conv1(self.normalized(images)))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]

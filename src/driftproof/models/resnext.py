@@ -4,18 +4,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
-from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.normalized import Channels, Normalized
 
 __all__ = ["ResNeXt29"]
 
 _EXPANSION = 4
 
 
-class ResNeXt29(Normalised):
+class ResNeXt29(Normalized):
     """A residual network of 29 layers whose 3×3 convolutions work in groups.
 
     The parameters are named as in the public AugMix and RobustBench checkpoints. Images come in with values in [0, 1];
-    the network normalises them itself.
+    the network normalizes them itself.
 
     Args:
         classes: Number of classes.
@@ -54,11 +54,11 @@ class ResNeXt29(Normalised):
         self.stage_2 = _stage(64 * _EXPANSION, 2 * inner, 128 * _EXPANSION, groups=cardinality, stride=2)
         self.stage_3 = _stage(128 * _EXPANSION, 4 * inner, 256 * _EXPANSION, groups=cardinality, stride=2)
         self.classifier = nn.Linear(256 * _EXPANSION, classes)
-        self._initialise_convolutions()
+        self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits for images of shape (N, 3, H, W)."""
-        x = F.relu(self.bn_1(self.conv_1_3x3(self.normalised(images))))
+        x = F.relu(self.bn_1(self.conv_1_3x3(self.normalized(images))))
         x = self.stage_3(self.stage_2(self.stage_1(x)))
         return self.classifier(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 

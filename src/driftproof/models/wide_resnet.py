@@ -4,16 +4,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
-from driftproof.models.normalised import Channels, Normalised
+from driftproof.models.normalized import Channels, Normalized
 
 __all__ = ["WideResNet"]
 
 
-class WideResNet(Normalised):
+class WideResNet(Normalized):
     """A pre-activation wide residual network, WRN-depth-width.
 
     The parameters are named as in the public AugMix and RobustBench checkpoints. Images come in with values in [0, 1];
-    the network normalises them itself.
+    the network normalizes them itself.
 
     Args:
         depth: Number of convolutions along the main path, 6n + 4; 40 for WRN-40-2.
@@ -45,11 +45,11 @@ class WideResNet(Normalised):
         self.block3 = _Group(widths[1], widths[2], blocks, stride=2)
         self.bn1 = nn.BatchNorm2d(widths[2])
         self.fc = nn.Linear(widths[2], classes)
-        self._initialise_convolutions()
+        self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits for images of shape (N, 3, H, W)."""
-        x = self.conv1(self.normalised(images))
+        x = self.conv1(self.normalized(images))
         x = self.block3(self.block2(self.block1(x)))
         return self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""A private copy of the user's model whose normalisation follows a rule of ours."""
+"""A private copy of the user's model whose normalization follows a rule of ours."""
 
 import copy
 import operator
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from driftproof.errors import EngineError, ForwardError, ModelError, RanksError
-from driftproof.network.convolution import convolve, forget_rounded, make_sparing, round_weights
-from driftproof.network.forwards import restore_forwards
-from driftproof.network.keepsake import Keepsake
+from driftproof.distributed import Distributed
+from driftproof.errors import DistributedError, EngineError, ForwardError, ModelError
+from driftproof.network.batch_norm import make_alike, normalize
+from driftproof.network.batch_norm_hook import BatchNormHook, StatisticsRule
+from driftproof.network.buffer_guard import BufferGuard
+from driftproof.network.forward_override import restore_forwards
+from driftproof.network.frozen_conv import convolve, forget_rounded, make_sparing, round_weights
 from driftproof.network.logits import LogitsAccessor, read_logits
-from driftproof.network.normalisation import make_alike, normalise
 from driftproof.network.precision import Precision, mixed, restored
-from driftproof.network.rules import LayerRule, NormalisationRule
 from driftproof.norms import batch_norms
-from driftproof.ranks import Ranks
 
 __all__ = ["Network"]
 
@@ -27,7 +27,7 @@ _FAST_PATHED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEnco
 
 
 class Network(nn.Module):
-    """A model in evaluation mode, its normalisation rule, and the way to its logits.
+    """A model in evaluation mode, its normalization rule, and the way to its logits.
 
     Args:
         model: Taken over, not copied.
@@ -49,19 +49,19 @@ class Network(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        statistics: NormalisationRule | None = None,
+        statistics: StatisticsRule | None = None,
         *,
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         precision: Precision | None = None,
-        ranks: Ranks | None = None,
+        ranks: Distributed | None = None,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         model.eval()  # a model's own `train` may forget to return the model
         self.model = model
         self.precision = precision
-        self.ranks = ranks or Ranks()
+        self.ranks = ranks or Distributed()
         self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
         self._logits = logits
         self._classifier = classifier
@@ -73,7 +73,7 @@ class Network(nn.Module):
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
-        self._keepsake = Keepsake(model) if frozen else None
+        self._keepsake = BufferGuard(model) if frozen else None
         self._tap: _Tap | None = None
         make_sparing(model)
         make_alike(model)
@@ -90,7 +90,7 @@ class Network(nn.Module):
             with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
                 # A model may write into its input, which is the caller's and which others are to see, too.
                 output = (self.through or self.model)(images.clone())
-        except (EngineError, RanksError):
+        except (EngineError, DistributedError):
             raise
         except Exception as error:
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
@@ -118,9 +118,9 @@ class Network(nn.Module):
         """A copy of the model as an ordinary module: no rules, no storage shared."""
         self.cut_graphs()
         # What is attached is taken off the copy: compiled code has to be made anew whenever a hook comes or goes.
-        attached: list[LayerRule | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
+        attached: list[BatchNormHook | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
         copied = copy.deepcopy(self.model, {id(one): one for one in attached})
-        restore_forwards(copied, convolve, normalise)
+        restore_forwards(copied, convolve, normalize)
         forget_rounded(copied)
         numbers = [one.handle.id for one in attached if one.handle is not None]
         for layer in copied.modules():
@@ -156,7 +156,7 @@ class Network(nn.Module):
         )
 
     def with_source_statistics(self) -> "Network":
-        """A network of its own over a copy of the model, normalising as on the day it was trained."""
+        """A network of its own over a copy of the model, normalizing as on the day it was trained."""
         return Network(self.plain(), logits=self._logits, classifier=self._classifier)
 
     def leave(self) -> None:

@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Precision", "mixed", "restored", "rounding"]
+__all__ = ["Precision", "mixed", "restored", "tf32_mode"]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
 @contextmanager
-def rounding(precision: Precision | None) -> Iterator[None]:
+def tf32_mode(precision: Precision | None) -> Iterator[None]:
     """Let matrix products and convolutions of 32-bit numbers round their factors to 19 bits, or forbid it.
 
     The switches belong to the process. Both directions of a network need them: a gradient is computed with what holds

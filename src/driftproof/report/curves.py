@@ -25,7 +25,7 @@ _PALETTE = {
     "cotta": "#8F7EE5",
     "ttn": "#3E9651",
 }
-"""By method; after Okabe and Ito, whose colours the colour-blind can tell apart."""
+"""By method; after Okabe and Ito, whose colors the color-blind can tell apart."""
 
 _MARKERS = "osD^vPXphd<"
 _DASHES = {"": (0, (4, 2)), "crowd": "solid", "confident": (0, (1, 1.5)), "certain": (0, (6, 1.5, 1, 1.5))}
@@ -43,7 +43,7 @@ class Curve:
 
     Attributes:
         name: What it is called.
-        family: What it shares its colour with: a method's name, or more than that where there are several of a name.
+        family: What it shares its color with: a method's name, or more than that where there are several of a name.
         selection: What it selects by; decides between dashed and solid.
         values: One for each round.
         low: The least over seeds for each round.
@@ -180,15 +180,15 @@ def _line(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
 
 def _look(curve: Curve) -> dict[str, Any]:
     method = curve.family.partition(",")[0]
-    colour, place = _PALETTE.get(method, INK), list(_PALETTE).index(method) if method in _PALETTE else -1
+    color, place = _PALETTE.get(method, INK), list(_PALETTE).index(method) if method in _PALETTE else -1
     return {
-        "color": colour,
+        "color": color,
         "linestyle": _DASHES.get(curve.selection, "solid"),
         "linewidth": 2,
         "marker": _MARKERS[place],
         "markersize": 6,
-        "markerfacecolor": colour if curve.selection else PAPER,
-        "markeredgecolor": colour,
+        "markerfacecolor": color if curve.selection else PAPER,
+        "markeredgecolor": color,
     }
 
 

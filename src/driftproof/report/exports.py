@@ -9,7 +9,7 @@ from typing import Any
 from driftproof.bench import Results, Spec
 from driftproof.bench.archive import Recorded
 from driftproof.bench.store import Row
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.optional import require
 
 __all__ = ["flat_rows", "write_csv", "write_parquet"]
@@ -34,7 +34,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
         rows: All with the same keys.
         path: Where to.
     """
-    with written_whole(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
@@ -50,7 +50,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
     purpose, install = "Writing Parquet", "'driftproof[report]'"
     arrow, parquet = (require(module, purpose, install) for module in ("pyarrow", "pyarrow.parquet"))
     columns = {key: _of_one_kind([row[key] for row in rows]) for key in rows[0]}
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         parquet.write_table(arrow.table(columns), unfinished)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.optional import require
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 INK, QUIET, RULE, PAPER = "#1d2126", "#5c6670", "#dfe3e8", "#fefefe"
-"""Text, lesser text, lines in the background, and the background; a page puts its own colours in their place."""
+"""Text, lesser text, lines in the background, and the background; a page puts its own colors in their place."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,19 @@ class Drawing:
     png: bytes
 
     def inline(self, layout: Layout) -> str:
-        """The figure as a part of a page: no two on a page share an id, and colours are the page's own."""
+        """The figure as a part of a page: no two on a page share an id, and colors are the page's own."""
         drawn = {WIDE: self.wide, NARROW: self.narrow}[layout]
         text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn[drawn.index("<svg") :])
         text = re.sub(r'(<svg) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-{layout.name}-", text)
-        for colour, variable in {INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper"}.items():
-            text = text.replace(colour, f"var({variable})")
+        for color, variable in {INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper"}.items():
+            text = text.replace(color, f"var({variable})")
         return text
 
     def save(self, folder: Path) -> None:
         """Write the wide figure into a folder, as SVG and as PNG."""
         for suffix, content in {".svg": self.wide.encode(), ".png": self.png}.items():
-            with written_whole(folder / f"{self.name}{suffix}") as unfinished:
+            with atomic_write(folder / f"{self.name}{suffix}") as unfinished:
                 unfinished.write_bytes(content)
 
 

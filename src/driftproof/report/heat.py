@@ -108,18 +108,18 @@ def _range(grid: Grid) -> tuple[float, float]:
 
 def _draw(axes: "Axes", shown: _Shown, layout: Layout, limits: tuple[float, float]) -> None:
     rows, columns = len(shown.rows), len(shown.columns)
-    squares, colours = [], []
+    squares, colors = [], []
     for row, column in itertools.product(range(rows), range(columns)):
         value = shown.value(row, column)
         known = math.isfinite(value)
-        colour = _shade(value, limits) if known else (1.0, 1.0, 1.0, 0.0)
+        color = _shade(value, limits) if known else (1.0, 1.0, 1.0, 0.0)
         squares.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
-        colours.append(colour)
+        colors.append(color)
         axes.text(
             column + 0.5, row + 0.53, _short(value, shown.grid.digits) if known else "–", ha="center", va="center",
-            fontsize=layout.text - 1, color=_readable_on(colour) if known else INK,
+            fontsize=layout.text - 1, color=_readable_on(color) if known else INK,
         )  # fmt: skip
-    axes.add_collection(plotting("collections").PolyCollection(squares, facecolors=colours, linewidths=0))
+    axes.add_collection(plotting("collections").PolyCollection(squares, facecolors=colors, linewidths=0))
     if shown.grid.summed_up:
         (axes.axhline if shown.turned else axes.axvline)(
             (rows if shown.turned else columns) - 1, color=PAPER, linewidth=4
@@ -146,7 +146,7 @@ def _short(value: float, digits: int) -> str:
     return number(value, digits if abs(value) < 99.95 else 0)
 
 
-def _readable_on(colour: Sequence[float]) -> str:
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour)
+def _readable_on(color: Sequence[float]) -> str:
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if luminance > 0.179 else "#ffffff"

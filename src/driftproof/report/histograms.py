@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Histogram", "draw_histograms"]
 
-_COLOURS = ("#0072B2", "#D55E00", "#8F7EE5", "#009E73")
+_COLORS = ("#0072B2", "#D55E00", "#8F7EE5", "#009E73")
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ def draw_histograms(panels: Sequence[Histogram], layout: Layout) -> "Figure":
 
 def _draw(axes: "Axes", panel: Histogram, layout: Layout) -> None:
     text = layout.text
-    for (kind, counts), colour in zip(panel.counts.items(), _COLOURS, strict=False):
+    for (kind, counts), color in zip(panel.counts.items(), _COLORS, strict=False):
         if total := sum(counts):
             shares = [100 * count / total for count in counts]
-            axes.stairs(shares, panel.edges, color=colour, linewidth=2, label=kind)
-            axes.stairs(shares, panel.edges, color=colour, alpha=0.18, fill=True)
+            axes.stairs(shares, panel.edges, color=color, linewidth=2, label=kind)
+            axes.stairs(shares, panel.edges, color=color, alpha=0.18, fill=True)
     axes.set_xlim(panel.edges[0], panel.edges[-1])
     axes.xaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_ylim(bottom=0)

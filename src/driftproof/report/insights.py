@@ -125,8 +125,8 @@ ANALYSES: dict[str, Callable[..., Iterator[Insight]]] = {
     "curves": curves,
 }
 
-_COLOURS_OF = {"": "tent", "confident": "gce", "certain": "eata", "crowd": "ent"}
-"""Whose colour and mark each rule takes, as they are all of one method."""
+_COLORS_OF = {"": "tent", "confident": "gce", "certain": "eata", "crowd": "ent"}
+"""Whose color and mark each rule takes, as they are all of one method."""
 
 _WORDS = {"confidence": "confidence", "confidence_difference": "confidence difference"}
 _SCORES = {"confidence": "msp/including/auroc", "confidence_difference": "confidence_difference/including/auroc"}
@@ -178,7 +178,7 @@ def _insight(
 
 def _curve(method: str, values: Sequence[float]) -> Curve:
     rule = method.partition("+")[2]
-    return Curve(method, _COLOURS_OF[rule], rule, values, values, values)
+    return Curve(method, _COLORS_OF[rule], rule, values, values, values)
 
 
 def _spread(name: str, where: str, spec: Spec, rows: Sequence[Row], left_out: str) -> Insight:

@@ -220,9 +220,9 @@ def _lines(cells: Sequence[Spec], results: Results) -> Iterable[Line]:
         _grouped(cells, lambda spec: spec.method).items(), key=lambda item: method_place(item[0])
     ):
         variants = _grouped(same, lambda spec: spec.options)
-        differing = _differing([dict(options) for options in variants])
-        for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], differing)):
-            variant = ", ".join(_option(key, value) for key, value in options if key in differing)
+        distinguishing_items = _differing([dict(options) for options in variants])
+        for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], distinguishing_items)):
+            variant = ", ".join(_option(key, value) for key, value in options if key in distinguishing_items)
             longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}  # some differ in what is measured
             yield Line(method, variant, tuple(longest[seed] for seed in sorted(longest)))
 
@@ -231,9 +231,9 @@ def _option(name: str, value: Any) -> str:  # noqa: ANN401  # whatever an option
     return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _ascending(options: Sequence[tuple[str, Any]], differing: Container[str]) -> list[tuple[str, bool, Any]]:
+def _ascending(options: Sequence[tuple[str, Any]], distinguishing_items: Container[str]) -> list[tuple[str, bool, Any]]:
     """By what differs, numbers in their order and before words."""
-    values = [(key, value) for key, value in options if key in differing]
+    values = [(key, value) for key, value in options if key in distinguishing_items]
     return [(key, False, value) if isinstance(value, int | float) else (key, True, str(value)) for key, value in values]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from driftproof.bench import Results
 from driftproof.errors import InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.optional import require
 from driftproof.report.caveats import caveats, computed
 from driftproof.report.commands import commands
@@ -35,7 +35,7 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
     Args:
         results: What to report.
         out: A folder, made if need be. Files of an earlier report in it are replaced, each in one act, the page last.
-            Pictures that `driftproof analyse scenes` has put in its sub-folder `scenes` are linked to.
+            Pictures that `driftproof analyze scenes` has put in its sub-folder `scenes` are linked to.
         title: Of the page; None takes what the suites in the folder are called.
 
     Returns:
@@ -57,7 +57,7 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
         drawing.save(out / "figures")
     write_csv(rows, out / "rows.csv")
     write_parquet(rows, out / "rows.parquet")
-    with written_whole(out / "index.html") as unfinished:
+    with atomic_write(out / "index.html") as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return out / "index.html"
 

@@ -13,7 +13,6 @@ from driftproof.bench.store import ARCHIVED
 from driftproof.bench.tables import Entry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
-from driftproof.names import expect_known
 from driftproof.report.caveats import caveats, caveats_of
 from driftproof.report.claims import claims
 from driftproof.report.comparison import compared
@@ -22,6 +21,7 @@ from driftproof.report.lines import measured_streams
 from driftproof.report.markdown import markdown_table, table_markdown
 from driftproof.report.numbers import number
 from driftproof.report.protocol import protocol
+from driftproof.validation import check_choice
 
 __all__ = ["archives", "beside", "filled_in", "page_text", "quotable", "summary", "written_up"]
 
@@ -187,7 +187,7 @@ def filled_in(text: str, named: Mapping[str, str]) -> str:
 
 
 def _filled(match: re.Match[str], named: Mapping[str, str]) -> str:
-    name = expect_known("result", match["name"], named)
+    name = check_choice("result", match["name"], named)
     if match["quoted"] is None:
         raise InputError(
             f"Expected `<!-- /results -->` after `<!-- results:{name} -->`, but the next mark, or the end, comes first."

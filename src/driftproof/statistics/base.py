@@ -2,18 +2,18 @@
 
 from torch import Tensor
 
+from driftproof.components import Component
 from driftproof.errors import ModelError
-from driftproof.network import LayerRule
+from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, has_source_statistics
-from driftproof.parts import Part
 
 __all__ = ["Statistics", "require_source_statistics", "values_per_channel"]
 
 
-class Statistics(Part):
-    """Which statistics the batch-norm layers of a network normalise with."""
+class Statistics(Component):
+    """Which statistics the batch-norm layers of a network normalize with."""
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> LayerRule | None:
+    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
         """The rule of the batch-norm layer `name`, the `index`-th of the network; None leaves it alone."""
         raise NotImplementedError
 

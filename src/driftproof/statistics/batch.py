@@ -1,9 +1,9 @@
-"""Normalise with the batch's own statistics."""
+"""Normalize with the batch's own statistics."""
 
 import torch
 from torch import Tensor
 
-from driftproof.network import LayerRule
+from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, values_per_channel
 from driftproof.statistics.moments import StatisticsGradient, shared_statistics
@@ -18,12 +18,12 @@ class Batch(Statistics):
     see the module's documentation.
     """
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> LayerRule:
+    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
         """Let the layer's own fused kernel compute the statistics."""
         return _BatchRule(layer)
 
 
-class _BatchRule(LayerRule):
+class _BatchRule(BatchNormHook):
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if self.ranks.size > 1:
             return self._share(layer, inputs)
@@ -35,7 +35,7 @@ class _BatchRule(LayerRule):
         return None
 
     def _share(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Normalise with the statistics of all ranks; each brings a value at least, so there are always two."""
+        """Normalize with the statistics of all ranks; each brings a value at least, so there are always two."""
         x = inputs[0]
         with torch.no_grad():
             mean, variance, count = shared_statistics(x, self.ranks)

@@ -1,18 +1,18 @@
-"""Normalise with a mixture of the batch's statistics and those of training."""
+"""Normalize with a mixture of the batch's statistics and those of training."""
 
 import torch
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError
-from driftproof.network import LayerRule
+from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, require_source_statistics, values_per_channel
 from driftproof.statistics.moments import StatisticsGradient, shared_statistics
 
-__all__ = ["Blend", "Blending", "mixture"]
+__all__ = ["Blend", "InterpolatedStatistics", "mixture"]
 
 
-class Blending(Statistics):
+class InterpolatedStatistics(Statistics):
     """A two-component mixture of batch and source statistics; subclasses say with which share α.
 
     μ̃ = α μ + (1 − α) μ_s and σ̃² = α σ² + (1 − α) σ_s² + α (1 − α) (μ − μ_s)², with gradients through μ and σ².
@@ -29,24 +29,24 @@ class Blending(Statistics):
             raise ConfigurationError(f"Expected `momentum` to be None or in (0, 1], but got {momentum}.")
         self.momentum = momentum
 
-    def alpha_of(self, index: int) -> Tensor | float:
+    def alpha_for(self, index: int) -> Tensor | float:
         """The share of the batch in the `index`-th batch-norm layer, per channel or for all."""
         raise NotImplementedError
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> LayerRule:
+    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
         """A rule that asks for its share at every pass."""
         require_source_statistics(self, name, layer)
         return _BlendRule(layer, self, index)
 
 
-class Blend(Blending):
+class Blend(InterpolatedStatistics):
     """A mixture of batch and source statistics with one share for all channels.
 
     α = 0 is `Source`, α = 1 is `Batch`.
 
     Args:
         alpha: α in [0, 1], the share of the batch.
-        momentum: See `Blending`.
+        momentum: See `InterpolatedStatistics`.
     """
 
     def __init__(self, alpha: float, momentum: float | None = None) -> None:
@@ -55,16 +55,16 @@ class Blend(Blending):
             raise ConfigurationError(f"Expected `alpha` to be in 0..1, but got {alpha}.")
         self.alpha = alpha
 
-    def alpha_of(self, index: int) -> float:
+    def alpha_for(self, index: int) -> float:
         """The same everywhere."""
         return self.alpha
 
 
-class _BlendRule(LayerRule):
+class _BlendRule(BatchNormHook):
     mean: Tensor | None
     variance: Tensor | None
 
-    def __init__(self, layer: BatchNorm, statistics: Blending, index: int) -> None:
+    def __init__(self, layer: BatchNorm, statistics: InterpolatedStatistics, index: int) -> None:
         super().__init__(layer)
         self._statistics = (statistics,)  # in a tuple: not a child of this rule
         self._index = index
@@ -78,7 +78,7 @@ class _BlendRule(LayerRule):
             self.leave()
             return None
         statistics = self._statistics[0]
-        alpha = statistics.alpha_of(self._index)
+        alpha = statistics.alpha_for(self._index)
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # rule_for refuses other layers
         with torch.no_grad():

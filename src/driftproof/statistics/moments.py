@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftproof.predictions import widened
-from driftproof.ranks import Ranks
+from driftproof.distributed import Distributed
+from driftproof.predictions import upcast
 from driftproof.statistics.base import values_per_channel
 
 __all__ = ["StatisticsGradient", "batch_statistics", "per_channel", "shared_statistics"]
@@ -16,11 +16,11 @@ __all__ = ["StatisticsGradient", "batch_statistics", "per_channel", "shared_stat
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel."""
     axes = [axis for axis in range(x.ndim) if axis != 1]
-    variance, mean = torch.var_mean(widened(x), dim=axes, correction=0)
+    variance, mean = torch.var_mean(upcast(x), dim=axes, correction=0)
     return mean, variance
 
 
-def shared_statistics(x: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor | int]:
+def shared_statistics(x: Tensor, ranks: Distributed) -> tuple[Tensor, Tensor, Tensor | int]:
     """Mean and biased variance per channel over the batch of all ranks, and over how many values.
 
     The variance is that within the ranks and that between them: a difference of large sums would lose digits.
@@ -40,7 +40,7 @@ def shared_statistics(x: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor |
 class StatisticsGradient(torch.autograd.Function):
     """Hands its input on; adds, on the way back, the gradient that runs through the batch's mean and variance.
 
-    The layer after it normalises with μ̃ and σ̃² as constants. From the gradient g that layer sends to its input,
+    The layer after it normalizes with μ̃ and σ̃² as constants. From the gradient g that layer sends to its input,
     ∂L/∂μ̃ = −Σ g and ∂L/∂σ̃² = −½ Σ g (x − μ̃)/(σ̃² + ε), over the batch of all ranks and whatever the layer does
     afterwards: so this works for every kind of batch norm, and keeps no activation but the input that the layer keeps
     anyway.
@@ -57,7 +57,7 @@ class StatisticsGradient(torch.autograd.Function):
         count: Tensor | int,
         alpha: Tensor | float,
         share: float,
-        ranks: Ranks | None,
+        ranks: Distributed | None,
     ) -> Tensor:
         """The input itself."""
         ctx.save_for_backward(x, batch_mean, offset, used_mean, used_variance)
@@ -71,7 +71,7 @@ class StatisticsGradient(torch.autograd.Function):
         x, batch_mean, offset, used_mean, used_variance = ctx.saved_tensors
         alpha, share = ctx.alpha, ctx.share
         axes = [axis for axis in range(x.ndim) if axis != 1]
-        wide_x, wide_gradient = widened(x), widened(gradient)
+        wide_x, wide_gradient = upcast(x), upcast(gradient)
         from_mean = -wide_gradient.sum(axes)
         from_variance = -0.5 * (wide_gradient * (wide_x - per_channel(used_mean, x))).sum(axes) / used_variance
         if ctx.ranks is not None:

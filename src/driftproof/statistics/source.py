@@ -1,4 +1,4 @@
-"""Normalise as on the day the model was trained."""
+"""Normalize as on the day the model was trained."""
 
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics

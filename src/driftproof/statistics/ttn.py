@@ -9,28 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, photometric
+from driftproof.components import PrepareContext, supervised_loss
 from driftproof.errors import ConfigurationError, ModelError
-from driftproof.network import LayerRule
+from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, batch_norms
-from driftproof.parts import Preparation, supervised_loss
-from driftproof.statistics.blend import Blending, mixture
+from driftproof.statistics.blend import InterpolatedStatistics, mixture
 from driftproof.statistics.moments import batch_statistics, per_channel
 
 __all__ = ["TTN"]
 
 
-class TTN(Blending):
+class TTN(InterpolatedStatistics):
     """A mixture of batch and source statistics whose share α is learned per channel from source data.
 
     `prepare` first finds a prior: channels whose affine gradients disagree between an image and its augmented copy are
-    sensitive to shift and trust the test batch, 𝒜 = (1 − ½(s_γ + s_β))² with s the min–max-normalised sign agreement.
+    sensitive to shift and trust the test batch, 𝒜 = (1 − ½(s_γ + s_β))² with s the min–max-normalized sign agreement.
     Then α, starting at the prior, is trained on augmented source batches with cross-entropy + λ·mean (α − 𝒜)².
 
     Open choices taken: photometric augmentation, prior from 200 batches of 200, Adam at 1e-3, λ = 1, 30 passes, α
     clipped to [0, 1] after each step; online momentum 0.1 is recommended for segmentation and off by default.
 
     Args:
-        momentum: See `Blending`.
+        momentum: See `InterpolatedStatistics`.
         prior_batches: Batches for the prior, drawn by passing over the source data as often as needed.
         epochs: Passes over the source data that train α.
         lr: Learning rate of α.
@@ -66,7 +66,7 @@ class TTN(Blending):
         self.batch_size = batch_size
         self.augment = augment
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> LayerRule:
+    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
         """A rule with its own share for each channel."""
         if not hasattr(self, _alpha_name(index)):
             self.register_buffer(_alpha_name(index), None)
@@ -82,12 +82,12 @@ class TTN(Blending):
         """Whether every layer has its shares."""
         return all(alpha is not None for alpha in self.alphas)
 
-    def alpha_of(self, index: int) -> Tensor:
+    def alpha_for(self, index: int) -> Tensor:
         """The learned shares of one layer."""
         alpha: Tensor = getattr(self, _alpha_name(index))
         return alpha
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Find the prior and train α."""
         named_layers = list(batch_norms(preparation.source_network.model))
         for name, layer in named_layers:
@@ -100,7 +100,7 @@ class TTN(Blending):
             return
         prior = self._prior(preparation, layers)
         alphas = [values.clone().requires_grad_() for values in prior]
-        optimiser = torch.optim.Adam(alphas, lr=self.lr)
+        optimizer = torch.optim.Adam(alphas, lr=self.lr)
         with _differentiable_blend(layers, alphas):
             for epoch in range(self.epochs):
                 stage = f"TTN shares, pass {epoch + 1} of {self.epochs}"
@@ -111,14 +111,14 @@ class TTN(Blending):
                     gradients = torch.autograd.grad(loss, alphas)
                     for alpha, gradient in zip(alphas, gradients, strict=True):
                         alpha.grad = gradient
-                    optimiser.step()
+                    optimizer.step()
                     with torch.no_grad():
                         for alpha in alphas:
                             alpha.clamp_(0.0, 1.0)
         for index, alpha in enumerate(alphas):
             setattr(self, _alpha_name(index), alpha.detach())
 
-    def _prior(self, preparation: Preparation, layers: list[BatchNorm]) -> list[Tensor]:
+    def _prior(self, preparation: PrepareContext, layers: list[BatchNorm]) -> list[Tensor]:
         affine = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         agreement = [torch.zeros_like(parameter) for parameter in affine]
 
@@ -137,11 +137,11 @@ class TTN(Blending):
             parameter.requires_grad_(False)
         everywhere = torch.cat(agreement)
         low, span = everywhere.min(), (everywhere.max() - everywhere.min()).clamp(min=1e-12)
-        normalised = [(total - low) / span for total in agreement]
-        pairs = zip(normalised[::2], normalised[1::2], strict=True)
+        normalized = [(total - low) / span for total in agreement]
+        pairs = zip(normalized[::2], normalized[1::2], strict=True)
         return [(1 - 0.5 * (of_weight + of_bias)) ** 2 for of_weight, of_bias in pairs]
 
-    def _prior_data(self, preparation: Preparation) -> Iterator[tuple[Tensor, Tensor]]:
+    def _prior_data(self, preparation: PrepareContext) -> Iterator[tuple[Tensor, Tensor]]:
         passes = (preparation.batches("TTN prior", size=self.batch_size) for _ in count())
         return islice(chain.from_iterable(passes), self.prior_batches)
 
@@ -152,9 +152,9 @@ def _alpha_name(index: int) -> str:
 
 @contextmanager
 def _differentiable_blend(layers: list[BatchNorm], alphas: list[Tensor]) -> Iterator[None]:
-    """Let `layers` blend their statistics with a gradient for α, by re-standardising their inputs."""
+    """Let `layers` blend their statistics with a gradient for α, by re-standardizing their inputs."""
 
-    def restandardise(
+    def restandardize(
         layer: BatchNorm, alpha: Tensor, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         x = (inputs or tuple(named.values()))[0]
@@ -167,7 +167,7 @@ def _differentiable_blend(layers: list[BatchNorm], alphas: list[Tensor]) -> Iter
         return (standard.to(x.dtype),), {}
 
     handles = [
-        layer.register_forward_pre_hook(partial(restandardise, layer, alpha), with_kwargs=True)
+        layer.register_forward_pre_hook(partial(restandardize, layer, alpha), with_kwargs=True)
         for layer, alpha in zip(layers, alphas, strict=True)
     ]
     try:

@@ -95,7 +95,7 @@ class LabelShifted:
         return time.argsort(stable=True)
 
     def _shares(self, draws: random.Random) -> Tensor:
-        # Gamma variates, normalised; as logarithms, since at a small concentration they are too small for a float.
+        # Gamma variates, normalized; as logarithms, since at a small concentration they are too small for a float.
         # If X ~ Gamma(δ + 1) and U is uniform, X U^(1/δ) ~ Gamma(δ).
         logarithms = [
             math.log(draws.gammavariate(self.concentration + 1, 1)) + math.log(1 - draws.random()) / self.concentration

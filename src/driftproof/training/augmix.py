@@ -37,7 +37,7 @@ def augmix(
     """Blend every image with a mixture of chains of random operations.
 
     (1 − m) x + m Σ_k w_k chain_k(x), w ~ Dirichlet(α, …, α), m ~ Beta(α, α); every image draws its own. The images come
-    back with values in [0, 1]; a normalisation afterwards changes nothing, since the weights sum to one.
+    back with values in [0, 1]; a normalization afterwards changes nothing, since the weights sum to one.
 
     With a generator on the CPU the draws are the same on every device, and none of them waits for it.
 

@@ -156,4 +156,4 @@ CIFAR_RESNET50 = Recipe(epochs=200, batch_size=128, lr=0.1, weight_decay=5e-4)
 
 DEEPLAB = SceneRecipe(epochs=150, batch_size=8, lr=0.01, weight_decay=5e-4, crop=352)
 """DeepLabV3+ on CamVid. Rate, decay, schedule and scales are RobustNet's; open choices taken: crops that fit frames of
-360 × 480, the number of passes, and neither jittered colours nor blur, which would be taught robustness."""
+360 × 480, the number of passes, and neither jittered colors nor blur, which would be taught robustness."""

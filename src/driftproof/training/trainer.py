@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from driftproof.errors import ConfigurationError, DivergenceError, InputError, ModelError, StateError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.training.augmix import augmix, bilinear, expect_bytes
 from driftproof.training.loss import augmix_loss
 from driftproof.training.recipes import Recipe
@@ -95,7 +95,7 @@ class Trainer:
         self._images = images.to(self.device)
         self._labels = self._expected_labels(labels, images).to(self.device)
         self._expect_classes()
-        self._optimiser = torch.optim.SGD(
+        self._optimizer = torch.optim.SGD(
             parameters,
             lr=recipe.lr,
             momentum=recipe.momentum,
@@ -173,7 +173,7 @@ class Trainer:
         losses = torch.zeros(len(batches), device=self.device)
         correct = torch.zeros(2, dtype=torch.int64, device=self.device)
         for index, members in enumerate(batches):
-            for group in self._optimiser.param_groups:
+            for group in self._optimizer.param_groups:
                 group["lr"] = self.recipe.lr_at(epoch, index, len(batches))
             torch.manual_seed(_number(self.seed, epoch, index, "model"))
             losses[index], counts = self._step(members, _generator(self.seed, epoch, index, "views"))
@@ -206,9 +206,9 @@ class Trainer:
         return loss.detach(), torch.stack([right, torch.ones_like(right)]).sum(dim=1)
 
     def _learn(self, loss: Tensor) -> None:
-        self._optimiser.zero_grad()
+        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step()
+        self._optimizer.step()
 
     def _is_best(self, record: EpochRecord) -> bool:
         if record.evaluation is None:
@@ -260,13 +260,13 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "history": [asdict(record) for record in self.history],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self.history = [EpochRecord(**record) for record in state["history"]]
 
     def _read(self, path: Path) -> dict[str, Any]:
@@ -390,5 +390,5 @@ def _refuse_other(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -
 
 
 def _write(content: dict[str, Any], path: Path) -> None:
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         torch.save(content, unfinished)

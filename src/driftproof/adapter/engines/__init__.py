@@ -28,5 +28,5 @@ def engine_for(adapter: "Adapter") -> Eager:
         refuse_varying(adapter)
         return Fused() if adapter.channels_last and isinstance(adapter.statistics, Batch) else Graph()
     if adapter.engine == "compile":
-        return Compiled(records=all(part.varies is None for part in adapter._parts))
+        return Compiled(records=all(part.dynamic_reason is None for part in adapter._parts))
     return Eager()

@@ -15,10 +15,10 @@ from driftproof.adapter.engines.graph import Graph, can_record, expect_recordabl
 from driftproof.adapter.engines.shapes import Shapes, shape_key
 from driftproof.adapter.engines.static import Draw
 from driftproof.adapter.lesson import Lesson, draw_lesson
+from driftproof.components import Step
 from driftproof.errors import EngineError
 from driftproof.kernels import can_compile
 from driftproof.network import Network
-from driftproof.parts import Step
 from driftproof.record import Record
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class Compiled(Eager):
         with self._through(adapter.network, images), self._through(adapter.source, images), self._named_errors():
             return inner.run(adapter, images)
 
-    def equip(self, optimiser: torch.optim.Optimizer) -> None:
-        """Set up the optimiser for recording, where that will happen."""
-        (self._graph if self._records else self._eager).equip(optimiser)
+    def equip(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set up the optimizer for recording, where that will happen."""
+        (self._graph if self._records else self._eager).equip(optimizer)
 
     def settle(self, adapter: "Adapter") -> None:
         """Bring to the host what only the device knows."""
@@ -108,7 +108,7 @@ class Compiled(Eager):
 
 
 class Fused(Compiled):
-    """Recorded steps in which normalisation is fused with its neighbours, and nothing else is compiled.
+    """Recorded steps in which normalization is fused with its neighbours, and nothing else is compiled.
 
     So each operation rounds as in the eager step, and the steps agree to the last bit. Where our kernels cannot be
     compiled, the steps are recorded as they are.

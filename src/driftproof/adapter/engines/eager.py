@@ -7,7 +7,7 @@ from torch import Tensor
 
 from driftproof.adapter.lesson import draw_lesson
 from driftproof.adapter.rollback import nothing_lost
-from driftproof.parts import Step
+from driftproof.components import Step
 from driftproof.record import Outcome, Record, reason
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class Eager:
         """As `run`, operation by operation whatever the engine."""
         return Eager.run(self, adapter, images)
 
-    def equip(self, optimiser: torch.optim.Optimizer) -> None:
-        """Have an optimiser that was just made move all parameters in one launch, where it can and may choose.
+    def equip(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer that was just made move all parameters in one launch, where it can and may choose.
 
         Every engine does: a recorded step rounds as an eager one does then.
         """
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             if "capturable" in group and _is_free(group) and all(one.is_cuda for one in group["params"]):
                 group["fused"] = True
 
@@ -56,7 +56,7 @@ class Eager:
 
 
 def _is_free(group: dict[str, Any]) -> bool:
-    """Whether nobody has said how the optimiser is to go through its parameters."""
+    """Whether nobody has said how the optimizer is to go through its parameters."""
     return group.get("fused", False) is None and not group.get("foreach")
 
 

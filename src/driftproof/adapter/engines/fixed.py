@@ -10,7 +10,7 @@ from driftproof.adapter.engines.shapes import Key, Shapes, shape_key
 from driftproof.adapter.engines.static import Draw, Result, StaticStep
 from driftproof.adapter.engines.storage import Storage
 from driftproof.adapter.lesson import draw_lesson
-from driftproof.parts import seed_of
+from driftproof.components import batch_seed
 from driftproof.record import Record
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Fixed(Eager):
         if step.draws is not False:
             # Random numbers follow the count of good batches, which has to be asked for.
             self.settle(adapter)
-            step.seed = seed_of(adapter.seed, adapter._index)
+            step.seed = batch_seed(adapter.seed, adapter._index)
         step.images.copy_(images)
         result = self._execute(step, adapter)
         self._host_knows = False
@@ -83,7 +83,7 @@ class Fixed(Eager):
         return super().run_eagerly(adapter, images)
 
     def _all_there(self, adapter: "Adapter") -> bool:
-        """Whether every buffer and the optimiser's state exist; they come with the first step."""
+        """Whether every buffer and the optimizer's state exist; they come with the first step."""
         return not adapter._names or adapter._stepper.taken > 0
 
     def _in_place(self, adapter: "Adapter") -> bool:
@@ -110,12 +110,12 @@ class Fixed(Eager):
 
 
 def _hyper_parameters(adapter: "Adapter") -> list[Any]:
-    """The optimiser's settings: a recording has them built in."""
-    groups = adapter._stepper.optimiser.param_groups if adapter._names else []
+    """The optimizer's settings: a recording has them built in."""
+    groups = adapter._stepper.optimizer.param_groups if adapter._names else []
     return [(key, _fixed(value, adapter.device)) for group in groups for key, value in group.items() if key != "params"]
 
 
-def _fixed(value: Any, device: torch.device) -> Any:  # noqa: ANN401  # an optimiser may keep anything
+def _fixed(value: Any, device: torch.device) -> Any:  # noqa: ANN401  # an optimizer may keep anything
     """What of a setting a recording depends on: of a tensor on the device, only which one it is."""
     if isinstance(value, Tensor):
         return id(value) if value.device == device else value.tolist()

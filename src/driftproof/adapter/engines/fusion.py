@@ -51,7 +51,7 @@ def fuse(traced: GraphModule, wanted: Callable[[Node], bool] = lambda _: True) -
     Returns:
         How many were replaced.
     """
-    found = [node for node in traced.graph.nodes if _normalises(node) and wanted(node)]
+    found = [node for node in traced.graph.nodes if _normalizes(node) and wanted(node)]
     if found:
         tickets = _tickets_for(traced.graph, found)
         for place, node in enumerate(found):
@@ -61,7 +61,7 @@ def fuse(traced: GraphModule, wanted: Callable[[Node], bool] = lambda _: True) -
     return len(found)
 
 
-def _normalises(node: Node) -> bool:
+def _normalizes(node: Node) -> bool:
     if node.target not in _BATCH_NORMS or len(node.args) != len(_LAYER):
         return False
     given = dict(zip(_LAYER, node.args, strict=True))
@@ -89,9 +89,9 @@ def _replace(graph: Graph, norm: Node, tickets: Node, place: int) -> None:
     assert isinstance(x, Node)
     relu = _only_rectified(norm)
     summed = _is_sum(x) and _comes_last_backward(norm, x) and _given(weight) and _given(bias)
-    operation = OPERATIONS.add_normalise if summed else OPERATIONS.normalise
+    operation = OPERATIONS.add_normalize if summed else OPERATIONS.normalize
     first = x.args if summed else (x,)
-    # Others may use the sum before it is normalised.
+    # Others may use the sum before it is normalized.
     with graph.inserting_after(x if summed else norm):
         results = graph.call_function(operation.default, (*first, weight, bias, tickets, place, eps, relu is not None))
     _take_over(graph, results, 0, relu or norm)
@@ -123,7 +123,7 @@ def _is_sum(node: Node) -> bool:
         return False
     values = [_value(argument) for argument in node.args]
     whole = _value(node)
-    # What is normalised may no longer be the sum, where a model writes into that.
+    # What is normalized may no longer be the sum, where a model writes into that.
     return (whole is not None and whole._version == 0) and all(
         value is not None and value.shape == whole.shape and value.dtype == whole.dtype for value in values
     )

@@ -36,14 +36,14 @@ class Graph(Fixed):
         expect_recordable(adapter.device)
         return super().run(adapter, images)
 
-    def equip(self, optimiser: torch.optim.Optimizer) -> None:
-        """As `Eager.equip`; and have the optimiser keep its counters on the device."""
-        super().equip(optimiser)
-        for group in optimiser.param_groups:
+    def equip(self, optimizer: torch.optim.Optimizer) -> None:
+        """As `Eager.equip`; and have the optimizer keep its counters on the device."""
+        super().equip(optimizer)
+        for group in optimizer.param_groups:
             if all(can_record(parameter.device) for parameter in group["params"]) and "capturable" in group:
                 group["capturable"] = True
                 # Its first steps are not recorded; torch would remark on that.
-                optimiser._warned_capturable_if_run_uncaptured = True
+                optimizer._warned_capturable_if_run_uncaptured = True
 
     def drop(self) -> None:
         """Forget every recording, once the last one has run its course."""
@@ -116,9 +116,9 @@ def expect_recordable(device: torch.device) -> None:
 def refuse_varying(adapter: "Adapter") -> None:
     """Refuse a method whose step is not the same for every batch, and a machine on which nothing can be recorded."""
     for part in adapter._parts:
-        if part.varies is not None:
+        if part.dynamic_reason is not None:
             raise ConfigurationError(
-                f'Expected `engine` to be "eager" or "compile" with {type(part).__name__}, since {part.varies}: '
+                f'Expected `engine` to be "eager" or "compile" with {type(part).__name__}, since {part.dynamic_reason}: '
                 "such a step cannot be recorded once and replayed."
             )
     if not can_record(adapter.device) and not torch.cuda.is_available():
@@ -129,17 +129,17 @@ def refuse_varying(adapter: "Adapter") -> None:
 
 
 def _refuse_host_state(adapter: "Adapter") -> None:
-    """Refuse an optimiser that counts on the host: a replayed step would not count."""
+    """Refuse an optimizer that counts on the host: a replayed step would not count."""
     if not adapter._names:
         return
-    optimiser = adapter._stepper.optimiser
-    for state in optimiser.state.values():
+    optimizer = adapter._stepper.optimizer
+    for state in optimizer.state.values():
         for key, value in state.items():
             counts = isinstance(value, int | float) and not isinstance(value, bool)
             if counts or (isinstance(value, Tensor) and value.device != adapter.device):
                 raise ConfigurationError(
-                    f"Expected an optimiser that keeps its state on the device, such as Adam or SGD, but "
-                    f'{type(optimiser).__name__} keeps `{key}` on the host. Choose another, or `engine="eager"`.'
+                    f"Expected an optimizer that keeps its state on the device, such as Adam or SGD, but "
+                    f'{type(optimizer).__name__} keeps `{key}` on the host. Choose another, or `engine="eager"`.'
                 )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from driftproof.adapter.engines.storage import Storage
 from driftproof.adapter.flat import Flat
 from driftproof.adapter.lesson import Lesson, draw_lesson
-from driftproof.parts import Step
-from driftproof.record import PendingOutcome, Record
+from driftproof.components import Step
+from driftproof.record import LazyOutcome, Record
 
 if TYPE_CHECKING:
     from driftproof.adapter.adapter import Adapter
@@ -30,7 +30,7 @@ class Result(NamedTuple):
         answer: The logits.
         selected: The samples the step learned from.
         novelty: How unfamiliar each sample looks.
-        flags: As `PendingOutcome` takes them.
+        flags: As `LazyOutcome` takes them.
         objective: The loss; None where nothing learns.
     """
 
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     def delivered(self) -> tuple[Tensor, Record]:
         """The answer and the record, in copies: the next step writes over what is here."""
         objective = None if self.objective is None else self.objective.clone()
-        outcome = PendingOutcome(self.flags.clone())
+        outcome = LazyOutcome(self.flags.clone())
         return self.answer.clone(), Record(self.selected.clone(), self.novelty.clone(), objective, outcome)
 
 

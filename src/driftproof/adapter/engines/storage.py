@@ -20,7 +20,7 @@ _Slot = tuple[dict[Any, Any], Any, Tensor | None]
 class Storage:
     """The tensors of an adapter that outlive a step, none of which may move while a recording refers to them.
 
-    Parts replace their buffers; a recording knows addresses. So every buffer, and what the optimiser keeps, is held
+    Parts replace their buffers; a recording knows addresses. So every buffer, and what the optimizer keeps, is held
     here, and whatever a step or the host put in its place is copied back into it.
 
     Args:
@@ -31,7 +31,7 @@ class Storage:
         waiting: How many batches wait for their step.
         taken: How many steps were taken.
         total: The gradients that wait, all zero where none do; empty without accumulation.
-        live: What a step of the optimiser changes.
+        live: What a step of the optimizer changes.
     """
 
     def __init__(self, adapter: "Adapter") -> None:
@@ -127,11 +127,11 @@ def _parameters(adapter: "Adapter") -> Iterator[tuple[dict[str, Any], str, nn.Pa
 
 
 def _slots(adapter: "Adapter") -> Iterator[_Slot]:
-    """Where tensors are kept that a step may replace: buffers of parts, rules and models; the optimiser's state."""
+    """Where tensors are kept that a step may replace: buffers of parts, rules and models; the optimizer's state."""
     for module in _modules(adapter):
         yield from ((module._buffers, key, value) for key, value in module._buffers.items())
     if adapter._names:
-        for state in adapter._stepper.optimiser.state.values():
+        for state in adapter._stepper.optimizer.state.values():
             yield from ((state, key, value) for key, value in state.items() if isinstance(value, Tensor))
 
 

@@ -10,7 +10,7 @@ from driftproof.bench.suites.looking_in import gradients, rules
 from driftproof.bench.suites.open_choices import endurance, milder, open_choices
 from driftproof.bench.suites.variations import s2, s3, s5, table6, table7, table8
 from driftproof.bench.tables import Suite
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["SUITES", "suite"]
 
@@ -31,4 +31,4 @@ def suite(name: str) -> Suite:
         >>> suite("table2").rounds
         1
     """
-    return SUITES[expect_known("suite", name, SUITES)]()
+    return SUITES[check_choice("suite", name, SUITES)]()

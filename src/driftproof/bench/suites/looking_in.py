@@ -21,7 +21,7 @@ def rules() -> Suite:
         for column, images in _SETS.items()
         for setting, unknown in (("Closed", None), ("Open", "svhn-c"))
     )
-    note = "Shares tent and tent+crowd with table1. `driftproof analyse selection` draws precision and recall."
+    note = "Shares tent and tent+crowd with table1. `driftproof analyze selection` draws precision and recall."
     return Suite("rules", title, (Table("rules", title, entries),), _ROUNDS, note)
 
 
@@ -36,6 +36,6 @@ def gradients() -> Suite:
         for row, cell in (("last block", exact), ("last layer", cheap))
         for column, measure in (("Right with right", "right"), ("Wrong with right", "wrong"))
     )
-    note = "`driftproof analyse gradients` draws the matrices."
+    note = "`driftproof analyze gradients` draws the matrices."
     table = Table("gradients", title, entries, unit="cosine", lower_is_better=None)
     return Suite("gradients", title, (table,), 1, note)

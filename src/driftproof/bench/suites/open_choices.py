@@ -72,7 +72,7 @@ def _swr() -> Table:
         f"swr+crowd, λ = {strength:g}": _everywhere("swr+crowd", sets=_TEN, strength=strength)
         for strength in (2.5, 25.0, 250.0)
     }
-    return _table("swr", "SWR: strength of its regulariser, what it holds on to, and whether it has prototypes", rows)
+    return _table("swr", "SWR: strength of its regularizer, what it holds on to, and whether it has prototypes", rows)
 
 
 def _batch() -> Table:
@@ -92,7 +92,7 @@ def _selection() -> Table:
         "tent+crowd, loss over the batch": _everywhere("tent+crowd", average_over="batch"),
     }
     return _table(
-        "selection", "Selection: what the frozen network normalises with, and what the loss is averaged over", rows
+        "selection", "Selection: what the frozen network normalizes with, and what the loss is averaged over", rows
     )
 
 

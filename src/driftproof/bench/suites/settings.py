@@ -38,8 +38,8 @@ _ON_SETS: dict[tuple[str, str], dict[str, Option]] = {
     ("eata", "cifar10-c"): {"fisher": 1.0, "redundancy": 0.4},
     ("eata", "cifar100-c"): {"fisher": 1.0, "redundancy": 0.4},
     ("eata", "tiny-imagenet-c"): {"fisher": 2000.0, "redundancy": 0.05},
-    ("tent", "imagenet-c"): {"lr": 2.5e-4, "optimiser": "sgd"},
-    ("swr", "imagenet-c"): {"lr": 2.5e-4, "optimiser": "sgd", "anchor": "source"},
+    ("tent", "imagenet-c"): {"lr": 2.5e-4, "optimizer": "sgd"},
+    ("swr", "imagenet-c"): {"lr": 2.5e-4, "optimizer": "sgd", "anchor": "source"},
     ("cotta", "cifar100-c"): {"threshold": 0.72},
 }
 """What differs from the rates above on some sets."""

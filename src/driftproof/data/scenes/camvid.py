@@ -10,7 +10,7 @@ from driftproof.data.scenes.layout import alike, home, labelled, splits
 from driftproof.data.scenes.scenes import Scene, Scenes
 from driftproof.data.scenes.sizes import Height
 from driftproof.errors import ConfigurationError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["CAMVID", "UNTAUGHT", "camvid", "camvid_classes"]
 
@@ -67,7 +67,7 @@ def camvid_classes(unknown: Sequence[str] = UNTAUGHT) -> tuple[SceneClass, ...]:
     """
     names = [each.name for each in CAMVID]
     for name in unknown:
-        expect_known("class of CamVid", name, names)
+        check_choice("class of CamVid", name, names)
     known = tuple(each for each in CAMVID if each.name not in unknown)
     if not known:
         raise ConfigurationError("Expected `unknown` to leave at least one class, but it names all of them.")

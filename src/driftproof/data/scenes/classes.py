@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CITYSCAPES", "UNKNOWN", "VOID", "Colour", "SceneClass"]
+__all__ = ["CITYSCAPES", "UNKNOWN", "VOID", "Color", "SceneClass"]
 
 UNKNOWN = 254
 """The label of a pixel that shows something outside the trained classes."""
@@ -10,7 +10,7 @@ UNKNOWN = 254
 VOID = 255
 """The label of a pixel that says nothing: unlabelled, padding, the own vehicle, outside the region of interest."""
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class SceneClass:
 
     Attributes:
         name: What it is called.
-        colour: How its data set paints it, as red, green and blue in 0..255.
+        color: How its data set paints it, as red, green and blue in 0..255.
     """
 
     name: str
-    colour: Colour
+    color: Color
 
 
 CITYSCAPES = (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.cityscapes import LABEL_IDS
-from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, Colour
-from driftproof.data.scenes.labels import Coloured
+from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, Color
+from driftproof.data.scenes.labels import Colored
 from driftproof.data.scenes.layout import alike, home, labelled, splits
 from driftproof.data.scenes.scenes import Scenes
 from driftproof.data.scenes.sizes import Height
@@ -14,7 +14,7 @@ from driftproof.optional import require
 
 __all__ = ["gtav"]
 
-_OTHERS: tuple[Colour, ...] = (
+_OTHERS: tuple[Color, ...] = (
     (20, 20, 20),  # static
     (111, 74, 0),  # dynamic
     (81, 0, 81),  # ground
@@ -27,11 +27,11 @@ _OTHERS: tuple[Colour, ...] = (
     (0, 0, 110),  # trailer
 )
 
-_LABELS = Coloured(
+_LABELS = Colored(
     {
         (0, 0, 0): VOID,
         **dict.fromkeys(_OTHERS, UNKNOWN),
-        **{each.colour: place for place, each in enumerate(CITYSCAPES)},
+        **{each.color: place for place, each in enumerate(CITYSCAPES)},
     },
     grey=LABEL_IDS,
 )
@@ -40,7 +40,7 @@ _LABELS = Coloured(
 def gtav(root: Path, *, split: str = "all", size: Height | None = None) -> Scenes:
     """GTAV from `images` and `labels`.
 
-    Labels are told by colour, whether through a palette or directly; grey ones are Cityscapes' own numbers.
+    Labels are told by color, whether through a palette or directly; grey ones are Cityscapes' own numbers.
 
     Args:
         root: The folder that holds both, or that holds one called gtav which does.

@@ -1,4 +1,4 @@
-"""Label images, whichever way they write a class: as a number, a place in a palette, a colour."""
+"""Label images, whichever way they write a class: as a number, a place in a palette, a color."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from driftproof.data.scenes.classes import Colour
+from driftproof.data.scenes.classes import Color
 from driftproof.errors import InputError
 from driftproof.optional import require
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["Coloured", "Numbered"]
+__all__ = ["Colored", "Numbered"]
 
 _UNMAPPED = -1
 
@@ -26,7 +26,7 @@ _UNMAPPED = -1
 class Numbered:
     """Label images whose pixels are numbers: grey, of 8 or 16 bits, or places in a palette.
 
-    Of 16-bit colour images, the first channel is the number, as in SYNTHIA.
+    Of 16-bit color images, the first channel is the number, as in SYNTHIA.
 
     Attributes:
         meanings: The class of each number, `UNKNOWN` or `VOID`. Any other number is an error.
@@ -55,15 +55,15 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class Coloured:
-    """Label images whose pixels are colours, directly or through a palette.
+class Colored:
+    """Label images whose pixels are colors, directly or through a palette.
 
     Attributes:
-        meanings: The class of each colour, `UNKNOWN` or `VOID`. Any other colour is an error.
-        grey: How to read an image that has no colours.
+        meanings: The class of each color, `UNKNOWN` or `VOID`. Any other color is an error.
+        grey: How to read an image that has no colors.
     """
 
-    meanings: Mapping[Colour, int]
+    meanings: Mapping[Color, int]
     grey: Numbered
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
@@ -71,12 +71,12 @@ class Coloured:
         with _opened(path) as image:
             if image.mode not in ("P", "RGB", "RGBA"):
                 return self.grey(path)
-            colours = _packed(np.asarray(image.convert("RGB")))
+            colors = _packed(np.asarray(image.convert("RGB")))
         known, classes = self._sorted
-        places = np.searchsorted(known, colours).clip(max=len(known) - 1)
-        if (known[places] != colours).any():
-            strange = colours[known[places] != colours]
-            _refuse(path, "colours", np.stack([strange >> 16, strange >> 8 & 255, strange & 255], axis=-1))
+        places = np.searchsorted(known, colors).clip(max=len(known) - 1)
+        if (known[places] != colors).any():
+            strange = colors[known[places] != colors]
+            _refuse(path, "colors", np.stack([strange >> 16, strange >> 8 & 255, strange & 255], axis=-1))
         found: npt.NDArray[np.uint8] = classes[places]
         return found
 
@@ -101,7 +101,7 @@ def _opened(path: Path) -> "Iterator[ImageFile]":
 
 
 def _numbers(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
-    if _is_deep_colour(image):
+    if _is_deep_color(image):
         return _first_channel(image, path)
     if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
         raise InputError(
@@ -111,7 +111,7 @@ def _numbers(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
     return np.asarray(image).astype(np.int32)
 
 
-def _is_deep_colour(image: "ImageFile") -> bool:
+def _is_deep_color(image: "ImageFile") -> bool:
     return image.mode in ("RGB", "RGBA") and bool(image.tile) and image.tile[0][3] == f"{image.mode};16B"
 
 
@@ -124,8 +124,8 @@ def _first_channel(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
     return np.asarray(image)[..., 0].astype(np.int32) * 256 + low
 
 
-def _packed(colours: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    wide = colours.astype(np.int32)
+def _packed(colors: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    wide = colors.astype(np.int32)
     return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 

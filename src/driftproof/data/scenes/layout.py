@@ -5,7 +5,7 @@ from pathlib import Path
 
 from driftproof.data.scenes.scenes import Scene
 from driftproof.errors import InputError
-from driftproof.names import expect_known
+from driftproof.validation import check_choice
 
 __all__ = ["alike", "home", "labelled", "splits"]
 
@@ -17,7 +17,7 @@ def splits(split: str, known: Sequence[str]) -> list[str]:
         >>> splits("val+test", ["train", "val", "test"])
         ['val', 'test']
     """
-    return [expect_known("split", name, known) for name in split.split("+")]
+    return [check_choice("split", name, known) for name in split.split("+")]
 
 
 def home(root: Path, name: str) -> Path:

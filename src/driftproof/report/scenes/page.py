@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from driftproof.analyses.scenes import View
 from driftproof.data.scenes import SceneClass
 from driftproof.errors import InputError
-from driftproof.files import written_whole
+from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.scenes.paint import REJECTED_COLOUR, UNKNOWN_COLOUR, VOID_COLOURS
-from driftproof.report.scenes.panels import ALARM_COLOUR, TITLES, Panel, panels
+from driftproof.report.scenes.paint import REJECTED_COLOR, UNKNOWN_COLOR, VOID_COLORS
+from driftproof.report.scenes.panels import ALARM_COLOR, TITLES, Panel, panels
 from driftproof.report.scenes.sheets import Cell, Swatch, grid, key, save_animation, save_image, titled
 from driftproof.report.scenes.tally import Tally, tally
 
@@ -67,9 +67,9 @@ def write_scenes(
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
     rows = [titled(entry.small, f"{entry.index}: ") for entry in entries]
-    colours = ("Colours", key(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
-    save_image(grid([*rows, [colours]]), out / "contact-sheet.png")
-    moving = [_in_rows([*row, colours], 3) for row in rows]
+    colors = ("Colors", key(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
+    save_image(grid([*rows, [colors]]), out / "contact-sheet.png")
+    moving = [_in_rows([*row, colors], 3) for row in rows]
     save_animation(moving, out / "scenes.webp")
     still = _data(moving[0], "JPEG")
     page = _rendered(
@@ -82,18 +82,18 @@ def write_scenes(
         still=still,
         size=moving[0].size,
     )
-    with written_whole(out / "index.html") as unfinished:
+    with atomic_write(out / "index.html") as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return out / "index.html"
 
 
 def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swatch]:
-    """The colours that pictures of these kinds are painted in."""
-    swatches = [(each.name, each.colour) for each in palette]
+    """The colors that pictures of these kinds are painted in."""
+    swatches = [(each.name, each.color) for each in palette]
     if "rejected" in kinds:
-        swatches.append(("rejected", REJECTED_COLOUR))
+        swatches.append(("rejected", REJECTED_COLOR))
     if "truth" in kinds:
-        swatches += [("never taught", UNKNOWN_COLOUR), ("not labelled", VOID_COLOURS[0])]
+        swatches += [("never taught", UNKNOWN_COLOR), ("not labelled", VOID_COLORS[0])]
     return swatches
 
 
@@ -129,15 +129,15 @@ def _rendered(**content: object) -> str:
     )
     template = environment.from_string(files.joinpath("scenes/page.html").read_text(encoding="utf-8"))
     styles = [files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "scenes/scenes.css")]
-    colours = {
-        "rejected": _css(REJECTED_COLOUR),
-        "unknown": _css(UNKNOWN_COLOUR),
-        "alarm": _css(ALARM_COLOUR),
-        "void": [_css(colour) for colour in VOID_COLOURS],
+    colors = {
+        "rejected": _css(REJECTED_COLOR),
+        "unknown": _css(UNKNOWN_COLOR),
+        "alarm": _css(ALARM_COLOR),
+        "void": [_css(color) for color in VOID_COLORS],
     }
-    text: str = template.render(style="\n".join(styles), titles=TITLES, colours=colours, css=_css, **content)
+    text: str = template.render(style="\n".join(styles), titles=TITLES, colors=colors, css=_css, **content)
     return text
 
 
-def _css(colour: tuple[int, int, int]) -> str:
-    return f"rgb{colour}"
+def _css(color: tuple[int, int, int]) -> str:
+    return f"rgb{color}"

@@ -1,4 +1,4 @@
-"""Classes as colours."""
+"""Classes as colors."""
 
 import colorsys
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ import numpy.typing as npt
 from torch import Tensor
 
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID, SceneClass
-from driftproof.data.scenes.classes import Colour
+from driftproof.data.scenes.classes import Color
 from driftproof.errors import ConfigurationError
 
-__all__ = ["REJECTED_COLOUR", "UNKNOWN_COLOUR", "VOID_COLOURS", "painted", "palette_for"]
+__all__ = ["REJECTED_COLOR", "UNKNOWN_COLOR", "VOID_COLORS", "painted", "palette_for"]
 
-REJECTED_COLOUR: Colour = (0, 0, 0)
-UNKNOWN_COLOUR: Colour = (255, 255, 255)
-VOID_COLOURS: tuple[Colour, Colour] = ((150, 150, 150), (185, 185, 185))
+REJECTED_COLOR: Color = (0, 0, 0)
+UNKNOWN_COLOR: Color = (255, 255, 255)
+VOID_COLORS: tuple[Color, Color] = ((150, 150, 150), (185, 185, 185))
 """Of the stripes that mark what is not labelled."""
 
 _GOLDEN = 0.618034
@@ -23,7 +23,7 @@ _STRIPE = 6
 
 
 def palette_for(classes: int) -> tuple[SceneClass, ...]:
-    """Names and colours for a model that is known by its number of classes alone.
+    """Names and colors for a model that is known by its number of classes alone.
 
     Examples:
         >>> palette_for(19)[0].name, palette_for(3)[2].name
@@ -38,15 +38,15 @@ def palette_for(classes: int) -> tuple[SceneClass, ...]:
 
 
 def painted(classes: Tensor, palette: Sequence[SceneClass]) -> npt.NDArray[np.uint8]:
-    """A map of classes in their colours, (H, W, 3); unknown is white, void striped.
+    """A map of classes in their colors, (H, W, 3); unknown is white, void striped.
 
     Args:
         classes: A class for each pixel, `UNKNOWN` or `VOID`, (H, W).
         palette: The classes.
     """
     table = np.zeros((256, 3), dtype=np.uint8)
-    table[: len(palette)] = [each.colour for each in palette]
-    table[UNKNOWN] = UNKNOWN_COLOUR
+    table[: len(palette)] = [each.color for each in palette]
+    table[UNKNOWN] = UNKNOWN_COLOR
     numbers = classes.numpy().astype(np.uint8)
     picture: npt.NDArray[np.uint8] = table[numbers]
     void = numbers == VOID
@@ -56,10 +56,10 @@ def painted(classes: Tensor, palette: Sequence[SceneClass]) -> npt.NDArray[np.ui
 
 def _striped(height: int, width: int) -> npt.NDArray[np.uint8]:
     diagonal = np.add.outer(np.arange(height), np.arange(width)) // _STRIPE % 2
-    stripes: npt.NDArray[np.uint8] = np.array(VOID_COLOURS, dtype=np.uint8)[diagonal]
+    stripes: npt.NDArray[np.uint8] = np.array(VOID_COLORS, dtype=np.uint8)[diagonal]
     return stripes
 
 
-def _hue(place: int) -> Colour:
+def _hue(place: int) -> Color:
     red, green, blue = colorsys.hsv_to_rgb(place * _GOLDEN % 1, 0.65, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)

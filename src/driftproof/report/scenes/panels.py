@@ -11,14 +11,14 @@ from driftproof.alarm import Event
 from driftproof.analyses.scenes import View
 from driftproof.data.scenes import SceneClass
 from driftproof.optional import require
-from driftproof.report.scenes.paint import REJECTED_COLOUR, painted
+from driftproof.report.scenes.paint import REJECTED_COLOR, painted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ALARM_COLOUR", "TITLES", "Panel", "panels"]
+__all__ = ["ALARM_COLOR", "TITLES", "Panel", "panels"]
 
-ALARM_COLOUR = (255, 214, 0)
+ALARM_COLOR = (255, 214, 0)
 
 TITLES = {
     "input": "Input",
@@ -36,7 +36,7 @@ class Panel:
     Attributes:
         kind: A key of `TITLES`.
         image: The picture, of the frame's size.
-        photograph: Whether it shows the frame itself; else it is a map of flat colours, to be scaled without mixing.
+        photograph: Whether it shows the frame itself; else it is a map of flat colors, to be scaled without mixing.
     """
 
     kind: str
@@ -64,7 +64,7 @@ def panels(view: View, palette: Sequence[SceneClass]) -> list[Panel]:
     shown.append(Panel("prediction", _image(prediction), photograph=False))
     if view.rejected is not None:
         without = prediction.copy()
-        without[view.rejected.numpy()] = REJECTED_COLOUR
+        without[view.rejected.numpy()] = REJECTED_COLOR
         shown.append(Panel("rejected", _image(without), photograph=False))
     shown.append(Panel("alarm", _boxed(_photograph(view.frame), view.events), photograph=True))
     if view.labels is not None:
@@ -87,5 +87,5 @@ def _boxed(image: "Image", events: Sequence[Event]) -> "Image":
     for top, left, bottom, right in (event.box for event in events if event.box is not None):
         outer = (left - line, top - line, right - 1 + line, bottom - 1 + line)
         draw.rectangle((outer[0] - 1, outer[1] - 1, outer[2] + 1, outer[3] + 1), outline=(0, 0, 0), width=line + 1)
-        draw.rectangle(outer, outline=ALARM_COLOUR, width=line)
+        draw.rectangle(outer, outline=ALARM_COLOR, width=line)
     return image

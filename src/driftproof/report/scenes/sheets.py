@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftproof.data.scenes.classes import Colour
-from driftproof.files import written_whole
+from driftproof.data.scenes.classes import Color
+from driftproof.files import atomic_write
 from driftproof.optional import require
 from driftproof.report.scenes.panels import TITLES
 
@@ -17,8 +17,8 @@ __all__ = ["Cell", "Swatch", "grid", "key", "save_animation", "save_image", "tit
 Cell = tuple[str, "Image"]
 """Words, and the picture below them."""
 
-Swatch = tuple[str, Colour]
-"""What a colour stands for, and the colour."""
+Swatch = tuple[str, Color]
+"""What a color stands for, and the color."""
 
 _PAPER, _INK, _RULE = (253, 253, 252), (29, 33, 38), (150, 150, 150)
 
@@ -45,10 +45,10 @@ def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
 
 
 def key(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
-    """What colours stand for, in two columns, as a picture of this size.
+    """What colors stand for, in two columns, as a picture of this size.
 
     Args:
-        swatches: Colours and their meanings.
+        swatches: Colors and their meanings.
         size: Width and height.
     """
     width, height = size
@@ -57,16 +57,16 @@ def key(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
     lines = -(-len(swatches) // 2)
     pitch = min(height / lines, width / 11)
     font, side = _font(max(8, round(0.62 * pitch))), round(0.7 * pitch)
-    for place, (words, colour) in enumerate(swatches):
+    for place, (words, color) in enumerate(swatches):
         left, top = place // lines * width // 2, round(place % lines * pitch)
-        draw.rectangle((left, top, left + side, top + side), fill=colour, outline=_RULE)
+        draw.rectangle((left, top, left + side, top + side), fill=color, outline=_RULE)
         draw.text((left + 1.5 * side, top + side / 2), words, fill=_INK, font=font, anchor="lm")
     return sheet
 
 
 def save_image(image: "Image", path: Path) -> None:
     """Write a picture in one act."""
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         image.save(unfinished, format=path.suffix.removeprefix(".").upper())
 
 
@@ -79,7 +79,7 @@ def save_animation(images: "Sequence[Image]", path: Path, *, seconds: float = 0.
         seconds: How long each stays.
     """
     first, *others = images
-    with written_whole(path) as unfinished:
+    with atomic_write(path) as unfinished:
         first.save(
             unfinished,
             format="WEBP",

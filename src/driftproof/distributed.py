@@ -9,17 +9,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from driftproof.errors import CallOrderError, ConfigurationError, RanksError
+from driftproof.errors import CallOrderError, ConfigurationError, DistributedError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Card", "RankGroup", "Ranks"]
+__all__ = ["Distributed", "RankGroup", "RankInfo"]
 
 RankGroup: TypeAlias = "Literal['all'] | ProcessGroup | None"
 
 
-class Card(NamedTuple):
+class RankInfo(NamedTuple):
     """What a rank says of itself before anything else is exchanged.
 
     All but the first are digests; zero says nothing.
@@ -39,10 +39,10 @@ class Card(NamedTuple):
     state: int = 0
 
 
-_IN_WORDS = Card._fields[1:], ("shape and type of images", "method", "source weights", "state")
+_IN_WORDS = RankInfo._fields[1:], ("shape and type of images", "method", "source weights", "state")
 
 
-class Ranks:
+class Distributed:
     """The ranks among which the batches of an adapter are shared out.
 
     Every rank holds its rows of the batch, and the same parameters. What concerns the whole batch is computed from sums
@@ -60,7 +60,7 @@ class Ranks:
         rank: The number of this process among the ranks.
 
     Examples:
-        >>> alone = Ranks()
+        >>> alone = Distributed()
         >>> alone.size, alone.mean(torch.tensor([1.0, 2.0]))
         (1, tensor(1.5000))
     """
@@ -73,7 +73,7 @@ class Ranks:
         self._lost: str | None = None
         self._stage: Literal["silent", "speaking", "refused"] = "silent"
         self._device = torch.device("cpu")
-        self._card = Card()
+        self._card = RankInfo()
         self._counts: list[int] = []
 
     @property
@@ -90,11 +90,11 @@ class Ranks:
             yield
             return
         if self._lost is not None:
-            raise RanksError(
+            raise DistributedError(
                 f"The ranks have lost each other: {self._lost}. This rank is as it was before that, and `save` still "
                 "works. Make a new process group, and an adapter that goes on from the saved state."
             )
-        self._stage, self._device, self._card = "silent", device, Card()
+        self._stage, self._device, self._card = "silent", device, RankInfo()
         try:
             yield
             self._meet()
@@ -111,7 +111,7 @@ class Ranks:
         finally:
             self._apart = False
 
-    def present(self, card: Card) -> None:
+    def present(self, card: RankInfo) -> None:
         """Say who this rank is, once the others ask."""
         self._card = card
 
@@ -185,8 +185,8 @@ class Ranks:
 
     # --- how --------------------------------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        return self if self._size > 1 else Ranks()  # a process group cannot be copied, and need not be
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
+        return self if self._size > 1 else Distributed()  # a process group cannot be copied, and need not be
 
     def _meet(self) -> None:
         if self._stage == "silent":
@@ -201,14 +201,14 @@ class Ranks:
         if self._lost is None and self._stage == "silent" and isinstance(error, Exception):
             try:
                 self._exchange_cards(willing=False)
-            except RanksError:
+            except DistributedError:
                 return
         elif self._lost is None and self._stage != "refused":
             self._lost = f"rank {self.rank} failed between two exchanges with {type(error).__name__}"
 
-    def _exchange_cards(self, *, willing: bool) -> list[tuple[bool, Card]]:
+    def _exchange_cards(self, *, willing: bool) -> list[tuple[bool, RankInfo]]:
         own = torch.tensor([int(willing), *self._card], device=self._device)
-        return [(bool(row[0]), Card(*row[1:])) for row in self._gather(own).tolist()]
+        return [(bool(row[0]), RankInfo(*row[1:])) for row in self._gather(own).tolist()]
 
     def _gather(self, tensor: Tensor) -> Tensor:
         pieces = [torch.empty_like(tensor) for _ in range(self._size)]
@@ -225,7 +225,7 @@ class Ranks:
             operation()
         except RuntimeError as error:
             self._lost = str(error).partition("\n")[0]
-            raise RanksError(
+            raise DistributedError(
                 f"Rank {self.rank} has lost the others: {self._lost}. Nothing was learned from this batch. Look for "
                 "the first error among the ranks."
             ) from error
@@ -238,7 +238,7 @@ class _Sum(torch.autograd.Function):
     """Adds up over the ranks, forwards and backwards."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:  # noqa: ANN401  # torch types it so
+    def forward(ctx: Any, tensor: Tensor, ranks: Distributed) -> Tensor:  # noqa: ANN401  # torch types it so
         ctx.ranks = ranks
         return ranks._add_up(tensor)
 
@@ -266,16 +266,16 @@ def _joined(group: RankGroup) -> "ProcessGroup | None":
     return group
 
 
-def _refuse(cards: list[tuple[bool, Card]]) -> None:
+def _refuse(cards: list[tuple[bool, RankInfo]]) -> None:
     """Refuse to go on where a rank could not come so far, or is not like the others."""
     absent = [rank for rank, (willing, _) in enumerate(cards) if not willing]
     if absent:
-        raise RanksError(f"{_named(absent)} could not take part; the error there says why. Nothing was changed.")
+        raise DistributedError(f"{_named(absent)} could not take part; the error there says why. Nothing was changed.")
     for field, words in zip(*_IN_WORDS, strict=True):
         said = [getattr(card, field) for _, card in cards]
         different = [rank for rank, digest in enumerate(said) if digest != said[0]]
         if different:
-            raise RanksError(
+            raise DistributedError(
                 f"Expected the same {words} on every rank, but {_named(different).lower()} and rank 0 differ. "
                 "Nothing was changed."
             )

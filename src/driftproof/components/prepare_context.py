@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, expect_pixels
+from driftproof.augment import Augment, check_unit_range
 from driftproof.errors import InputError
 from driftproof.network import Network
 
-__all__ = ["Preparation", "Progress", "SourceBatches", "supervised_loss"]
+__all__ = ["PrepareContext", "Progress", "SourceBatches", "supervised_loss"]
 
 SourceBatches = Iterable[tuple[Tensor, Tensor]]
 Progress = Callable[[str, int], None]
@@ -19,7 +19,7 @@ Progress = Callable[[str, int], None]
 _UNLABELLED_PIXEL = 255
 
 
-class Preparation:
+class PrepareContext:
     """What a part may use while it prepares.
 
     Args:
@@ -53,7 +53,7 @@ class Preparation:
 
     @cached_property
     def source_network(self) -> Network:
-        """A copy of the network that normalises with the statistics of its training, as on the day it was trained."""
+        """A copy of the network that normalizes with the statistics of its training, as on the day it was trained."""
         return self.network.with_source_statistics().requires_grad_(False)
 
     @property
@@ -61,7 +61,7 @@ class Preparation:
         """What may move in the network."""
         return tuple(self._moving.values())
 
-    def counterparts(self, network: Network) -> tuple[nn.Parameter, ...]:
+    def matching_parameters(self, network: Network) -> tuple[nn.Parameter, ...]:
         """The same parameters in a copy of the network."""
         return tuple(network.model.get_parameter(name) for name in self._moving)
 
@@ -87,7 +87,7 @@ class Preparation:
 
     def view(self, images: Tensor, augment: Augment) -> Tensor:
         """A random view of source images."""
-        expect_pixels(images, augment)
+        check_unit_range(images, augment)
         return augment(images, self.generator)
 
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from driftproof.norms import BatchNorm
 
-__all__ = ["Keepsake"]
+__all__ = ["BufferGuard"]
 
 
-class Keepsake(nn.Module):
+class BufferGuard(nn.Module):
     """A copy of the buffers that a model's own code may write: counters, caches, averages.
 
     The statistics of batch norms are not among them: in evaluation mode nothing writes those.

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, photometric
+from driftproof.components import PrepareContext, Step, flat, supervised_loss
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
-from driftproof.parts import Preparation, Step, flat, supervised_loss
-from driftproof.regularisers.base import Regulariser
+from driftproof.regularizers.base import Regularizer
 
-__all__ = ["WeightedDrift"]
+__all__ = ["ShiftAgnosticPenalty"]
 
 
-class WeightedDrift(Regulariser):
+class ShiftAgnosticPenalty(Regularizer):
     """λ_r Σ_l w_l ‖θ_l − θ*_l‖², one weight per parameter tensor.
 
     `prepare` compares, for source batches and their augmented copies, the gradients of each tensor: s_l is their mean
-    cosine and w = ν(s)² with ν the min–max normalisation over tensors. w near 1 means the gradients agree, so the
+    cosine and w = ν(s)² with ν the min–max normalization over tensors. w near 1 means the gradients agree, so the
     tensor is shift-agnostic and held; near 0 it is free. A tensor that no gradient reaches, as in an auxiliary head,
     has no cosine, and no part in ν.
 
@@ -71,10 +71,10 @@ class WeightedDrift(Regulariser):
         """Whether the penalty of each tensor is known."""
         return self.tensor_weights is not None
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Measure which tensors' gradients survive a change of appearance."""
         network = preparation.source_network
-        parameters = preparation.counterparts(network)
+        parameters = preparation.matching_parameters(network)
         total, batches = torch.zeros(len(parameters), device=preparation.device), 0
         reached = torch.zeros_like(total, dtype=torch.bool)
         for parameter in parameters:
@@ -91,7 +91,7 @@ class WeightedDrift(Regulariser):
             reached = reached | torch.stack([gradient.any() for gradient in clean])
         for parameter in parameters:
             parameter.requires_grad_(False)
-        self.tensor_weights = _normalised(total / batches, reached) ** 2
+        self.tensor_weights = _normalized(total / batches, reached) ** 2
 
     def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Anchor at the start."""
@@ -112,7 +112,7 @@ class WeightedDrift(Regulariser):
             self.anchored = self._before
 
 
-def _normalised(agreement: Tensor, reached: Tensor) -> Tensor:
+def _normalized(agreement: Tensor, reached: Tensor) -> Tensor:
     """Min–max over what gradients reach, zero elsewhere."""
     low = agreement.where(reached, agreement.new_tensor(torch.inf)).min()
     high = agreement.where(reached, agreement.new_tensor(-torch.inf)).max()

@@ -1,6 +1,6 @@
-"""Batch normalisation with the batch's own statistics, together with what comes before and after it.
+"""Batch normalization with the batch's own statistics, together with what comes before and after it.
 
-A residual network adds, normalises and rectifies. Each of these alone reads and writes the whole image; on a device
+A residual network adds, normalizes and rectifies. Each of these alone reads and writes the whole image; on a device
 that waits for its memory most of the time, one operation for the three is worth having. They are operations of torch in
 their own right, so that `torch.compile` carries them through; on anything but a CUDA device they are plain PyTorch.
 """
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["add_normalise", "backward_on_cuda", "normalise", "normalise_on_cuda"]
+__all__ = ["add_normalize", "backward_on_cuda", "normalize", "normalize_on_cuda"]
 
 
-@custom_op("driftproof::normalise", mutates_args=())
-def normalise(
+@custom_op("driftproof::normalize", mutates_args=())
+def normalize(
     x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise every channel over the batch, then rectify if asked to.
+    """Normalize every channel over the batch, then rectify if asked to.
 
     Args:
         x: Images, (N, C, H, W).
@@ -36,7 +36,7 @@ def normalise(
     Examples:
         >>> from driftproof.kernels import new_tickets
         >>> x = torch.rand(2, 3, 4, 4)
-        >>> y, _, _ = normalise(x, torch.ones(3), torch.zeros(3), new_tickets(1, 3, x.device), 0, 1e-5, True)
+        >>> y, _, _ = normalize(x, torch.ones(3), torch.zeros(3), new_tickets(1, 3, x.device), 0, 1e-5, True)
         >>> bool(torch.allclose(y, F.relu(F.batch_norm(x, None, None, training=True)), atol=1e-5))
         True
     """
@@ -45,17 +45,17 @@ def normalise(
     return _affine(x, mean, scale, weight, bias, relu), mean, scale
 
 
-@custom_op("driftproof::add_normalise", mutates_args=())
-def add_normalise(
+@custom_op("driftproof::add_normalize", mutates_args=())
+def add_normalize(
     x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `normalise`, of a sum that is returned as well, second."""
+    """As `normalize`, of a sum that is returned as well, second."""
     total = x + addend
-    y, mean, scale = normalise(total, weight, bias, tickets, place, eps, relu)
+    y, mean, scale = normalize(total, weight, bias, tickets, place, eps, relu)
     return y, total, mean, scale
 
 
-@custom_op("driftproof::normalise_backward", mutates_args=())
+@custom_op("driftproof::normalize_backward", mutates_args=())
 def _backward(
     gradient: Tensor,
     beside: Tensor | None,
@@ -79,27 +79,27 @@ def _backward(
     return leaving if beside is None else leaving + beside, to_weight, to_bias
 
 
-@normalise.register_kernel("cuda")
-def normalise_on_cuda(
+@normalize.register_kernel("cuda")
+def normalize_on_cuda(
     x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `normalise`."""
-    from driftproof.kernels import on_cuda
+    """As `normalize`."""
+    from driftproof.kernels import triton_batch_norm
 
     with torch.cuda.device(x.device):
-        x, mean, scale = on_cuda.reduce(_channels_last(x), None, eps, tickets[place])
-        return on_cuda.apply(x, mean, scale, weight, bias, relu=relu), mean, scale
+        x, mean, scale = triton_batch_norm.reduce(_channels_last(x), None, eps, tickets[place])
+        return triton_batch_norm.apply(x, mean, scale, weight, bias, relu=relu), mean, scale
 
 
-@add_normalise.register_kernel("cuda")
+@add_normalize.register_kernel("cuda")
 def _(
     x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, ...]:
-    from driftproof.kernels import on_cuda
+    from driftproof.kernels import triton_batch_norm
 
     with torch.cuda.device(x.device):
-        total, mean, scale = on_cuda.reduce(_channels_last(x), _channels_last(addend), eps, tickets[place])
-        return on_cuda.apply(total, mean, scale, weight, bias, relu=relu), total, mean, scale
+        total, mean, scale = triton_batch_norm.reduce(_channels_last(x), _channels_last(addend), eps, tickets[place])
+        return triton_batch_norm.apply(total, mean, scale, weight, bias, relu=relu), total, mean, scale
 
 
 @_backward.register_kernel("cuda")
@@ -116,25 +116,25 @@ def backward_on_cuda(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the input and of the layer, from that of the result and what came to the input otherwise."""
-    from driftproof.kernels import on_cuda
+    from driftproof.kernels import triton_batch_norm
 
     gradient, x = _channels_last(gradient), _channels_last(x)
     beside = None if beside is None else _channels_last(beside)
     layer = (mean, scale, weight, bias)
     with torch.cuda.device(x.device):
-        to_weight, to_bias = on_cuda.reduce_backward(gradient, x, *layer, tickets[place], relu=relu)
-        leaving = on_cuda.apply_backward(gradient, x, *layer, to_weight, to_bias, beside, relu=relu)
+        to_weight, to_bias = triton_batch_norm.reduce_backward(gradient, x, *layer, tickets[place], relu=relu)
+        leaving = triton_batch_norm.apply_backward(gradient, x, *layer, to_weight, to_bias, beside, relu=relu)
     return leaving, to_weight, to_bias
 
 
-@normalise.register_fake
+@normalize.register_fake
 def _(
     x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, ...]:
     return _like(x), _per_channel(x), _per_channel(x)
 
 
-@add_normalise.register_fake
+@add_normalize.register_fake
 def _(
     x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
 ) -> tuple[Tensor, ...]:
@@ -176,8 +176,8 @@ def _to_summands(
     return leaving, leaving, to_weight, to_bias, None, None, None, None
 
 
-normalise.register_autograd(_to_inputs, setup_context=_keep)
-add_normalise.register_autograd(_to_summands, setup_context=_keep_total)
+normalize.register_autograd(_to_inputs, setup_context=_keep)
+add_normalize.register_autograd(_to_summands, setup_context=_keep_total)
 
 
 def _across(values: Tensor) -> Tensor:

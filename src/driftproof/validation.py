@@ -5,13 +5,13 @@ from difflib import get_close_matches
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["differing", "expect_known"]
+__all__ = ["check_choice", "distinguishing_items"]
 
 _LISTED = 30
 """Names that a message has room for."""
 
 
-def differing(facts: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
+def distinguishing_items(facts: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
     """What tells one thing from others that would be called the same, in words.
 
     Args:
@@ -19,7 +19,7 @@ def differing(facts: Mapping[str, object], *others: Mapping[str, object]) -> lis
         others: Of the others.
 
     Examples:
-        >>> differing({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+        >>> distinguishing_items({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
         ['lr=0.1']
     """
     return [
@@ -29,7 +29,7 @@ def differing(facts: Mapping[str, object], *others: Mapping[str, object]) -> lis
     ]
 
 
-def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
+def check_choice(kind: str, name: object, known: Iterable[str]) -> str:
     """The name, refused with the nearest known ones unless it is one of them; with the first if none is near.
 
     Args:
@@ -38,7 +38,7 @@ def expect_known(kind: str, name: object, known: Iterable[str]) -> str:
         known: What there is.
 
     Examples:
-        >>> expect_known("method", "tnet", ["tent", "eata"])
+        >>> check_choice("method", "tnet", ["tent", "eata"])
         Traceback (most recent call last):
         driftproof.errors.ConfigurationError: Expected a known method, but got 'tnet'. Did you mean tent?
     """

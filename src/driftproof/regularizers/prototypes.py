@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftproof.augment import Augment, photometric
+from driftproof.components import PrepareContext, Step
 from driftproof.errors import ConfigurationError, ModelError
-from driftproof.parts import Preparation, Step
 from driftproof.predictions import entropy, log_probabilities, mean_prediction_entropy
-from driftproof.regularisers.base import Regulariser
+from driftproof.regularizers.base import Regularizer
 
 __all__ = ["NearestPrototypes"]
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _PROJECTION = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 
 
-class NearestPrototypes(Regulariser):
+class NearestPrototypes(Regularizer):
     """λ_a1·mean H(π) − λ_a2·H(π̄) + λ_s·mean CE(π(x) → π(x')), with π the likeness to source prototypes.
 
     π^k(x) = softmax_k(cos(h(f(x)), q_k)/τ): f the features that enter the classifier, h a two-layer projection, q_k
@@ -83,10 +83,10 @@ class NearestPrototypes(Regulariser):
         """Whether the projection and the prototypes are known."""
         return self.prototypes is not None
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Train the projection, then compute the prototypes over all source data."""
         projection, prototypes = self._initial(preparation)
-        optimiser = torch.optim.Adam(projection, lr=self.lr)
+        optimizer = torch.optim.Adam(projection, lr=self.lr)
         for epoch in range(self.epochs):
             stage = f"SWR projection, pass {epoch + 1} of {self.epochs}"
             for images, labels in preparation.batches(stage, size=self.batch_size):
@@ -99,7 +99,7 @@ class NearestPrototypes(Regulariser):
                 loss = 2 * F.cross_entropy(similarity / self.temperature, labels.repeat(2))
                 for weight, gradient in zip(projection, torch.autograd.grad(loss, projection), strict=True):
                     weight.grad = gradient
-                optimiser.step()
+                optimizer.step()
         for name, weight in zip(_PROJECTION, projection, strict=True):
             setattr(self, name, weight.detach())
         self.prototypes = self._mean_features(preparation, prototypes)
@@ -121,7 +121,7 @@ class NearestPrototypes(Regulariser):
         projected = _project(features, [getattr(self, name) for name in _PROJECTION])
         return log_probabilities(projected @ self.prototypes.T / self.temperature)
 
-    def _initial(self, preparation: Preparation) -> tuple[list[Tensor], Tensor]:
+    def _initial(self, preparation: PrepareContext) -> tuple[list[Tensor], Tensor]:
         images, _ = next(preparation.batches("SWR projection", size=1))
         with torch.no_grad():
             logits, features = preparation.source_network.with_features(images)
@@ -138,14 +138,14 @@ class NearestPrototypes(Regulariser):
         projection = [drawn(width, width), drawn(width), drawn(self.dimensions, width), drawn(self.dimensions)]
         return projection, features.new_zeros(classes, self.dimensions)
 
-    def _mean_features(self, preparation: Preparation, like: Tensor) -> Tensor:
+    def _mean_features(self, preparation: PrepareContext, like: Tensor) -> Tensor:
         projection = [getattr(self, name) for name in _PROJECTION]
         total = torch.zeros_like(like)
         for images, labels in preparation.batches("SWR prototypes", size=self.batch_size):
             total.index_add_(0, labels, _project(_features(preparation, images), projection))
         return F.normalize(total, dim=1)
 
-    def _measured(self, preparation: Preparation) -> Tensor:
+    def _measured(self, preparation: PrepareContext) -> Tensor:
         """Accuracy on source data: of the prototypes, and of the classifier."""
         right, seen = torch.zeros(2, device=preparation.device), 0
         for images, labels in preparation.batches("SWR acceptance", size=self.batch_size):
@@ -163,7 +163,7 @@ class NearestPrototypes(Regulariser):
         return accuracy
 
 
-def _features(preparation: Preparation, images: Tensor) -> Tensor:
+def _features(preparation: PrepareContext, images: Tensor) -> Tensor:
     with torch.no_grad():
         return preparation.source_network.with_features(images)[1]
 

@@ -1,10 +1,10 @@
-"""`driftproof analyse`: looking into what adaptation does."""
+"""`driftproof analyze`: looking into what adaptation does."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftproof.cli.analyse_scenes import scenes_command
+from driftproof.cli.analyze_scenes import scenes_command
 from driftproof.cli.device import Device, expect_device
 from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
 from driftproof.cli.model import ClassCount, ModelName, Weights, given_model

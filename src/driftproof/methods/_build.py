@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter, Settings
 from driftproof.losses import Loss
-from driftproof.regularisers import Regulariser
+from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Batch, Statistics
@@ -23,7 +23,7 @@ class Options(Settings, total=False):
     statistics: Statistics | None
     mean_entropy: float | None
     scope: Scope | None
-    optimiser: Callable[..., torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
 
 
 def stepping(
@@ -33,12 +33,12 @@ def stepping(
     moves: Scope,
     lr: float,
     select: Selection | None,
-    regulariser: Regulariser | None = None,
+    regularizer: Regularizer | None = None,
     own_mean_entropy: float | None = None,
     statistics: Statistics | None = None,
     mean_entropy: float | None = None,
     scope: Scope | None = None,
-    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
     **settings: Unpack[Settings],
 ) -> Adapter:
     """An adapter with the method's own choices where the caller made none.
@@ -49,12 +49,12 @@ def stepping(
         moves: The method's scope.
         lr: Learning rate.
         select: Which samples to learn from.
-        regulariser: The method's regulariser.
+        regularizer: The method's regularizer.
         own_mean_entropy: The method's own λ_max; None leaves it to the selection.
         statistics: What batch norm uses; None is the batch's own statistics.
         mean_entropy: λ_max; None is 0.5 with `ConfidenceDifference` and the method's own otherwise.
         scope: What moves; None is the method's own.
-        optimiser: Called as `optimiser(parameters, lr=lr)`.
+        optimizer: Called as `optimizer(parameters, lr=lr)`.
         **settings: Keywords of `Adapter`.
     """
     return Adapter(
@@ -64,7 +64,7 @@ def stepping(
         loss=loss,
         select=select,
         mean_entropy=own_mean_entropy if mean_entropy is None else mean_entropy,
-        regulariser=regulariser,
-        optimiser=partial(optimiser, lr=lr),
+        regularizer=regularizer,
+        optimizer=partial(optimizer, lr=lr),
         **settings,
     )

@@ -1,4 +1,4 @@
-"""Batch normalisation in two passes each way, for images that lie with their channels last.
+"""Batch normalization in two passes each way, for images that lie with their channels last.
 
 A tensor of N images is a matrix here: one row for each pixel, one column for each channel. Every program of a reduction
 sums some rows of some columns; the one that comes last adds the sums up. Sums are added in a fixed order, so results
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from driftproof.kernels.tickets import NARROWEST
+from driftproof.kernels.arrival_counters import NARROWEST
 
 __all__ = ["apply", "apply_backward", "reduce", "reduce_backward"]
 
@@ -123,7 +123,7 @@ def _layer(mean, scale, weight, bias, across, within):
 
 
 @triton.jit
-def _normalised(
+def _normalized(
     x, mean, scale, weight, bias, y, rows, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -273,11 +273,11 @@ def reduce(x: Tensor, addend: Tensor | None, eps: float, tickets: Tensor) -> tup
 
 
 def apply(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
-    """What was normalised, scaled and shifted, and cut off at zero if asked for."""
+    """What was normalized, scaled and shifted, and cut off at zero if asked for."""
     y = torch.empty_like(x)
     plan = _plan(x)
     grid, options = plan.applied
-    _normalised[grid](x, mean, scale, weight, bias, y, *plan.shape, **options, RELU=relu)
+    _normalized[grid](x, mean, scale, weight, bias, y, *plan.shape, **options, RELU=relu)
     return y
 
 

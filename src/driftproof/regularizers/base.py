@@ -1,19 +1,19 @@
-"""What the regularisers have in common."""
+"""What the regularizers have in common."""
 
 from torch import Tensor
 
-from driftproof.parts import Part, Several, Step
+from driftproof.components import Component, Compose, Step
 
-__all__ = ["Regulariser", "Sum"]
+__all__ = ["Regularizer", "Sum"]
 
 
-class Regulariser(Part):
+class Regularizer(Component):
     """A pull on the parameters.
 
     Examples:
-        The barest new regulariser: weight decay towards the source.
+        The barest new regularizer: weight decay towards the source.
 
-        >>> class Decay(Regulariser):
+        >>> class Decay(Regularizer):
         ...     def penalty(self, step):
         ...         pairs = zip(step.parameters, step.source_parameters)
         ...         return sum(((moved - start) ** 2).sum() for moved, start in pairs)
@@ -23,14 +23,14 @@ class Regulariser(Part):
         """The term to add to the loss, of no dimension; None where there is none."""
         return None
 
-    def __add__(self, other: "Regulariser") -> "Sum":
+    def __add__(self, other: "Regularizer") -> "Sum":
         return Sum(self, other)
 
 
-class Sum(Several, Regulariser):
-    """Several regularisers at once: the penalties add up."""
+class Sum(Compose, Regularizer):
+    """Several regularizers at once: the penalties add up."""
 
-    def __init__(self, *parts: Regulariser) -> None:
+    def __init__(self, *parts: Regularizer) -> None:
         inner = (part.members if isinstance(part, Sum) else (part,) for part in parts)
         super().__init__(*(member for members in inner for member in members))
 

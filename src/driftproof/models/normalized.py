@@ -1,4 +1,4 @@
-"""Classifiers that normalise their own input."""
+"""Classifiers that normalize their own input."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["Channels", "Normalised"]
+__all__ = ["Channels", "Normalized"]
 
 Channels = float | Sequence[float]
 """One number for all channels of an image, or one for each of its three."""
 
 
-class Normalised(nn.Module):
-    """An image classifier that takes values in [0, 1] and normalises them itself.
+class Normalized(nn.Module):
+    """An image classifier that takes values in [0, 1] and normalizes them itself.
 
     So every method and augmentation sees the same images. The mean and the standard deviation move with the module, but
     are not among its weights.
@@ -25,8 +25,8 @@ class Normalised(nn.Module):
         std: Divides the images then.
 
     Examples:
-        >>> network = Normalised(10, mean=0.5, std=(0.25, 0.5, 1.0))
-        >>> network.normalised(torch.ones(1, 3, 1, 1)).flatten()
+        >>> network = Normalized(10, mean=0.5, std=(0.25, 0.5, 1.0))
+        >>> network.normalized(torch.ones(1, 3, 1, 1)).flatten()
         tensor([2.0000, 1.0000, 0.5000])
     """
 
@@ -43,11 +43,11 @@ class Normalised(nn.Module):
         self.register_buffer("mean", _for_images("mean", mean), persistent=False)
         self.register_buffer("std", _for_images("std", std), persistent=False)
 
-    def normalised(self, images: Tensor) -> Tensor:
+    def normalized(self, images: Tensor) -> Tensor:
         """The images as the first layer wants them."""
         return (images - self.mean) / self.std
 
-    def _initialise_convolutions(self) -> None:
+    def _initialize_convolutions(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment
+from driftproof.distributed import Distributed
 from driftproof.errors import ModelError
 from driftproof.network import Network
-from driftproof.predictions import confidence_gain, log_probabilities, logit_gain, widened
-from driftproof.ranks import Ranks
+from driftproof.predictions import confidence_change, log_probabilities, logit_change, upcast
 
-__all__ = ["Step", "flat", "seed_of"]
+__all__ = ["Step", "batch_seed", "flat"]
 
 _Value = TypeVar("_Value")
 
@@ -85,7 +85,7 @@ class Step:
             else:
                 self.logits = network(images)
         self.answer = self.logits
-        self.weights = torch.ones_like(widened(self.logits[:, 0].detach()))
+        self.weights = torch.ones_like(upcast(self.logits[:, 0].detach()))
 
     @contextmanager
     def _comparing(self, beside: torch.cuda.Stream | None) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Step:
         here.wait_stream(beside)
 
     @property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> Distributed:
         """Among whom the batch is shared out: what a part computes over samples, it computes over theirs."""
         return self.network.ranks
 
@@ -136,18 +136,18 @@ class Step:
             return self.source(self.images)
 
     @_once
-    def confidence_gain(self) -> Tensor:
+    def confidence_change(self) -> Tensor:
         """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class.
 
         Zero while the networks are alike: what they differ by then is the rounding of different kernels.
         """
-        gain = confidence_gain(self.log_probabilities.detach(), self.source_logits)
+        gain = confidence_change(self.log_probabilities.detach(), self.source_logits)
         return torch.zeros_like(gain) if self.alike else gain
 
     @_once
-    def logit_gain(self) -> Tensor:
+    def logit_change(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
-        gain = logit_gain(self.logits.detach(), self.source_logits)
+        gain = logit_change(self.logits.detach(), self.source_logits)
         return torch.zeros_like(gain) if self.alike else gain
 
     def view(self, augment: Augment) -> Tensor:
@@ -157,7 +157,7 @@ class Step:
     def novelty(self) -> Tensor:
         """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
         if self.compared_with_source:
-            return 0 - self.confidence_gain  # negated, what did not fall would be −0
+            return 0 - self.confidence_change  # negated, what did not fall would be −0
         return 1 - self.log_probabilities.detach().amax(dim=1).exp()
 
     @property
@@ -175,7 +175,7 @@ class Step:
         generator = self._generator
         if generator is None:
             generator = torch.Generator(self.images.device)
-            generator.manual_seed(seed_of(self._seed, self.index))
+            generator.manual_seed(batch_seed(self._seed, self.index))
         return generator
 
     @property
@@ -184,7 +184,7 @@ class Step:
         return "generator" in self.__dict__
 
 
-def seed_of(seed: int, index: int) -> int:
+def batch_seed(seed: int, index: int) -> int:
     """What the random numbers of the `index`-th batch are seeded with."""
     return (seed * 0x9E3779B97F4A7C15 + index) % 2**63
 

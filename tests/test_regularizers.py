@@ -1,4 +1,4 @@
-"""Regularisers against references written with loops over parameters."""
+"""Regularizers against references written with loops over parameters."""
 
 import copy
 import logging
@@ -10,8 +10,8 @@ from torch import nn
 
 import driftproof as dp
 from cases import batches, shifted, source_data
-from driftproof.parts import Step
-from driftproof.regularisers import Fisher, NearestPrototypes, Regulariser, StochasticRestore, WeightedDrift
+from driftproof.components import Step
+from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty, StochasticRestore
 from networks import CLASSES, SegmentationNet, WideResNet, lively
 
 
@@ -35,7 +35,7 @@ def test_fisher_is_the_mean_square_of_batch_gradients(model):
         loss = F.cross_entropy(logits, logits.argmax(1))
         gradients = torch.autograd.grad(loss, affine_of(reference))
         squares = [total + gradient**2 / 3 for total, gradient in zip(squares, gradients, strict=True)]
-    torch.testing.assert_close(adapter.regulariser.importance, torch.cat([s.flatten() for s in squares]))
+    torch.testing.assert_close(adapter.regularizer.importance, torch.cat([s.flatten() for s in squares]))
 
 
 class Recorder:
@@ -51,7 +51,7 @@ def test_fisher_penalty(model):
     with torch.no_grad():
         for parameter in adapter.moving.values():
             parameter.add_(torch.randn_like(parameter))
-    fisher = adapter.regulariser
+    fisher = adapter.regularizer
     weights = fisher.importance.split([p.numel() for p in start])
     expected = 0.0
     for weight, now, before in zip(weights, adapter.moving.values(), start, strict=True):
@@ -60,16 +60,16 @@ def test_fisher_penalty(model):
     assert fisher.penalty(Recorder(adapter.moving.values())).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_drift_weights_are_squared_normalised_cosines(model):
+def test_drift_weights_are_squared_normalized_cosines(model):
     source = source_data()
-    part = WeightedDrift(samples=12, batch_size=4, augment=shifted)
+    part = ShiftAgnosticPenalty(samples=12, batch_size=4, augment=shifted)
     adapter = dp.Adapter(
         model,
         scope=dp.scopes.everything(),
         statistics=dp.statistics.Batch(),
         loss=dp.losses.Entropy(),
-        regulariser=part,
-        optimiser=torch.optim.SGD,
+        regularizer=part,
+        optimizer=torch.optim.SGD,
     ).prepare(source)
     reference = copy.deepcopy(model).eval()
     parameters = list(reference.parameters())
@@ -82,7 +82,7 @@ def test_drift_weights_are_squared_normalised_cosines(model):
         cosines.append([float((a * b).sum() / (a.norm() * b.norm())) for a, b in zip(one, other, strict=True)])
     mean = torch.tensor(cosines).mean(0)
     expected = ((mean - mean.min()) / (mean.max() - mean.min())) ** 2
-    torch.testing.assert_close(adapter.regulariser.tensor_weights, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter.regularizer.tensor_weights, expected, rtol=1e-4, atol=1e-5)
 
 
 class WithAuxiliaryHead(nn.Module):
@@ -102,8 +102,8 @@ def test_tensors_without_a_gradient_do_not_set_the_scale_of_drift_weights():
     settings = {"prototypes": False, "augment": shifted, "drift_batch_size": 4}
     plain = dp.swr(model, **settings).prepare(source)
     headed = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
-    weights = dict(zip(headed.moving, headed.regulariser.tensor_weights.tolist(), strict=True))
-    assert [weights[f"model.{name}"] for name in plain.moving] == plain.regulariser.tensor_weights.tolist()
+    weights = dict(zip(headed.moving, headed.regularizer.tensor_weights.tolist(), strict=True))
+    assert [weights[f"model.{name}"] for name in plain.moving] == plain.regularizer.tensor_weights.tolist()
     assert all(weight == 0 for name, weight in weights.items() if name.startswith("auxiliary"))
 
 
@@ -117,7 +117,7 @@ def test_ttn_prepares_a_network_with_an_auxiliary_head():
 
 @pytest.mark.parametrize("anchor", ["previous", "source"])
 def test_drift_penalty_and_its_anchor(anchor):
-    part = WeightedDrift(2.0, anchor)
+    part = ShiftAgnosticPenalty(2.0, anchor)
     part.tensor_weights = torch.tensor([0.25, 1.0])
     parameters = [torch.randn(2, 3), torch.randn(4)]
     part.begin(None, tuple(parameters))
@@ -174,7 +174,7 @@ def prototypes_on_separable(**options):
 
 def test_prototypes_classify_what_the_classifier_does():
     adapter = prototypes_on_separable()
-    _, task = adapter.regulariser.members
+    _, task = adapter.regularizer.members
     ours, theirs = task.source_accuracy.tolist()
     assert theirs == 1.0
     assert ours >= theirs - 0.01
@@ -196,7 +196,7 @@ def featured_step(adapter, images):
 
 def test_prototype_penalty_written_out():
     adapter = prototypes_on_separable()
-    _, task = adapter.regulariser.members
+    _, task = adapter.regularizer.members
     images = torch.rand(5, 3, 4, 4)
 
     def log_pi(x):
@@ -220,7 +220,7 @@ def test_prototype_task_trains_the_encoder_only(model):
     task = NearestPrototypes(epochs=1, batch_size=8, augment=shifted)
     adapter = dp.swr(model, prototypes=task, augment=shifted).prepare(source_data())
     step = featured_step(adapter, batches(1)[0])
-    _, task = adapter.regulariser.members
+    _, task = adapter.regularizer.members
     gradients = torch.autograd.grad(task.penalty(step), list(adapter.moving.values()), allow_unused=True)
     reached = {name for name, gradient in zip(adapter.moving, gradients, strict=True) if gradient is not None}
     assert reached == {name for name in adapter.moving if not name.startswith("fc.")}
@@ -232,7 +232,7 @@ def test_prototypes_need_one_prediction_per_image():
 
 
 def test_penalties_add_up():
-    class Constant(Regulariser):
+    class Constant(Regularizer):
         def __init__(self, value):
             super().__init__()
             self.value = value
@@ -253,8 +253,8 @@ def test_penalties_add_up():
     "construct",
     [
         lambda: Fisher(-1.0),
-        lambda: WeightedDrift(-1.0),
-        lambda: WeightedDrift(anchor="next"),
+        lambda: ShiftAgnosticPenalty(-1.0),
+        lambda: ShiftAgnosticPenalty(anchor="next"),
         lambda: StochasticRestore(2.0),
         lambda: NearestPrototypes(temperature=0.0),
     ],
@@ -267,5 +267,5 @@ def test_bad_hyper_parameters_are_refused(construct):
 def test_the_number_of_classes_is_the_networks(model):
     adapter = dp.swr(model, prototypes=NearestPrototypes(epochs=0, augment=shifted), augment=shifted)
     adapter.prepare(source_data())
-    _, task = adapter.regulariser.members
+    _, task = adapter.regularizer.members
     assert len(task.prototypes) == CLASSES

@@ -2,14 +2,14 @@
 
 import torch
 
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError
-from driftproof.parts import Step
-from driftproof.regularisers.base import Regulariser
+from driftproof.regularizers.base import Regularizer
 
 __all__ = ["StochasticRestore"]
 
 
-class StochasticRestore(Regulariser):
+class StochasticRestore(Regularizer):
     """After each step every scalar returns to its source value with a small probability, independently.
 
     Args:

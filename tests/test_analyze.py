@@ -11,7 +11,7 @@ from driftproof.models import build
 
 def run(capsys, *words):
     with pytest.raises(SystemExit) as ending:
-        main(["analyse", "costs", *words])
+        main(["analyze", "costs", *words])
     return ending.value.code, capsys.readouterr()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from driftproof.network.forwards import has_own_forward, replace_forward, runs
+from driftproof.network.forward_override import has_own_forward, replace_forward, runs
 
 __all__ = ["convolve", "forget_rounded", "make_sparing", "round_weights"]
 

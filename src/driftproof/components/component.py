@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import nn
 
+from driftproof.components.prepare_context import PrepareContext
+from driftproof.components.step import Step
 from driftproof.network import Network
-from driftproof.parts.preparation import Preparation
-from driftproof.parts.step import Step
 
-__all__ = ["Part", "Several"]
+__all__ = ["Component", "Compose"]
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Part(nn.Module):
-    """One choice of a method: a loss, a selection, a regulariser or a statistics rule.
+class Component(nn.Module):
+    """One choice of a method: a loss, a selection, a regularizer or a statistics rule.
 
     What a part remembers are buffers, so it moves with `.to()` and is saved with the adapter; a buffer may be None
     until it is first known. Tensors are replaced, never written in place: a snapshot of a part is a copy of its
@@ -31,14 +31,14 @@ class Part(nn.Module):
     """
 
     needs_features = False
-    varies: str | None = None
+    dynamic_reason: str | None = None
 
     @property
     def prepared(self) -> bool:
         """Whether nothing is missing that only source data can give."""
         return True
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Learn from source data, before deployment."""
 
     @property
@@ -53,7 +53,7 @@ class Part(nn.Module):
         """A batch went well: remember what it taught."""
 
     def on_step(self, step: Step) -> None:
-        """The optimiser has just moved the parameters."""
+        """The optimizer has just moved the parameters."""
 
     def __repr__(self) -> str:
         arguments = inspect.signature(type(self)).parameters.values()
@@ -62,10 +62,10 @@ class Part(nn.Module):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class Several(Part):
+class Compose(Component):
     """Parts of one axis that act together."""
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: Component) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
@@ -80,9 +80,9 @@ class Several(Part):
         return any(part.needs_features for part in self.members)
 
     @property
-    def varies(self) -> str | None:  # type: ignore[override]  # a class attribute for single parts
+    def dynamic_reason(self) -> str | None:  # type: ignore[override]  # a class attribute for single parts
         """The first reason a member gives."""
-        return next((part.varies for part in self.members if part.varies is not None), None)
+        return next((part.dynamic_reason for part in self.members if part.dynamic_reason is not None), None)
 
     @property
     def found(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class Several(Part):
         """Whether every member is."""
         return all(part.prepared for part in self.members)
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Prepare every member."""
         for part in self.members:
             part.prepare(preparation)

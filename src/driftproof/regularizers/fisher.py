@@ -4,15 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from driftproof.components import PrepareContext, Step, flat
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
-from driftproof.parts import Preparation, Step, flat
-from driftproof.regularisers.base import Regulariser
+from driftproof.regularizers.base import Regularizer
 
 __all__ = ["Fisher"]
 
 
-class Fisher(Regulariser):
+class Fisher(Regularizer):
     """β Σ_j F_j (θ_j − θ_{o,j})², with F the diagonal Fisher information on source images.
 
     F = mean over mini-batches of the squared gradient of the batch-mean cross-entropy with the model's own labels, the
@@ -47,7 +47,7 @@ class Fisher(Regulariser):
         """Whether the Fisher information is known, or not wanted."""
         return self.strength == 0 or self.importance is not None
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: PrepareContext) -> None:
         """Measure which parameters the predictions on source images depend on."""
         if self.strength == 0:
             return

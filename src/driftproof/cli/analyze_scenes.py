@@ -1,4 +1,4 @@
-"""`driftproof analyse scenes`: pictures of what adaptation does to driving scenes."""
+"""`driftproof analyze scenes`: pictures of what adaptation does to driving scenes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.analyses.scenes import Corruption, View
     from driftproof.bench.spec import Option
+    from driftproof.components import SourceBatches
     from driftproof.corruptions import FrostPhotos
     from driftproof.data.scenes import SceneClass
-    from driftproof.parts import SourceBatches
 
 __all__ = ["scenes_command"]
 
@@ -46,7 +46,7 @@ def scenes_command(
         str | None,
         typer.Option(
             "--set",
-            help="A set of scenes, such as camvid; with a folder of frames, only its classes and colours are taken.",
+            help="A set of scenes, such as camvid; with a folder of frames, only its classes and colors are taken.",
             autocompletion=lambda: list(SCENES),
         ),
     ] = None,
@@ -69,7 +69,7 @@ def scenes_command(
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos, for frost.")] = None,
     procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost instead.")] = False,
     alarm: Annotated[float, typer.Option(help="Novelty above this is an alarm.")] = 0.2,
-    least_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region to alarm.")] = 100,
+    min_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region to alarm.")] = 100,
     source_frames: Annotated[
         int, typer.Option(min=1, help="Frames of the set's training part for methods that learn from source data.")
     ] = 32,
@@ -103,7 +103,7 @@ def scenes_command(
         seen = views(
             adapter,
             scenes,
-            alarm=Alarm(alarm, least_area=least_area),
+            alarm=Alarm(alarm, min_area=min_area),
             count=frames,
             every=every,
             batch_size=batch_size,
@@ -116,7 +116,7 @@ def scenes_command(
             "Model": " ".join(str(part) for part in (model, weights) if part is not None),
             "Method": ", ".join([method, *(f"{name} {value}" for name, value in chosen.items())]),
             "Step": f"{batch_size} frames; predictions are those from before it",
-            "Alarm": f"regions of at least {least_area} pixels with a novelty above {alarm}",
+            "Alarm": f"regions of at least {min_area} pixels with a novelty above {alarm}",
             "Software": f"driftproof {__version__}, torch {torch.__version__}",
         }
         title = f"{scenes.name}{f' under {corruption}' if corruption else ''}, seen by {method}".replace("_", " ")

@@ -5,13 +5,13 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from driftproof.distributed import Distributed
 from driftproof.norms import BatchNorm
-from driftproof.ranks import Ranks
 
-__all__ = ["LayerRule", "NormalisationRule"]
+__all__ = ["BatchNormHook", "StatisticsRule"]
 
 
-class LayerRule(nn.Module):
+class BatchNormHook(nn.Module):
     """Decides, for one batch-norm layer and one forward pass, which statistics that layer uses.
 
     The layer's own running statistics are swapped while the network runs and are back afterwards, so between passes the
@@ -27,7 +27,7 @@ class LayerRule(nn.Module):
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
         self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
         self.handle: RemovableHandle | None = None
-        self.ranks = Ranks()
+        self.ranks = Distributed()
 
     @property
     def layer(self) -> BatchNorm:
@@ -41,7 +41,7 @@ class LayerRule(nn.Module):
         return mean, variance
 
     def use(self, mean: Tensor | None, variance: Tensor | None) -> None:
-        """Make the layer normalise with these until the pass is over; None means with the batch's own."""
+        """Make the layer normalize with these until the pass is over; None means with the batch's own."""
         buffers = self.layer._buffers  # a module's attribute access is slow, and this runs for every layer
         if not self._source:
             self._source.extend((buffers["running_mean"], buffers["running_var"]))
@@ -81,8 +81,8 @@ class LayerRule(nn.Module):
         """Drop what the last pass saw."""
 
 
-class NormalisationRule(Protocol):
+class StatisticsRule(Protocol):
     """What a network asks of `driftproof.statistics`."""
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> LayerRule | None:
+    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
         """The rule of one batch-norm layer; None where the layer is left alone."""
