@@ -67,7 +67,7 @@ def main() -> None:
     images, labels = digits()
     half = len(images) // 2
     model = same_everywhere(trained(images[:half], labels[:half]).to(device))
-    together = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference(), ranks="all")
+    together = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference(), process_group="all")
     alone = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference())
 
     generator = torch.Generator().manual_seed(1)

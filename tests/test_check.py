@@ -9,7 +9,7 @@ from networks import AttentionNet, GroupNormNet, WideResNet
 
 
 def found(model):
-    return {problem.what: problem for problem in dp.check(model)}
+    return {problem.message: problem for problem in dp.check(model)}
 
 
 def severities(model):
@@ -52,7 +52,7 @@ def test_errors_are_what_the_adapter_refuses(construct, complaint):
     model = construct()
     problems = dp.check(model)
     assert problems[0].severity == "error"
-    assert complaint in problems[0].what
+    assert complaint in problems[0].message
     with pytest.raises(dp.errors.ModelError, match=complaint):
         dp.source(model)
 
@@ -75,13 +75,13 @@ def test_something_else_than_a_model():
 def test_no_normalization():
     (problem,) = dp.check(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert problem.severity == "warning"
-    assert "no normalization layers" in problem.what
+    assert "no normalization layers" in problem.message
     assert "ent, swr and cotta" in problem.fix
 
 
 def test_no_batch_norm():
     (problem,) = dp.check(GroupNormNet())
-    assert "no batch norm" in problem.what
+    assert "no batch norm" in problem.message
 
 
 def test_mixed_normalization_and_dropout():

@@ -217,7 +217,7 @@ def test_check_says_what_the_library_says(project, capsys):
     assert "No problems" in capsys.readouterr().out
     assert run("check", "--model", f"{project}:plain", "--json") == 0
     (problem,) = dp.check(torch.nn.Linear(3, 3))
-    expected = {"severity": "warning", "what": problem.what, "fix": problem.fix, "layers": []}
+    expected = {"severity": "warning", "message": problem.message, "fix": problem.fix, "layers": []}
     assert json.loads(capsys.readouterr().out) == [expected]
     assert run("check", "--model", f"{project}:nowhere") == 1
     assert "meta device" in capsys.readouterr().out

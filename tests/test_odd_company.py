@@ -44,7 +44,7 @@ def test_a_forward_that_still_runs_the_original_is_refused(model, wrap, where):
     wrap(model.get_submodule(where))
     (problem,) = dp.check(model)
     assert problem.severity == "error"
-    assert "`forward` was replaced" in problem.what
+    assert "`forward` was replaced" in problem.message
     assert problem.layers == ((where,) if where else ())
     with pytest.raises(dp.errors.ModelError, match="`forward` was replaced"):
         dp.tent(model)

@@ -49,7 +49,7 @@ class Distributed:
     over the ranks, so every rank comes to the same objective and takes the same step. Alone, all of this is the
     identity and nothing is exchanged.
 
-    A passage that exchanges anything stands in `together`. The first exchange in it is a card from every rank: one that
+    A passage that exchanges anything stands in `collective`. The first exchange in it is a card from every rank: one that
     could not come so far says so, and all of them raise an error and can go on. A rank that fails later leaves the
     others waiting until the process group gives up; from then on the ranks are lost to each other.
 
@@ -69,8 +69,8 @@ class Distributed:
         self._group = _joined(group)
         self._size = 1 if self._group is None else dist.get_world_size(self._group)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
-        self._apart = False
-        self._lost: str | None = None
+        self._is_local = False
+        self._broken: str | None = None
         self._stage: Literal["silent", "speaking", "refused"] = "silent"
         self._device = torch.device("cpu")
         self._card = RankInfo()
@@ -79,48 +79,48 @@ class Distributed:
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return 1 if self._apart else self._size
+        return 1 if self._is_local else self._size
 
     # --- passages ---------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def together(self, device: torch.device) -> Iterator[None]:
+    def collective(self, device: torch.device) -> Iterator[None]:
         """A passage that every rank goes through; `device` is where what they exchange lies."""
         if self.size == 1:
             yield
             return
-        if self._lost is not None:
+        if self._broken is not None:
             raise DistributedError(
-                f"The ranks have lost each other: {self._lost}. This rank is as it was before that, and `save` still "
+                f"The ranks have lost each other: {self._broken}. This rank is as it was before that, and `save` still "
                 "works. Make a new process group, and an adapter that goes on from the saved state."
             )
         self._stage, self._device, self._card = "silent", device, RankInfo()
         try:
             yield
-            self._meet()
+            self._handshake()
         except BaseException as error:
-            self._part(error)
+            self._abort(error)
             raise
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def local(self) -> Iterator[None]:
         """A passage in which every rank works as if alone."""
-        self._apart = True
+        self._is_local = True
         try:
             yield
         finally:
-            self._apart = False
+            self._is_local = False
 
-    def present(self, card: RankInfo) -> None:
+    def set_info(self, card: RankInfo) -> None:
         """Say who this rank is, once the others ask."""
         self._card = card
 
-    def once(self, action: Callable[[], None], device: torch.device) -> None:
+    def rank_zero(self, action: Callable[[], None], device: torch.device) -> None:
         """Have the first rank act, and the others wait for it; where they are lost, each acts by itself."""
-        if self.size == 1 or self._lost is not None:
+        if self.size == 1 or self._broken is not None:
             action()
             return
-        with self.together(device):
+        with self.collective(device):
             if self.rank == 0:
                 action()
 
@@ -130,7 +130,7 @@ class Distributed:
         """The sum of each tensor over the ranks; gradients flow back to every rank's own."""
         if self.size == 1:
             return tensors
-        self._meet()
+        self._handshake()
         together = torch.cat([tensor.reshape(-1) for tensor in tensors])
         summed: Tensor = _Sum.apply(together, self)  # type: ignore[no-untyped-call]
         pieces = torch.split(summed, [tensor.numel() for tensor in tensors])
@@ -140,38 +140,38 @@ class Distributed:
         """The mean of one number per sample, over the samples of all ranks."""
         if self.size == 1:
             return values.mean()
-        return self.sum(values.sum())[0] / self.total(values.numel())
+        return self.sum(values.sum())[0] / self.global_count(values.numel())
 
-    def gathered(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensor of every rank, stacked in their order; no gradient flows back."""
-        self._meet()
+        self._handshake()
         return self._gather(tensor.detach())
 
-    def all(self, flag: Tensor) -> Tensor:
+    def all_true(self, flag: Tensor) -> Tensor:
         """Whether a boolean tensor holds on every rank."""
-        return flag if self.size == 1 else self.gathered(flag.to(torch.uint8)).bool().all(dim=0)
+        return flag if self.size == 1 else self.all_gather(flag.to(torch.uint8)).bool().all(dim=0)
 
-    def first(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """What the first rank has in place of this tensor."""
         if self.size == 1:
             return tensor
-        self._meet()
+        self._handshake()
         copy = tensor.detach().clone().contiguous()
-        self._exchange(lambda: dist.broadcast(copy, self._global(0), group=self._group))
+        self._run_collective(lambda: dist.broadcast(copy, self._global(0), group=self._group))
         return copy
 
-    def total(self, own: int) -> int:
+    def global_count(self, own: int) -> int:
         """How many samples all ranks have, where this one has `own`: every image holds as many."""
         if self.size == 1:
             return own
-        self._meet()
+        self._handshake()
         return own * sum(self._counts) // self._counts[self.rank]
 
-    def as_whole(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def map_global_batch(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """This rank's rows of what a function makes of the whole batch; the rows of others are blank to it."""
         if self.size == 1:
             return function(rows)
-        self._meet()
+        self._handshake()
         start = sum(self._counts[: self.rank])
         whole = rows.new_zeros(sum(self._counts), *rows.shape[1:])
         whole[start : start + len(rows)] = rows
@@ -188,7 +188,7 @@ class Distributed:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         return self if self._size > 1 else Distributed()  # a process group cannot be copied, and need not be
 
-    def _meet(self) -> None:
+    def _handshake(self) -> None:
         if self._stage == "silent":
             cards = self._exchange_cards(willing=True)
             self._stage = "refused"
@@ -196,15 +196,15 @@ class Distributed:
             self._stage = "speaking"
             self._counts = [card.rows for _, card in cards]
 
-    def _part(self, error: BaseException) -> None:
+    def _abort(self, error: BaseException) -> None:
         """See to it that no later exchange meets one that this rank has left."""
-        if self._lost is None and self._stage == "silent" and isinstance(error, Exception):
+        if self._broken is None and self._stage == "silent" and isinstance(error, Exception):
             try:
                 self._exchange_cards(willing=False)
             except DistributedError:
                 return
-        elif self._lost is None and self._stage != "refused":
-            self._lost = f"rank {self.rank} failed between two exchanges with {type(error).__name__}"
+        elif self._broken is None and self._stage != "refused":
+            self._broken = f"rank {self.rank} failed between two exchanges with {type(error).__name__}"
 
     def _exchange_cards(self, *, willing: bool) -> list[tuple[bool, RankInfo]]:
         own = torch.tensor([int(willing), *self._card], device=self._device)
@@ -212,21 +212,21 @@ class Distributed:
 
     def _gather(self, tensor: Tensor) -> Tensor:
         pieces = [torch.empty_like(tensor) for _ in range(self._size)]
-        self._exchange(lambda: dist.all_gather(pieces, tensor.contiguous(), group=self._group))
+        self._run_collective(lambda: dist.all_gather(pieces, tensor.contiguous(), group=self._group))
         return torch.stack(pieces)
 
-    def _add_up(self, tensor: Tensor) -> Tensor:
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
         copy = tensor.detach().clone()
-        self._exchange(lambda: dist.all_reduce(copy, group=self._group))
+        self._run_collective(lambda: dist.all_reduce(copy, group=self._group))
         return copy
 
-    def _exchange(self, operation: Callable[[], object]) -> None:
+    def _run_collective(self, operation: Callable[[], object]) -> None:
         try:
             operation()
         except RuntimeError as error:
-            self._lost = str(error).partition("\n")[0]
+            self._broken = str(error).partition("\n")[0]
             raise DistributedError(
-                f"Rank {self.rank} has lost the others: {self._lost}. Nothing was learned from this batch. Look for "
+                f"Rank {self.rank} has lost the others: {self._broken}. Nothing was learned from this batch. Look for "
                 "the first error among the ranks."
             ) from error
 
@@ -238,14 +238,14 @@ class _Sum(torch.autograd.Function):
     """Adds up over the ranks, forwards and backwards."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Distributed) -> Tensor:  # noqa: ANN401  # torch types it so
-        ctx.ranks = ranks
-        return ranks._add_up(tensor)
+    def forward(ctx: Any, tensor: Tensor, distributed: Distributed) -> Tensor:  # noqa: ANN401  # torch types it so
+        ctx.distributed = distributed
+        return distributed._all_reduce(tensor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return ctx.ranks._add_up(gradient), None
+        return ctx.distributed._all_reduce(gradient), None
 
 
 def _joined(group: RankGroup) -> "ProcessGroup | None":
@@ -253,7 +253,7 @@ def _joined(group: RankGroup) -> "ProcessGroup | None":
         return None
     if not dist.is_available() or not dist.is_initialized():
         raise CallOrderError(
-            "Expected `torch.distributed.init_process_group()` before an adapter with `ranks`. "
+            "Expected `torch.distributed.init_process_group()` before an adapter with `process_group`. "
             "Start the script with `torchrun`."
         )
     if group == "all":
@@ -261,7 +261,7 @@ def _joined(group: RankGroup) -> "ProcessGroup | None":
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         kind = "another's group" if isinstance(group, dist.ProcessGroup) else repr(group)
         raise ConfigurationError(
-            f'Expected `ranks` to be None, "all" or a process group that this process is in, but got {kind}.'
+            f'Expected `process_group` to be None, "all" or a process group that this process is in, but got {kind}.'
         )
     return group
 

@@ -58,15 +58,15 @@ def logit_change(logits: Tensor, source_logits: Tensor) -> Tensor:
     return (upcast(logits).gather(1, classes) - upcast(source_logits).gather(1, classes)).squeeze(1)
 
 
-def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, ranks: Distributed | None = None) -> Tensor:
+def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, distributed: Distributed | None = None) -> Tensor:
     """H(ȳ) of the mean ȳ of probabilities over all samples of all ranks, or over those with a positive weight."""
-    ranks = ranks or Distributed()
+    distributed = distributed or Distributed()
     p = p.transpose(0, 1).flatten(start_dim=1)
     if weights is None:
-        mean = ranks.sum(p.sum(dim=1))[0] / ranks.total(p.shape[1])
+        mean = distributed.sum(p.sum(dim=1))[0] / distributed.global_count(p.shape[1])
     else:
         chosen = (weights > 0).to(p.dtype).flatten()
-        total, count = ranks.sum((p * chosen).sum(dim=1), chosen.sum())
+        total, count = distributed.sum((p * chosen).sum(dim=1), chosen.sum())
         mean = total / count.clamp(min=1)
     mean = mean.clamp(min=_SMALLEST_PROBABILITY)
     return -(mean * mean.log()).sum()

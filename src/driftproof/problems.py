@@ -30,13 +30,13 @@ class Problem:
     """
 
     severity: Severity
-    what: str
+    message: str
     fix: str
     layers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f" ({_listed(self.layers)})" if self.layers else ""
-        return f"{self.severity}: {self.what}{where}. {self.fix}"
+        return f"{self.severity}: {self.message}{where}. {self.fix}"
 
 
 def check(model: nn.Module) -> list[Problem]:
@@ -47,7 +47,7 @@ def check(model: nn.Module) -> list[Problem]:
 
     Examples:
         >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
-        ...     print(problem.severity, "-", problem.what)
+        ...     print(problem.severity, "-", problem.message)
         warning - The model has no batch norm, so batch, blended and TTN statistics change nothing
     """
     order: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}

@@ -206,7 +206,7 @@ class NonRedundant(Selection):
         """Move the average towards what was kept; where nothing was, leave it."""
         kept = (step.weights > 0).to(step.weights.dtype)
         p = step.log_probabilities.detach().exp().transpose(0, 1)
-        total, count = step.ranks.sum((p * kept).flatten(start_dim=1).sum(dim=1), kept.sum())
+        total, count = step.distributed.sum((p * kept).flatten(start_dim=1).sum(dim=1), kept.sum())
         mean = total / count.clamp(min=1)
         # A zero vector stands for "nothing kept yet": its cosine with everything is zero.
         before = torch.zeros_like(mean) if self.average is None else self.average

@@ -68,7 +68,7 @@ class Adapter(nn.Module):
         source_precision: "bf16" for the frozen network alone. It costs less then, and what it is compared by is blurred
             by a hundredth or so: for selection with a margin. None is as `precision`.
         channels_last: Lay out images and convolutions with channels last, which suits tensor cores.
-        ranks: "all", or a process group, shares every batch out among processes: each is called with its rows and
+        process_group: "all", or a process group, shares every batch out among processes: each is called with its rows and
             answers for them, and all learn from the whole. `last` is about the rank's own samples but for the loss.
 
     Examples:
@@ -113,7 +113,7 @@ class Adapter(nn.Module):
         precision: Precision | None = None,
         source_precision: Literal["bf16"] | None = None,
         channels_last: bool = False,
-        ranks: RankGroup = None,
+        process_group: RankGroup = None,
     ) -> None:
         super().__init__()
         self._turn = new_turn()
@@ -133,7 +133,7 @@ class Adapter(nn.Module):
         self.engine = engine
         self.precision = precision
         self.channels_last = channels_last
-        self.ranks = Distributed(ranks)
+        self.distributed = Distributed(process_group)
         self._novelty = novelty or Step.novelty
         self._make_optimizer = optimizer
         with torch.inference_mode(False):
@@ -142,7 +142,7 @@ class Adapter(nn.Module):
             self.loss = copy.deepcopy(loss)
             self.select = copy.deepcopy(select)
             self.regularizer = copy.deepcopy(regularizer)
-            shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "ranks": self.ranks}
+            shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
             adapting, frozen, self._names = make_adapting_and_frozen(model, scope, channels_last=channels_last)
             self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
             followed = self.source_statistics or self.statistics
@@ -161,7 +161,7 @@ class Adapter(nn.Module):
         """Predict a batch and learn from it; returns the logits, without a graph."""
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
         with (
-            self.ranks.together(self.device),
+            self.distributed.collective(self.device),
             torch.inference_mode(False),
             torch.set_grad_enabled(bool(self._names)),
             tf32_mode(self.precision),
@@ -238,13 +238,13 @@ class Adapter(nn.Module):
         before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
         self._engine.drop()
         with (
-            self.ranks.together(self.device),
+            self.distributed.collective(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
             tf32_mode(self.precision),
         ):
             try:
-                with self.ranks.apart():
+                with self.distributed.local():
                     for part in wanted:
                         part.prepare(anew())  # each draws from the seed, whatever the others drew
                 agree_on(self, list(before))
@@ -282,7 +282,7 @@ class Adapter(nn.Module):
         """Make the optimizer anew, where a state is given with that state."""
         if self._names:
             assert self._make_optimizer is not None  # the constructor saw to it
-            stepper = Stepper(self._movable, self._make_optimizer, self.accumulate, self.ranks)
+            stepper = Stepper(self._movable, self._make_optimizer, self.accumulate, self.distributed)
             self._engine.equip(stepper.optimizer)
             if state is not None:
                 stepper.load_state_dict(state)
@@ -347,7 +347,7 @@ class Adapter(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the state as a safetensors file, all or nothing; ranks all call it, one writes, the others wait."""
-        self.ranks.once(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
+        self.distributed.rank_zero(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
         """Continue from a file that `save` wrote; returns the adapter."""

@@ -23,12 +23,12 @@ def make_adapting_and_frozen(
     """
     errors = blocking_problems(model)
     if errors:
-        raise ModelError(" ".join(f"{problem.what}. {problem.fix}" for problem in errors))
+        raise ModelError(" ".join(f"{problem.message}. {problem.fix}" for problem in errors))
     try:
         adapting = _detached(copy.deepcopy(model))
     except Exception as error:  # anything a user's own __deepcopy__ may raise
         problem = copy_problem(error)
-        raise ModelError(f"{problem.what}. {problem.fix}") from error
+        raise ModelError(f"{problem.message}. {problem.fix}") from error
     if channels_last:
         for parameter in adapting.parameters():
             if parameter.ndim == 4:  # torch has another layout for volumes, and images are what comes

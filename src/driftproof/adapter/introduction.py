@@ -17,19 +17,19 @@ __all__ = ["agree_on", "present"]
 
 def present(adapter: "Adapter", images: Tensor) -> None:
     """Tell the other ranks what batch comes next, and the first time who is speaking."""
-    if adapter.ranks.size > 1:
+    if adapter.distributed.size > 1:
         card = RankInfo() if adapter._introduced else _introduction(adapter)
         kind = _digest([list(images.shape[1:]), str(images.dtype)])
-        adapter.ranks.present(card._replace(rows=len(images), images=kind))
+        adapter.distributed.set_info(card._replace(rows=len(images), images=kind))
 
 
 def agree_on(adapter: "Adapter", modules: list[nn.Module]) -> None:
     """Have the buffers of modules be those of the first rank."""
-    if adapter.ranks.size > 1:
-        adapter.ranks.present(_introduction(adapter)._replace(state=0))
+    if adapter.distributed.size > 1:
+        adapter.distributed.set_info(_introduction(adapter)._replace(state=0))
         for module in modules:
             known = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
-            module._buffers.update({name: adapter.ranks.first(buffer) for name, buffer in known.items()})
+            module._buffers.update({name: adapter.distributed.broadcast(buffer) for name, buffer in known.items()})
         adapter._introduced = False
 
 

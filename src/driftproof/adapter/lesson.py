@@ -45,8 +45,8 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
     if adapter.select is not None:
         step.weights = adapter.select.weights(step)
     selected = step.weights > 0
-    weighted, kept = step.ranks.sum((step.weights * losses).sum(), selected.sum())
-    count = kept.clamp(min=1) if adapter.average_over == "selected" else step.ranks.total(selected.numel())
+    weighted, kept = step.distributed.sum((step.weights * losses).sum(), selected.sum())
+    count = kept.clamp(min=1) if adapter.average_over == "selected" else step.distributed.global_count(selected.numel())
     objective = _regularized(adapter, step, weighted / count)
     if not objective.requires_grad:
         raise ModelError(f"No parameter that {adapter.scope} lets move has any influence on the model's output.")
@@ -58,7 +58,7 @@ def draw_lesson(adapter: "Adapter", step: Step) -> Lesson:
 def _regularized(adapter: "Adapter", step: Step, objective: Tensor) -> Tensor:
     if adapter.mean_entropy != 0:
         objective = objective - adapter.mean_entropy * mean_prediction_entropy(
-            step.probabilities, _averaged_over(adapter, step), step.ranks
+            step.probabilities, _averaged_over(adapter, step), step.distributed
         )
     penalty = None if adapter.regularizer is None else adapter.regularizer.penalty(step)
     return objective if penalty is None else objective + penalty
@@ -69,7 +69,7 @@ def _has_mean(adapter: "Adapter", step: Step) -> Tensor | bool:
     if adapter.mean_entropy == 0:
         return False
     averaged = _averaged_over(adapter, step)
-    return averaged is None or step.ranks.sum((averaged > 0).sum())[0] > 0
+    return averaged is None or step.distributed.sum((averaged > 0).sum())[0] > 0
 
 
 def _averaged_over(adapter: "Adapter", step: Step) -> Tensor | None:

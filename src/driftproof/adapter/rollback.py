@@ -22,7 +22,7 @@ def nothing_lost(adapter: "Adapter") -> Iterator[None]:
     """
     modules = _remembering(adapter)
     buffers = {module: dict(module._buffers) for module in modules}
-    copied = modules if adapter.ranks.size > 1 else ()
+    copied = modules if adapter.distributed.size > 1 else ()
     parameters = {own: own.detach().clone() for module in copied for own in module.parameters(recurse=False)}
     index, stepper = adapter._index, adapter._stepper if adapter._names else None
     steps = (stepper.total, stepper.waiting, stepper.taken) if stepper is not None else None

@@ -55,7 +55,7 @@ def shown(adapter: "Adapter") -> str:
     ]
     if running != ["eager", "", "", ""]:
         chosen["engine"] = ", ".join(filter(None, running))
-    if adapter.ranks.size > 1:
-        chosen["ranks"] = f"{adapter.ranks.rank} of {adapter.ranks.size}"
+    if adapter.distributed.size > 1:
+        chosen["rank"] = f"{adapter.distributed.rank} of {adapter.distributed.size}"
     lines = (f"  {axis:<18} {choice}" for axis, choice in chosen.items() if choice != "None")
     return "\n".join([title, *lines])

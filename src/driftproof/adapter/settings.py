@@ -56,7 +56,7 @@ class Settings(TypedDict, total=False):
     precision: Precision | None
     source_precision: Literal["bf16"] | None
     channels_last: bool
-    ranks: RankGroup
+    process_group: RankGroup
 
 
 def expect_choices(**chosen: str | None) -> None:

@@ -38,7 +38,7 @@ class Stepper:
         parameters: What moves.
         make: Makes the optimizer.
         accumulate: Batches whose gradients are averaged for one step.
-        ranks: Whose gradients are summed; None is this process alone.
+        distributed: Whose gradients are summed; None is this process alone.
 
     Attributes:
         optimizer: The optimizer at work.
@@ -52,7 +52,7 @@ class Stepper:
         parameters: tuple[nn.Parameter, ...],
         make: MakeOptimizer,
         accumulate: int,
-        ranks: Distributed | None = None,
+        distributed: Distributed | None = None,
     ) -> None:
         self.parameters = parameters
         self.accumulate = accumulate
@@ -60,7 +60,7 @@ class Stepper:
         self.total: tuple[Tensor, ...] = ()
         self.waiting = 0
         self.taken = 0
-        self._ranks = ranks or Distributed()
+        self._distributed = distributed or Distributed()
         self._undo = Undo(self.optimizer)
 
     def attempt(self, objective: Tensor, wanted: Tensor) -> Verdict:
@@ -70,7 +70,7 @@ class Stepper:
             objective: The loss, with its graph.
             wanted: Whether the batch holds anything to learn from, as a boolean tensor.
         """
-        gradients = self._ranks.gradients(objective, self.parameters)
+        gradients = self._distributed.gradients(objective, self.parameters)
         if self.waiting:
             gradients = tuple(before + now for before, now in zip(self.total, gradients, strict=True))
         due = self.waiting + 1 == self.accumulate

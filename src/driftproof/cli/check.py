@@ -40,4 +40,4 @@ def check_command(
 
 def _row(problem: "Problem") -> tuple[Text, str, str, str]:
     where = ", ".join(problem.layers[:3]) + (f" and {len(problem.layers) - 3} more" if problem.layers[3:] else "")
-    return Text(problem.severity, _STYLES[problem.severity]), problem.what, where or "the model", problem.fix
+    return Text(problem.severity, _STYLES[problem.severity]), problem.message, where or "the model", problem.fix

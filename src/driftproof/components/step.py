@@ -101,9 +101,9 @@ class Step:
         here.wait_stream(beside)
 
     @property
-    def ranks(self) -> Distributed:
+    def distributed(self) -> Distributed:
         """Among whom the batch is shared out: what a part computes over samples, it computes over theirs."""
-        return self.network.ranks
+        return self.network.distributed
 
     @property
     def classes(self) -> int:
@@ -152,7 +152,7 @@ class Step:
 
     def view(self, augment: Augment) -> Tensor:
         """A random view of the batch; on each rank, its rows of what one process would see of all of it."""
-        return self.ranks.as_whole(self.images, lambda images: augment(images, self.generator))
+        return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
 
     def novelty(self) -> Tensor:
         """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""

@@ -155,7 +155,7 @@ class Consistency(Loss):
             top = log_probabilities(step.source_logits).amax(dim=1).exp()
             threshold = self.threshold if self.threshold is not None else self.source_threshold
             if step.logits.ndim == 2:
-                return self.views(self._teach, step) if step.ranks.mean(top) < threshold else plain
+                return self.views(self._teach, step) if step.distributed.mean(top) < threshold else plain
             return torch.where((top > threshold).unsqueeze(1), log_probabilities(plain), self.scales(self._teach, step))
 
     def per_sample(self, step: Step) -> Tensor:

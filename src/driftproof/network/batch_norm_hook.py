@@ -18,7 +18,7 @@ class BatchNormHook(nn.Module):
     model is an ordinary one. What a rule remembers (buffers) changes only in `commit`, never during a pass.
 
     Attributes:
-        ranks: Among whom the batch is shared out.
+        distributed: Among whom the batch is shared out.
         handle: What the layer knows the rule by, once it is attached.
     """
 
@@ -27,7 +27,7 @@ class BatchNormHook(nn.Module):
         self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
         self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
         self.handle: RemovableHandle | None = None
-        self.ranks = Distributed()
+        self.distributed = Distributed()
 
     @property
     def layer(self) -> BatchNorm:

@@ -35,7 +35,7 @@ class Network(nn.Module):
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
         precision: With how many digits to compute; logits and features come out in at least single precision.
-        ranks: Among whom batches are shared out; None is this process alone.
+        distributed: Among whom batches are shared out; None is this process alone.
         frozen: Whether no pass may change what the model keeps of its own.
 
     Attributes:
@@ -54,14 +54,14 @@ class Network(nn.Module):
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         precision: Precision | None = None,
-        ranks: Distributed | None = None,
+        distributed: Distributed | None = None,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         model.eval()  # a model's own `train` may forget to return the model
         self.model = model
         self.precision = precision
-        self.ranks = ranks or Distributed()
+        self.distributed = distributed or Distributed()
         self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
         self._logits = logits
         self._classifier = classifier
@@ -69,7 +69,7 @@ class Network(nn.Module):
         rules = (statistics.rule_for(index, name, layer) for index, (name, layer) in named) if statistics else ()
         self.layer_rules = tuple(rule for rule in rules if rule is not None)
         for rule in self.layer_rules:
-            rule.ranks = self.ranks
+            rule.distributed = self.distributed
         self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
         self._every_module = tuple(model.modules())
         self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
@@ -152,7 +152,7 @@ class Network(nn.Module):
             logits=self._logits,
             classifier=self._classifier,
             precision=self.precision,
-            ranks=self.ranks,
+            distributed=self.distributed,
         )
 
     def with_source_statistics(self) -> "Network":

@@ -109,11 +109,11 @@ class NearestPrototypes(Regularizer):
         """The auxiliary loss of the batch and its transformed copy."""
         log_pi = self._log_assignment(step.features)
         pi = log_pi.exp()
-        sample, mean = step.ranks.mean(entropy(log_pi, pi)), mean_prediction_entropy(pi, ranks=step.ranks)
+        sample, mean = step.distributed.mean(entropy(log_pi, pi)), mean_prediction_entropy(pi, distributed=step.distributed)
         loss = self.sample_entropy * sample - self.mean_entropy * mean
         if self.agreement > 0:
             log_pi_view = self._log_assignment(step.network.with_features(step.view(self.augment))[1])
-            loss = loss - self.agreement * step.ranks.mean((pi.detach() * log_pi_view).sum(dim=1))
+            loss = loss - self.agreement * step.distributed.mean((pi.detach() * log_pi_view).sum(dim=1))
         return loss
 
     def _log_assignment(self, features: Tensor) -> Tensor:

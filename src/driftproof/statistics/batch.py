@@ -25,7 +25,7 @@ class Batch(Statistics):
 
 class _BatchRule(BatchNormHook):
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if self.ranks.size > 1:
+        if self.distributed.size > 1:
             return self._share(layer, inputs)
         # Without running statistics a batch norm takes the batch's, in every mode.
         if values_per_channel(inputs[0]) >= 2:
@@ -38,10 +38,10 @@ class _BatchRule(BatchNormHook):
         """Normalize with the statistics of all ranks; each brings a value at least, so there are always two."""
         x = inputs[0]
         with torch.no_grad():
-            mean, variance, count = shared_statistics(x, self.ranks)
+            mean, variance, count = shared_statistics(x, self.distributed)
         kept, _ = self.source_statistics
         kind = mean.dtype if kept is None else kept.dtype
         self.use(mean.to(kind), variance.to(kind))
         constants = (mean, torch.zeros_like(mean), mean, variance + layer.eps, count)
-        tied: Tensor = StatisticsGradient.apply(x, *constants, 1.0, 1.0, self.ranks)  # type: ignore[no-untyped-call]
+        tied: Tensor = StatisticsGradient.apply(x, *constants, 1.0, 1.0, self.distributed)  # type: ignore[no-untyped-call]
         return (tied, *inputs[1:])

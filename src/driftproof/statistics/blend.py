@@ -74,7 +74,7 @@ class _BlendRule(BatchNormHook):
 
     def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         x = inputs[0]
-        if values_per_channel(x) * self.ranks.size < 2:
+        if values_per_channel(x) * self.distributed.size < 2:
             self.leave()
             return None
         statistics = self._statistics[0]
@@ -82,7 +82,7 @@ class _BlendRule(BatchNormHook):
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # rule_for refuses other layers
         with torch.no_grad():
-            batch_mean, batch_variance, count = shared_statistics(x, self.ranks)
+            batch_mean, batch_variance, count = shared_statistics(x, self.distributed)
             mean, variance, share = batch_mean, batch_variance, 1.0
             if statistics.momentum is not None:
                 if self.mean is not None and self.variance is not None:
@@ -94,8 +94,8 @@ class _BlendRule(BatchNormHook):
             used_mean, used_variance = mixture(alpha, mean, variance, source_mean, source_variance)
         self.use(used_mean.to(source_mean.dtype), used_variance.to(source_variance.dtype))
         constants = (batch_mean, mean - source_mean, used_mean, used_variance + layer.eps)
-        ranks = self.ranks if self.ranks.size > 1 else None
-        tied: Tensor = StatisticsGradient.apply(x, *constants, count, alpha, share, ranks)  # type: ignore[no-untyped-call]
+        distributed = self.distributed if self.distributed.size > 1 else None
+        tied: Tensor = StatisticsGradient.apply(x, *constants, count, alpha, share, distributed)  # type: ignore[no-untyped-call]
         return (tied, *inputs[1:])
 
     def begin(self) -> None:

@@ -20,16 +20,16 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def shared_statistics(x: Tensor, ranks: Distributed) -> tuple[Tensor, Tensor, Tensor | int]:
+def shared_statistics(x: Tensor, distributed: Distributed) -> tuple[Tensor, Tensor, Tensor | int]:
     """Mean and biased variance per channel over the batch of all ranks, and over how many values.
 
     The variance is that within the ranks and that between them: a difference of large sums would lose digits.
     """
     mean, variance = batch_statistics(x)
     own = values_per_channel(x)
-    if ranks.size == 1:
+    if distributed.size == 1:
         return mean, variance, own
-    everybody = ranks.gathered(torch.cat([mean, variance, mean.new_full((1,), own)]))
+    everybody = distributed.all_gather(torch.cat([mean, variance, mean.new_full((1,), own)]))
     means, variances = everybody[:, :-1].chunk(2, dim=1)
     counts = everybody[:, -1:]
     shares = counts / counts.sum()
@@ -57,11 +57,11 @@ class StatisticsGradient(torch.autograd.Function):
         count: Tensor | int,
         alpha: Tensor | float,
         share: float,
-        ranks: Distributed | None,
+        distributed: Distributed | None,
     ) -> Tensor:
         """The input itself."""
         ctx.save_for_backward(x, batch_mean, offset, used_mean, used_variance)
-        ctx.count, ctx.alpha, ctx.share, ctx.ranks = count, alpha, share, ranks
+        ctx.count, ctx.alpha, ctx.share, ctx.distributed = count, alpha, share, distributed
         return x.view_as(x)
 
     @staticmethod
@@ -74,8 +74,8 @@ class StatisticsGradient(torch.autograd.Function):
         wide_x, wide_gradient = upcast(x), upcast(gradient)
         from_mean = -wide_gradient.sum(axes)
         from_variance = -0.5 * (wide_gradient * (wide_x - per_channel(used_mean, x))).sum(axes) / used_variance
-        if ctx.ranks is not None:
-            from_mean, from_variance = ctx.ranks.sum(from_mean, from_variance)
+        if ctx.distributed is not None:
+            from_mean, from_variance = ctx.distributed.sum(from_mean, from_variance)
         to_mean = share * (alpha * from_mean + 2 * alpha * (1 - alpha) * offset * from_variance)
         to_variance = share * alpha * from_variance
         through = per_channel(to_mean, x) + 2 * per_channel(to_variance, x) * (wide_x - per_channel(batch_mean, x))

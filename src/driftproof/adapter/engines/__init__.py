@@ -19,10 +19,10 @@ EngineName = Literal["eager", "compile", "graph"]
 
 def engine_for(adapter: "Adapter") -> Eager:
     """The engine that an adapter asks for by name."""
-    if adapter.engine != "eager" and adapter.ranks.size > 1:
+    if adapter.engine != "eager" and adapter.distributed.size > 1:
         raise ConfigurationError(
-            f'Expected `engine="eager"` with `ranks`, but got {adapter.engine!r}: what ranks tell each other is not '
-            "compiled or recorded."
+            f'Expected `engine="eager"` with `process_group`, but got {adapter.engine!r}. '
+            "Collectives are not captured or compiled."
         )
     if adapter.engine == "graph":
         refuse_varying(adapter)

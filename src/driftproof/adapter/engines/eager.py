@@ -62,7 +62,7 @@ def _is_free(group: dict[str, Any]) -> bool:
 
 def _predict(adapter: "Adapter", step: Step) -> tuple[Tensor, Record]:
     novelty = adapter._novelty(step)
-    sound = bool(step.ranks.all(step.logits.isfinite().all()))
+    sound = bool(step.distributed.all_true(step.logits.isfinite().all()))
     if sound:
         _commit(adapter, step)
     nobody = torch.zeros_like(step.weights, dtype=torch.bool)
@@ -104,5 +104,5 @@ def _diagnosis(step: Step, objective: Tensor | None = None, *, sound: bool = Fal
         return reason(sound=True, useful=False, images=True, logits=True, loss=True)
     seen = (step.images, step.logits, step.logits if objective is None else objective)
     healthy = torch.stack([tensor.isfinite().all() for tensor in seen])
-    images, logits, loss = step.ranks.all(healthy).tolist()
+    images, logits, loss = step.distributed.all_true(healthy).tolist()
     return reason(sound=False, useful=False, images=images, logits=logits, loss=loss)

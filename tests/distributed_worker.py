@@ -152,7 +152,7 @@ def work(rank, folder):
     results = {}
     for name, (build_it, images, ranks) in SCENES.items():
         if rank < ranks:
-            results[name] = follow(build_it(ranks="all" if ranks == 3 else pair), images(), rank, ranks)
+            results[name] = follow(build_it(process_group="all" if ranks == 3 else pair), images(), rank, ranks)
     if rank < 2:
         results |= {check.__name__: check(rank, pair, folder) for check in CHECKS}
     torch.save(results, f"{folder}/rank{rank}.pt")
@@ -179,19 +179,19 @@ def own(images, rank):
 
 def saved_and_resumed(rank, pair, folder):
     """Half the stream, a file, and the rest in another adapter."""
-    adapter, images = make("eata+crowd", ranks=pair), stream(8)
+    adapter, images = make("eata+crowd", process_group=pair), stream(8)
     follow(adapter, images[:4], rank, 2)
     adapter.save(f"{folder}/by-ranks.safetensors")
-    return follow(make("eata+crowd", ranks=pair).load(f"{folder}/by-ranks.safetensors"), images[4:], rank, 2)
+    return follow(make("eata+crowd", process_group=pair).load(f"{folder}/by-ranks.safetensors"), images[4:], rank, 2)
 
 
 def loaded_from_one_process(rank, pair, folder):
-    adapter = make("eata+crowd", ranks=pair).load(f"{folder}/by-one.safetensors")
+    adapter = make("eata+crowd", process_group=pair).load(f"{folder}/by-one.safetensors")
     return follow(adapter, stream(8)[4:], rank, 2)
 
 
 def nothing_to_write_to(rank, pair, folder):
-    adapter = make("tent", ranks=pair)
+    adapter = make("tent", process_group=pair)
     try:
         adapter.save(f"{folder}/no/such/folder/state.safetensors")
     except (OSError, dp.errors.DistributedError) as error:
@@ -201,7 +201,7 @@ def nothing_to_write_to(rank, pair, folder):
 
 def bad_batches(rank, pair, _):
     """One rank has a batch that cannot be used; then all go on as if it had not been."""
-    adapter, images = make("tent+crowd", ranks=pair), stream(3)
+    adapter, images = make("tent+crowd", process_group=pair), stream(3)
     adapter(own(images[0], rank))
     good = images[1]
     bad = {
@@ -222,46 +222,46 @@ def bad_batches(rank, pair, _):
 
 
 def strangers(rank, pair, _):
-    """Distributed that are not alike; a cure where there is one."""
+    """Ranks that are not alike; a cure where there is one."""
     images = own(stream(1)[0], rank)
     other = model_of("wide_resnet")
     if rank == 1:
         with torch.no_grad():
             other.fc.bias.add_(1e-3)
-    ahead = make("tent", ranks=pair)
+    ahead = make("tent", process_group=pair)
     ahead(images)
     if rank == 1:
         ahead.reset()
     return {
-        "method": error_of(lambda: make("tent" if rank == 0 else "gce", ranks=pair)(images)),
-        "seed": error_of(lambda: make("tent", seed=rank, ranks=pair)(images)),
-        "learning rate": error_of(lambda: make("tent", lr=0.1 + rank, ranks=pair)(images)),
-        "weights": error_of(lambda: dp.tent(other, ranks=pair)(images)),
+        "method": error_of(lambda: make("tent" if rank == 0 else "gce", process_group=pair)(images)),
+        "seed": error_of(lambda: make("tent", seed=rank, process_group=pair)(images)),
+        "learning rate": error_of(lambda: make("tent", lr=0.1 + rank, process_group=pair)(images)),
+        "weights": error_of(lambda: dp.tent(other, process_group=pair)(images)),
         "reset on one": error_of(lambda: ahead(images)),
         "reset on both": error_of(lambda: ahead.reset()(images)),
-        "prepare": error_of(lambda: make("eata" if rank == 0 else "swr", ranks=pair)),
+        "prepare": error_of(lambda: make("eata" if rank == 0 else "swr", process_group=pair)),
     }
 
 
 def prepared_from_other_orders(rank, pair, _):
     """The source data of each rank is in another order; what they know afterwards is the first rank's."""
     source = [(images.double(), labels) for images, labels in source_data()]
-    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, fisher_batch_size=3, ranks=pair)
+    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, fisher_batch_size=3, process_group=pair)
     return adapter.prepare(source[::-1] if rank else source).regularizer.importance
 
 
 def source_data_on_one(rank, pair, _):
-    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, ranks=pair)
+    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, process_group=pair)
     failed = error_of(lambda: adapter.prepare([] if rank else [(stream(1)[0], torch.arange(7) % 5)]))
     return failed, adapter.prepared
 
 
 def refusals(rank, pair, _):
     return {
-        "graph": error_of(lambda: make("tent", engine="graph", ranks=pair)),
-        "compile": error_of(lambda: make("tent", engine="compile", ranks=pair)),
-        "nonsense": error_of(lambda: make("tent", ranks="both")),
-        "printed": repr(make("tent", ranks=pair)),
+        "graph": error_of(lambda: make("tent", engine="graph", process_group=pair)),
+        "compile": error_of(lambda: make("tent", engine="compile", process_group=pair)),
+        "nonsense": error_of(lambda: make("tent", process_group="both")),
+        "printed": repr(make("tent", process_group=pair)),
     }
 
 
@@ -306,7 +306,7 @@ def lose_a_rank(rank, group, folder):
         if rank not in place:
             return heard
         select = Fatal(victim, 2, how) & dp.NonRedundant(0.95)
-        adapter = dp.eata(model_of("wide_resnet"), lr=0.1, fisher=0.0, select=select, ranks=others)
+        adapter = dp.eata(model_of("wide_resnet"), lr=0.1, fisher=0.0, select=select, process_group=others)
         rows = [batch.tensor_split(len(place))[place[rank]] for batch in images]
         for batch in rows[:2]:
             adapter(batch)

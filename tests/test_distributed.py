@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing as mp
 
 import driftproof as dp
-import ranks_at_work as at_work
+import distributed_worker as at_work
 from driftproof.distributed import Distributed
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -164,7 +164,7 @@ def test_what_ranks_cannot_have_is_refused(heard):
     refused = heard[0]["refusals"]
     assert refused["graph"][0] == refused["compile"][0] == refused["nonsense"][0] == "ConfigurationError"
     assert "eager" in refused["graph"][1]
-    assert "ranks              0 of 2" in refused["printed"]
+    assert "rank               0 of 2" in refused["printed"]
 
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
@@ -199,10 +199,10 @@ def test_a_survivor_saves_and_one_process_goes_on(heard):
 def test_alone_nothing_is_exchanged_and_everything_is_itself():
     alone, x = Distributed(), torch.rand(3, requires_grad=True)
     assert alone.sum(x) == (x,)
-    assert alone.first(x) is x
-    assert alone.total(5) == 5
-    assert alone.as_whole(x, lambda rows: rows) is x
-    assert alone.all(torch.tensor(True))
+    assert alone.broadcast(x) is x
+    assert alone.global_count(5) == 5
+    assert alone.map_global_batch(x, lambda rows: rows) is x
+    assert alone.all_true(torch.tensor(True))
     assert torch.equal(alone.mean(x), x.mean())
     (gradient,) = alone.gradients((x**2).sum(), (x,))
     torch.testing.assert_close(gradient, 2 * x.detach())
@@ -210,4 +210,4 @@ def test_alone_nothing_is_exchanged_and_everything_is_itself():
 
 def test_ranks_without_a_process_group_are_a_named_error():
     with pytest.raises(dp.errors.CallOrderError, match="torchrun"):
-        dp.tent(at_work.model_of("wide_resnet"), ranks="all")
+        dp.tent(at_work.model_of("wide_resnet"), process_group="all")
