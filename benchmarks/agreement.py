@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import driftproof as dp
-from driftproof.bench.conditions import hardware
+from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
 from driftproof.data import cifar10
 from driftproof.models import restore

@@ -22,9 +22,9 @@ from torch.nn.functional import one_hot
 
 import driftproof as dp
 from driftproof.bench import Spec
-from driftproof.bench.conditions import hardware
-from driftproof.bench.suites.settings import corrupted
-from driftproof.bench.workbench import Files
+from driftproof.bench.environment import hardware
+from driftproof.bench.suites.settings import make_spec
+from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import find_frost_photos
 from driftproof.metrics import auroc, fpr_at_tpr
 from driftproof.scores import confidence_difference
@@ -41,7 +41,7 @@ SHOWN = 10
 """Classes in a table; of more, as many in even steps from the lowest AUROC to the highest."""
 
 
-def answers(files: Files, spec: Spec, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+def answers(files: LocalFiles, spec: Spec, device: str) -> Iterator[tuple[Tensor, Tensor]]:
     """For each domain, the original network's logits, and the labels; −1 for what is unknown."""
     original = dp.bn_adapt(files.model(spec).to(device))
     for domain, batches in itertools.groupby(files.stream(spec, rounds=1), key=lambda batch: batch.domain):
@@ -94,9 +94,9 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder for a page, and for JSON beside it")
     arguments = parser.parse_args()
-    spec = replace(corrupted("bn_adapt", arguments.images, "wrn40_2", unknown="svhn-c"), limit=arguments.limit)
+    spec = replace(make_spec("bn_adapt", arguments.images, "wrn40_2", unknown="svhn-c"), limit=arguments.limit)
     photos = find_frost_photos(arguments.frost)  # found missing here, not at the ninth domain
-    files = Files(arguments.data, arguments.weights, arguments.frost, device=arguments.device)
+    files = LocalFiles(arguments.data, arguments.weights, arguments.frost, device=arguments.device)
     domains = list(answers(files, spec, arguments.device))
     logits, labels = domains[0]
     by_class = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import driftproof as dp
-from driftproof.bench.conditions import hardware
+from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT, corrupt, find_frost_photos
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.models import restore

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from driftproof.bench import Results, Spec
 from driftproof.files import atomic_write
-from driftproof.report.lines import particulars
+from driftproof.report.lines import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 LIMIT = 0.3
@@ -51,26 +51,26 @@ class Run:
 
 def run_of(results: Results, spec: Spec) -> Run:
     """A cell until bfloat16 came or went."""
-    conditions = results.cells[spec].conditions
+    conditions = results.runs[spec].conditions
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
     each = len(spec.domains)
     rounds = len(alike) // each
     engines = dict.fromkeys(one["engine"] for one in conditions[: rounds * each])
     precisions = [alike[each * round : each * (round + 1)] for round in range(rounds)]
-    there = [measure for measure in SELECTION if measure in results.cells[spec].rows[0]]
+    there = [measure for measure in SELECTION if measure in results.runs[spec].rows[0]]
     selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
     return Run(precisions, ", then ".join(engines), results.per_round(spec)[:rounds], selection)
 
 
 def in_common(everything: list[Results]) -> list[tuple[str, list[Run]]]:
     """Every stream of which all folders hold a complete round, and what it is called."""
-    shared = set.intersection(*(set(results.cells) for results in everything))
+    shared = set.intersection(*(set(results.runs) for results in everything))
     streams = [spec for spec in shared if spec.task == "stream" and "error" in spec.measures]
     complete = [spec for spec in streams if all(results.rounds(spec) for results in everything)]
     found = {spec: [run_of(each, spec) for each in everything] for spec in sorted(complete, key=lambda spec: spec.name)}
     compared = {spec: runs for spec, runs in found.items() if all(run.errors for run in runs)}
-    known = {spec for results in everything for spec in results.cells}
+    known = {spec for results in everything for spec in results.runs}
     return [(title_of(spec, known), runs) for spec, runs in compared.items()]
 
 
@@ -87,7 +87,7 @@ def title_of(spec: Spec, others: Iterable[Spec]) -> str:
         }
         for each in (spec, *alike)
     ]
-    return ", ".join([name_of(spec), *distinguishing_items(*facts), *particulars(spec, alike)])
+    return ", ".join([name_of(spec), *distinguishing_items(*facts), *distinguishing_fields(spec, alike)])
 
 
 def name_of(spec: Spec) -> str:

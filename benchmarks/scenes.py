@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import driftproof as dp
 from driftproof.analyses import components, method_memory, peak_memory, synchronizer, time_steps
-from driftproof.bench.conditions import hardware
+from driftproof.bench.environment import hardware
 from driftproof.models import build
 from tables import conditions, ratio_table, write
 

@@ -14,7 +14,7 @@ import torch
 
 from driftproof.bench.executors import run_locally
 from driftproof.bench.jobs import Job
-from driftproof.bench.runner import Settings
+from driftproof.bench.runner import RunSettings
 from driftproof.bench.spec import Spec
 from driftproof.data import ArraySet
 from driftproof.streams import Continual, Domain, OpenSet, Shuffled
@@ -22,7 +22,7 @@ from networks import CLASSES, build
 
 METHODS = {"source": "closed", "tent": "open", "tent+crowd": "open", "eata": "closed", "swr": "open"}
 DOMAINS = ("fog", "frost", "snow")
-AT_ONCE = Settings(save_every=0.0)
+AT_ONCE = RunSettings(save_every=0.0)
 
 
 def random_images(name, count=6, side=8):
@@ -70,7 +70,7 @@ class SmallBench:
         images = random_images("source", count=20)
         return [(images.batch(range(20)).float().to(device) / 255, images.labels.to(device))]
 
-    def facts(self, spec):
+    def fingerprints(self, spec):
         return {"images": "random"}
 
 

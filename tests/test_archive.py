@@ -35,9 +35,9 @@ def row_of(random, round, domain):
 
 
 def put(folder, spec, rounds, begun=0):
-    random, cell = Random(spec.name), Store(folder).cell(spec)
+    random, cell = Random(spec.name), Store(folder).run(spec)
     cell.folder.mkdir(parents=True)
-    cell.begin(spec, {"loss": "Entropy()", "output": "before"})
+    cell.write_spec(spec, {"loss": "Entropy()", "output": "before"})
     visits = [(round + 1, domain) for round in range(rounds + 1) for domain in spec.domains]
     rows = [row_of(random, *visit) for visit in visits[: rounds * len(spec.domains) + begun]]
     facts = [CONDITIONS | {"seconds": random.random(), "peak_memory": random.randrange(2**30)} for _ in rows]
@@ -50,7 +50,7 @@ SPECS = [Spec(method, "x", "y", domains=DOMAINS) for method in ("tent", "tent+cr
 
 @pytest.fixture
 def folder(tmp_path):
-    Store(tmp_path / "store").share({"limit": None, "replaced": {"a": "b"}})
+    Store(tmp_path / "store").update_metadata({"limit": None, "replaced": {"a": "b"}})
     for spec in SPECS:
         put(tmp_path / "store", spec, 3, begun=2)
     put(tmp_path / "store", Spec("tent", "x", "y", domains=("fog",), task="costs"), 1)
@@ -60,10 +60,10 @@ def folder(tmp_path):
 def test_everything_measured_is_read_back_but_for_digits_and_most_histograms(folder, tmp_path):
     write_archive([folder], tmp_path / "kept")
     before, after = Results(folder), Results(tmp_path / "kept")
-    assert after.shared == before.shared
-    assert set(after.cells) == set(before.cells)
-    for spec, cell in before.cells.items():
-        kept = after.cells[spec]
+    assert after.metadata == before.metadata
+    assert set(after.runs) == set(before.runs)
+    for spec, cell in before.runs.items():
+        kept = after.runs[spec]
         assert (kept.spec, kept.protocol) == (spec, cell.protocol)
         assert after.rounds(spec) == before.rounds(spec)
         assert len(kept.rows) == len(cell.rows)
@@ -111,7 +111,7 @@ def main_status(*words):
 
 def test_results_that_were_made_differently_stay_apart(folder, tmp_path):
     put(tmp_path / "other", SPECS[0], 1)
-    Store(tmp_path / "other").share({"replaced": {}})
+    Store(tmp_path / "other").update_metadata({"replaced": {}})
     with pytest.raises(StateError, match=r"replaced was \{'a': 'b'\} and is \{\} here. Archive them apart"):
         write_archive([folder, tmp_path / "other"], tmp_path / "kept")
     with pytest.raises(InputError, match="holds results to go on from"):
@@ -126,7 +126,7 @@ def test_results_that_were_made_differently_stay_apart(folder, tmp_path):
 def test_nothing_is_measured_in_an_archive_where_nobody_would_find_it(folder, tmp_path):
     write_archive([folder], tmp_path / "kept")
     with pytest.raises(StateError, match=r"kept is an archive\. Choose another folder"):
-        Store(tmp_path / "kept").share(Results(folder).shared)
+        Store(tmp_path / "kept").update_metadata(Results(folder).metadata)
 
 
 def test_a_damaged_archive_is_named(folder, tmp_path):
@@ -180,7 +180,7 @@ def gone_on_with(tmp_path_factory):
     once, twice = (small_jobs(rounds, methods=METHODS_THAT_LEARN) for rounds in (1, 2))
     run_locally(twice, root / "at once", SmallBench(), AT_ONCE, ignore)
     run_locally(once, root / "first", SmallBench(), AT_ONCE, ignore)
-    Store(root / "first").share({"limit": None})
+    Store(root / "first").update_metadata({"limit": None})
     write_archive([root / "first"], root / "archive", snapshots=True)
     unpack(root / "archive", root / "unpacked")
     run_locally(twice, root / "unpacked", SmallBench(), AT_ONCE, ignore)
@@ -191,12 +191,12 @@ def test_what_is_gone_on_with_from_an_archive_ends_as_if_it_had_never_been_one(g
     root, specs = gone_on_with
     at_once, unpacked, archive = Store(root / "at once"), Store(root / "unpacked"), Results(root / "archive")
     for spec in specs:
-        count, rows = len(archive.cells[spec].rows), unpacked.cell(spec).rows
+        count, rows = len(archive.runs[spec].rows), unpacked.run(spec).rows
         assert count == len(DOMAINS)
-        assert rows[:count] == archive.cells[spec].rows
-        assert rows[count:] == at_once.cell(spec).rows[count:]
-        assert unpacked.cell(spec).protocol == at_once.cell(spec).protocol
-    assert unpacked.shared == {"limit": None}
+        assert rows[:count] == archive.runs[spec].rows
+        assert rows[count:] == at_once.run(spec).rows[count:]
+        assert unpacked.run(spec).protocol == at_once.run(spec).protocol
+    assert unpacked.metadata == {"limit": None}
 
 
 def test_snapshots_travel_from_archive_to_archive_and_go_when_they_are_not_asked_for(gone_on_with, tmp_path):
@@ -215,13 +215,13 @@ def test_snapshots_travel_from_archive_to_archive_and_go_when_they_are_not_asked
     assert len(list((archive / "snapshots").iterdir())) == len(specs), (
         "of two as long, the one that can be gone on with"
     )
-    assert [len(cell.rows) for cell in Results(archive).cells.values()] == [2 * len(DOMAINS)] * len(specs)
+    assert [len(cell.rows) for cell in Results(archive).runs.values()] == [2 * len(DOMAINS)] * len(specs)
 
 
 def test_an_archive_keeps_the_last_snapshot_that_its_rows_reach(gone_on_with, tmp_path):
     root, specs = gone_on_with
     shutil.copytree(root / "first", tmp_path / "store")
-    cell = Store(tmp_path / "store").cell(specs[0])
+    cell = Store(tmp_path / "store").run(specs[0])
     ahead = cell.folder / "snapshot-99.safetensors"  # a process died before it wrote the rows that lead up to it
     shutil.copyfile(cell.snapshot(len(DOMAINS)), ahead)
     write_archive([tmp_path / "store"], tmp_path / "archive", snapshots=True)
@@ -236,24 +236,24 @@ def test_only_what_can_be_gone_on_with_is_unpacked_and_only_into_a_new_folder(go
         with pytest.raises(InputError, match="Expected an archive with snapshots"):
             unpack(nothing, tmp_path / "unpacked")
     assert not (tmp_path / "unpacked").exists()
-    before = [cell.rows for cell in Store(root / "unpacked").cells()]
+    before = [cell.rows for cell in Store(root / "unpacked").runs()]
     with pytest.raises(InputError, match="is there already"):
         unpack(root / "archive", root / "unpacked")
-    assert [cell.rows for cell in Store(root / "unpacked").cells()] == before
+    assert [cell.rows for cell in Store(root / "unpacked").runs()] == before
 
 
 def test_what_was_unpacked_in_part_is_unpacked_anew(gone_on_with, tmp_path, monkeypatch):
     root, specs = gone_on_with
     unpack(root / "archive", tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr("driftproof.bench.store.Cell.begin", lambda *_: raise_(OSError("no space left")))
+        patched.setattr("driftproof.bench.store.Run.begin", lambda *_: raise_(OSError("no space left")))
         with pytest.raises(OSError, match="no space left"):
             unpack(root / "archive", tmp_path / "again")
     assert not (tmp_path / "again").exists()
     (tmp_path / "again").mkdir()
     unpack(root / "archive", tmp_path / "again")
     for spec in specs:
-        rows = [Store(tmp_path / name).cell(spec).rows for name in ("whole", "again")]
+        rows = [Store(tmp_path / name).run(spec).rows for name in ("whole", "again")]
         assert rows[0] == rows[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "whole"]
 
@@ -267,4 +267,4 @@ def test_the_command_line_exports_snapshots_and_unpacks_them(gone_on_with, tmp_p
     assert main_status("export", root / "first", tmp_path / "archive", "--snapshots") == 0
     assert main_status("unpack", tmp_path / "archive", tmp_path / "unpacked") == 0
     assert "driftproof bench run … --out" in " ".join(capsys.readouterr().err.split())
-    assert {cell.spec for cell in Store(tmp_path / "unpacked").cells()} == set(specs)
+    assert {cell.spec for cell in Store(tmp_path / "unpacked").runs()} == set(specs)

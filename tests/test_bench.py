@@ -24,18 +24,18 @@ from rich.progress import Progress
 import driftproof as dp
 from driftproof.adapter.sentence import described
 from driftproof.analyses import components, method_memory
-from driftproof.bench import METHODS, Results, Spec, Store, build_method, conditions, filled, runner, suite
+from driftproof.bench import METHODS, Results, Spec, Store, build_method, environment, fill_table, runner, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
-from driftproof.bench.measures import Tally
-from driftproof.bench.plan import Choice, Job, plan
-from driftproof.bench.tables import Entry, Summary, Table
+from driftproof.bench.metrics import MetricCollection
+from driftproof.bench.plan import RunFilter, Job, plan_runs
+from driftproof.bench.tables import TableEntry, Summary, Table
 from driftproof.cli import live
 from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.models import build
 from driftproof.record import Outcome, Record
-from driftproof.report.caveats import caveats_of
+from driftproof.report.caveats import table_notes
 from driftproof.report.exports import flat_rows
 from driftproof.streams import Batch
 from networks import build as small_network
@@ -160,10 +160,10 @@ def domains(draw):
 
 
 def tallied(found, *measures):
-    tally = Tally(Spec("tent", "x", "y", domains=("fog",), measures=measures), "cpu")
+    tally = MetricCollection(Spec("tent", "x", "y", domains=("fog",), measures=measures), "cpu")
     for logits, batch, record in found:
-        tally.add(logits, batch, record)
-    return tally.row()
+        tally.update(logits, batch, record)
+    return tally.compute()
 
 
 def samples_of(found):
@@ -295,7 +295,7 @@ def test_a_network_that_left_the_finite_numbers_ranks_nothing():
 
 def test_an_unknown_measure_is_answered_with_the_nearest():
     with pytest.raises(ConfigurationError, match="Did you mean error"):
-        Tally(Spec("tent", "x", "y", domains=("fog",), measures=("eror",)), "cpu")
+        MetricCollection(Spec("tent", "x", "y", domains=("fog",), measures=("eror",)), "cpu")
 
 
 # Plans
@@ -304,100 +304,100 @@ def test_an_unknown_measure_is_answered_with_the_nearest():
 def test_everything_of_a_suite_is_planned_in_its_order():
     for name in ("table1", "table6", "demo"):
         made = suite(name)
-        assert plan(made, Choice()) == [Job(spec, made.rounds) for spec in made.specs()]
+        assert plan_runs(made, RunFilter()) == [Job(spec, made.rounds) for spec in made.specs()]
 
 
 def test_cells_that_several_suites_share_are_planned_once_as_far_as_any_wants_them():
     short, long = suite("table2"), suite("rules")
-    jobs = plan([short, long], Choice())
+    jobs = plan_runs([short, long], RunFilter())
     assert [job.spec for job in jobs] == list(dict.fromkeys([*short.specs(), *long.specs()]))
     further = set(long.specs())
     assert all(job.rounds == (50 if job.spec in further else 1) for job in jobs)
-    both = plan([long, suite("gradients")], Choice(methods=["tent+certain", "bn_adapt"], sets=["cifar10-c"]))
+    both = plan_runs([long, suite("gradients")], RunFilter(methods=["tent+certain", "bn_adapt"], sets=["cifar10-c"]))
     assert {job.spec.task for job in both} == {"stream", "gradients"}, "each name is known to one of them"
     with pytest.raises(ConfigurationError, match="known method of table2 or rules, but got 'cotta'"):
-        plan([short, long], Choice(methods=["cotta"]))
+        plan_runs([short, long], RunFilter(methods=["cotta"]))
 
 
 @pytest.mark.parametrize("names", [("table7", "table2"), ("table2", "table7")])
 def test_cells_that_a_replacement_makes_one_go_as_far_as_any_of_them_should(names):
-    choice = Choice(methods=["tent"], sets=["cifar10-c"], setting="closed", replaced={"wrn28_10": "wrn40_2"})
-    jobs = plan([suite(name) for name in names], choice)
+    choice = RunFilter(methods=["tent"], sets=["cifar10-c"], setting="closed", replaced={"wrn28_10": "wrn40_2"})
+    jobs = plan_runs([suite(name) for name in names], choice)
     assert {job.spec.model: job.rounds for job in jobs} == {"wrn40_2": 50, "resnet50_cifar": 50}
     assert len(jobs) == 2
 
 
 def test_a_choice_filters_by_method_set_and_setting():
-    choice = Choice(methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6])
-    jobs = plan(suite("table1"), choice)
+    choice = RunFilter(methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6])
+    jobs = plan_runs(suite("table1"), choice)
     found = [(job.spec.seed, job.spec.method, job.spec.images, job.spec.setting, job.rounds) for job in jobs]
     assert found == [(seed, method, "cifar10-c", "open", 3) for seed in (5, 6) for method in ("tent", "tent+crowd")]
     assert {job.spec.limit for job in jobs} == {7}
-    assert len(plan(suite("table1"), Choice(setting="closed"))) == 39
-    assert choice.shared() == {"limit": 7, "replaced": {}, "prepared on test images": []}
+    assert len(plan_runs(suite("table1"), RunFilter(setting="closed"))) == 39
+    assert choice.metadata() == {"limit": 7, "replaced": {}, "prepared on test images": []}
 
 
 def test_a_set_can_be_replaced_wherever_it_is_streamed():
-    choice = Choice(sets=["tiny-imagenet-c"], replaced={"imagenet-o-c-64": "imagenet64-other-c"})
-    jobs, usual = plan(suite("table1"), choice), plan(suite("table1"), Choice(sets=["tiny-imagenet-c"]))
+    choice = RunFilter(sets=["tiny-imagenet-c"], replaced={"imagenet-o-c-64": "imagenet64-other-c"})
+    jobs, usual = plan_runs(suite("table1"), choice), plan_runs(suite("table1"), RunFilter(sets=["tiny-imagenet-c"]))
     for job, before in zip(jobs, usual, strict=True):
         unknown = "imagenet64-other-c" if before.spec.setting == "open" else None
         assert job.spec == dataclasses.replace(before.spec, unknown=unknown)
-    jobs = plan(suite("s5"), Choice(methods=["source"], replaced={"cifar10-c": "other-c"}))
+    jobs = plan_runs(suite("s5"), RunFilter(methods=["source"], replaced={"cifar10-c": "other-c"}))
     assert [job.spec.images for job in jobs] == ["other-c", "cifar100-c", "tiny-imagenet-c"]
 
 
 def test_a_network_can_be_replaced_like_a_set(tmp_path):
     replaced = {"deeplabv3plus_resnet50": "deeplabv3plus_small", "camvid-c": "camvid-c-180"}
-    (job,) = plan(suite("camvid"), Choice(methods=["source"], replaced=replaced))
+    (job,) = plan_runs(suite("camvid"), RunFilter(methods=["source"], replaced=replaced))
     assert (job.spec.model, job.spec.images) == ("deeplabv3plus_small", "camvid-c-180")
     put(tmp_path, job.spec, [[0.0] * 6], mean_iou=[12.0] * 3 + [14.0] * 3)
-    Store(tmp_path).share({"replaced": replaced})
-    assert filled(Results(tmp_path), suite("camvid").tables[0]).values["source", "Round 1"].ours == 13.0
+    Store(tmp_path).update_metadata({"replaced": replaced})
+    assert fill_table(Results(tmp_path), suite("camvid").tables[0]).values["source", "Round 1"].ours == 13.0
 
 
 def test_what_a_folder_shares_can_be_said_of_suites_that_it_does_not_concern():
     everywhere = {"replaced": {"imagenet-o-c-64": "imagenet64-other-c"}, "prepared_on_test": ["tiny-imagenet-c"]}
     for name in ("table8", "gradients"):
-        assert plan(suite(name), Choice(**everywhere)) == plan(suite(name), Choice())
+        assert plan_runs(suite(name), RunFilter(**everywhere)) == plan_runs(suite(name), RunFilter())
 
 
 def test_costs_can_be_measured_alone_and_in_fewer_trials():
-    jobs = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=20))
+    jobs = plan_runs([suite("table6"), suite("s3")], RunFilter(task="costs", trials=20))
     assert {job.spec.method for job in jobs} == {"ent,swr,tent,eata,tent+crowd", "tent,cotta,tent+crowd"}
     assert [dict(job.spec.options) for job in jobs] == [{"trials": 20, "warm_up": 20}] * 2
-    (longer, _) = plan([suite("table6"), suite("s3")], Choice(task="costs", trials=300))
+    (longer, _) = plan_runs([suite("table6"), suite("s3")], RunFilter(task="costs", trials=300))
     assert dict(longer.spec.options) == {"trials": 300, "warm_up": 50}
-    assert plan(suite("table2"), Choice(trials=20)) == plan(suite("table2"), Choice())
+    assert plan_runs(suite("table2"), RunFilter(trials=20)) == plan_runs(suite("table2"), RunFilter())
 
 
 def test_nothing_is_planned_twice():
-    jobs = plan(suite("table2"), Choice(methods=["source"], seeds=[0, 1, 0]))
+    jobs = plan_runs(suite("table2"), RunFilter(methods=["source"], seeds=[0, 1, 0]))
     assert len(jobs) == len({job.spec for job in jobs}) == 12
     same = {"cifar10-c": "digits-c", "cifar100-c": "digits-c"}
-    jobs = plan(suite("table2"), Choice(methods=["source"], setting="closed", replaced=same))
+    jobs = plan_runs(suite("table2"), RunFilter(methods=["source"], setting="closed", replaced=same))
     assert [job.spec.images for job in jobs] == ["digits-c", "tiny-imagenet-c"]
 
 
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice(methods=["tnet"]), "Did you mean tent"),
-        (Choice(methods=["cotta"]), "known method of table1, but got 'cotta'"),
-        (Choice(sets=["cifar-10-c"]), "known image set of table1.*Did you mean cifar10-c"),
-        (Choice(setting="opne"), "Did you mean open"),
-        (Choice(replaced={"svhn": "x"}), "known image set or network, but got 'svhn'. Did you mean svhn-c"),
-        (Choice(prepared_on_test=["tiny-imagenet"]), "known image set.*Did you mean tiny-imagenet-c"),
-        (Choice(task="cost"), "known task of table1, but got 'cost'"),
-        (Choice(trials=0), "`trials` to be at least 1, but got 0"),
-        (Choice(rounds=0), "`rounds` to be at least 1, but got 0"),
-        (Choice(limit=0), "`limit` to be at least 1, but got 0"),
-        (Choice(seeds=[]), "at least one cell of table1"),
+        (RunFilter(methods=["tnet"]), "Did you mean tent"),
+        (RunFilter(methods=["cotta"]), "known method of table1, but got 'cotta'"),
+        (RunFilter(sets=["cifar-10-c"]), "known image set of table1.*Did you mean cifar10-c"),
+        (RunFilter(setting="opne"), "Did you mean open"),
+        (RunFilter(replaced={"svhn": "x"}), "known image set or network, but got 'svhn'. Did you mean svhn-c"),
+        (RunFilter(prepared_on_test=["tiny-imagenet"]), "known image set.*Did you mean tiny-imagenet-c"),
+        (RunFilter(task="cost"), "known task of table1, but got 'cost'"),
+        (RunFilter(trials=0), "`trials` to be at least 1, but got 0"),
+        (RunFilter(rounds=0), "`rounds` to be at least 1, but got 0"),
+        (RunFilter(limit=0), "`limit` to be at least 1, but got 0"),
+        (RunFilter(seeds=[]), "at least one cell of table1"),
     ],
 )
 def test_a_choice_of_what_is_not_there_is_answered(choice, said):
     with pytest.raises(ConfigurationError, match=said):
-        plan(suite("table1"), choice)
+        plan_runs(suite("table1"), choice)
 
 
 # Results read back
@@ -412,9 +412,9 @@ def put(folder, spec, errors, **more):
         | {name: values[index] for name, values in more.items()}
         for index, error in enumerate(itertools.chain(*errors))
     ]
-    cell = Store(folder).cell(spec)
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(folder).run(spec)
+    with cell.locked():
+        cell.write_spec(spec, {})
         cell.append(rows, [{"seconds": 1.0}] * len(rows))
 
 
@@ -431,14 +431,14 @@ def test_a_number_is_the_mean_over_domains_in_the_round_that_is_asked_for(tmp_pa
     put(tmp_path, tiny("tent"), errors, precision=list(range(12)))
     results = Results(tmp_path)
     for round in range(1, 5):
-        value = results.value(Entry("tent", "here", (tiny("tent"),), round=round), paper=30.0)
+        value = results.value(TableEntry("tent", "here", (tiny("tent"),), round=round), paper=30.0)
         assert value.ours == pytest.approx(np.mean(errors[round - 1]))
         assert value.difference == pytest.approx(np.mean(errors[round - 1]) - 30)
         assert (value.round, value.wanted, value.seeds, value.deviation) == (round, round, 1, None)
         assert value.complete
     assert results.per_round(tiny("tent")) == pytest.approx([np.mean(row) for row in errors])
     assert results.per_round(tiny("tent"), "precision") == pytest.approx([1, 4, 7, 10])
-    frost = results.value(Entry("tent", "here", (tiny("tent"),), round=2, domain="frost"))
+    frost = results.value(TableEntry("tent", "here", (tiny("tent"),), round=2, domain="frost"))
     assert frost.ours == errors[1][1]
     assert frost.difference is None
 
@@ -447,7 +447,7 @@ def test_a_number_is_the_mean_over_domains_in_the_round_that_is_asked_for(tmp_pa
 def test_a_run_that_has_not_got_there_shows_the_last_round_it_reached(tmp_path, begun):
     errors = random_errors(1, rounds=2)
     put(tmp_path, tiny("tent"), [*errors, [1.0] * begun])
-    value = Results(tmp_path).value(Entry("tent", "here", (tiny("tent"),), round=50))
+    value = Results(tmp_path).value(TableEntry("tent", "here", (tiny("tent"),), round=50))
     assert value.ours == pytest.approx(np.mean(errors[1]))
     assert (value.round, value.wanted, value.complete) == (2, 50, False)
 
@@ -458,7 +458,7 @@ def test_what_was_not_measured_is_none(tmp_path):
     assert results.seeds(tiny("tent")) == [], "not one round is complete"
     assert results.rows(tiny("eata")) == []
     for spec in (tiny("tent"), tiny("eata")):
-        value = results.value(Entry("x", "here", (spec,), round=3), paper=7.0)
+        value = results.value(TableEntry("x", "here", (spec,), round=3), paper=7.0)
         assert (value.ours, value.paper, value.round, value.wanted, value.seeds) == (None, 7.0, None, 3, 0)
         assert value.difference is None
         assert not value.complete
@@ -474,7 +474,7 @@ def test_seeds_are_averaged_and_spread(tmp_path):
     results = Results(tmp_path)
     assert [spec.seed for spec in results.seeds(tiny("tent"))] == [3, 4, 7]
     for round, come in ((3, (3, 4, 7)), (4, (4, 7))):
-        value = results.value(Entry("tent", "here", (tiny("tent"),), round=round))
+        value = results.value(TableEntry("tent", "here", (tiny("tent"),), round=round))
         means = [np.mean(errors[seed][round - 1]) for seed in come]
         assert value.ours == pytest.approx(np.mean(means))
         assert value.deviation == pytest.approx(np.std(means, ddof=1))
@@ -485,7 +485,7 @@ def test_a_seed_that_has_only_begun_does_not_take_back_what_another_has_reached(
     errors = random_errors(0, rounds=4)
     put(tmp_path, tiny("tent"), errors)
     put(tmp_path, tiny("tent", seed=1), random_errors(1, rounds=1))
-    value = Results(tmp_path).value(Entry("tent", "here", (tiny("tent"),), round=50))
+    value = Results(tmp_path).value(TableEntry("tent", "here", (tiny("tent"),), round=50))
     assert (value.ours, value.round, value.seeds) == (pytest.approx(np.mean(errors[3])), 4, 1)
 
 
@@ -494,8 +494,8 @@ def test_numbers_that_are_compared_are_of_the_same_seeds_and_the_same_round(tmp_
     errors = {place: random_errors(index, rounds[place]) for index, place in enumerate(rounds)}
     for method, seed in rounds:
         put(tmp_path, tiny(method, seed=seed), errors[method, seed])
-    entries = [Entry(method, "here", (tiny(method),), round=50) for method in ("tent", "eata")]
-    found = Results(tmp_path).together(entries)
+    entries = [TableEntry(method, "here", (tiny(method),), round=50) for method in ("tent", "eata")]
+    found = Results(tmp_path).compare(entries)
     assert [value.ours for value in found] == pytest.approx([np.mean(errors[name, 0][2]) for name in ("tent", "eata")])
     assert all((value.round, value.wanted, value.seeds) == (3, 50, 1) for value in found)
 
@@ -508,7 +508,7 @@ def test_cells_are_averaged_seed_by_seed(tmp_path):
     for (spec, seed), rounds in errors.items():
         if seed != (0 if spec is closed else 5):
             put(tmp_path, dataclasses.replace(spec, seed=seed), rounds)
-    value = Results(tmp_path).value(Entry("tent", "both", (closed, opened)))
+    value = Results(tmp_path).value(TableEntry("tent", "both", (closed, opened)))
     means = [np.mean([errors[closed, seed], errors[opened, seed]]) for seed in (1, 2, 3, 4)]
     assert value.seeds == 4, "those that both have"
     assert value.ours == pytest.approx(np.mean(means))
@@ -518,15 +518,15 @@ def test_cells_are_averaged_seed_by_seed(tmp_path):
 def test_no_common_seed_is_no_number(tmp_path):
     put(tmp_path, tiny("tent", seed=1), random_errors(0, 1))
     put(tmp_path, tiny("tent", unknown="svhn-c", seed=2), random_errors(0, 1))
-    value = Results(tmp_path).value(Entry("tent", "both", (tiny("tent"), tiny("tent", unknown="svhn-c"))))
+    value = Results(tmp_path).value(TableEntry("tent", "both", (tiny("tent"), tiny("tent", unknown="svhn-c"))))
     assert (value.ours, value.seeds) == (None, 0)
 
 
 def test_a_measure_that_does_not_apply_is_none_and_not_an_error(tmp_path):
     for seed in (0, 1):
         put(tmp_path, tiny("tent", seed=seed), [[1.0, None if seed else 2.0, 3.0]])
-    table = Table("t", "T", (Entry("tent", "here", (tiny("tent"),)), Entry("tent", "odd", (tiny("tent"),), "oddity")))
-    measured = filled(Results(tmp_path), table)
+    table = Table("t", "T", (TableEntry("tent", "here", (tiny("tent"),)), TableEntry("tent", "odd", (tiny("tent"),), "oddity")))
+    measured = fill_table(Results(tmp_path), table)
     assert [value.ours for value in measured.values.values()] == [None, None]
     json.dumps(measured.as_data(), allow_nan=False)
 
@@ -537,10 +537,10 @@ def test_summaries_are_means_and_sample_deviations(tmp_path):
     for index, (column, spec) in enumerate(specs.items()):
         put(tmp_path, spec, errors[column][: 2 - (index == 1)])
     put(tmp_path, tiny("source"), random_errors(9, 1))
-    entries = [Entry("tent", column, (spec,), round=2) for column, spec in specs.items()]
-    entries += [Entry("source", "lr=0.001", (tiny("source"),))]
+    entries = [TableEntry("tent", column, (spec,), round=2) for column, spec in specs.items()]
+    entries += [TableEntry("source", "lr=0.001", (tiny("source"),))]
     summaries = (Summary("Mean", tuple(specs)), Summary("Std", tuple(specs), "deviation"))
-    measured = filled(Results(tmp_path), Table("t", "T", tuple(entries), summaries=summaries))
+    measured = fill_table(Results(tmp_path), Table("t", "T", tuple(entries), summaries=summaries))
     assert measured.rows == ("tent", "source")
     assert measured.columns == (*specs, "Mean", "Std")
     common = [np.mean(errors[column][0]) for column in specs]
@@ -556,9 +556,9 @@ def test_one_round_of_what_learns_nothing_stands_for_all(tmp_path):
     errors, domains = random_errors(3, 2), ("fog", "frost", "snow")
     still, moving = (Spec(method, "x", "y", domains=domains) for method in ("bn_adapt", "tent"))
     for spec, scope in ((still, "nothing()"), (moving, "norm_affine()")):
-        cell = Store(tmp_path).cell(spec)
+        cell = Store(tmp_path).run(spec)
         cell.folder.mkdir(parents=True)
-        cell.begin(spec, {"scope": scope, "statistics": "Batch()"})
+        cell.write_spec(spec, {"scope": scope, "statistics": "Batch()"})
         rows = [
             {"round": round, "domain": domain, "error": error}
             for round, of_round in enumerate(errors, start=1)
@@ -566,12 +566,12 @@ def test_one_round_of_what_learns_nothing_stands_for_all(tmp_path):
         ]
         cell.append(rows, [{}] * len(rows))
     results = Results(tmp_path)
-    found = {spec: results.value(Entry(spec.method, "", (spec,), round=50)) for spec in (still, moving)}
+    found = {spec: results.value(TableEntry(spec.method, "", (spec,), round=50)) for spec in (still, moving)}
     assert (found[still].round, found[still].complete) == (50, True)
     assert (found[moving].round, found[moving].complete) == (2, False)
     assert found[still].ours == found[moving].ours == pytest.approx(np.mean(errors[1]))
     assert results.per_round(still) == pytest.approx(np.mean(errors, axis=1)), "its own rounds are its own"
-    both = results.value(Entry("both", "", (still, moving), round=50))
+    both = results.value(TableEntry("both", "", (still, moving), round=50))
     assert both.round == 2
 
 
@@ -612,9 +612,9 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
 
 def test_a_limit_and_replaced_sets_are_recognized(tmp_path):
     replaced = {"svhn-c": "imagenet64-other-c"}
-    choice = Choice(methods=["tent"], sets=["cifar10-c"], limit=40, replaced=replaced, rounds=1, seeds=[0, 1])
-    Store(tmp_path).share(choice.shared())
-    jobs = plan(suite("table1"), choice)
+    choice = RunFilter(methods=["tent"], sets=["cifar10-c"], limit=40, replaced=replaced, rounds=1, seeds=[0, 1])
+    Store(tmp_path).update_metadata(choice.metadata())
+    jobs = plan_runs(suite("table1"), choice)
     for index, job in enumerate(jobs):
         put(tmp_path, job.spec, random_errors(index, 1, domains=15))
     tables = {measured.table.name: measured for measured in Results(tmp_path).tables()}
@@ -630,9 +630,9 @@ def test_a_limit_and_replaced_sets_are_recognized(tmp_path):
 
 def test_costs_are_read_by_method(tmp_path):
     (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
-    cell = Store(tmp_path).cell(spec)
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(tmp_path).run(spec)
+    with cell.locked():
+        cell.write_spec(spec, {})
         rows = [
             {"round": 1, "domain": name, "memory": 100.0 + i, "milliseconds": 7.0 * i}
             for i, name in enumerate(spec.method.split(","))
@@ -647,10 +647,10 @@ def test_costs_are_read_by_method(tmp_path):
 
 def test_costs_from_fewer_trials_fill_the_same_table(tmp_path):
     for trials in (300, 20):
-        (job,) = plan(suite("table6"), Choice(task="costs", trials=trials))
-        cell = Store(tmp_path).cell(job.spec)
-        with cell.held():
-            cell.begin(job.spec, {})
+        (job,) = plan_runs(suite("table6"), RunFilter(task="costs", trials=trials))
+        cell = Store(tmp_path).run(job.spec)
+        with cell.locked():
+            cell.write_spec(job.spec, {})
             rows = [{"round": 1, "domain": name, "milliseconds": float(trials)} for name in job.spec.method.split(",")]
             cell.append(rows, [{}] * len(rows))
     (measured,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "table6")
@@ -659,7 +659,7 @@ def test_costs_from_fewer_trials_fill_the_same_table(tmp_path):
 
 def test_a_damaged_cell_is_named(tmp_path):
     put(tmp_path, tiny("tent"), random_errors(0, 1))
-    path = Store(tmp_path).cell(tiny("tent")).folder / "spec.json"
+    path = Store(tmp_path).run(tiny("tent")).folder / "spec.json"
     path.write_text(json.dumps({"spec": tiny("tent").as_data() | {"severity": "five"}, "protocol": {}}))
     with pytest.raises(StateError, match="`severity` is 'five'"):
         Results(tmp_path)
@@ -676,7 +676,7 @@ def test_costs_are_counted_and_measured_for_every_method(tmp_path):
     methods, told = "ent,swr,tent,eata,tent+crowd,bn_adapt", []
     job = Job(costs_of(methods).with_options(trials=2, warm_up=1), rounds=1)
     run_job(job, tmp_path, SmallBench(), AT_ONCE, told.append)
-    cell = Store(tmp_path).cell(job.spec)
+    cell = Store(tmp_path).run(job.spec)
     rows = cell.rows
     assert [row["domain"] for row in rows] == methods.split(",")
     counted = components(NETWORK, (3, 8, 8))
@@ -701,7 +701,7 @@ def test_costs_asked_for_wrongly_are_refused(tmp_path, options, said):
     spec = costs_of("tent").with_options(**options)
     with pytest.raises(ConfigurationError, match=said):
         run_job(Job(spec, 1), tmp_path, SmallBench(), AT_ONCE, ignore)
-    assert Store(tmp_path).cell(spec).rows == []
+    assert Store(tmp_path).run(spec).rows == []
 
 
 def test_a_threshold_that_was_found_in_source_images_stands_beside_the_rows(tmp_path):
@@ -719,21 +719,21 @@ def test_a_threshold_that_was_found_in_source_images_stands_beside_the_rows(tmp_
     write_archive([tmp_path / "store"], tmp_path / "archive")
     for folder in ("store", "archive"):
         results = Results(tmp_path / folder)
-        assert "found" not in results.cells[fixed].conditions[0]
-        (told,) = (one["found"] for one in results.cells[found].conditions)
+        assert "found" not in results.runs[fixed].conditions[0]
+        (told,) = (one["found"] for one in results.runs[found].conditions)
         assert told["threshold"] == pytest.approx(float(expected), abs=2e-5)
         table = Table(
-            "t", "T", tuple(Entry("cotta", word, (spec,)) for word, spec in (("given", fixed), ("own", found)))
+            "t", "T", tuple(TableEntry("cotta", word, (spec,)) for word, spec in (("given", fixed), ("own", found)))
         )
-        (said,) = caveats_of(filled(results, table), results)
+        (said,) = table_notes(fill_table(results, table), results)
         assert said == f"Found in source images: threshold {float(expected):.3f} for cotta on own."
     assert {row["found/threshold"] for row in flat_rows(Results(tmp_path / "store"))} == {None, told["threshold"]}
 
 
 def test_conditions_say_how_a_row_was_measured():
-    watch = conditions.Watch("cpu")
+    watch = environment.ResourceMonitor("cpu")
     time.sleep(0.01)
-    found = watch.conditions()
+    found = watch.measure()
     assert found["seconds"] >= 0.01
     assert found["peak_memory"] > 10 * 2**20, "bytes of a process that has loaded torch"
     assert found["device"] == "cpu"
@@ -746,12 +746,12 @@ def test_conditions_say_how_a_row_was_measured():
 def test_hardware_is_named_as_closely_as_the_system_can(tmp_path, monkeypatch):
     listed = "processor\t: 0\nmodel name\t: Abacus 9000 @ 3 Hz\nflags\t: fpu\n\nmodel name\t: Abacus 9000 @ 3 Hz\n"
     (tmp_path / "listed").write_text(listed)
-    monkeypatch.setattr(conditions, "_PROCESSORS", tmp_path / "listed")
-    assert conditions.hardware(torch.device("cpu")) == "Abacus 9000 @ 3 Hz"
+    monkeypatch.setattr(environment, "_PROCESSORS", tmp_path / "listed")
+    assert environment.hardware(torch.device("cpu")) == "Abacus 9000 @ 3 Hz"
     for unhelpful in ("nowhere", "empty"):
         (tmp_path / "empty").touch()
-        monkeypatch.setattr(conditions, "_PROCESSORS", tmp_path / unhelpful)
-        assert conditions.hardware(torch.device("cpu")) == (platform.processor() or platform.machine())
+        monkeypatch.setattr(environment, "_PROCESSORS", tmp_path / unhelpful)
+        assert environment.hardware(torch.device("cpu")) == (platform.processor() or platform.machine())
 
 
 # What the runner adds to the steps
@@ -825,8 +825,8 @@ def test_the_runner_adds_at_most_three_percent_to_a_step_of_the_demo(tmp_path, m
             with timed(steps):
                 real(images)
         with display, timed(run):
-            run_job(Job(spec, 1), tmp_path / str(attempt), bench, runner.Settings(), live._Lines(display, [spec]))
-        assert Store(tmp_path / str(attempt)).cell(spec).length == 15
+            run_job(Job(spec, 1), tmp_path / str(attempt), bench, runner.RunSettings(), live._Lines(display, [spec]))
+        assert Store(tmp_path / str(attempt)).run(spec).length == 15
         shares.append(run[0] / len(stream) / statistics.median(steps))
         if shares[-1] <= 0.03:
             break

@@ -21,9 +21,9 @@ from rich.console import Console
 
 import driftproof as dp
 from driftproof.bench import SUITES, Results, Spec, Store, suite
-from driftproof.bench.runner import Note
-from driftproof.bench.sets import SETS
-from driftproof.bench.workbench import Files, SourceImages
+from driftproof.bench.runner import ProgressEvent
+from driftproof.bench.datasets import DATASETS
+from driftproof.bench.local_files import LocalFiles, SourceImageBatches
 from driftproof.cli import live, main
 from driftproof.cli.fitting import FittingProgress
 from driftproof.data import ArraySet, cifar10, corrupted
@@ -86,7 +86,7 @@ def on_cifar10(*domains, unknown=None, **more):
 def files(tmp_path):
     write_cifar10(tmp_path / "data")
     write_svhn(tmp_path / "data")
-    return Files(tmp_path / "data", tmp_path / "weights")
+    return LocalFiles(tmp_path / "data", tmp_path / "weights")
 
 
 def images_of(stream):
@@ -119,11 +119,11 @@ def test_a_seed_other_than_the_first_puts_the_images_in_an_order_of_its_own(file
 
 
 def test_the_frames_of_a_drive_keep_their_order_whatever_the_seed():
-    assert SETS["camvid-c"].order(0) == SETS["camvid-c"].order(1) == Stored()
+    assert DATASETS["camvid-c"].order(0) == DATASETS["camvid-c"].order(1) == Stored()
 
 
 def test_what_is_stored_class_by_class_is_shuffled_by_every_seed():
-    assert [SETS["tiny-imagenet-c"].order(seed) for seed in (0, 1)] == [Shuffled(0), Shuffled(1)]
+    assert [DATASETS["tiny-imagenet-c"].order(seed) for seed in (0, 1)] == [Shuffled(0), Shuffled(1)]
 
 
 def test_a_few_images_of_a_set_that_is_not_there_are_computed_and_nothing_is_kept(files):
@@ -144,7 +144,7 @@ def test_a_set_that_is_not_there_is_made_once_and_kept(files, monkeypatch):
     assert torch.equal(images_of(stream), torch.cat(expected))
     assert told == [(f"cifar10-c/{name}/5", 12) for name in spec.domains]
     monkeypatch.setattr(corrupted.Corrupted, "batch", None)
-    again = Files(files.data, files.weights).stream(spec, 1, told.append)
+    again = LocalFiles(files.data, files.weights).stream(spec, 1, told.append)
     assert torch.equal(images_of(again), torch.cat(expected))
 
 
@@ -166,7 +166,7 @@ def test_sets_stored_by_class_are_shuffled_by_the_seed(tmp_path):
     there = sorted(folder.name for folder in (tmp_path / "Tiny-ImageNet-C" / "fog" / "5").iterdir())
     (tmp_path / "tiny-imagenet-200").mkdir()
     (tmp_path / "tiny-imagenet-200" / "wnids.txt").write_text("\n".join([*there, *(f"z{n}" for n in range(198))]))
-    files = Files(tmp_path, tmp_path)
+    files = LocalFiles(tmp_path, tmp_path)
 
     def labels(seed):
         spec = Spec("tent", "tiny-imagenet-c", "resnet50", domains=("fog",), batch_size=4, seed=seed)
@@ -174,7 +174,7 @@ def test_sets_stored_by_class_are_shuffled_by_the_seed(tmp_path):
 
     assert sorted(labels(0)) == [0] * 6 + [1] * 6 != labels(0)
     assert labels(0) == labels(0) != labels(1)
-    assert {name for name, known in SETS.items() if known.shuffled} == {
+    assert {name for name, known in DATASETS.items() if known.shuffled} == {
         *("tiny-imagenet-c", "imagenet-c", "imagenet-o-c-64", "imagenet-o-c-224", "imagenet64-other-c"),
     }
 
@@ -183,11 +183,11 @@ def test_frost_photos_are_needed_only_where_frost_is_made(files, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="Frost needs photos"):
         files.stream(on_cifar10("frost"), 1)
-    procedural = Files(files.data, files.weights, made_up_frost=True)
+    procedural = LocalFiles(files.data, files.weights, use_procedural_frost=True)
     procedural.stream(on_cifar10("frost"), 1)
     assert json.loads((files.data / "CIFAR-10-C-made" / "frost" / "5.json").read_text())["frost"] == "procedural"
     with pytest.raises(InputError, match=r"frost1\.png"):
-        Files(files.data, files.weights, frost=files.data).stream(on_cifar10("frost"), 1)
+        LocalFiles(files.data, files.weights, frost=files.data).stream(on_cifar10("frost"), 1)
     write_cifar10_c(files.data, "frost")
     assert len(files.stream(on_cifar10("frost"), 1)) == 3, "a published set has its frost already"
 
@@ -266,7 +266,7 @@ def test_source_images_come_in_one_fixed_random_order(files):
     assert sorted(places) == list(range(20)) != places
     assert labels.tolist() == [place % 10 for place in places]
     whole = ArraySet(pixels(7, side=4), list(range(7)))
-    assert [len(batch) for batch, _ in SourceImages(whole, batch_size=3)] == [3, 3, 1]
+    assert [len(batch) for batch, _ in SourceImageBatches(whole, batch_size=3)] == [3, 3, 1]
     with pytest.raises(InputError, match="source images for svhn-c"):
         files.source(dataclasses.replace(on_cifar10("fog"), images="svhn-c"), "cpu")
 
@@ -299,20 +299,20 @@ def test_facts_are_the_checksums_of_what_a_cell_rests_on(files):
     write_weights(files.weights)
     write_cifar10_c(files.data, "fog", "snow")
     told, spec = [], on_cifar10("fog", unknown="svhn-c")
-    facts = files.facts(spec, lambda stage, done: told.append(stage))
+    facts = files.fingerprints(spec, lambda stage, done: told.append(stage))
     (weights,) = files.weights.iterdir()
     assert facts["weights wrn10_1 cifar10-c"] == hashlib.sha256(weights.read_bytes()).hexdigest()
     assert set(facts) == {"weights wrn10_1 cifar10-c", "images cifar10-c fog 5", "images svhn-c fog 5"}
     assert told == ["svhn-c/fog/5"]
-    assert facts == files.facts(spec) == Files(files.data, files.weights).facts(spec)
-    other = files.facts(on_cifar10("snow"))
+    assert facts == files.fingerprints(spec) == LocalFiles(files.data, files.weights).fingerprints(spec)
+    other = files.fingerprints(on_cifar10("snow"))
     assert other["images cifar10-c snow 5"] != facts["images cifar10-c fog 5"], "each domain has its own"
 
 
 def test_files_can_be_sent_to_another_process(files):
     write_weights(files.weights)
     write_cifar10_c(files.data, "fog")
-    files.facts(on_cifar10("fog"))
+    files.fingerprints(on_cifar10("fog"))
     sent = pickle.loads(pickle.dumps(files))
     assert sent == files
     assert len(pickle.dumps(files)) < 2000, "what is open here is opened again there"
@@ -405,9 +405,9 @@ def test_list_for_scripts_is_every_spec(capsys):
 
 
 def test_a_run_measures_what_the_network_does(finished, files_at):
-    cells = {cell.spec.method: cell for cell in Store(finished).cells()}
+    cells = {cell.spec.method: cell for cell in Store(finished).runs()}
     assert set(cells) == {"source", "tent+crowd"}
-    network = Files(files_at[1], files_at[3]).model(cells["source"].spec)
+    network = LocalFiles(files_at[1], files_at[3]).model(cells["source"].spec)
     labels = torch.arange(12) % 10
     for row, domain in zip(cells["source"].rows, dp.corruptions.CORRUPTIONS, strict=True):
         stored = torch.from_numpy(np.load(files_at[1] / "CIFAR-10-C" / f"{domain}.npy")[48:]).permute(0, 3, 1, 2)
@@ -417,7 +417,7 @@ def test_a_run_measures_what_the_network_does(finished, files_at):
         assert row["error"] == pytest.approx(100 * float(wrong))
     first = cells["tent+crowd"].rows[0]
     assert first["selected_known"] == 1, "at the first batch, everything is selected"
-    shared = Store(finished).shared
+    shared = Store(finished).metadata
     assert shared["limit"] is None
     assert shared["frost"] == "photos"
     assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5"}
@@ -425,7 +425,7 @@ def test_a_run_measures_what_the_network_does(finished, files_at):
 
 def test_the_same_command_again_does_nothing(finished, files_at, monkeypatch):
     before = contents(finished)
-    monkeypatch.setattr(Files, "model", None)
+    monkeypatch.setattr(LocalFiles, "model", None)
     assert run("run", "table1", *files_at, *CHOSEN, "--rounds", 1, "--out", finished) == 0
     assert run("run", "table2", *files_at, *CHOSEN, "--out", finished) == 0, "it shows the same runs"
     assert contents(finished) == before
@@ -437,7 +437,7 @@ def test_more_rounds_go_on_where_the_last_ended(files_at, tmp_path):
         for rounds in stages:
             assert run("run", "table1", *files_at, *methods, "--rounds", rounds, "--out", tmp_path / out) == 0
     assert contents(tmp_path / "bits") == contents(tmp_path / "whole")
-    (cell,) = Store(tmp_path / "bits").cells()
+    (cell,) = Store(tmp_path / "bits").runs()
     assert [row["round"] for row in cell.rows] == [1] * 15 + [2] * 15
 
 
@@ -445,10 +445,10 @@ def test_a_limited_open_run_of_two_seeds(files_at, tmp_path, capsys):
     asked = ("--open", "--limit", 4, "--seeds", "0,1", "--methods", "source", "--sets", "cifar10-c")
     assert run("run", "table2", *files_at, *asked, "--procedural-frost", "--out", tmp_path / "out") == 0
     assert "bench compare" in capsys.readouterr().err
-    cells = list(Store(tmp_path / "out").cells())
+    cells = list(Store(tmp_path / "out").runs())
     assert sorted(cell.spec.seed for cell in cells) == [0, 1]
     assert {row["samples"] for cell in cells for row in cell.rows} == {8}
-    assert Store(tmp_path / "out").shared["frost"] == "made up"
+    assert Store(tmp_path / "out").metadata["frost"] == "made up"
     assert run("compare", tmp_path / "out", "--json") == 0
     (table2,) = (table for table in json.loads(capsys.readouterr().out) if table["table"] == "table2")
     (number,) = (number for number in table2["values"] if number["ours"] is not None)
@@ -468,7 +468,7 @@ def test_a_limited_open_run_of_two_seeds(files_at, tmp_path, capsys):
 )
 def test_results_made_differently_are_refused_at_once(finished, files_at, capsys, monkeypatch, other, said):
     before = contents(finished)
-    monkeypatch.setattr(Files, "facts", None)
+    monkeypatch.setattr(LocalFiles, "fingerprints", None)
     assert run("run", "table1", *files_at, *CHOSEN, "--rounds", 1, "--out", finished, *other) == 2
     assert said in capsys.readouterr().err
     assert contents(finished) == before
@@ -502,8 +502,8 @@ def test_cells_whose_weights_are_missing_are_named_and_keep_no_others_from_being
     said = " ".join(capsys.readouterr().err.split())
     assert "2 of 4 cells failed; the others are done." in said
     assert said.count("Expected weights of wrn28_10 for cifar10") == 1, "once for all cells that want them"
-    assert {cell.spec.model for cell in Store(out).cells()} == {"wrn40_2"}
-    assert not [fact for fact in Store(out).shared if "wrn28_10" in fact]
+    assert {cell.spec.model for cell in Store(out).runs()} == {"wrn40_2"}
+    assert not [fact for fact in Store(out).metadata if "wrn28_10" in fact]
 
 
 @pytest.mark.parametrize(
@@ -560,7 +560,7 @@ def test_compare_shows_ours_beside_the_papers(finished, capsys, wide):
     tables = {table["table"]: table["values"] for table in json.loads(capsys.readouterr().out)}
     measured = {table.table.name: table for table in Results(finished).tables()}
     assert {name: table.as_data()["values"] for name, table in measured.items()} == tables
-    errors = {cell.spec.method: np.mean([row["error"] for row in cell.rows]) for cell in Store(finished).cells()}
+    errors = {cell.spec.method: np.mean([row["error"] for row in cell.rows]) for cell in Store(finished).runs()}
     (ours,) = (v for v in tables["table2"] if (v["row"], v["column"]) == ("tent+crowd", "CIFAR-10-C/Closed"))
     assert ours["ours"] == pytest.approx(errors["tent+crowd"])
     assert (ours["paper"], ours["round"], ours["wanted"]) == (12.39, 1, 1)
@@ -575,8 +575,8 @@ def test_compare_says_how_the_numbers_differ_from_the_papers_in_kind(finished, f
     few = ("--sets", "cifar10-c", "--methods", "source", "--rounds", 1, "--limit", 3)
     instead = ("--replace", "svhn-c=other", "--replace", "cifar100-c=another")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SETS, "other", SETS["svhn-c"])
-        patch.setitem(SETS, "another", SETS["cifar100-c"])
+        patch.setitem(DATASETS, "other", DATASETS["svhn-c"])
+        patch.setitem(DATASETS, "another", DATASETS["cifar100-c"])
         assert run("run", "table2", *files_at, *few, *instead, "--out", tmp_path) == 0
     for folder, said in ((finished, 0), (tmp_path, 1)):
         capsys.readouterr()
@@ -596,9 +596,9 @@ def test_report_writes_one_page(finished, tmp_path, capsys):
 
 def test_a_run_that_was_killed_before_it_saved_anything_is_answered_in_words(tmp_path, capsys, wide):
     (spec, *_) = suite("table1").specs()
-    cell = Store(tmp_path / "out").cell(spec)
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(tmp_path / "out").run(spec)
+    with cell.locked():
+        cell.write_spec(spec, {})
     assert run("compare", tmp_path / "out") == 0
     assert capsys.readouterr().out == "No table has a number yet.\n"
     assert run("compare", tmp_path / "out", "--json") == 0
@@ -631,20 +631,20 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     costs = dataclasses.replace(spec, method="tent,eata", task="costs")
     told = live._Lines(shown, [spec, seeded, costs])
     notes = {
-        Note(spec, "svhn-c/fog/5", 40): ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None),
-        Note(spec, "adapting", 1, 9): ("tent on cifar10-c, closed: adapting", 1, 9),
+        ProgressEvent(spec, "svhn-c/fog/5", 40): ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None),
+        ProgressEvent(spec, "adapting", 1, 9): ("tent on cifar10-c, closed: adapting", 1, 9),
     }
     for note, line in notes.items():
         told(note)
         assert shown.lines[0] == line
-    told(Note(spec, "measured", 3, 9, {"round": 1, "domain": "fog", "error": 12.34}))
-    told(Note(spec, "adapting", 4, 9))
+    told(ProgressEvent(spec, "measured", 3, 9, {"round": 1, "domain": "fog", "error": 12.34}))
+    told(ProgressEvent(spec, "adapting", 4, 9))
     assert shown.lines[0] == ("tent on cifar10-c, closed: round 1, fog 12.3 %", 4, 9)
-    told(Note(seeded, "failed", 0))
+    told(ProgressEvent(seeded, "failed", 0))
     assert shown.lines[1] == ("tent on cifar10-c, open, seed 3: failed", 0, None)
-    told(Note(costs, "timing", 0))
+    told(ProgressEvent(costs, "timing", 0))
     assert shown.lines[2] == ("costs on cifar10-c, closed: timing", 0, None)
-    told(Note(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
+    told(ProgressEvent(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
 
 
@@ -652,14 +652,14 @@ def test_cells_that_would_be_called_the_same_say_what_differs():
     shown, specs = Written(), [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
     told = live._Lines(shown, specs)
     for spec in specs:
-        told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
+        told(ProgressEvent(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
     titles = [description.partition(":")[0] for description, *_ in shown.lines.values()]
     assert len(set(titles)) == len(specs)
     assert titles[0] == "source on tiny-imagenet-c, closed", "there is one"
     assert "tent on tiny-imagenet-c, closed, lr=0.0005, batches of 200" in titles
     assert "tent on driving-val, gtav" in {title.replace(", framed=True", "") for title in titles}
     assert {line[1:] for line in shown.lines.values()} == {(1, 2)}
-    told(Note(specs[1], "failed", 0))
+    told(ProgressEvent(specs[1], "failed", 0))
     assert shown.lines[1] == (f"{titles[1]}: failed", 0, None)
 
 
@@ -668,9 +668,9 @@ def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
     others = [dataclasses.replace(spec, method=method) for method in ("gce", "ent")]
     monkeypatch.setattr(live, "monotonic", lambda: 0.0)
     with live.followed([spec, *others]) as told:
-        told(Note(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.0}))
+        told(ProgressEvent(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.0}))
         for other in others:
-            told(Note(other, "failed", 0))
+            told(ProgressEvent(other, "failed", 0))
         said = capsys.readouterr().err.splitlines()
         assert said[1:] == [f"{other.method} on cifar10-c, closed: failed" for other in others]
 
@@ -681,8 +681,8 @@ def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeyp
     with live.followed([spec]) as told:
         for seconds, measure, value in [(0, "error", 12.34), (9, "error", 13.0), (10, "mean_iou", 56.78)]:
             now[0] = float(seconds)
-            told(Note(spec, "adapting", 1, 2))
-            told(Note(spec, "measured", 2, 2, {"round": 12, "domain": "impulse_noise", measure: value}))
+            told(ProgressEvent(spec, "adapting", 1, 2))
+            told(ProgressEvent(spec, "measured", 2, 2, {"round": 12, "domain": "impulse_noise", measure: value}))
             line = f"tent on a-set-with-a-long-name, closed: round 12, impulse_noise {value:.1f} %\n"
             assert capsys.readouterr().err == ("" if seconds == 9 else line)
 
@@ -693,7 +693,7 @@ def test_a_log_is_not_silent_while_something_is_prepared(capsys, monkeypatch):
     with live.followed([spec]) as told:
         for seconds, said in [(0, "learning shares"), (5, ""), (11, "learning shares, 110 images")]:
             now[0] = float(seconds)
-            told(Note(spec, "learning shares", 10 * seconds))
+            told(ProgressEvent(spec, "learning shares", 10 * seconds))
             assert capsys.readouterr().err == (said and f"tent on camvid-c: {said}\n")
 
 

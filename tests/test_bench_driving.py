@@ -10,10 +10,10 @@ import torch
 
 from driftproof.bench import scenes, suite
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.results import Results, filled
-from driftproof.bench.runner import Settings
+from driftproof.bench.results import Results, fill_table
+from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
-from driftproof.bench.workbench import Files
+from driftproof.bench.local_files import LocalFiles
 from driftproof.data import Height
 from driftproof.models import MODELS, save_checkpoint
 from test_bench_scenes import NETWORK, small_network
@@ -73,7 +73,7 @@ def files(small_network, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, read in list(scenes._READERS.items()):
             patch.setitem(scenes._READERS, name, partial(smaller, read))
-        yield Files(root / "data", root / "weights")
+        yield LocalFiles(root / "data", root / "weights")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def files(small_network, tmp_path_factory):
 def test_they_fill_from_streams_with_odd_tails_and_frames_of_several_sizes(files, tmp_path, name, methods, rounds):
     specs = [spec for spec in suite(name).specs() if spec.method in methods]
     for spec in specs:
-        run_job(Job(spec, rounds=rounds), tmp_path, files, Settings(), lambda note: None)
-        rows = Store(tmp_path).cell(spec).rows
+        run_job(Job(spec, rounds=rounds), tmp_path, files, RunSettings(), lambda note: None)
+        rows = Store(tmp_path).run(spec).rows
         assert [row["domain"] for row in rows] == [*spec.domains] * rounds
         assert all((row["batches"], row["samples"], row["skipped"]) == (2, FRAMES, 0) for row in rows)
         assert all(0 <= row["mean_iou"] <= 100 and row["mean_iou@100"] == row["mean_iou"] for row in rows)
     (table,) = suite(name).tables
     table = dataclasses.replace(table, entries=tuple(entry for entry in table.entries if entry.specs[0] in specs))
-    values = filled(Results(tmp_path), table).values
+    values = fill_table(Results(tmp_path), table).values
     assert all(value.ours is not None for value in values.values())

@@ -13,7 +13,7 @@ import pytest
 
 from driftproof.bench import Store
 from driftproof.bench.executors import on_ray, run_locally, run_on_ray
-from driftproof.bench.runner import Settings
+from driftproof.bench.runner import RunSettings
 from driftproof.errors import ConfigurationError, ExecutionError, MissingPackageError
 from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs
 
@@ -47,7 +47,7 @@ def test_without_a_cluster_one_is_started_and_an_interruption_stops_it(surroundi
     with pytest.raises(KeyboardInterrupt):
         run_on_ray(jobs, tmp_path / "ray", SmallBench(signs, waiting=("source",)), AT_ONCE, interrupt)
     assert not ray.is_initialized()
-    assert len(Store(tmp_path / "ray").cell(jobs[0].spec).rows) < 3
+    assert len(Store(tmp_path / "ray").run(jobs[0].spec).rows) < 3
     (worker,) = workers(signs, jobs[0].spec)
     assert ends(worker)
     for folder in ("ray", "local"):
@@ -79,8 +79,8 @@ def test_when_a_worker_is_killed_another_goes_on_with_its_cell(cluster, tmp_path
     assert begun.count(1) == 1, "the second worker began the cell anew"
     for job in jobs[1:]:
         heard = [note.row for note in told if note.spec == job.spec and note.row is not None]
-        assert heard == Store(tmp_path / "ray").cell(job.spec).rows
-    assert {line["threads"] for cell in Store(tmp_path / "ray").cells() for line in cell.conditions} == {1}
+        assert heard == Store(tmp_path / "ray").run(job.spec).rows
+    assert {line["threads"] for cell in Store(tmp_path / "ray").runs() for line in cell.conditions} == {1}
 
 
 def test_cells_that_fail_are_named_together_after_the_others_are_done(cluster, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_cells_that_fail_are_named_together_after_the_others_are_done(cluster, t
     assert f"\n{mistaken.spec.name}: Expected a known option of tent, but got 'rate'." in message
     assert f"\n{deadly.spec.name}: Its worker was lost 2 times. Run it again to go on: " in message
     assert {note.spec for note in told if note.stage == "failed"} == {mistaken.spec, deadly.spec}
-    assert len(Store(tmp_path).cell(good.spec).rows) == 3
+    assert len(Store(tmp_path).run(good.spec).rows) == 3
 
 
 def test_what_would_stop_every_cell_is_raised_as_it_is(cluster, tmp_path):
@@ -118,7 +118,7 @@ def test_an_interruption_stops_the_workers_of_a_cluster_that_stays(cluster, tmp_
 
 def test_a_device_that_the_cluster_does_not_have_is_refused(cluster, tmp_path):
     with pytest.raises(ConfigurationError, match="Ray cluster with a GPU"):
-        run_on_ray(small_jobs(methods=["source"]), tmp_path, SmallBench(), Settings(device="cuda"), ignore)
+        run_on_ray(small_jobs(methods=["source"]), tmp_path, SmallBench(), RunSettings(device="cuda"), ignore)
 
 
 def test_a_gpu_is_asked_for_when_the_device_is_one():
@@ -126,11 +126,11 @@ def test_a_gpu_is_asked_for_when_the_device_is_one():
     one_gpu = SimpleNamespace(
         cluster_resources=lambda: {"CPU": 4.0, "GPU": 1.0}, remote=lambda **options: asked.update(options) or str
     )
-    _, settings = on_ray._task(one_gpu, Settings(device="cuda:3", save_every=7.0))
-    assert settings == Settings(device="cuda", save_every=7.0), "a worker sees no GPU but its own"
+    _, settings = on_ray._task(one_gpu, RunSettings(device="cuda:3", save_every=7.0))
+    assert settings == RunSettings(device="cuda", save_every=7.0), "a worker sees no GPU but its own"
     assert (asked["num_cpus"], asked["num_gpus"]) == (1, 1)
-    _, settings = on_ray._task(one_gpu, Settings())
-    assert settings == Settings()
+    _, settings = on_ray._task(one_gpu, RunSettings())
+    assert settings == RunSettings()
     assert (asked["num_cpus"], asked["num_gpus"]) == (1, 0)
 
 

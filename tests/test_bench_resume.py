@@ -14,7 +14,7 @@ from driftproof.bench import Store
 from driftproof.bench.executors import run_locally
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.methods import _STATISTICS
-from driftproof.bench.runner import Settings
+from driftproof.bench.runner import RunSettings
 from driftproof.errors import ExecutionError, StateError
 from driftproof.statistics import TTN
 from small_bench import AT_ONCE, METHODS, Killable, SmallBench, contents, ignore, small_jobs, spec_of
@@ -40,7 +40,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(killable, tmp_p
     assert killable.run(tmp_path / "killed", jobs) == 0
     assert len(contents(tmp_path / "whole")) == 2 * len(METHODS)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    for cell in Store(tmp_path / "killed").cells():
+    for cell in Store(tmp_path / "killed").runs():
         assert len(cell.conditions) == len(cell.rows) == 2 * len(MANY_DOMAINS)
 
 
@@ -67,20 +67,20 @@ def test_more_rounds_later_equal_more_rounds_at_once(tmp_path):
         run_locally(small_jobs(rounds), tmp_path / "later", SmallBench(), AT_ONCE, ignore)
     run_locally(small_jobs(4), tmp_path / "at once", SmallBench(), AT_ONCE, ignore)
     assert contents(tmp_path / "later") == contents(tmp_path / "at once")
-    assert all(len(cell.rows) == 12 for cell in Store(tmp_path / "later").cells())
+    assert all(len(cell.rows) == 12 for cell in Store(tmp_path / "later").runs())
 
 
 def test_a_run_in_another_order_is_not_gone_on_with(tmp_path):
     first, other = (replace(spec_of("tent"), seed=seed) for seed in (0, 1))
     run_locally([Job(first, 1), Job(other, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
     store = Store(tmp_path)
-    assert "order" not in store.cell(first).protocol
-    assert store.cell(other).protocol["order"] == "Shuffled(seed=1)"
-    path = store.cell(other).folder / "spec.json"
+    assert "order" not in store.run(first).protocol
+    assert store.run(other).protocol["order"] == "Shuffled(seed=1)"
+    path = store.run(other).folder / "spec.json"
     path.write_text(path.read_text().replace("Shuffled(seed=1)", "Stored()"))
     with pytest.raises(ExecutionError, match=r"order was .Stored\(\). and is .Shuffled\(seed=1\). here"):
         run_locally([Job(other, 2)], tmp_path, SmallBench(), AT_ONCE, ignore)
-    assert store.cell(other).length == len(other.domains)
+    assert store.run(other).length == len(other.domains)
 
 
 def test_a_run_that_is_complete_is_left_alone(tmp_path):
@@ -95,7 +95,7 @@ def test_a_run_that_is_complete_is_left_alone(tmp_path):
 def test_how_often_is_saved_does_not_show(tmp_path):
     jobs = small_jobs(2, methods=["tent+crowd"])
     run_locally(jobs, tmp_path / "often", SmallBench(), AT_ONCE, ignore)
-    run_locally(jobs, tmp_path / "once", SmallBench(), Settings(save_every=1e9), ignore)
+    run_locally(jobs, tmp_path / "once", SmallBench(), RunSettings(save_every=1e9), ignore)
     assert contents(tmp_path / "often") == contents(tmp_path / "once")
 
 
@@ -108,7 +108,7 @@ def test_an_interrupted_run_stops_at_once_and_goes_on_later(tmp_path, save_every
         if note.spec.method == "tent" and note.row is not None and note.done > 6:
             raise KeyboardInterrupt
 
-    settings = Settings(save_every=save_every)
+    settings = RunSettings(save_every=save_every)
     with pytest.raises(KeyboardInterrupt):
         run_locally(jobs, tmp_path / "interrupted", SmallBench(), settings, interrupt)
     whole = contents(tmp_path / "whole")
@@ -127,7 +127,7 @@ def test_cells_that_fail_are_named_together_after_the_others_are_done(tmp_path):
     assert [line.partition(": ")[0] for line in lines] == [jobs[0].spec.name, jobs[2].spec.name]
     assert all("Expected a known option of" in line and "'rate'" in line for line in lines)
     assert [note.spec for note in told if note.stage == "failed"] == [jobs[0].spec, jobs[2].spec]
-    assert len(Store(tmp_path).cell(jobs[1].spec).rows) == 3
+    assert len(Store(tmp_path).run(jobs[1].spec).rows) == 3
 
 
 def unusable(job):
@@ -154,7 +154,7 @@ def test_the_patient_get_a_cell_when_its_process_dies(killable, tmp_path):
         waiting = []
 
         def wait_for_it():
-            waiting.append(pool.submit(run_job, job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore, patience=60))
+            waiting.append(pool.submit(run_job, job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore, timeout=60))
             time.sleep(0.2)
             assert not waiting[0].done()
 
@@ -166,7 +166,7 @@ def test_the_patient_get_a_cell_when_its_process_dies(killable, tmp_path):
 def test_the_small_bench_is_not_trivial(tmp_path):
     """Its rows differ between methods and change over the rounds, else equal bytes would mean little."""
     run_locally(small_jobs(4), tmp_path, SmallBench(), AT_ONCE, ignore)
-    rows = {cell.spec.method: cell.rows for cell in Store(tmp_path).cells()}
+    rows = {cell.spec.method: cell.rows for cell in Store(tmp_path).runs()}
     snapshots = {path.read_bytes() for path in tmp_path.rglob("snapshot-12.safetensors")}
     assert len(snapshots) == len(METHODS)
     for method in ("tent", "swr", "eata"):

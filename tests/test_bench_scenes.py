@@ -12,13 +12,13 @@ from PIL import Image
 from driftproof.adapter import Adapter
 from driftproof.bench import methods, suite
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.plan import Choice, plan
-from driftproof.bench.results import Results, filled
-from driftproof.bench.runner import Settings
+from driftproof.bench.plan import RunFilter, plan_runs
+from driftproof.bench.results import Results, fill_table
+from driftproof.bench.runner import RunSettings
 from driftproof.bench.scenes import SourceScenes, camvid_scenes, driving
-from driftproof.bench.sets import SETS
+from driftproof.bench.datasets import DATASETS
 from driftproof.bench.store import Store
-from driftproof.bench.workbench import Files
+from driftproof.bench.local_files import LocalFiles
 from driftproof.data.scenes import VOID, camvid
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
@@ -48,7 +48,7 @@ def files(small_network, tmp_path_factory):
     for trained_on, classes in (("camvid", 8), ("gtav", 19)):
         model = MODELS[NETWORK].build(classes)
         save_checkpoint(root / "weights" / f"{NETWORK}_{trained_on}.safetensors", model, {"arch": NETWORK})
-    return Files(root / "data", root / "weights", made_up_frost=True)
+    return LocalFiles(root / "data", root / "weights", use_procedural_frost=True)
 
 
 def cells(name, *wanted):
@@ -58,16 +58,16 @@ def cells(name, *wanted):
 def test_camvid_runs_through_weather_and_its_numbers_fill_the_tables(files, tmp_path):
     specs = cells("camvid", "source", "tent+crowd")
     for spec in specs.values():
-        run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: None)
+        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: None)
     store = Store(tmp_path)
-    rows = {method: store.cell(spec).rows for method, spec in specs.items()}
+    rows = {method: store.run(spec).rows for method, spec in specs.items()}
     for method in specs:
         assert [row["domain"] for row in rows[method]] == list(specs[method].domains)
         assert all((row["batches"], row["samples"]) == (3, 6) for row in rows[method])
         assert all(0 <= row["mean_iou"] <= 100 and row["skipped"] == 0 for row in rows[method])
     assert rows["tent+crowd"][0]["rejected"] < 1
     assert rows["tent+crowd"][0]["novelty/unknown/auroc"] is not None
-    table = filled(Results(tmp_path), suite("camvid").tables[0])
+    table = fill_table(Results(tmp_path), suite("camvid").tables[0])
     mean = np.mean([row["mean_iou"] for row in rows["source"]])
     assert table.values["source", "Round 1"].ours == pytest.approx(mean)
     assert table.values["ttn", "Round 1"].ours is None
@@ -90,7 +90,7 @@ def test_corrupted_frames_go_with_the_labels_of_the_clean_ones(files):
     assert (clean.domain, foggy.domain) == ("clean", "fog")
     assert torch.equal(clean.labels, foggy.labels)
     assert not torch.equal(clean.images, foggy.images)
-    assert len({fact for fact in files.facts(spec) if fact.startswith("images")}) == 1
+    assert len({fact for fact in files.fingerprints(spec) if fact.startswith("images")}) == 1
 
 
 def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files):
@@ -113,13 +113,13 @@ def test_what_is_prepared_on_training_scenes_is_never_said_to_be_prepared_on_tes
     with pytest.raises(InputError, match="source images for camvid-c"):
         told.source(cells("camvid", "ttn")["ttn"], "cpu")
     with pytest.raises(ConfigurationError, match="image set with clean test images, but got 'camvid-c'"):
-        plan(suite("camvid"), Choice(prepared_on_test=["camvid-c"]))
+        plan_runs(suite("camvid"), RunFilter(prepared_on_test=["camvid-c"]))
 
 
 def test_a_data_set_that_is_missing_is_named_before_anything_is_prepared(files, tmp_path):
     spec, stages = dataclasses.replace(cells("camvid", "ttn")["ttn"], domains=("clean", "fogg")), []
     with pytest.raises(ConfigurationError, match="Did you mean fog"):
-        run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: stages.append(note.stage))
+        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: stages.append(note.stage))
     assert not any("TTN" in stage for stage in stages)
 
 
@@ -133,7 +133,7 @@ def test_what_has_prepared_and_what_was_before_is_gone_when_memory_is_measured(f
     before = adapters()
     for spec in cells("camvid", "tent+crowd", "bn_adapt").values():
         short = dataclasses.replace(spec, domains=("clean",), limit=2)
-        run_job(Job(short, 1), tmp_path, files, Settings(), lambda note: alive.append((note.stage, adapters())))
+        run_job(Job(short, 1), tmp_path, files, RunSettings(), lambda note: alive.append((note.stage, adapters())))
     assert {count for stage, count in alive if stage == "adapting"} == {before + 1}
 
 
@@ -146,27 +146,27 @@ def test_driving_domains_are_read_at_a_height_of_800(tmp_path):
     assert scenes.extent == (800, 1422)
     with pytest.raises(ConfigurationError, match="Did you mean bdd100k"):
         driving(tmp_path, "bdd10k", split="val")
-    domain = SETS["driving-val"].domain("bdd100k", tmp_path, SETS["driving-val"].images(tmp_path, "bdd100k", 5))
+    domain = DATASETS["driving-val"].domain("bdd100k", tmp_path, DATASETS["driving-val"].images(tmp_path, "bdd100k", 5))
     assert domain.size == (800, 1422)
-    assert {"driving-train", "driving-val", "camvid-c"} <= set(SETS)
+    assert {"driving-train", "driving-val", "camvid-c"} <= set(DATASETS)
 
 
 def test_costs_of_segmentation_are_measured_with_each_methods_options(files, tmp_path, monkeypatch):
     scenes = partial(camvid, files.data, split="val")
     monkeypatch.setitem(
-        SETS, "driving-train",
+        DATASETS, "driving-train",
         dataclasses.replace(
-            SETS["camvid-c"], trained_on="gtav", classes=19,
-            images=lambda root, domain, severity, **how: SETS["camvid-c"].images(root, "clean", severity),
-            scenes=lambda root, domain: SETS["camvid-c"].scenes(root, "clean"), source_scenes=lambda root: scenes(),
+            DATASETS["camvid-c"], trained_on="gtav", classes=19,
+            images=lambda root, domain, severity, **how: DATASETS["camvid-c"].images(root, "clean", severity),
+            scenes=lambda root, domain: DATASETS["camvid-c"].scenes(root, "clean"), source_scenes=lambda root: scenes(),
         ),
     )  # fmt: skip
     (spec,) = suite("s4").specs()
     spec = spec.with_options(trials=1, warm_up=0)
-    run_job(Job(spec, rounds=1), tmp_path, files, Settings(), lambda note: None)
-    rows = Store(tmp_path).cell(spec).rows
+    run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: None)
+    rows = Store(tmp_path).run(spec).rows
     assert [row["domain"] for row in rows] == ["tent", "swr", "cotta", "tent+crowd"]
     assert all(row["milliseconds"] > 0 and row["memory"] > 0 for row in rows)
     wrong = spec.with_options(**{"eata.lr": 1.0})
     with pytest.raises(ConfigurationError, match="option of costs"):
-        run_job(Job(wrong, rounds=1), tmp_path, files, Settings(), lambda note: None)
+        run_job(Job(wrong, rounds=1), tmp_path, files, RunSettings(), lambda note: None)

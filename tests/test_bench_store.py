@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from driftproof.bench import Spec, Store
 from driftproof.bench.executors import run_locally
-from driftproof.bench.store import Cell
+from driftproof.bench.store import Run
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs, spec_of
@@ -83,7 +83,7 @@ def put(folder, content):
     folder.mkdir()
     for name, data in content.items():
         (folder / name).write_bytes(data)
-    return Cell(folder)
+    return Run(folder)
 
 
 @given(st.lists(st.integers(1, 3), min_size=4, max_size=4), st.data())
@@ -104,7 +104,7 @@ def test_a_cell_left_again_and_again_at_any_point_of_its_writing_is_gone_on_with
 
 def test_every_point_of_the_writing_one_by_one(tmp_path):
     with left_behind(tmp_path / "cell") as points:
-        work(Cell(tmp_path / "cell"), until=4, at_a_time=2)
+        work(Run(tmp_path / "cell"), until=4, at_a_time=2)
     assert len(points) > 10
     for index, content in enumerate(points):
         cell = put(tmp_path / str(index), content)
@@ -118,7 +118,7 @@ def test_every_point_of_the_writing_one_by_one(tmp_path):
 @given(st.integers(0, 40), st.sampled_from(["rows.jsonl", "conditions.jsonl"]))
 def test_a_torn_last_line_does_not_count(length, name):
     with tempfile.TemporaryDirectory() as temporary:
-        cell = Cell(Path(temporary))
+        cell = Run(Path(temporary))
         work(cell, until=3, at_a_time=1)
         torn = (json.dumps({"value": 1, "words": "more of them"}) + "\n").encode()[:length]
         with (cell.folder / name).open("ab") as file:
@@ -131,7 +131,7 @@ def test_a_torn_last_line_does_not_count(length, name):
 
 
 def test_rows_without_the_snapshot_they_need_are_kept_and_named(tmp_path):
-    cell = Cell(tmp_path / "tent-digest")
+    cell = Run(tmp_path / "tent-digest")
     work(cell, until=3, at_a_time=3)
     (cell.folder / "snapshot-3.safetensors").unlink()
     with pytest.raises(StateError, match="snapshot beside the 3 rows of tent-digest"):
@@ -142,7 +142,7 @@ def test_rows_without_the_snapshot_they_need_are_kept_and_named(tmp_path):
 def test_rows_that_nothing_goes_on_from_come_all_or_none(tmp_path):
     rows, conditions = expected(3), [{"seconds": 1.0}] * 3
     with left_behind(tmp_path) as points:
-        Cell(tmp_path).append(rows, conditions)
+        Run(tmp_path).append(rows, conditions)
     assert len(points) > 4
     for index, content in enumerate(points):
         cell = put(tmp_path / str(index), content)
@@ -167,7 +167,7 @@ def no_file_longer_than(size):
 @given(st.integers(0, 700), st.integers(1, 4))
 def test_a_file_that_cannot_grow_keeps_what_it_had(room, at_a_time):
     with tempfile.TemporaryDirectory() as temporary:
-        cell = Cell(Path(temporary))
+        cell = Run(Path(temporary))
         work(cell, until=2, at_a_time=2)
         with no_file_longer_than(room), contextlib.suppress(OSError):
             work(cell, until=8, at_a_time=at_a_time)
@@ -217,14 +217,14 @@ def test_a_folder_without_permission_is_named_and_keeps_its_rows(tmp_path):
 
 
 def test_a_cell_made_differently_is_refused_with_the_difference(tmp_path):
-    cell, spec = Cell(tmp_path), spec_of("tent")
-    cell.begin(spec, {"statistics": "Batch()"})
+    cell, spec = Run(tmp_path), spec_of("tent")
+    cell.write_spec(spec, {"statistics": "Batch()"})
     before = files(tmp_path)
-    cell.begin(spec, {"statistics": "Batch()"})
+    cell.write_spec(spec, {"statistics": "Batch()"})
     with pytest.raises(StateError, match=r"statistics was 'Batch\(\)' and is 'Source\(\)' here"):
-        cell.begin(spec, {"statistics": "Source()"})
+        cell.write_spec(spec, {"statistics": "Source()"})
     with pytest.raises(StateError, match=r"batch_size was 6 and is 7 here.*another folder"):
-        cell.begin(Spec.from_data(spec.as_data() | {"batch_size": 7}), {"statistics": "Batch()"})
+        cell.write_spec(Spec.from_data(spec.as_data() | {"batch_size": 7}), {"statistics": "Batch()"})
     assert files(tmp_path) == before
     assert cell.spec == spec
     assert cell.protocol == {"statistics": "Batch()"}
@@ -232,30 +232,30 @@ def test_a_cell_made_differently_is_refused_with_the_difference(tmp_path):
 
 def test_a_folder_that_shares_other_facts_is_refused_with_the_difference(tmp_path):
     store = Store(tmp_path / "results")
-    assert store.shared == {}
-    store.share({"weights": "abc", "limit": 100})
-    store.share({"weights": "abc"})
-    store.share({"images": "def"})
-    assert Store(store.folder).shared == {"weights": "abc", "limit": 100, "images": "def"}
+    assert store.metadata == {}
+    store.update_metadata({"weights": "abc", "limit": 100})
+    store.update_metadata({"weights": "abc"})
+    store.update_metadata({"images": "def"})
+    assert Store(store.folder).metadata == {"weights": "abc", "limit": 100, "images": "def"}
     before = files(store.folder)
     with pytest.raises(StateError, match=r"results.*limit was 100 and is None here; weights was 'abc' and is 'xyz'"):
-        store.share({"limit": None, "weights": "xyz", "more": "facts"})
+        store.update_metadata({"limit": None, "weights": "xyz", "more": "facts"})
     assert files(store.folder) == before
 
 
 def test_facts_that_arrive_at_once_are_all_kept(tmp_path):
     facts = [{f"weights {index}": "abc"} for index in range(16)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(Store(tmp_path).share, facts))
-    assert Store(tmp_path).shared == {name: digest for fact in facts for name, digest in fact.items()}
+        list(pool.map(Store(tmp_path).update_metadata, facts))
+    assert Store(tmp_path).metadata == {name: digest for fact in facts for name, digest in fact.items()}
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 2}'])
 def test_a_damaged_description_is_refused_and_named(tmp_path, damage):
-    Store(tmp_path).share({"weights": "abc"})
+    Store(tmp_path).update_metadata({"weights": "abc"})
     (tmp_path / "folder.json").write_text(damage)
     with pytest.raises(StateError, match=r"folder\.json"):
-        Store(tmp_path).share({"weights": "abc"})
+        Store(tmp_path).update_metadata({"weights": "abc"})
     assert (tmp_path / "folder.json").read_text() == damage
 
 
@@ -263,11 +263,11 @@ def test_a_damaged_description_is_refused_and_named(tmp_path, damage):
 def test_a_cell_whose_description_is_damaged_is_named(tmp_path, damage):
     (tmp_path / "spec.json").write_text(damage)
     with pytest.raises(StateError, match=r"spec"):
-        _ = Cell(tmp_path).spec
+        _ = Run(tmp_path).spec
 
 
 def test_rows_that_are_damaged_are_named(tmp_path):
-    cell = Cell(tmp_path)
+    cell = Run(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"round": 1}\n{"round"\n')
     with pytest.raises(StateError, match=r"a row on each line of .*rows.jsonl, but it cannot be read"):
         assert cell.rows
@@ -275,19 +275,19 @@ def test_rows_that_are_damaged_are_named(tmp_path):
 
 def test_a_cell_is_held_by_one_at_a_time(tmp_path):
     with (
-        Cell(tmp_path / "tent-digest").held(),
+        Run(tmp_path / "tent-digest").locked(),
         pytest.raises(StateError, match="Another process is at work on tent-digest"),
-        Cell(tmp_path / "tent-digest").held(),
+        Run(tmp_path / "tent-digest").locked(),
     ):
         pass
-    with Cell(tmp_path / "tent-digest").held():
+    with Run(tmp_path / "tent-digest").locked():
         pass
 
 
 def test_what_a_killed_process_left_unfinished_is_removed(tmp_path):
     litter = tmp_path / ".snapshot-3.safetensors.0123.part"
     litter.write_bytes(bytes(100))
-    with Cell(tmp_path).held():
+    with Run(tmp_path).locked():
         assert not litter.exists()
 
 
@@ -295,7 +295,7 @@ def test_a_store_lists_its_cells_by_name(tmp_path):
     store = Store(tmp_path)
     specs = [spec_of(method) for method in ("tent", "eata", "source")]
     for spec in specs:
-        with store.cell(spec).held():
-            store.cell(spec).begin(spec, {})
-    assert [cell.spec.method for cell in store.cells()] == ["eata", "source", "tent"]
-    assert store.cell(specs[0]).rows == store.cell(specs[0]).conditions == []
+        with store.run(spec).locked():
+            store.run(spec).begin(spec, {})
+    assert [cell.spec.method for cell in store.runs()] == ["eata", "source", "tent"]
+    assert store.run(specs[0]).rows == store.run(specs[0]).conditions == []

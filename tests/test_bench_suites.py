@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import driftproof
 from driftproof.adapter.sentence import described
 from driftproof.bench import SUITES, Spec, build_method, suite
-from driftproof.bench.measures import MEASURES
+from driftproof.bench.metrics import METRICS
 from driftproof.bench.paper import PAPER_TABLES, paper_table
 from driftproof.bench.spec import differences
 from driftproof.errors import ConfigurationError, StateError
@@ -50,7 +50,7 @@ def test_what_selection_rejects_is_told_of_the_runs_that_are_compared():
     compared = {(entry.row, entry.column): entry.specs for entry in TABLES["s5"].entries if "+crowd" in entry.row}
     rejected = TABLES["s5_rejected"]
     assert {(entry.row, entry.column): entry.specs for entry in rejected.entries} == compared
-    assert {(entry.measure, entry.round, entry.paper_row) for entry in rejected.entries} == {("rejected", 50, None)}
+    assert {(entry.metric, entry.round, entry.paper_row) for entry in rejected.entries} == {("rejected", 50, None)}
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
@@ -94,7 +94,7 @@ def test_a_suite_runs_as_many_rounds_as_its_tables_ask_for(name, rounds):
 )
 def test_a_number_comes_from_the_round_the_paper_names(table, rounds):
     assert {entry.round for entry in TABLES[table].entries} == rounds
-    costly = [entry for entry in TABLES[table].entries if entry.measure in ("memory", "milliseconds")]
+    costly = [entry for entry in TABLES[table].entries if entry.metric in ("memory", "milliseconds")]
     assert all(entry.round == 1 for entry in costly)
 
 
@@ -139,7 +139,7 @@ def test_a_number_is_made_of_the_cells_it_says():
         assert (spec.setting == "open") == ("SVHN" in entry.column)
     for protocol in ("including", "excluding"):
         table = TABLES["table5a" if protocol == "including" else "table5b"]
-        measures = {(entry.row, entry.column.split()[-1]): entry.measure for entry in table.entries}
+        measures = {(entry.row, entry.column.split()[-1]): entry.metric for entry in table.entries}
         assert measures["energy", "FPR@TPR95"] == f"energy/{protocol}/fpr"
         assert measures["confidence_difference", "AUROC"] == f"confidence_difference/{protocol}/auroc"
         assert {spec.method for entry in table.entries for spec in entry.specs} == {"tent"}
@@ -353,7 +353,7 @@ def test_costs_are_measured_as_the_paper_measured_them():
             for spec in entry.specs:
                 if spec.task == "costs":
                     assert entry.domain in spec.method.split(",")
-                    assert entry.measure == {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}[entry.column]
+                    assert entry.metric == {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}[entry.column]
 
 
 def test_the_rules_of_selection_differ_in_the_rule_alone():
@@ -542,7 +542,7 @@ def test_every_cell_names_methods_options_measures_and_networks_that_exist(name)
         if spec.task == "costs":
             for method in spec.method.split(","):
                 build_method(method, NETWORKS["image"], {})
-        assert set(spec.measures) <= set(MEASURES)
+        assert set(spec.measures) <= set(METRICS)
         assert spec.model in MODELS or made.command is not None
 
 
@@ -567,7 +567,7 @@ def test_selection_and_mean_entropy_are_taken_apart_on_the_same_stream():
 
 def test_no_share_of_rejected_pixels_is_called_the_best():
     tables = [table for name in CAMVID for table in suite(name).tables]
-    rejected = [table for table in tables if any(entry.measure.startswith("rejection/") for entry in table.entries)]
+    rejected = [table for table in tables if any(entry.metric.startswith("rejection/") for entry in table.entries)]
     assert len(rejected) == 4
     assert all(table.lower_is_better is None for table in rejected)
 

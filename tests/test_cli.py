@@ -18,7 +18,7 @@ from PIL import Image
 import driftproof as dp
 from driftproof import cli, corruptions, data, models, training
 from driftproof.bench import METHODS, SUITES
-from driftproof.bench.methods import expect_method
+from driftproof.bench.methods import parse_method
 from driftproof.cli import offered
 from driftproof.cli.ending import Commands
 from driftproof.cli.rows import Row, written_rows
@@ -159,7 +159,7 @@ def test_the_names_that_are_offered_are_those_there_are():
     assert set(offered.NETWORKS) == set(models.MODELS)
     assert set(offered.DATA_SETS) == set(data.SOURCES)
     assert set(offered.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
-    assert {expect_method(name)[0] for name in offered.METHODS} == set(METHODS)
+    assert {parse_method(name)[0] for name in offered.METHODS} == set(METHODS)
     assert set(offered.SUITES) == set(SUITES)
     assert len(set(offered.METHODS)) == len(offered.METHODS)
     assert set(RECIPES) <= set(models.MODELS)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof.bench.measures import MEASURES
+from driftproof.bench.metrics import METRICS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -32,9 +32,9 @@ def test_scores_of_a_collapsed_network_are_those_measured_of_one(script, classes
     collapsed[:, left] = 1000.0
     sure = original.softmax(dim=1)
     novelty = torch.stack([row[top] - float(top == left) for row, top in zip(sure, sure.argmax(dim=1), strict=True)])
-    measure = MEASURES["scores"](torch.device("cpu"))
-    measure.add(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
-    expected = measure.result()
+    measure = METRICS["scores"](torch.device("cpu"))
+    measure.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
+    expected = measure.compute()
     found = script["scores_of"](original, labels, left)
     for name in ("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr"):
         assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"], nan_ok=True)

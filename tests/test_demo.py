@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
 
 def test_it_measures_every_cell_of_its_suite(folder):
     results = Results(folder)
-    assert set(results.cells) == set(suite("demo").specs())
-    assert all(results.rounds(spec) == 1 for spec in results.cells)
+    assert set(results.runs) == set(suite("demo").specs())
+    assert all(results.rounds(spec) == 1 for spec in results.runs)
     assert "Frost was made up, not photographed." in (folder / "report" / "index.html").read_text()
 
 
@@ -39,7 +39,7 @@ def test_a_second_run_only_shows_what_is_there(folder, capsys):
     assert {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")} == before
     shown = capsys.readouterr().out
     errors = Results(folder)
-    for spec in errors.cells:
+    for spec in errors.runs:
         (line,) = (line for line in shown.splitlines() if re.match(rf" {re.escape(spec.method)} +\d", line))
         assert float(line.split()[1]) == pytest.approx(errors.per_round(spec)[0], abs=0.051)
     assert "Report: " in shown
@@ -51,7 +51,7 @@ def test_another_network_is_refused_in_the_same_folder(folder, capsys):
 
 
 def test_the_network_knows_the_clean_digits(folder):
-    (spec, *_) = Results(folder).cells
+    (spec, *_) = Results(folder).runs
     images = digits()
     with torch.no_grad():
         predicted = Digits(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
@@ -59,7 +59,7 @@ def test_the_network_knows_the_clean_digits(folder):
 
 
 def test_images_are_as_corrupted_as_the_cell_says_whatever_was_streamed_before(folder):
-    (spec, *_) = Results(folder).cells
+    (spec, *_) = Results(folder).runs
     harsh, mild = replace(spec, domains=("fog",)), replace(spec, domains=("fog",), severity=1)
     digits_bench, fresh = Digits(folder), Digits(folder)
     after_another = [next(iter(digits_bench.stream(one, 1))).images for one in (harsh, mild)][-1]
@@ -69,7 +69,7 @@ def test_images_are_as_corrupted_as_the_cell_says_whatever_was_streamed_before(f
 
 def test_batches_are_half_unknown_and_each_row_says_so(folder):
     results = Results(folder)
-    (spec, *_) = results.cells
+    (spec, *_) = results.runs
     first = next(iter(Digits(folder).stream(spec, 1)))
     assert (first.closed, len(first.labels)) == (50, 100)
     known, unknown = len(digits()), round(50 * (len(digits()) % 50) / 50) + 50 * (len(digits()) // 50)

@@ -95,9 +95,9 @@ def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
     started = time.perf_counter()
     for _ in range(2):  # the second time there is nothing left to do
         run_locally([Job(spec, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
-    taken = sum(row["seconds"] for row in Store(tmp_path).cell(spec).conditions)
+    taken = sum(row["seconds"] for row in Store(tmp_path).run(spec).conditions)
     assert 0 < taken <= time.perf_counter() - started + 0.01, "rows that were measured together share the time"
-    rows = {row["domain"]: row for row in Store(tmp_path).cell(spec).rows}
+    rows = {row["domain"]: row for row in Store(tmp_path).run(spec).rows}
     assert set(rows) == {"fog", "snow", "all"}
     bench, expected = SmallBench(), GradientAgreement(CLASSES)
     gradients_of = SampleGradients(bench.model(spec), LAYERS[-2])

@@ -15,7 +15,7 @@ from driftproof.cli import main
 from driftproof.report import ANALYSES
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.figures import WIDE
-from driftproof.report.pooled import pooled
+from driftproof.report.pooled import selection_quality_per_round
 
 ROUNDS = 3
 SPECS = [spec for spec in suite("rules").specs() if (spec.images, spec.unknown) == ("cifar10-c", None)]
@@ -40,7 +40,7 @@ def row_of(samples, prefix, chosen):
 
 def write(cell, spec, rows):
     cell.folder.mkdir(parents=True)
-    cell.begin(spec, {"loss": "Entropy()"})
+    cell.write_spec(spec, {"loss": "Entropy()"})
     cell.append(rows, [{"seconds": 1.0}] * len(rows))
 
 
@@ -63,7 +63,7 @@ def make(folder):
                     )
                     row |= row_of(few, "crowd/", 1) | histograms(random) | aurocs
                 rows.append(row)
-        write(Store(folder).cell(spec), spec, rows)
+        write(Store(folder).run(spec), spec, rows)
     return samples
 
 
@@ -81,7 +81,7 @@ def made(tmp_path_factory):
     samples = make(root / "store")
     cosines = [[None if row == column == 3 else (row - column) / 10 for column in range(10)] for row in range(10)]
     row = {"domain": "all", "round": 1, "sizes": [[1] * 10] * 10, "cosines": cosines, "right": 0.0, "wrong": None}
-    write(Store(root / "store").cell(MATRIX), MATRIX, [row | {"domain": "fog"}, row])
+    write(Store(root / "store").run(MATRIX), MATRIX, [row | {"domain": "fog"}, row])
     write_archive([root / "store"], root / "kept")
     return root, samples
 
@@ -96,7 +96,7 @@ def test_a_rounds_quality_is_that_of_all_its_samples(made, folder):
     results = Results(root / folder)
     for spec in SPECS:
         for prefix, chosen in {"": 1, "crowd/": 2}.items():
-            found = pooled(results, spec, prefix)
+            found = selection_quality_per_round(results, spec, prefix)
             if prefix and "crowd" not in spec.measures:
                 assert found == []
                 continue
@@ -132,9 +132,9 @@ def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
     shown = figures["selection-1"]
     assert set(shown) == set(cells) == {"tent", "tent+confident", "tent+certain", "tent+crowd"}
     for method, spec in cells.items():
-        assert shown[method]["recall"] == [quality.recall for quality in pooled(results, spec)]
+        assert shown[method]["recall"] == [quality.recall for quality in selection_quality_per_round(results, spec)]
     assert shown["tent"]["recall"] == [100.0] * ROUNDS
-    lost = [quality.rejected_share for quality in pooled(results, cells["tent"], "crowd/")]
+    lost = [quality.rejected_share for quality in selection_quality_per_round(results, cells["tent"], "crowd/")]
     assert figures["rejected-1"]["tent"]["lost confidence"] == lost
 
 
@@ -142,7 +142,7 @@ def test_rules_that_were_not_run_are_named(tmp_path):
     for spec in SPECS:
         if spec.method in ("tent", "tent+crowd"):
             row = {"domain": "fog", "samples": 4, "error": 20.0, **row_of([(True, True), (False, False)], "", 0)}
-            write(Store(tmp_path).cell(spec), spec, [row | {"round": 1, "domain": name} for name in spec.domains])
+            write(Store(tmp_path).run(spec), spec, [row | {"round": 1, "domain": name} for name in spec.domains])
     (insight, *_) = ANALYSES["selection"](Results(tmp_path))
     assert insight.draw().caption.endswith(" in each round. Not run: tent+confident, tent+certain.")
 
@@ -152,7 +152,7 @@ def test_a_rule_whose_selection_was_not_counted_is_left_out_and_named(tmp_path, 
     for spec in SPECS:
         if spec.method in ("tent", "tent+crowd"):
             row = {"round": 1, "samples": 4, "error": 20.0, **(counted if "+" in spec.method else {})}
-            write(Store(tmp_path).cell(spec), spec, [row | {"domain": name} for name in spec.domains])
+            write(Store(tmp_path).run(spec), spec, [row | {"domain": name} for name in spec.domains])
     (insight,) = ANALYSES["selection"](Results(tmp_path))
     assert set(insight.numbers) == {"tent+crowd"}
     assert insight.draw().caption.endswith(" Not run: tent+confident, tent+certain. Not counted: tent.")
@@ -161,7 +161,7 @@ def test_a_rule_whose_selection_was_not_counted_is_left_out_and_named(tmp_path, 
 def test_rules_of_which_none_was_counted_are_a_named_mistake(tmp_path, capsys):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     rows = [{"round": 1, "domain": name, "samples": 4, "error": 20.0} for name in tent.domains]
-    write(Store(tmp_path).cell(tent), tent, rows)
+    write(Store(tmp_path).run(tent), tent, rows)
     status, said = analyze(capsys, "selection", tmp_path)
     assert status == 2
     assert "that `analyze selection` can draw, but there are none" in " ".join(said.err.split())
@@ -196,7 +196,7 @@ def test_a_round_that_a_cell_has_only_begun_is_not_drawn_and_the_cell_is_named(t
     begun = next(spec for spec in SPECS if spec.method == "tent")
     done = replace(begun, unknown="svhn-c")
     for spec, rows in ((begun, 2 * len(begun.domains) + 1), (done, 3 * len(done.domains))):
-        write(Store(tmp_path).cell(spec), spec, with_histograms(spec, rows))
+        write(Store(tmp_path).run(spec), spec, with_histograms(spec, rows))
     (insight,) = ANALYSES["scores"](Results(tmp_path), round=3)
     assert insight.numbers["cell"] == done.name
     assert insight.draw().caption.endswith(f" Left out, without histograms of the round: {begun.name}.")
@@ -212,8 +212,8 @@ def test_cells_are_found_where_what_stands_in_is_itself_replaced(tmp_path):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     cells = [replace(tent, model="wrn28_10"), replace(tent, unknown="svhn-c")]
     for spec in (*cells, replace(cells[0], seed=1)):
-        write(Store(tmp_path).cell(spec), spec, with_histograms(spec, len(spec.domains)))
-    Store(tmp_path).share({"limit": None, "replaced": {"wrn40_2": "wrn28_10", "resnet50_cifar": "wrn40_2"}})
+        write(Store(tmp_path).run(spec), spec, with_histograms(spec, len(spec.domains)))
+    Store(tmp_path).update_metadata({"limit": None, "replaced": {"wrn40_2": "wrn28_10", "resnet50_cifar": "wrn40_2"}})
     shown = {insight.numbers["cell"] for insight in ANALYSES["scores"](Results(tmp_path))}
     assert shown == {spec.name for spec in cells}, "of several seeds the first"
 
@@ -259,7 +259,7 @@ def test_a_single_round_is_a_point_in_the_middle():
 
 def test_results_without_what_a_figure_needs_are_named(tmp_path, capsys):
     spec = Spec("tent", "x", "y", domains=("fog",))
-    write(Store(tmp_path).cell(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
+    write(Store(tmp_path).run(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
     for name in ("selection", "scores", "gradients", "curves"):
         status, said = analyze(capsys, name, tmp_path)
         assert status == 2

@@ -25,20 +25,20 @@ from rich.console import Console
 
 from driftproof.bench import Results, Spec, Store, suite
 from driftproof.bench.archive import write_archive
-from driftproof.bench.pixels import COURSE
-from driftproof.bench.plan import Choice, plan
+from driftproof.bench.pixels import IOU_CURVE
+from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.errors import InputError, MissingPackageError
-from driftproof.report import ANALYSES, caveats_of, curve_text, flat_rows, table_text, write_report
-from driftproof.report.commands import commands
-from driftproof.report.comparison import compared
-from driftproof.report.curves import Curve, Panel, draw_curves, spread
-from driftproof.report.drawings import course_drawings, domain_drawings
+from driftproof.report import ANALYSES, table_notes, plot_text, flat_rows, table_text, write_report
+from driftproof.report.commands import reproduction_commands
+from driftproof.report.comparison import compare_with_paper
+from driftproof.report.curves import Curve, Panel, draw_curves, spread_labels
+from driftproof.report.drawings import within_domain_figures, domain_figures
 from driftproof.report.figures import WIDE
-from driftproof.report.findings import findings
-from driftproof.report.lines import measured_streams, particulars
-from driftproof.report.protocol import protocol
+from driftproof.report.findings import stream_findings
+from driftproof.report.lines import group_streams, distinguishing_fields
+from driftproof.report.protocol import build_protocol
 
 METHODS = ("bn_adapt", "tent", "tent+crowd")
 LAST = 3
@@ -52,9 +52,9 @@ def table_specs():
 def make_cell(store, spec, *, rounds, extra=0):
     """A cell with made-up numbers: so many complete rounds, and some domains of one more."""
     random = Random(spec.name)
-    cell = store.cell(spec)
+    cell = store.run(spec)
     cell.folder.mkdir(parents=True)
-    cell.begin(spec, {"statistics": "Batch()", "select": "None", "output": "before"})
+    cell.write_spec(spec, {"statistics": "Batch()", "select": "None", "output": "before"})
     visits = [(round, domain) for round in range(1, rounds + 2) for domain in spec.domains]
     visits = visits[: rounds * len(spec.domains) + extra]
     rows = [made_up_row(spec, random, *visit) for visit in visits]
@@ -69,8 +69,8 @@ def made_up_row(spec, random, round, domain):
     row["selected_unknown"] = None if spec.unknown is None else random.uniform(0.2, 0.5) if selects else 1.0
     if "iou" in spec.measures:
         row["mean_iou"] = None if domain == "lost" else row.pop("error")
-        row |= {name: None if domain == "lost" else random.uniform(20, 60) for name in COURSE[:-1]}
-        row[COURSE[-1]] = row["mean_iou"]
+        row |= {name: None if domain == "lost" else random.uniform(20, 60) for name in IOU_CURVE[:-1]}
+        row[IOU_CURVE[-1]] = row["mean_iou"]
     if "scores" in spec.measures:
         for score in ("msp", "max_logit", "energy", "confidence_difference"):
             for protocol in ("including", "excluding"):
@@ -87,7 +87,7 @@ def made_up_conditions(random):
 def make_results(folder):
     """Closed and open, one or two seeds, one cell that stopped in its second round, one with odd names."""
     store = Store(folder)
-    store.share({"limit": 800, "replaced": {}, "weights wrn40_2 cifar10-c": "0123456789abcdef"})
+    store.update_metadata({"limit": 800, "replaced": {}, "weights wrn40_2 cifar10-c": "0123456789abcdef"})
     for spec in table_specs():
         for seed in (0, 1) if spec.method.startswith("tent") else (0,):
             stopped = spec.method == "tent+crowd" and spec.unknown is not None
@@ -239,7 +239,7 @@ def test_what_selection_gains_is_told_in_the_same_round_or_not_at_all(folder, pa
 
 def test_the_best_of_a_stream_is_told_among_those_that_came_as_far(folder):
     results = Results(folder)
-    for stream, finding in zip(measured_streams(results), findings(results, measured_streams(results)), strict=True):
+    for stream, finding in zip(group_streams(results), stream_findings(results, group_streams(results)), strict=True):
         stopped = stream.spec.unknown is not None
         best = [sentence for sentence in finding.what if sentence.startswith("Best ")]
         assert all(sentence.startswith(f"Best of those that came to round {LAST}: ") == stopped for sentence in best)
@@ -373,9 +373,9 @@ def test_files_are_the_rows_with_all_that_is_known_of_them(folder, report):
 
 
 def test_the_precision_of_selection_is_not_lost_to_that_of_computing(tmp_path):
-    cell = Store(tmp_path).cell(spec := Spec("tent+crowd", "images", "network", domains=("fog",)))
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(tmp_path).run(spec := Spec("tent+crowd", "images", "network", domains=("fog",)))
+    with cell.locked():
+        cell.write_spec(spec, {})
         cell.append([{"round": 1, "domain": "fog", "precision": 0.75}], [{"engine": "graph", "precision": "bf16"}])
     (row,) = flat_rows(Results(tmp_path))
     assert (row["precision"], row["step/precision"]) == (0.75, "bf16")
@@ -431,9 +431,9 @@ def test_a_missing_package_is_named_before_anything_is_written(folder, tmp_path,
 
 def test_costs_alone_make_a_report_without_figures(tmp_path):
     (spec,) = {spec for spec in suite("table6").specs() if spec.task == "costs"}
-    cell = Store(tmp_path / "results").cell(spec)
+    cell = Store(tmp_path / "results").run(spec)
     cell.folder.mkdir(parents=True)
-    cell.begin(spec, {"image": "(3, 32, 32)"})
+    cell.write_spec(spec, {"image": "(3, 32, 32)"})
     methods = spec.method.split(",")
     rows = [{"round": 1, "domain": name, "memory": 10.0, "milliseconds": 1.5} for name in methods]
     cell.append(rows, [made_up_conditions(Random(0))] * len(rows))
@@ -465,7 +465,7 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
     for rate in (0.1, 0.2):
         for method in ("tent", "tent+crowd"):
             make_cell(store, replace(spec, method=method).with_options(lr=rate, q=1), rounds=1)
-    (stream,) = measured_streams(Results(tmp_path))
+    (stream,) = group_streams(Results(tmp_path))
     assert {line.name for line in stream.lines} == {
         f"{name}, lr={r}" for name in ("tent", "tent+crowd") for r in (0.1, 0.2)
     }
@@ -473,7 +473,7 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
         assert (plain.method, selecting.method) == ("tent", "tent+crowd")
         assert plain.cells[0].options == selecting.cells[0].options
     assert len(stream.pairs()) == 2
-    (finding,) = findings(Results(tmp_path), [stream])
+    (finding,) = stream_findings(Results(tmp_path), [stream])
     for (plain, selecting), sentence in zip(stream.pairs(), finding.what, strict=False):
         numbers = [statistics.fmean(line.per_domain(Results(tmp_path), "error")) for line in (plain, selecting)]
         assert re.findall(r"\d+\.\d\b(?=\s%)", sentence) == [f"{number:.1f}" for number in numbers]
@@ -489,7 +489,7 @@ def test_what_belongs_to_a_selection_keeps_no_method_from_being_compared(tmp_pat
             make_cell(store, selecting, rounds=1)
     make_cell(store, replace(spec, method="tent").with_options(lr=0.2, mean_entropy=0.5), rounds=1)
     make_cell(store, replace(spec, method="tent+crowd").with_options(lr=0.3, margin=-0.2, mean_entropy=0.5), rounds=1)
-    (stream,) = measured_streams(Results(tmp_path))
+    (stream,) = group_streams(Results(tmp_path))
     assert {(plain.name, selecting.name) for plain, selecting in stream.pairs()} == {
         ("tent, lr=0.1", "tent+crowd, lr=0.1, λ_max=0"),
         ("tent, lr=0.1", "tent+crowd, lr=0.1, λ_max=0.5"),
@@ -506,7 +506,7 @@ def test_methods_are_compared_with_their_like_whatever_they_are_called(tmp_path)
         *(("tent+crowd", {"lr": 1e-3, "on": "logits"}), ("eata", {"redundancy": 0.4}), ("eata+crowd", {})),
     ):
         make_cell(store, replace(spec, method=method).with_options(**options), rounds=1)
-    (stream,) = measured_streams(Results(tmp_path))
+    (stream,) = group_streams(Results(tmp_path))
     found = {(plain.name, selecting.name) for plain, selecting in stream.pairs()}
     watched = "tent, lr=0.001, novelty=msp"
     assert found == {(watched, "tent+crowd"), (watched, "tent+crowd, on=logits"), ("eata", "eata+crowd")}
@@ -518,7 +518,7 @@ def test_a_seed_that_has_only_begun_and_one_that_was_measured_twice_count_once(t
     make_cell(store, replace(spec, measures=("error",)), rounds=2)
     make_cell(store, replace(spec, seed=1), rounds=1)
     results = Results(tmp_path)
-    (line,) = (line for stream in measured_streams(results) for line in stream.lines)
+    (line,) = (line for stream in group_streams(results) for line in stream.lines)
     assert [cell.seed for cell in line.cells] == [0, 1]
     assert line.per_round(results, "error") == results.per_round(spec)
     last = [row["error"] for row in results.rows(spec) if row["round"] == 3]
@@ -529,7 +529,7 @@ def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
     store, spec = Store(tmp_path), Spec("tent", "made-c", "net", domains=("fog",))
     for rate in (1e-3, 1e-6, 1e-4, 1e-5, None):
         make_cell(store, spec.with_options(lr=rate), rounds=1)
-    (stream,) = measured_streams(Results(tmp_path))
+    (stream,) = group_streams(Results(tmp_path))
     assert [dict(line.cells[0].options)["lr"] for line in stream.lines] == [1e-6, 1e-5, 1e-4, 1e-3, None]
 
 
@@ -542,7 +542,7 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     make_cell(store, replace(spec, method="tent"), rounds=2)
     results, parsed = Results(store.folder), Page()
     parsed.feed(write_report(results, tmp_path / "report").read_text(encoding="utf-8"))
-    together = [stream for stream in measured_streams(results) if len(stream.lines) > 1]
+    together = [stream for stream in group_streams(results) if len(stream.lines) > 1]
     better = sum(
         selecting.per_round(results, "mean_iou")[-1] > plain.per_round(results, "mean_iou")[-1]
         for plain, selecting in together[0].pairs()
@@ -559,7 +559,7 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     assert "Share of the pixels" in said
     assert "unknown objects among the known" in said
     assert "closed" not in said
-    assert {row[1] for row in protocol(results, together).streams.rows} == {"within the frames"}
+    assert {row[1] for row in build_protocol(results, together).streams.rows} == {"within the frames"}
 
 
 def test_how_a_drive_went_is_drawn_point_by_point(tmp_path):
@@ -568,10 +568,10 @@ def test_how_a_drive_went_is_drawn_point_by_point(tmp_path):
     for method, rounds in {"source": 1, "tent": 3, "tent+crowd": 2}.items():
         make_cell(store, replace(spec, method=method), rounds=rounds)
     results = Results(store.folder)
-    (drawing,) = course_drawings(results, measured_streams(results))
-    rows = {cell.spec.method: cell.rows for cell in store.cells()}
+    (drawing,) = within_domain_figures(results, group_streams(results))
+    rows = {cell.spec.method: cell.rows for cell in store.runs()}
     for method, name in {"source": "source @1", "tent": "tent", "tent+crowd": "tent+crowd @2"}.items():
-        first, last = rows[method][-3][COURSE[0]], rows[method][-1][COURSE[-1]]
+        first, last = rows[method][-3][IOU_CURVE[0]], rows[method][-1][IOU_CURVE[-1]]
         assert f"{name} from {first:.1f} to {last:.1f}" in drawing.description
     assert drawing.caption.endswith("in round 3.")
     assert all(name in drawing.wide and name in drawing.narrow for name in ("clean", "fog", "motion blur"))
@@ -583,8 +583,8 @@ def test_a_name_that_has_no_room_keeps_its_ends_and_the_mark_of_its_round(tmp_pa
     make_cell(store, spec, rounds=2)
     make_cell(store, spec.with_options(statistics=long), rounds=1)
     results = Results(tmp_path)
-    for draw in (course_drawings, domain_drawings):
-        (drawing,) = draw(results, measured_streams(results))
+    for draw in (within_domain_figures, domain_figures):
+        (drawing,) = draw(results, group_streams(results))
         for picture in (drawing.wide, drawing.narrow):
             assert re.search(r"tent, [a-z_=]*…[a-z_]*own @1<", picture), "a run that stopped looks finished without it"
 
@@ -609,7 +609,7 @@ def test_stretches_divide_a_curve_evenly(second):
 
 def test_the_commands_in_the_footer_are_commands(folder, page):
     offered = typer.main.get_command(bench_commands).commands["run"]
-    assert commands(Results(folder)) == [
+    assert reproduction_commands(Results(folder)) == [
         "driftproof bench run table1 --rounds 3 --methods bn_adapt --sets cifar10-c --limit 800 --out 'made <up>'",
         "driftproof bench run table1 --rounds 3 --methods tent --sets cifar10-c --seeds 0,1 --limit 800"
         " --out 'made <up>'",
@@ -620,7 +620,7 @@ def test_the_commands_in_the_footer_are_commands(folder, page):
         "driftproof bench compare 'made <up>'",
         "driftproof bench report 'made <up>'",
     ]
-    words = shlex.split(commands(Results(folder))[0])[3:]
+    words = shlex.split(reproduction_commands(Results(folder))[0])[3:]
     assert offered.make_context("run", words).params["out"].name == folder.name
 
 
@@ -629,13 +629,13 @@ def test_the_commands_in_the_footer_say_how_it_was_computed_where_that_never_cha
     fast = {"device": "cuda", "engine": "graph", "precision": "bf16", "channels_last": True, "seconds": 1.0}
     for spec in suite("table1").specs():
         if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd"):
-            cell = store.cell(spec)
-            with cell.held():
-                cell.begin(spec, {})
+            cell = store.run(spec)
+            with cell.locked():
+                cell.write_spec(spec, {})
                 rows = [{"round": 1, "domain": domain, "error": 10.0} for domain in spec.domains]
                 changed = {"precision": "tf32"} if spec.method == "tent" else {}
                 cell.append(rows, [fast] * 7 + [fast | changed] * 8)
-    words = shlex.split(commands(Results(store.folder))[0])[3:]
+    words = shlex.split(reproduction_commands(Results(store.folder))[0])[3:]
     assert "--precision" not in words
     given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words).params
     assert (given["device"], given["engine"], given["channels_last"]) == ("cuda", "graph", True)
@@ -643,11 +643,11 @@ def test_the_commands_in_the_footer_say_how_it_was_computed_where_that_never_cha
 
 def test_costs_measured_alone_are_told_as_such(tmp_path):
     (spec,) = (spec.with_options(trials=300) for spec in suite("table6").specs() if spec.task == "costs")
-    cell = Store(tmp_path / "out").cell(spec)
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(tmp_path / "out").run(spec)
+    with cell.locked():
+        cell.write_spec(spec, {})
         cell.append([{"round": 1, "domain": "tent", "milliseconds": 7.0}], [{}])
-    first, *_ = commands(Results(tmp_path / "out"))
+    first, *_ = reproduction_commands(Results(tmp_path / "out"))
     assert first == "driftproof bench run table6 --rounds 1 --task costs --closed --trials 300 --out out"
 
 
@@ -656,7 +656,7 @@ def asked_by(offered):
     asked = {}
     for words in map(shlex.split, offered):
         given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words[3:]).params
-        choice = Choice(
+        choice = RunFilter(
             methods=given["methods"].split(",") if given["methods"] else (),
             sets=given["sets"].split(",") if given["sets"] else (),
             setting={None: None, True: "open", False: "closed"}[given["opened"]],
@@ -665,23 +665,23 @@ def asked_by(offered):
             seeds=[int(seed) for seed in given["seeds"].split(",")],
             replaced=dict(text.split("=") for text in given["replace"]),
         )
-        for job in plan([suite(name) for name in given["names"]], choice):
+        for job in plan_runs([suite(name) for name in given["names"]], choice):
             asked[job.spec] = max(asked.get(job.spec, 0), job.rounds)
     return asked
 
 
 def test_the_commands_in_the_footer_ask_for_the_cells_that_are_there_and_no_others(tmp_path):
     store, specs = Store(tmp_path / "out"), [spec for spec in suite("s3").specs() if spec.method != "cotta"]
-    store.share({"replaced": {"cifar100-c": "svhn-c"}})
+    store.update_metadata({"replaced": {"cifar100-c": "svhn-c"}})
     for spec in specs:
         if spec.images == "cifar100-c":
             make_cell(store, replace(spec, images="svhn-c"), rounds=2)
         elif spec.task == "costs":
             make_cell(store, spec, rounds=1)
     results = Results(store.folder)
-    assert asked_by(commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.cells}
+    assert asked_by(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
     write_archive([store.folder], tmp_path / "kept")
-    assert all(" --out kept-again" in command for command in commands(Results(tmp_path / "kept"))[:-2])
+    assert all(" --out kept-again" in command for command in reproduction_commands(Results(tmp_path / "kept"))[:-2])
 
 
 @pytest.mark.parametrize("name", ["table6", "rules", "s2"])
@@ -692,7 +692,7 @@ def test_the_commands_in_the_footer_ask_for_each_cell_as_far_as_it_has_come(tmp_
             if rounds := random.choice([0, 1, 1, 3]):
                 make_cell(store, replace(spec, seed=seed), rounds=rounds if spec.task == "stream" else 1)
     results = Results(store.folder)
-    assert asked_by(commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.cells}
+    assert asked_by(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
 
 
 def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
@@ -700,7 +700,7 @@ def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
     for spec in suite("rules").specs():
         far = spec.method == "tent+crowd" or (spec.method, spec.setting) == ("tent+certain", "open")
         make_cell(store, spec, rounds=3 if far else 1)
-    offered = commands(Results(store.folder))[:-2]
+    offered = reproduction_commands(Results(store.folder))[:-2]
     assert offered == [
         "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c,cifar100-c --out out",
         "driftproof bench run rules --rounds 3 --methods tent+certain --open --out out",
@@ -713,8 +713,8 @@ def test_the_commands_in_the_footer_say_how_a_demo_was_run(tmp_path):
     for seed, rounds in ((0, suite("demo").rounds), (3, 1)):
         for spec in suite("demo").specs():
             make_cell(Store(tmp_path / f"demo{seed or ''}"), replace(spec, seed=seed), rounds=rounds)
-    assert commands(Results(tmp_path / "demo"))[0] == "driftproof demo"
-    assert commands(Results(tmp_path / "demo3"))[0] == "driftproof demo --rounds 1 --seed 3 --out demo3"
+    assert reproduction_commands(Results(tmp_path / "demo"))[0] == "driftproof demo"
+    assert reproduction_commands(Results(tmp_path / "demo3"))[0] == "driftproof demo --rounds 1 --seed 3 --out demo3"
 
 
 def test_the_commands_in_the_footer_prefer_the_suite_of_which_all_is_there(tmp_path):
@@ -723,7 +723,7 @@ def test_the_commands_in_the_footer_prefer_the_suite_of_which_all_is_there(tmp_p
         if (spec.method, spec.images) == ("tent", "cifar10-c"):
             make_cell(store, spec, rounds=2)
     results = Results(store.folder)
-    assert asked_by(commands(results)[:-2]) == dict.fromkeys(results.cells, 2)
+    assert asked_by(reproduction_commands(results)[:-2]) == dict.fromkeys(results.runs, 2)
 
 
 def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them(tmp_path):
@@ -732,12 +732,12 @@ def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them
         if spec.images == "cifar100-c" and spec.method in ("tent", "gce", "bn_adapt"):
             make_cell(store, spec, rounds=30 if spec in far else 2)
     results = Results(store.folder)
-    offered = commands(results)[:-2]
+    offered = reproduction_commands(results)[:-2]
     assert offered == [
         "driftproof bench run endurance --rounds 30 --methods gce,tent --sets cifar100-c --out out",
         "driftproof bench run open_choices --rounds 2 --methods bn_adapt,gce,tent --sets cifar100-c --out out",
     ]
-    assert asked_by(offered) == {cell: results.rounds(cell) for cell in results.cells}
+    assert asked_by(offered) == {cell: results.rounds(cell) for cell in results.runs}
 
 
 def test_the_commands_in_the_footer_ask_for_more_than_a_suite_wants_where_nothing_else_goes_along(tmp_path):
@@ -746,7 +746,7 @@ def test_the_commands_in_the_footer_ask_for_more_than_a_suite_wants_where_nothin
     (one, *_) = (spec for spec in specs if spec.method == "tent")
     for spec in specs:
         make_cell(store, spec, rounds=3 if spec.method == "swr" or spec is one else 2)
-    assert commands(Results(store.folder))[:-2] == [
+    assert reproduction_commands(Results(store.folder))[:-2] == [
         "driftproof bench run camvid_rates --rounds 3 --methods swr --out out",
         "driftproof bench run camvid_rates --rounds 2 --methods tent --out out",
     ]
@@ -754,15 +754,15 @@ def test_the_commands_in_the_footer_ask_for_more_than_a_suite_wants_where_nothin
 
 def test_the_commands_in_the_footer_say_that_frost_was_made_up(tmp_path):
     store = Store(tmp_path / "out")
-    store.share({"frost": "made up"})
+    store.update_metadata({"frost": "made up"})
     for spec in (*table_specs(), *suite("demo").specs()):
         make_cell(store, spec, rounds=1)
-    offered = commands(Results(store.folder))[:-2]
+    offered = reproduction_commands(Results(store.folder))[:-2]
     assert offered[0] == "driftproof demo --rounds 1 --out out"
     assert len(offered) > 1
     assert all(" --procedural-frost " in command for command in offered[1:])
-    store.declare({"frost": "photos"})
-    assert not any("frost" in command for command in commands(Results(store.folder)))
+    store.write_metadata({"frost": "photos"})
+    assert not any("frost" in command for command in reproduction_commands(Results(store.folder)))
 
 
 def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_path):
@@ -771,9 +771,9 @@ def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_p
     for one in (spec, *others):
         make_cell(store, one, rounds=2)
     results = Results(store.folder)
-    names = [stream.name for stream in measured_streams(results)]
+    names = [stream.name for stream in group_streams(results)]
     assert len(set(names)) == len(names) == 4
-    assert {finding.where for finding in findings(results, measured_streams(results))} == {
+    assert {finding.where for finding in stream_findings(results, group_streams(results))} == {
         "made-c, closed, net, batches of 200, 2 rounds",
         "made-c, closed, net, batches of 8, 2 rounds",
         "made-c, closed, other, 2 rounds",
@@ -802,18 +802,18 @@ def test_the_numbers_beside_a_figure_are_its_own_and_its_title_fits(tmp_path):
 def test_what_learns_nothing_can_be_the_best_of_a_round_it_was_not_run_to(tmp_path):
     for method, errors in {"bn_adapt": [15.0], "tent": [14.0, 20.0, 30.0], "tent+crowd": [14.0, 15.0, 16.0]}.items():
         spec = Spec(method, "made-c", "net", domains=("fog",))
-        cell = Store(tmp_path).cell(spec)
+        cell = Store(tmp_path).run(spec)
         cell.folder.mkdir(parents=True)
-        cell.begin(spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"})
+        cell.write_spec(spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"})
         rows = [{"round": round, "domain": "fog", "error": error} for round, error in enumerate(errors, start=1)]
         cell.append(rows, [{}] * len(rows))
-    (finding,) = findings(Results(tmp_path), measured_streams(Results(tmp_path)))
+    (finding,) = stream_findings(Results(tmp_path), group_streams(Results(tmp_path)))
     assert finding.what[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
 
 
 def test_many_domains_that_begin_and_end_alike_are_named_in_full():
     one, other = (Spec("tent", "made-c", "net", domains=("fog", *middle, "snow")) for middle in ("abcd", "dcba"))
-    assert particulars(one, [one, other]) == ["fog, a, b, c, d, snow"]
+    assert distinguishing_fields(one, [one, other]) == ["fog, a, b, c, d, snow"]
 
 
 def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_path):
@@ -825,7 +825,7 @@ def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_pa
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     results, parsed = Results(store.folder), Page()
     parsed.feed(write_report(results, tmp_path / "report").read_text(encoding="utf-8"))
-    said = {sentence for table in results.tables() for sentence in caveats_of(table, results)}
+    said = {sentence for table in results.tables() for sentence in table_notes(table, results)}
     assert any("Computed in bfloat16" in sentence for sentence in said)
     assert said <= set(parsed.sentences)
 
@@ -854,15 +854,15 @@ def test_the_terminal_shows_ours_the_papers_and_the_difference(folder):
 
 def test_no_cosine_is_better_than_another(tmp_path):
     for number, spec in enumerate(suite("gradients").specs(), start=1):
-        cell = Store(tmp_path).cell(spec)
-        with cell.held():
-            cell.begin(spec, {})
+        cell = Store(tmp_path).run(spec)
+        with cell.locked():
+            cell.write_spec(spec, {})
             cell.append([{"round": 1, "domain": "all", "right": 0.583 * number, "wrong": 0.4}], [{}])
     (table,) = Results(tmp_path).tables()
     text = printed(table, 120)
     assert "0.58" in text
     assert "better" not in text
-    assert not any(place.best for place in compared(table).places.values())
+    assert not any(place.best for place in compare_with_paper(table).places.values())
 
 
 def test_a_narrow_terminal_loses_nothing(folder):
@@ -883,7 +883,7 @@ curves = st.dictionaries(names, st.lists(finite, min_size=1, max_size=12), min_s
 
 @given(curves, st.integers(30, 100), st.integers(2, 20))
 def test_a_terminal_plot_names_each_curve_once_and_keeps_its_size(series, width, height):
-    lines = curve_text(series, width=width, height=height).splitlines()
+    lines = plot_text(series, width=width, height=height).splitlines()
     assert len(lines) == max(height, len(series) + 2, 4)
     assert max(map(len, lines)) <= max(width, len(lines[-1]))
     labels = [line.split()[-1] for line in lines[:-2] if line.split()[-1] in series]
@@ -892,7 +892,7 @@ def test_a_terminal_plot_names_each_curve_once_and_keeps_its_size(series, width,
 
 @given(st.lists(finite, min_size=2, max_size=9), st.integers(4, 20))
 def test_a_terminal_plot_puts_its_marks_where_the_values_are(values, height):
-    lines = curve_text({"tent": values}, width=70, height=height).splitlines()[:-2]
+    lines = plot_text({"tent": values}, width=70, height=height).splitlines()[:-2]
     low, high = min(values), max(values)
     missing = max(5 - (high - low), 0) / 2
     low, high = low - missing, high + missing
@@ -905,15 +905,15 @@ def test_a_terminal_plot_puts_its_marks_where_the_values_are(values, height):
 
 
 def test_a_terminal_plot_passes_over_what_is_not_a_number():
-    assert "○ tent" in curve_text({"tent": [1.0, math.nan, 3.0], "none": [math.nan]})
-    assert "none" not in curve_text({"tent": [1.0], "none": [math.nan]})
+    assert "○ tent" in plot_text({"tent": [1.0, math.nan, 3.0], "none": [math.nan]})
+    assert "none" not in plot_text({"tent": [1.0], "none": [math.nan]})
     with pytest.raises(InputError, match="at least one"):
-        curve_text({"tent": []})
+        plot_text({"tent": []})
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.08))
 def test_labels_are_moved_apart_in_their_order_and_no_further_than_needed(places, spacing):
-    moved = spread(places, spacing)
+    moved = spread_labels(places, spacing)
     order = sorted(range(len(places)), key=places.__getitem__)
     for lower, upper in itertools.pairwise(order):
         assert moved[upper] - moved[lower] >= spacing - 1e-9

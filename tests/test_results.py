@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from driftproof.bench import SUITES, Results, Spec, Store
-from driftproof.bench.results import filled
+from driftproof.bench.results import fill_table
 from driftproof.corruptions import CORRUPTIONS
-from driftproof.report import archives, beside, filled_in, quotable, written_up
+from driftproof.report import load_archives, benchmark_tables, render_placeholders, citable_values, render_results_page
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "corruptions"
@@ -37,27 +37,27 @@ def test_the_table_of_corruption_errors(name, method):
 
 @pytest.fixture(scope="module")
 def everything():
-    return archives(ROOT / "results")
+    return load_archives(ROOT / "results")
 
 
 def test_the_summary_is_made_of_the_archives_and_the_notes():
     text = (ROOT / "results" / "RESULTS.md").read_text(encoding="utf-8")
-    assert text == written_up(ROOT / "results"), "`make results` makes it anew"
+    assert text == render_results_page(ROOT / "results"), "`make results` makes it anew"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md", "docs/speed.md", "docs/driving.md"])
 def test_numbers_that_pages_quote_are_the_measured_ones(everything, page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- results:" in text
-    named = quotable(everything) | beside(ROOT / "results")
-    assert text == filled_in(text, named), "`make results` fills them in anew"
+    named = citable_values(everything) | benchmark_tables(ROOT / "results")
+    assert text == render_placeholders(text, named), "`make results` fills them in anew"
 
 
 def cells_of(folder):
     return [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def rows_of(line, measure="error"):
+def rows_of(line, metric="error"):
     """Errors, or another measure, by round and domain, read without the library."""
     spec, values = line["spec"], line["rows"][measure]
     values = values if isinstance(values, list) else [values] * line["count"]
@@ -85,7 +85,7 @@ def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
     lines = {Spec.from_data(line["spec"]): line for line in cells_of(folder)}
     results, compared = Results(folder), 0
     for table in (table for make in SUITES.values() for table in make().tables):
-        shown = filled(results, table).values
+        shown = fill_table(results, table).values
         for entry in table.entries:
             value, here = shown[entry.row, entry.column], [as_run(spec, shared) for spec in entry.specs]
             if entry.domain is None and all(spec in lines for spec in here):
@@ -93,7 +93,7 @@ def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
                 moving = [n for n, spec in zip(rounds, here, strict=True) if spec.method not in ("source", "bn_adapt")]
                 last = min([entry.round, *moving])
                 means = [
-                    measured_in(lines[spec], entry.measure, min(last, n)) for n, spec in zip(rounds, here, strict=True)
+                    measured_in(lines[spec], entry.metric, min(last, n)) for n, spec in zip(rounds, here, strict=True)
                 ]
                 expected = None if None in means else pytest.approx(statistics.fmean(means), abs=1e-4)
                 assert (value.ours, value.round) == (expected, last or None)
@@ -190,9 +190,9 @@ def measure(folder, spec, errors, *precisions):
         {"round": round, "domain": domain, "error": error}
         for (round, domain), error in zip(places, errors, strict=False)
     ]
-    cell = Store(folder).cell(spec)
-    with cell.held():
-        cell.begin(spec, {})
+    cell = Store(folder).run(spec)
+    with cell.locked():
+        cell.write_spec(spec, {})
         each = precisions * len(rows) if len(precisions) == 1 else precisions
         cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each])
 

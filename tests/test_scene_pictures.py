@@ -15,16 +15,16 @@ from torch import nn
 import driftproof as dp
 from driftproof.analyses.scenes import Corruption, View, views
 from driftproof.bench.methods import build_method
-from driftproof.bench.suites.driving import driving_cell
+from driftproof.bench.suites.driving import make_driving_spec
 from driftproof.cli import main
 from driftproof.cli.analyze_scenes import _with_papers
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
-from driftproof.report.scenes import palette_for, write_scenes
-from driftproof.report.scenes.paint import painted
-from driftproof.report.scenes.panels import ALARM_COLOR, panels
-from driftproof.report.scenes.sheets import key
+from driftproof.report.scenes import default_palette, write_scenes
+from driftproof.report.scenes.paint import colorize
+from driftproof.report.scenes.panels import ALARM_COLOR, make_panels
+from driftproof.report.scenes.sheets import make_legend
 from driftproof.report.scenes.tally import Tally, tally
 
 HEIGHT, WIDTH = 24, 36
@@ -116,7 +116,7 @@ def test_a_corrupted_frame_is_the_same_in_any_batch():
 def test_a_method_that_learns_nothing_rejects_nothing():
     (view,) = views(dp.source(segmenter()), Made(), alarm=dp.Alarm(), count=1)
     assert view.rejected is None
-    assert [panel.kind for panel in panels(view, palette_for(8))] == ["input", "prediction", "alarm", "truth"]
+    assert [panel.kind for panel in make_panels(view, default_palette(8))] == ["input", "prediction", "alarm", "truth"]
     assert "rejected" not in " ".join(tally(view).sentences(rejecting=False))
 
 
@@ -136,11 +136,11 @@ def test_what_cannot_be_looked_at_is_named():
 # Drawing
 
 
-@given(st.sampled_from([CITYSCAPES, CAMVID, palette_for(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+@given(st.sampled_from([CITYSCAPES, CAMVID, default_palette(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
 def test_classes_are_painted_in_their_colors(palette, height, width, seed):
     numbers = torch.randint(0, len(palette) + 2, (height, width), generator=torch.Generator().manual_seed(seed))
     classes = torch.tensor([*range(len(palette)), UNKNOWN, VOID], dtype=torch.uint8)[numbers]
-    picture = painted(classes, palette)
+    picture = colorize(classes, palette)
     for row, column in np.ndindex(height, width):
         color, number = tuple(picture[row, column].tolist()), int(classes[row, column])
         if number == VOID:
@@ -185,7 +185,7 @@ def test_rejected_pixels_are_black_and_alarms_are_framed_from_outside():
     frame = torch.randint(0, 200, (3, 40, 60), dtype=torch.uint8)
     event = dp.Event(0, 1.0, 150, (10, 30, 20, 45))
     view = View(0, frame, torch.ones(40, 60, dtype=torch.int64), rejected, (event,))
-    shown = {panel.kind: np.asarray(panel.image) for panel in panels(view, CITYSCAPES)}
+    shown = {panel.kind: np.asarray(panel.image) for panel in make_panels(view, CITYSCAPES)}
     assert list(shown) == ["input", "prediction", "rejected", "alarm"]
     assert (shown["rejected"][rejected.numpy()] == 0).all()
     assert (shown["rejected"][~rejected.numpy()] == CITYSCAPES[1].color).all()
@@ -209,7 +209,7 @@ def pictures_of(page):
 def drawn(out, **more):
     seen = views(adapter(), Made(**more), alarm=dp.Alarm(0.05), count=3)
     facts = {"Model": "<b>mine</b>"}
-    return write_scenes(seen, palette_for(8), out, title="made & seen", facts=facts)
+    return write_scenes(seen, default_palette(8), out, title="made & seen", facts=facts)
 
 
 def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
@@ -234,8 +234,8 @@ def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
 
 @pytest.mark.parametrize(("classes", "size"), [(1, (40, 30)), (8, (240, 180)), (19, (320, 180))])
 def test_a_key_shows_every_color_and_all_of_it(classes, size):
-    swatches = [(each.name, each.color) for each in palette_for(classes)]
-    drawing = key(swatches, size)
+    swatches = [(each.name, each.color) for each in default_palette(classes)]
+    drawing = make_legend(swatches, size)
     assert drawing.size == size
     found = {color: count for count, color in drawing.getcolors(maxcolors=2**16)}
     areas = [found.get(color, 0) for _, color in swatches]
@@ -292,7 +292,7 @@ def test_the_command_draws_a_set(camvid, capsys, method):
 
 @pytest.mark.parametrize("method", ["tent", "tent+crowd", "swr", "swr+crowd", "cotta"])
 def test_what_is_not_said_is_as_in_the_suites_of_driving_scenes(method):
-    suites = dict(driving_cell(method, "camvid-c", ("clean",)).options)
+    suites = dict(make_driving_spec(method, "camvid-c", ("clean",)).options)
     for name, value in _with_papers(method, {}).items():
         assert suites[name] == value
     adapters = [build_method(method, segmenter(), options) for options in (suites, _with_papers(method, {}))]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftproof as dp
-from driftproof.bench.measures import MEASURES
+from driftproof.bench.metrics import METRICS
 from driftproof.bench.methods import build_method
-from driftproof.bench.oracle import Oracle, oracle_of
+from driftproof.bench.oracle import Oracle, find_oracle
 from driftproof.bench.spec import Spec
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.errors import InputError
@@ -185,10 +185,10 @@ def test_selection_is_counted_over_labelled_pixels_alone(seed):
 
 
 def measured(name, parts):
-    measure = MEASURES[name](CPU)
+    measure = METRICS[name](CPU)
     for logits, batch, record in parts:
-        measure.add(logits, batch, record)
-    return measure.result()
+        measure.update(logits, batch, record)
+    return measure.compute()
 
 
 def visits(count, seed=0):
@@ -282,7 +282,7 @@ def test_the_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
     adapter = build_method("tent", model, {"lr": 1e-2, "oracle": True})
     with torch.no_grad():
         p = adapter.network(batch.images).softmax(dim=1)
-    oracle_of(adapter).whisper(batch)
+    find_oracle(adapter).set_known_mask(batch)
     adapter(batch.images)
     entropy = -(p * p.log()).sum(dim=1)
     known = torch.tensor([[[0 <= int(label) < CLASSES for label in row] for row in rows] for rows in labels])
@@ -292,13 +292,13 @@ def test_the_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
 
 def test_an_oracle_that_is_not_told_is_an_error_and_ordinary_methods_have_none(model):
     adapter = build_method("tent+crowd", model, {"lr": 1e-2, "oracle": True, "margin": -0.2})
-    assert isinstance(oracle_of(adapter), Oracle)
-    with pytest.raises(dp.errors.StateError, match="whisper"):
+    assert isinstance(find_oracle(adapter), Oracle)
+    with pytest.raises(dp.errors.StateError, match="set_known_mask"):
         adapter(scenes())
-    oracle_of(adapter).whisper(batch_of(label_maps(height=24, width=32)))
+    find_oracle(adapter).set_known_mask(batch_of(label_maps(height=24, width=32)))
     adapter(scenes())
-    assert oracle_of(build_method("tent+crowd", model, {"margin": -0.2})) is None
-    assert oracle_of(build_method("source", model, {})) is None
+    assert find_oracle(build_method("tent+crowd", model, {"margin": -0.2})) is None
+    assert find_oracle(build_method("source", model, {})) is None
     with pytest.raises(dp.errors.ConfigurationError, match="learns from a selection"):
         build_method("source", model, {"oracle": True})
 

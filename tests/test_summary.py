@@ -13,24 +13,24 @@ from driftproof.bench.archive import write_archive
 from driftproof.bench.paper import paper_table
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.report import archives, beside, claims, filled_in, quotable, summary, written_up
-from driftproof.report.caveats import caveats_of
-from driftproof.report.comparison import compared
+from driftproof.report import load_archives, benchmark_tables, evaluate_claims, render_placeholders, citable_values, render_summary, render_results_page
+from driftproof.report.caveats import table_notes
+from driftproof.report.comparison import compare_with_paper
 
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
 
 def put(folder, spec, rounds, error, rounded_from=None, measure="error"):
     """A cell whose errors, or another measure, a function of the round gives, a little different in every domain."""
-    cell, random = Store(folder).cell(spec), Random(spec.name)
+    cell, random = Store(folder).run(spec), Random(spec.name)
     moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
     rows = [
         {"round": round, "domain": domain, measure: about(error(round), random)} | scores(spec, random)
         for round in range(1, rounds + 1)
         for domain in spec.domains
     ]
-    with cell.held():
-        cell.begin(spec, moves)
+    with cell.locked():
+        cell.write_spec(spec, moves)
         card = {"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11", "engine": "graph"}
         late = {row["round"] for row in rows if row["round"] >= (rounded_from or rounds + 1)}
         cell.append(rows, [card | {"precision": "bf16" if row["round"] in late else "tf32"} for row in rows])
@@ -68,7 +68,7 @@ def make(folder, rounds=50, sets=("cifar10-c",), names=("table1",)):
             if spec.images in sets and spec not in measured:
                 reached = 2 if spec.method in STILL else rounds
                 measured[spec] = put(folder, spec, reached, error_of(spec.method, spec.setting))
-    Store(folder).share(
+    Store(folder).update_metadata(
         {"limit": None, "replaced": {"imagenet-o-c-64": "other"}, "prepared on test images": list(sets)}
     )
     return measured
@@ -104,7 +104,7 @@ def numbers_of(text, heading):
 )
 def test_every_number_of_a_table_comes_from_the_rows_and_stands_beside_the_papers(finished, heading, name, round):
     folder, measured = finished
-    shown = numbers_of(summary(archives(folder)), heading)
+    shown = numbers_of(render_summary(load_archives(folder)), heading)
     assert set(shown) >= {(spec.method, f"CIFAR-10-C/{spec.setting.title()}") for spec in measured}
     names = {"tent": "TENT", "tent+crowd": "TENT + Ours", "source": "Source", "bn_adapt": "BN Adapt"}
     for spec, rows in measured.items():
@@ -121,7 +121,7 @@ def test_every_number_of_a_table_comes_from_the_rows_and_stands_beside_the_paper
 def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
     measured = make(tmp_path / "store", rounds=7)
     write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
-    text = summary(archives(tmp_path / "results"))
+    text = render_summary(load_archives(tmp_path / "results"))
     shown = numbers_of(text, "Error after 50 rounds")
     for spec, rows in measured.items():
         if spec.method in ("tent", "source", "eata+crowd"):
@@ -130,7 +130,7 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
             assert bool(difference) == (spec.method == "source")
             number = float(ours.replace("@7", "").replace("*", ""))
             assert number == pytest.approx(mean_of(rows, min(7, rows[-1]["round"])), abs=0.0051)
-    (centre, *_) = claims(archives(tmp_path / "results"))
+    (centre, *_) = evaluate_claims(load_archives(tmp_path / "results"))
     assert centre.verdict.startswith("so far, ")
     assert centre.verdict.endswith(" (round 7 of 50)")
     assert all("(round 7 of 50)" in words for words in centre.evidence)
@@ -141,7 +141,7 @@ def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_pa
         if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd", "gce", "ent"):
             late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3, "gce": 2, "ent": 1}[spec.method]
             put(tmp_path / "store", spec, 5, lambda round: 15.0, rounded_from=late)
-    text = summary([Results(tmp_path / "store")])
+    text = render_summary([Results(tmp_path / "store")])
     long, short = (text.split(f"### {heading}")[1].split("\n#")[0] for heading in ("Error after 50", "Error after one"))
     both = "tent+crowd on CIFAR-10-C/Closed from round 3 on; tent+crowd on CIFAR-10-C/Open"
     assert f"\nComputed in bfloat16: gce from round 2 on; ent; {both}." in long
@@ -158,18 +158,18 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
     ):
         spec = replace(costs.with_options(trials=trials), seed=seed)
         cell, rows = (
-            Store(tmp_path).cell(spec),
+            Store(tmp_path).run(spec),
             [
                 {"round": 1, "domain": name, "milliseconds": 5.0, "memory": 7.0, "peak": 3 * 2**20}
                 for name in spec.method.split(",")
             ],
         )
-        with cell.held():
-            cell.begin(spec, {})
+        with cell.locked():
+            cell.write_spec(spec, {})
             cell.append(rows, [{"hardware": card, "engine": "graph", "precision": precision}] * len(rows))
     results = Results(tmp_path)
     (table,) = (measured for measured in results.tables() if measured.table.name == "table6")
-    said = caveats_of(table, results)
+    said = table_notes(table, results)
     assert not any("bfloat16" in sentence for sentence in said), "what was timed in it was timed longer in tf32"
     assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in said)
     (peaks,) = (sentence for sentence in said if "allocated" in sentence)
@@ -180,10 +180,10 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
 def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_path):
     eata = next(spec for spec in suite("table2").specs() if spec.method == "eata" and spec.images == "cifar10-c")
     put(tmp_path, replace(eata, images="other-c"), 1, lambda round: 15.0)
-    Store(tmp_path).share({"replaced": {"cifar10-c": "other-c"}, "prepared on test images": ["other-c", "unseen-c"]})
+    Store(tmp_path).update_metadata({"replaced": {"cifar10-c": "other-c"}, "prepared on test images": ["other-c", "unseen-c"]})
     results = Results(tmp_path)
     for table in results.tables():
-        said = caveats_of(table, results)
+        said = table_notes(table, results)
         assert "Where a method prepares on source images of other-c, these were its clean test images." in said
         assert not any("unseen-c" in sentence for sentence in said)
 
@@ -192,21 +192,21 @@ def test_what_selection_gains_is_told_of_rows_that_say_more_than_a_method(tmp_pa
     rows = ("tent (lr 1e-05)", "tent+crowd (lr 1e-05)")
     specs = {entry.row: entry.specs[0] for table in suite("camvid_x10").tables for entry in table.entries}
     for row, error in zip(rows, (40.0, 50.0), strict=True):
-        cell, spec = Store(tmp_path).cell(specs[row]), specs[row]
-        with cell.held():
-            cell.begin(spec, {})
+        cell, spec = Store(tmp_path).run(specs[row]), specs[row]
+        with cell.locked():
+            cell.write_spec(spec, {})
             cell.append(
                 [{"round": 1, "domain": name, "mean_iou": error} for name in spec.domains], [{}] * len(spec.domains)
             )
     (table,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "camvid_x10")
-    assert compared(table).places[rows[1], "Round 1"].gain == "+10.00"
+    assert compare_with_paper(table).places[rows[1], "Round 1"].gain == "+10.00"
 
 
 def test_where_all_numbers_are_of_fewer_digits_none_is_named(tmp_path):
     for spec in suite("table2").specs():
         if spec.images == "cifar10-c" and spec.method in ("bn_adapt", "tent"):
             put(tmp_path / "store", spec, 1, lambda round: 15.0, rounded_from=1)
-    assert "\n\nComputed in bfloat16.\n\n" in summary([Results(tmp_path / "store")])
+    assert "\n\nComputed in bfloat16.\n\n" in render_summary([Results(tmp_path / "store")])
 
 
 def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_known_of_all(tmp_path):
@@ -218,9 +218,9 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
         for spec in specs:
             if spec.task == "stream":
                 put(tmp_path / name, spec, 1, lambda round: 15.0)
-        Store(tmp_path / name).share({"limit": specs[0].limit, "replaced": {}})
+        Store(tmp_path / name).update_metadata({"limit": specs[0].limit, "replaced": {}})
         write_archive([tmp_path / name], tmp_path / "results" / name)
-    text = written_up(tmp_path / "results")
+    text = render_results_page(tmp_path / "results")
     beginning, *sections = re.split(r"^## ", text, flags=re.MULTILINE)[:4]
     assert "[The paper's claims](#the-papers-claims)" in beginning, "who asks whether it holds finds this first"
     assert [section.split("\n")[0] for section in sections] == ["whole", "few", "choices"]
@@ -235,7 +235,7 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
 
 
 def verdicts(folder):
-    return {claim.text.split(":")[0].split(",")[0]: claim for claim in claims(archives(folder))}
+    return {claim.text.split(":")[0].split(",")[0]: claim for claim in evaluate_claims(load_archives(folder))}
 
 
 def test_claims_follow_from_the_numbers(finished):
@@ -291,11 +291,11 @@ def test_claims_on_driving_scenes_are_read_round_by_round(tmp_path):
             for round in (1, 2, 3)
             for domain in spec.domains
         ]
-        cell = Store(tmp_path / "store").cell(spec)
-        with cell.held():
-            cell.begin(spec, {"scope": "all"})
+        cell = Store(tmp_path / "store").run(spec)
+        with cell.locked():
+            cell.write_spec(spec, {"scope": "all"})
             cell.append(rows, [{"seconds": 1.0}] * len(rows))
-    *_, rescued, kept, found = claims([Results(tmp_path / "store")])
+    *_, rescued, kept, found = evaluate_claims([Results(tmp_path / "store")])
     assert (rescued.verdict, len(rescued.cases)) == ("so far, holds (round 3 of 5)", 2)
     assert rescued.evidence[0] == (
         "CamVid: mIoU tent+crowd (lr 1e-04) 52.0, tent (lr 1e-04) 44.0 (+8.0) (round 3 of 5)"
@@ -324,8 +324,8 @@ def test_a_table_says_in_which_round_it_looks_and_on_what(tmp_path, capsys):
     (tried, *_) = (spec for spec in suite("open_choices").specs() if spec.images == tent.images)
     for spec in (tent, tried):
         put(tmp_path / "store", spec, 1, lambda round: 50.0)
-    Store(tmp_path / "store").share({"limit": None, "replaced": {}})
-    text = summary([Results(tmp_path / "store")])
+    Store(tmp_path / "store").update_metadata({"limit": None, "replaced": {}})
+    text = render_summary([Results(tmp_path / "store")])
     assert "`table8a`: Table 8a, error %, lower is better, round 10.\n" in text
     assert "`choice_tiny`: error %, lower is better, round 2, held-out corruptions.\n" in text
     with pytest.raises(SystemExit):
@@ -339,7 +339,7 @@ def test_the_protocol_says_how_many_seeds_there_are(tmp_path):
     spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
     for seed in (0, 10, 2):
         put(tmp_path / "store", replace(spec, seed=seed), 1, lambda round: 50.0)
-    head, _, row = summary([Results(tmp_path / "store")]).strip().splitlines()[-3:]
+    head, _, row = render_summary([Results(tmp_path / "store")]).strip().splitlines()[-3:]
     seeds = [cell.strip() for cell in head.split("|")].index("seeds")
     assert row.split("|")[seeds].strip() == "0, 2, 10"
 
@@ -356,11 +356,11 @@ def test_claims_hold_a_method_against_another_on_seeds_that_both_were_run_with(t
     for spec, error in ((tent, 10), (replace(tent, seed=1), 30), (crowd, 12)):
         put(tmp_path / "store", spec, 1, lambda round, error=error: error)
     results = Results(tmp_path / "store")
-    (rescue,) = (claim for claim in claims([results]) if claim.text.startswith("Selection rescues long-term"))
+    (rescue,) = (claim for claim in evaluate_claims([results]) if claim.text.startswith("Selection rescues long-term"))
     assert rescue.verdict.startswith("so far, does not hold")
     (table,) = (measured for measured in results.tables() if measured.table.name == "table2")
     assert table.values["tent", "CIFAR-10-C/Closed"].seeds == 2
-    assert not compared(table).places["tent+crowd", "CIFAR-10-C/Closed"].gain, "they are not of the same seeds"
+    assert not compare_with_paper(table).places["tent+crowd", "CIFAR-10-C/Closed"].gain, "they are not of the same seeds"
 
 
 def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
@@ -375,7 +375,7 @@ def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_pat
             lambda round, rate=rate, grows=grows: 20 + rate + grows * round**rate,
         )
     write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    (results,) = archives(tmp_path / "results")
+    (results,) = load_archives(tmp_path / "results")
     (table,) = (measured for measured in results.tables() if measured.table.name == "table8a")
     assert (table.values["tent+crowd", "Std"].round, table.values["tent", "Std"].round) == (1, 4)
     claim = verdicts(tmp_path / "results")["Selection makes TENT robust to learning rate and batch size"]
@@ -389,7 +389,7 @@ def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_pat
 
 def test_every_table_says_what_its_numbers_rest_on(finished):
     folder, _ = finished
-    text = summary(archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
+    text = render_summary(load_archives(folder), notes=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
     for section in text.split("\n### ")[1:]:
         assert "were its clean test images." in section
         assert "stands in for" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
@@ -404,7 +404,7 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
 
 def test_what_is_far_from_the_paper_is_listed(finished):
     folder, measured = finished
-    text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+    text = render_summary(load_archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
     listed = {
         tuple(cell.strip() for cell in line.strip("|").split("|"))[:3]
         for line in text.splitlines()
@@ -431,7 +431,7 @@ def test_a_number_that_one_table_shows_in_many_settings_names_them_all(tmp_path)
 
 
 def listed_as_far_off(folder):
-    text = summary(archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+    text = render_summary(load_archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines}
 
@@ -611,7 +611,7 @@ def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_cla
     for spec in suite("table2").specs():
         if (spec.images, spec.method) == ("cifar10-c", "tent") or spec.method == "tent+crowd":
             put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 70.0)
-    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
+    Store(tmp_path / "store").update_metadata({"limit": 40, "replaced": {}})
     write_archive([tmp_path / "store"], tmp_path / "results" / "few")
     assert listed_as_far_off(tmp_path / "results") == {}
     claim = verdicts(tmp_path / "results")["Selection rescues open-set adaptation"]
@@ -625,7 +625,7 @@ def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
         if spec.images == "tiny-imagenet-c" and spec.method in errors:
             here = replace(spec, unknown=stand_in.get(spec.unknown))
             put(tmp_path / "store", here, 1, lambda round, error=errors[spec.method]: error)
-    Store(tmp_path / "store").share({"limit": None, "replaced": stand_in, "prepared on test images": []})
+    Store(tmp_path / "store").update_metadata({"limit": None, "replaced": stand_in, "prepared on test images": []})
     write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
     said = "imagenet64-other-c stands in for imagenet-o-c-64."
     far = listed_as_far_off(tmp_path / "results")
@@ -639,9 +639,9 @@ def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
 def test_times_say_what_they_were_taken_on_and_what_can_be_compared(tmp_path, capsys):
     (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
     methods = spec.method.split(",")
-    cell = Store(tmp_path).cell(spec.with_options(trials=300))
-    with cell.held():
-        cell.begin(spec.with_options(trials=300), {})
+    cell = Store(tmp_path).run(spec.with_options(trials=300))
+    with cell.locked():
+        cell.write_spec(spec.with_options(trials=300), {})
         rows = [{"round": 1, "domain": name, "milliseconds": 5.0 if name == "tent" else 7.0} for name in methods]
         cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
     with pytest.raises(SystemExit):
@@ -662,21 +662,21 @@ def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
         "<!-- results:claims -->old\nlines<!-- /results -->\n<!-- results:table2 --><!-- /results -->\n"
         "<!-- results:verdicts --><!-- /results -->\n"
     )
-    text = filled_in(page, quotable(archives(folder)))
+    text = render_placeholders(page, citable_values(load_archives(folder)))
     assert f"-->{mean_of(measured[spec], 50):.1f}<!--" in text
     assert "old\nlines" not in text
     assert "| claim | verdict | numbers |" in text
-    (centre, *_) = claims(archives(folder))
+    (centre, *_) = evaluate_claims(load_archives(folder))
     assert f"| {centre.text} | {centre.verdict} |\n" in text
-    assert filled_in(text, quotable(archives(folder))) == text
+    assert render_placeholders(text, citable_values(load_archives(folder))) == text
     with pytest.raises(ConfigurationError, match="Did you mean claims"):
-        filled_in("<!-- results:clams --><!-- /results -->", quotable([]))
+        render_placeholders("<!-- results:clams --><!-- /results -->", citable_values([]))
 
 
 def test_pages_quote_how_a_number_began(tmp_path):
     spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
     rows = put(tmp_path / "store", spec, 3, lambda round: 10.0 * round)
-    named = quotable([Results(tmp_path / "store")])
+    named = citable_values([Results(tmp_path / "store")])
     assert named["table1/tent/CIFAR-10-C/Closed"] == f"{mean_of(rows, 3):.1f} (round 3)"
     for round in (1, 2):
         assert named[f"table1/tent/CIFAR-10-C/Closed@{round}"] == f"{mean_of(rows, round):.1f}"
@@ -690,8 +690,8 @@ def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_o
     put(tmp_path / "whole", tent, 3, lambda round: 10.0)
     few = {spec: put(tmp_path / "few", replace(spec, limit=40), 10, lambda round: 77.0) for spec in (tent, gce)}
     for name, limit in (("whole", None), ("few", 40)):
-        Store(tmp_path / name).share({"limit": limit, "replaced": {}})
-    named = quotable([Results(tmp_path / "few"), Results(tmp_path / "whole")])
+        Store(tmp_path / name).update_metadata({"limit": limit, "replaced": {}})
+    named = citable_values([Results(tmp_path / "few"), Results(tmp_path / "whole")])
     assert named["table1/tent/CIFAR-10-C/Closed"].endswith(" (round 3)")
     assert "table1/tent/CIFAR-10-C/Closed@3" in named
     assert "table1/tent/CIFAR-10-C/Closed@5" not in named, "only a few images have got so far"
@@ -704,15 +704,15 @@ def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_o
 def test_a_table_measured_on_a_few_images_says_so_where_it_is_quoted(tmp_path):
     spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
     put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 77.0)
-    Store(tmp_path / "store").share({"limit": 40, "replaced": {}})
-    assert "\n\nOnly the first 40 images of each domain.\n" in quotable([Results(tmp_path / "store")])["table2"]
+    Store(tmp_path / "store").update_metadata({"limit": 40, "replaced": {}})
+    assert "\n\nOnly the first 40 images of each domain.\n" in citable_values([Results(tmp_path / "store")])["table2"]
 
 
 def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp_path, capsys):
     page = "A <!-- results:claims -->1 %.\n\nBy hand.\n\nB <!-- results:verdicts -->2<!-- /results --> %."
     for text in (page, "At the end <!-- results:claims -->"):
         with pytest.raises(InputError, match="`<!-- /results -->` after `<!-- results:claims -->`"):
-            filled_in(text, {"claims": "10", "verdicts": "20"})
+            render_placeholders(text, {"claims": "10", "verdicts": "20"})
     (tmp_path / "page.md").write_text(page)
     with pytest.raises(SystemExit) as ending:
         main(
@@ -734,7 +734,7 @@ def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp
 
 def test_a_quote_that_is_like_no_other_is_not_answered_with_all_of_them(finished):
     with pytest.raises(ConfigurationError, match=r"There is claims, verdicts, table1, .* and \d+ more\.") as refused:
-        filled_in("<!-- results:zzz --><!-- /results -->", quotable(archives(finished[0])))
+        render_placeholders("<!-- results:zzz --><!-- /results -->", citable_values(load_archives(finished[0])))
     assert len(str(refused.value)) < 2000
 
 
@@ -745,7 +745,7 @@ def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path,
         main(["bench", "summarize", str(folder), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
     assert ending.value.code == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "R.md"), str(tmp_path / "page.md")]
-    assert (tmp_path / "R.md").read_text() == summary(archives(folder))
+    assert (tmp_path / "R.md").read_text() == render_summary(load_archives(folder))
     assert "| claim | verdict | numbers |" in (tmp_path / "page.md").read_text()
 
 
@@ -769,14 +769,14 @@ def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
     figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
-    quoted = filled_in(quoting, quotable(archives(folder)) | beside(folder))
+    quoted = render_placeholders(quoting, citable_values(load_archives(folder)) | benchmark_tables(folder))
     assert "| a card |" in quoted
-    assert written_up(folder) == summary(archives(folder), notes=[quoted, "## B"], figures=figures)
+    assert render_results_page(folder) == render_summary(load_archives(folder), notes=[quoted, "## B"], figures=figures)
 
 
 def test_nothing_measured_is_said():
-    assert "Nothing has been measured yet." in summary([])
-    assert "Nothing has been measured yet." in quotable([])["claims"]
+    assert "Nothing has been measured yet." in render_summary([])
+    assert "Nothing has been measured yet." in citable_values([])["claims"]
 
 
 def test_a_number_is_that_of_the_first_archive_that_has_it(tmp_path):
@@ -786,8 +786,8 @@ def test_a_number_is_that_of_the_first_archive_that_has_it(tmp_path):
         put(tmp_path / f"store-{name}", replace(spec, seed=1), 1, lambda round, error=error: error)
         write_archive([tmp_path / f"store-{name}"], tmp_path / "results" / name)
     first = Results(tmp_path / "results" / "a")
-    assert quotable(archives(tmp_path / "results"))["table2"] == quotable([first])["table2"]
-    assert "±" in quotable([first])["table2"]
+    assert citable_values(load_archives(tmp_path / "results"))["table2"] == citable_values([first])["table2"]
+    assert "±" in citable_values([first])["table2"]
 
 
 def test_figures_are_shown_from_where_the_page_is(finished, tmp_path):
@@ -795,13 +795,13 @@ def test_figures_are_shown_from_where_the_page_is(finished, tmp_path):
     (tmp_path / "results" / "figures").mkdir()
     (tmp_path / "results" / "figures" / "one.svg").write_text("<svg/>")
     (tmp_path / "results" / "figures" / "one.json").write_text('{"title": "One"}')
-    assert "(figures/one.svg)" in written_up(tmp_path / "results")
-    assert "(../results/figures/one.svg)" in written_up(tmp_path / "results", tmp_path / "pages" / "page.md")
+    assert "(figures/one.svg)" in render_results_page(tmp_path / "results")
+    assert "(../results/figures/one.svg)" in render_results_page(tmp_path / "results", tmp_path / "pages" / "page.md")
     (tmp_path / "results" / "figures" / "one.json").write_text("[1]")
     with pytest.raises(InputError, match=r"one\.json to describe its figure"):
-        written_up(tmp_path / "results")
+        render_results_page(tmp_path / "results")
     (tmp_path / "results" / "figures" / "one.json").unlink()
     (tmp_path / "results" / "notes").mkdir()
     (tmp_path / "results" / "notes" / "one.md").write_bytes("Größe".encode("latin-1"))
     with pytest.raises(InputError, match=r"one\.md to be text in UTF-8"):
-        written_up(tmp_path / "results")
+        render_results_page(tmp_path / "results")

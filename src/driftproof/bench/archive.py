@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from driftproof.bench.spec import Spec, differences
-from driftproof.bench.store import ARCHIVED, Row, Store
+from driftproof.bench.store import ARCHIVE_FILE, Row, Store
 from driftproof.errors import InputError, StateError
 from driftproof.files import atomic_write
 
-__all__ = ["KeptCell", "Recorded", "read_cells", "unpack", "write_archive"]
+__all__ = ["ArchivedRun", "RunRecord", "read_runs", "unpack", "write_archive"]
 
 _DIGITS = 5
 _SNAPSHOTS = "snapshots"
 
 
-class Recorded(Protocol):
+class RunRecord(Protocol):
     """What can be read back of a cell, wherever it is kept."""
 
     @property
@@ -52,7 +52,7 @@ class Recorded(Protocol):
 
 
 @dataclass(frozen=True)
-class KeptCell:
+class ArchivedRun:
     """A cell in an archive.
 
     Attributes:
@@ -70,22 +70,22 @@ class KeptCell:
     snapshots: dict[int, Path]
 
 
-def read_cells(folder: Path) -> list[Recorded]:
+def read_runs(folder: Path) -> list[RunRecord]:
     """Every cell of a results folder or of an archive.
 
     Args:
         folder: Either.
     """
-    path = folder / ARCHIVED
+    path = folder / ARCHIVE_FILE
     if not path.exists():
-        return [_whole(cell, folder) for cell in Store(folder).cells()]
+        return [_whole(cell, folder) for cell in Store(folder).runs()]
     try:
         return [_read(json.loads(line), folder) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"Expected one cell on each line of {path}, but it cannot be read: {error!r}.") from error
 
 
-def _whole(cell: Recorded, folder: Path) -> Recorded:
+def _whole(cell: RunRecord, folder: Path) -> RunRecord:
     """A cell as it was found; rows that somebody has damaged since are named."""
     rows, told = cell.rows, len(cell.conditions)
     for number, row in enumerate(rows, start=1):
@@ -108,9 +108,9 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
     if (out / "cells").exists():
         raise InputError(f"Expected a folder of its own for the archive, but {out} holds results to go on from.")
     shared: dict[str, Any] = {}
-    longest: dict[Spec, Recorded] = {}
+    longest: dict[Spec, RunRecord] = {}
     for folder in folders:
-        shared, cells = _agreeing(shared, Store(folder).shared, folder), read_cells(folder)
+        shared, cells = _agreeing(shared, Store(folder).metadata, folder), read_runs(folder)
         if not cells:
             raise InputError(f"Expected results in {folder}, but there are none.")
         for cell in cells:
@@ -122,10 +122,10 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
     kept = {out / _SNAPSHOTS / name: path for name, path in _latest(longest.values() if snapshots else ()).items()}
     for target, path in kept.items():
         _copy(path, target)
-    with atomic_write(out / ARCHIVED) as unfinished:
+    with atomic_write(out / ARCHIVE_FILE) as unfinished:
         cells = sorted(longest.values(), key=lambda cell: cell.spec.name)
         unfinished.write_text("".join(f"{_written(cell)}\n" for cell in cells), encoding="utf-8")
-    Store(out).declare(shared)
+    Store(out).write_metadata(shared)
     for stale in set((out / _SNAPSHOTS).glob("*.safetensors")) - set(kept):
         stale.unlink()
 
@@ -137,8 +137,8 @@ def unpack(archive: Path, out: Path) -> None:
         archive: With snapshots.
         out: A new folder.
     """
-    ready = [cell for cell in read_cells(archive) if cell.snapshots]
-    if not (archive / ARCHIVED).exists() or not ready:
+    ready = [cell for cell in read_runs(archive) if cell.snapshots]
+    if not (archive / ARCHIVE_FILE).exists() or not ready:
         raise InputError(
             f"Expected an archive with snapshots in {archive}, but there is none. "
             "`driftproof bench export --snapshots` makes them of results folders."
@@ -148,22 +148,22 @@ def unpack(archive: Path, out: Path) -> None:
     unfinished = out.with_name(f".{out.name}.part")
     shutil.rmtree(unfinished, ignore_errors=True)
     store = Store(unfinished)
-    store.share(Store(archive).shared)
+    store.update_metadata(Store(archive).metadata)
     for cell in ready:
-        place = store.cell(cell.spec)
-        with place.held():
+        place = store.run(cell.spec)
+        with place.locked():
             for reached, path in cell.snapshots.items():
                 _copy(path, place.snapshot(reached))
             place.append(cell.rows, cell.conditions)
-            place.begin(cell.spec, cell.protocol)
+            place.write_spec(cell.spec, cell.protocol)
     unfinished.replace(out)
 
 
-def _extent(cell: Recorded) -> tuple[int, bool]:
+def _extent(cell: RunRecord) -> tuple[int, bool]:
     return len(cell.rows), bool(cell.snapshots)
 
 
-def _latest(cells: Iterable[Recorded]) -> dict[str, Path]:
+def _latest(cells: Iterable[RunRecord]) -> dict[str, Path]:
     """Of each cell the last snapshot that its rows reach, by its name in an archive."""
     found = {}
     for cell in cells:
@@ -188,7 +188,7 @@ def _agreeing(ours: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) 
     return {**ours, **theirs}
 
 
-def _written(cell: Recorded) -> str:
+def _written(cell: RunRecord) -> str:
     spec, rows, conditions = cell.spec, cell.rows, cell.conditions[: len(cell.rows)]
     placed = [(row["round"], row["domain"]) for row in rows]
     derived = ("round", "domain") if placed == _places(spec, len(rows)) else ()
@@ -205,7 +205,7 @@ def _written(cell: Recorded) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
-def _read(content: dict[str, Any], folder: Path) -> KeptCell:
+def _read(content: dict[str, Any], folder: Path) -> ArchivedRun:
     spec, count = Spec.from_data(content["spec"]), content["count"]
     columns = {name: _values(column, count) for name, column in content["rows"].items()}
     if "round" not in columns:
@@ -219,7 +219,7 @@ def _read(content: dict[str, Any], folder: Path) -> KeptCell:
         for second, fact in zip(seconds, facts, strict=True)
     ]
     snapshots = {int(path.stem.rpartition("-")[2]): path for path in folder.glob(f"{_SNAPSHOTS}/{spec.name}-*")}
-    return KeptCell(spec, content["protocol"], rows, conditions, snapshots)
+    return ArchivedRun(spec, content["protocol"], rows, conditions, snapshots)
 
 
 def _places(spec: Spec, count: int) -> list[tuple[int, str]]:

@@ -16,21 +16,21 @@ from driftproof.analyses import (
     synchronizer,
     time_steps,
 )
-from driftproof.bench.conditions import Watch
+from driftproof.bench.environment import ResourceMonitor
 from driftproof.bench.methods import build_method
-from driftproof.bench.runner import Note, Settings, Told, Workbench, staging
+from driftproof.bench.runner import ProgressEvent, RunSettings, ProgressCallback, ResourceProvider, stage_progress
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Cell, Row
+from driftproof.bench.store import Run, Row
 from driftproof.validation import check_choice
 
-__all__ = ["costs_of", "run_costs"]
+__all__ = ["measure_costs", "run_costs"]
 
 _OF_THE_TASK = ("trials", "warm_up")
 _UNTIL_RECORDED = 8
 """Batches after which every engine runs as it will go on; the first of a shape runs operation by operation in all."""
 
 
-def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
+def run_costs(spec: Spec, cell: Run, workbench: ResourceProvider, rounds: int, settings: RunSettings, told: ProgressCallback) -> None:
     """Measure what one step of each method of a cell costs.
 
     The methods take turns within the run, so that their ratios mean something whatever else the machine does. Memory is
@@ -47,29 +47,29 @@ def run_costs(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, setting
     """
     if cell.length:
         return
-    names, options, watch = spec.method.split(","), dict(spec.options), Watch(settings.device)
+    names, options, watch = spec.method.split(","), dict(spec.options), ResourceMonitor(settings.device)
     for option in options:
         if option.partition(".")[0] not in {*names, *map(_base, names)}:
             check_choice("option of costs", option, _OF_THE_TASK)
     model = workbench.model(spec).to(settings.device)
-    images = next(iter(workbench.stream(spec, 1, staging(spec, told)))).images.to(settings.device)
-    cell.begin(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
+    images = next(iter(workbench.stream(spec, 1, stage_progress(spec, told)))).images.to(settings.device)
+    cell.write_spec(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
     trials, warm_up = (int(options.get(name) or 0) for name in _OF_THE_TASK)
     adapters = {}
     for index, name in enumerate(names):
-        told(Note(spec, f"preparing {name}", index, len(names)))
+        told(ProgressEvent(spec, f"preparing {name}", index, len(names)))
         adapters[name] = _adapter(spec, name, model, workbench, settings)
-    told(Note(spec, "timing", 0))
+    told(ProgressEvent(spec, "timing", 0))
     rows: list[Row] = [
         {"round": 1, "domain": name} | costs
-        for name, costs in costs_of(adapters, model, images, trials=trials, warm_up=warm_up).items()
+        for name, costs in measure_costs(adapters, model, images, trials=trials, warm_up=warm_up).items()
     ]
-    cell.append(rows, [watch.conditions(len(rows)) | settings.step] * len(rows))
+    cell.append(rows, [watch.measure(len(rows)) | settings.step] * len(rows))
     for row in rows:
-        told(Note(spec, "measured", len(rows), len(rows), row))
+        told(ProgressEvent(spec, "measured", len(rows), len(rows), row))
 
 
-def costs_of(
+def measure_costs(
     adapters: Mapping[str, Adapter], model: nn.Module, images: Tensor, *, trials: int, warm_up: int
 ) -> dict[str, dict[str, float | None]]:
     """What a step of each adapter costs, all of them taking turns.
@@ -114,7 +114,7 @@ def _base(name: str) -> str:
     return name.partition("+")[0]
 
 
-def _adapter(spec: Spec, name: str, model: nn.Module, workbench: Workbench, settings: Settings) -> Adapter:
+def _adapter(spec: Spec, name: str, model: nn.Module, workbench: ResourceProvider, settings: RunSettings) -> Adapter:
     kinds = {_base(name), name}
     own = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in kinds}
     adapter = build_method(name, model, own | {"seed": spec.seed} | settings.step)

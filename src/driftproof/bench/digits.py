@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.workbench import SourceImages
+from driftproof.bench.local_files import SourceImageBatches
 from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import procedural_frost
 from driftproof.data import ArraySet, Corrupted, ImageSet, digits, digits_unknown
@@ -53,9 +53,9 @@ class Digits:
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """The digits the network was trained on."""
-        return SourceImages(digits(train=True), device=device)
+        return SourceImageBatches(digits(train=True), device=device)
 
-    def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
+    def fingerprints(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
         """Checksum of the network, fingerprint of the digits, and what frost they are under."""
         if not self._weights.exists():
             self.train(progress)

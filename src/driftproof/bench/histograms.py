@@ -31,15 +31,15 @@ class Histograms:
         >>> batch = Batch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
         >>> histograms = Histograms(torch.device("cpu"))
         >>> logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
-        >>> histograms.add(logits, batch, Record(torch.ones(2, dtype=torch.bool), torch.tensor([0.0, 0.3])))
-        >>> histograms.result()["histogram/confidence/wrong"][-1]
+        >>> histograms.update(logits, batch, Record(torch.ones(2, dtype=torch.bool), torch.tensor([0.0, 0.3])))
+        >>> histograms.compute()["histogram/confidence/wrong"][-1]
         1
     """
 
     def __init__(self, device: torch.device) -> None:
         self._counts = {name: torch.zeros(len(KINDS) * BINS, dtype=torch.int64, device=device) for name in _RANGES}
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Count a batch."""
         right = logits.argmax(dim=1) == batch.labels
         kind = torch.where(batch.known, torch.where(right, 0, 1), 2)
@@ -49,7 +49,7 @@ class Histograms:
             places = BINS * kind + _bin(score.where(counted, torch.zeros_like(score)), *_RANGES[name])
             self._counts[name].index_add_(0, places, counted.long())
 
-    def result(self) -> dict[str, list[int]]:
+    def compute(self) -> dict[str, list[int]]:
         """`histogram/confidence/correct` and so on: the counts of each bin, from the lowest."""
         return {
             f"histogram/{name}/{kind}": counts

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from driftproof.bench.costs import run_costs
 from driftproof.bench.gradients import run_gradients
-from driftproof.bench.runner import Settings, Told, Workbench, run_stream
+from driftproof.bench.runner import RunSettings, ProgressCallback, ResourceProvider, run_stream
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Cell, Store
+from driftproof.bench.store import Run, Store
 from driftproof.validation import check_choice
 
 __all__ = ["TASKS", "Job", "run_job"]
 
-TASKS: dict[str, Callable[[Spec, Cell, Workbench, int, Settings, Told], None]] = {
+TASKS: dict[str, Callable[[Spec, Run, ResourceProvider, int, RunSettings, ProgressCallback], None]] = {
     "stream": run_stream,
     "costs": run_costs,
     "gradients": run_gradients,
@@ -34,7 +34,7 @@ class Job:
 
 
 def run_job(
-    job: Job, folder: Path, workbench: Workbench, settings: Settings, told: Told, *, patience: float = 0.0
+    job: Job, folder: Path, workbench: ResourceProvider, settings: RunSettings, told: ProgressCallback, *, timeout: float = 0.0
 ) -> None:
     """Bring one cell of a results folder to where it should be; nothing happens if it is there already.
 
@@ -44,9 +44,9 @@ def run_job(
         workbench: Where the ingredients come from.
         settings: How to run it.
         told: Hears how it goes.
-        patience: Seconds to wait for another process that is at work on the cell.
+        timeout: Seconds to wait for another process that is at work on the cell.
     """
-    cell = Store(folder).cell(job.spec)
+    cell = Store(folder).run(job.spec)
     task = TASKS[check_choice("task", job.spec.task, TASKS)]
-    with cell.held(patience):
+    with cell.locked(timeout):
         task(job.spec, cell, workbench, job.rounds, settings, told)

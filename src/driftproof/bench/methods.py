@@ -19,7 +19,7 @@ from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyB
 from driftproof.statistics import TTN, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
 
-__all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "expect_method"]
+__all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "parse_method"]
 
 METHODS: dict[str, Callable[..., Adapter]] = {
     "source": methods.source,
@@ -85,7 +85,7 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Sta
         >>> build_method("tent+crowd", model, {"lr": 1e-4, "margin": -0.2}).select
         ConfidenceDifference(margin=-0.2, on='softmax')
     """
-    base, selection = expect_method(name)
+    base, selection = parse_method(name)
     method, own = METHODS[base], _options_of_selection(selection)
     for key in options:
         check_choice(f"option of {name}", key, accepted_options(name))
@@ -112,11 +112,11 @@ def accepted_options(name: str) -> list[str]:
         >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
         (True, False)
     """
-    base, selection = expect_method(name)
+    base, selection = parse_method(name)
     return [*_options_of_selection(selection), *_keywords(METHODS[base])]
 
 
-def expect_method(name: str) -> tuple[str, str | None]:
+def parse_method(name: str) -> tuple[str, str | None]:
     """The method and the selection that a name stands for; anything else is answered with the nearest names."""
     combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
     base, _, selection = check_choice("method", name, [*METHODS, *combined]).partition("+")

@@ -8,14 +8,14 @@ from driftproof.errors import StateError
 from driftproof.selection import Product, Selection
 from driftproof.streams import Batch
 
-__all__ = ["Oracle", "oracle_of"]
+__all__ = ["Oracle", "find_oracle"]
 
 
 class Oracle(Selection):
     """Learn from samples of known classes only, as the labels tell.
 
     No method can know that; this bounds what a selection could gain by leaving unknown objects out. The labels come in
-    by `whisper`, which the run calls before every batch, and by no other way.
+    by `set_known_mask`, which the run calls before every batch, and by no other way.
     """
 
     dynamic_reason = "it is told before every batch which samples are known"
@@ -24,18 +24,18 @@ class Oracle(Selection):
         super().__init__()
         self._known: Tensor | None = None
 
-    def whisper(self, batch: Batch) -> None:
+    def set_known_mask(self, batch: Batch) -> None:
         """Say which samples of the coming batch are known."""
         self._known = batch.known
 
     def weights(self, step: Step) -> Tensor:
         """One where the label is that of a known class."""
         if self._known is None or self._known.shape != step.weights.shape:
-            raise StateError("Expected to be told which samples of this batch are known, but was not. Call `whisper`.")
+            raise StateError("Expected to be told which samples of this batch are known, but was not. Call `set_known_mask`.")
         return self._known.to(step.weights.dtype)
 
 
-def oracle_of(adapter: Adapter) -> Oracle | None:
+def find_oracle(adapter: Adapter) -> Oracle | None:
     """The oracle among what an adapter selects by, if there is one."""
     select = adapter.select
     parts = select.members if isinstance(select, Product) else [select]

@@ -11,10 +11,10 @@ from driftproof.record import Record
 from driftproof.scores import msp
 from driftproof.streams import Batch
 
-__all__ = ["COURSE", "Overlap", "Pixels"]
+__all__ = ["IOU_CURVE", "Overlap", "Pixels"]
 
 _CHECKPOINTS = 20
-COURSE = tuple(f"mean_iou@{100 * point // _CHECKPOINTS:02}" for point in range(1, _CHECKPOINTS + 1))
+IOU_CURVE = tuple(f"mean_iou@{100 * point // _CHECKPOINTS:02}" for point in range(1, _CHECKPOINTS + 1))
 """What is noted at so many points of a domain: the overlap so far."""
 
 
@@ -30,21 +30,21 @@ class Overlap:
         self._confusion: ConfusionMatrix | None = None
         self._passed: list[Tensor] = []
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch, without waiting for the device."""
         if self._confusion is None:
             self._confusion = ConfusionMatrix(logits.shape[1], ignore=VOID, device=self._device)
         self._confusion.add(logits.argmax(dim=1), batch.labels.masked_fill(~batch.known, VOID))
         self._passed.append(self._confusion.counts)
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         """In percent; NaN for what was neither there nor predicted."""
         assert self._confusion is not None  # no domain is empty
         classes, total = self._confusion.classes, len(self._passed)
         by_class = {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
-        places = [math.ceil(total * point / len(COURSE)) - 1 for point in range(1, len(COURSE) + 1)]
+        places = [math.ceil(total * point / len(IOU_CURVE)) - 1 for point in range(1, len(IOU_CURVE) + 1)]
         passed = torch.stack([self._passed[place] for place in places]).cpu()
-        curve = {name: _mean_iou(counts, classes) for name, counts in zip(COURSE, passed, strict=True)}
+        curve = {name: _mean_iou(counts, classes) for name, counts in zip(IOU_CURVE, passed, strict=True)}
         return {"mean_iou": 100 * self._confusion.mean_iou()} | by_class | curve
 
 
@@ -74,7 +74,7 @@ class Pixels:
         self._scores = {name: BinnedScores(3, device=device) for name in ("novelty", "msp")}
         self._rejected = torch.zeros(2, 3, dtype=torch.int64, device=device)
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch, without waiting for the device."""
         right = logits.argmax(dim=1) == batch.labels
         groups = torch.where(right, self._RIGHT, self._WRONG)
@@ -89,7 +89,7 @@ class Pixels:
         rejected = masks & ~record.selected.flatten()
         self._rejected = self._rejected + torch.stack([rejected.sum(dim=1), masks.sum(dim=1)])
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         """In percent; NaN where there is nothing to compare."""
         against = {"wrong": (self._WRONG,), "unknown": (self._UNKNOWN,), "both": (self._WRONG, self._UNKNOWN)}
         found = {}

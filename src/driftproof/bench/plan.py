@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driftproof.bench.jobs import Job
-from driftproof.bench.methods import expect_method
-from driftproof.bench.sets import SETS
+from driftproof.bench.methods import parse_method
+from driftproof.bench.datasets import DATASETS
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
 from driftproof.models import MODELS
 from driftproof.validation import check_choice
 
-__all__ = ["Choice", "plan"]
+__all__ = ["RunFilter", "plan_runs"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunFilter:
     """Which part of a suite to run, and how much of it.
 
     Attributes:
@@ -45,12 +45,12 @@ class Choice:
     prepared_on_test: Sequence[str] = ()
     trials: int | None = None
 
-    def shared(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What has to be the same for all cells of a results folder."""
         shared: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
         return shared | {"prepared on test images": sorted(self.prepared_on_test)}
 
-    def wants(self, spec: Spec) -> bool:
+    def matches(self, spec: Spec) -> bool:
         """Whether a cell of the suite is chosen."""
         return (
             (not self.methods or spec.method in self.methods)
@@ -59,7 +59,7 @@ class Choice:
             and self.task in (None, spec.task)
         )
 
-    def applied(self, spec: Spec, seed: int) -> Spec:
+    def apply(self, spec: Spec, seed: int) -> Spec:
         """A cell of the suite as it is to be run."""
         return replace(
             self._timed(spec),
@@ -77,7 +77,7 @@ class Choice:
         return spec.with_options(trials=self.trials, warm_up=min(warm_up, self.trials))
 
 
-def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
+def plan_runs(suites: Suite | Sequence[Suite], choice: RunFilter) -> list[Job]:
     """The jobs of the chosen part of one suite or several, each once, in the order of the tables.
 
     A cell that several suites want, or that a replacement makes of several, goes as far as the furthest is wanted.
@@ -96,10 +96,10 @@ def plan(suites: Suite | Sequence[Suite], choice: Choice) -> list[Job]:
         if count is not None and count < 1:
             raise ConfigurationError(f"Expected `{name}` to be at least 1, but got {count}.")
     chosen = _furthest(
-        (choice.applied(spec, seed), rounds)
+        (choice.apply(spec, seed), rounds)
         for seed in choice.seeds
         for spec, rounds in wanted.items()
-        if choice.wants(spec)
+        if choice.matches(spec)
     )
     if not chosen:
         raise ConfigurationError(f"Expected at least one cell of {names} to run, but none is both chosen and there.")
@@ -114,9 +114,9 @@ def _furthest(goals: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:
     return rounds
 
 
-def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
+def _expect_known(choice: RunFilter, specs: Sequence[Spec], names: str) -> None:
     for name in choice.methods:
-        expect_method(name)
+        parse_method(name)
     for kind, chosen, known in (
         ("method", choice.methods, [spec.method for spec in specs]),
         ("image set", choice.sets, [spec.images for spec in specs]),
@@ -127,6 +127,6 @@ def _expect_known(choice: Choice, specs: Sequence[Spec], names: str) -> None:
             check_choice(f"{kind} of {names}", name, dict.fromkeys(known))
     # A folder shares these among suites, whether or not they concern each of them.
     for name in choice.replaced:
-        check_choice("image set or network", name, (*SETS, *MODELS))
+        check_choice("image set or network", name, (*DATASETS, *MODELS))
     for name in choice.prepared_on_test:
-        check_choice("image set with clean test images", name, [each for each in SETS if SETS[each].clean is not None])
+        check_choice("image set with clean test images", name, [each for each in DATASETS if DATASETS[each].clean is not None])

@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from driftproof.bench.archive import Recorded, read_cells
+from driftproof.bench.archive import RunRecord, read_runs
 from driftproof.bench.paper import paper_table
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import ARCHIVED, Row, Store
+from driftproof.bench.store import ARCHIVE_FILE, Row, Store
 from driftproof.bench.suites import SUITES
-from driftproof.bench.tables import Entry, Summary, Table
+from driftproof.bench.tables import TableEntry, Summary, Table
 from driftproof.errors import InputError
 
-__all__ = ["Measured", "Results", "Value", "filled"]
+__all__ = ["FilledTable", "Results", "Value", "fill_table"]
 
 _OF_TIMING = ("trials", "warm_up")
 _FIRST = ". Run `driftproof bench run` first."
@@ -57,7 +57,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Measured:
+class FilledTable:
     """A table with its numbers.
 
     Attributes:
@@ -94,20 +94,20 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.shared = Store(folder).shared
-        self.cells: dict[Spec, Recorded] = {cell.spec: cell for cell in read_cells(self.folder)}
-        if not self.cells:
+        self.metadata = Store(folder).metadata
+        self.runs: dict[Spec, RunRecord] = {run.spec: run for run in read_runs(self.folder)}
+        if not self.runs:
             raise InputError(f"Expected results in {folder}, but there are none{_instead(self.folder)}")
-        self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.cells.items()}
+        self._rows: dict[Spec, list[Row]] = {spec: cell.rows for spec, cell in self.runs.items()}
         self._steady: dict[Spec, bool] = {}
         self._runs: dict[Spec, list[Spec]] = {}
-        for spec in sorted(self.cells, key=lambda spec: (spec.seed, _trials(spec))):
+        for spec in sorted(self.runs, key=lambda spec: (spec.seed, _trials(spec))):
             self._runs.setdefault(_measuring(spec), []).append(spec)
 
     @property
-    def limited(self) -> bool:
+    def is_subset(self) -> bool:
         """Whether only some images of each domain were streamed."""
-        return self.shared.get("limit") is not None
+        return self.metadata.get("limit") is not None
 
     def rows(self, spec: Spec) -> list[Row]:
         """What a cell measured, in complete rounds and the begun one."""
@@ -126,17 +126,17 @@ class Results:
         """The mean over domains of a measure, for each complete round."""
         return [self._mean(spec, measure, round) for round in range(1, self.rounds(spec) + 1)]
 
-    def value(self, entry: Entry, paper: float | None = None) -> Value:
+    def value(self, entry: TableEntry, paper: float | None = None) -> Value:
         """The number of a table's entry; from the last round that was reached, if it is not yet done.
 
         Where it is the mean of several cells, that is the last round that all of them have reached, and only seeds that
         all were run with count. What learns nothing does the same in every round, so its last one stands for all that
         follow.
         """
-        (value,) = self.together([entry])
+        (value,) = self.compare([entry])
         return replace(value, paper=paper)
 
-    def together(self, entries: Sequence[Entry]) -> list[Value]:
+    def compare(self, entries: Sequence[TableEntry]) -> list[Value]:
         """The numbers of some entries that are to be compared: of the same round, and of the same seeds.
 
         The round is the last that is wanted and that all entries have reached with some seed; seeds that have not come
@@ -155,18 +155,18 @@ class Results:
             for entry, runs in zip(entries, by_seed, strict=True)
         ]
 
-    def _runs_of(self, entry: Entry) -> dict[int, list[Spec]]:
+    def _runs_of(self, entry: TableEntry) -> dict[int, list[Spec]]:
         """The cells of an entry by seed, for seeds that none of them lacks."""
         cells = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
         return {seed: [runs[seed] for runs in cells] for seed in cells[0] if all(seed in others for others in cells)}
 
     def _reached(self, runs: Iterable[Spec]) -> float:
         """The last round that all of them have completed; there is none where every round is like the first."""
-        return min((self.rounds(run) for run in runs if not self.is_steady(run)), default=math.inf)
+        return min((self.rounds(run) for run in runs if not self.is_stateless(run)), default=math.inf)
 
-    def _averaged(self, entry: Entry, by_seed: Sequence[Sequence[Spec]], round: int) -> Value:
+    def _averaged(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int) -> Value:
         numbers = [
-            statistics.fmean(self._mean(run, entry.measure, round, entry.domain) for run in runs) for runs in by_seed
+            statistics.fmean(self._mean(run, entry.metric, round, entry.domain) for run in runs) for runs in by_seed
         ]
         runs = tuple(itertools.chain.from_iterable(by_seed))
         if any(map(math.isnan, numbers)):
@@ -174,47 +174,47 @@ class Results:
         deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
         return Value(statistics.fmean(numbers), round=round, seeds=len(numbers), deviation=deviation, runs=runs)
 
-    def is_steady(self, spec: Spec) -> bool:
+    def is_stateless(self, spec: Spec) -> bool:
         """Whether nothing moves and nothing is remembered, so that every round is like the first."""
         if spec not in self._steady:
-            said = self.cells[spec].protocol
+            said = self.runs[spec].protocol
             self._steady[spec] = said.get("scope") == "nothing()" and said.get("statistics") in ("Source()", "Batch()")
         return self._steady[spec]
 
     def _mean(self, spec: Spec, measure: str, round: int, domain: str | None = None) -> float:
-        round = min(round, self.rounds(spec)) if self.is_steady(spec) else round
+        round = min(round, self.rounds(spec)) if self.is_stateless(spec) else round
         values = [
             row.get(measure) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
         ]
         return statistics.fmean(math.nan if value is None else value for value in values) if values else math.nan
 
     def _as_run_here(self, spec: Spec) -> Spec:
-        replaced = self.shared.get("replaced", {})
+        replaced = self.metadata.get("replaced", {})
         return replace(
             spec,
-            limit=self.shared.get("limit", spec.limit),
+            limit=self.metadata.get("limit", spec.limit),
             images=replaced.get(spec.images, spec.images),
             unknown=replaced.get(spec.unknown, spec.unknown),
             model=replaced.get(spec.model, spec.model),
         )
 
-    def tables(self) -> list[Measured]:
+    def tables(self) -> list[FilledTable]:
         """Every table of every suite of which at least one number has been measured."""
         return list(self._tables)
 
     @cached_property
-    def _tables(self) -> list[Measured]:
-        everything = (filled(self, table) for make in SUITES.values() for table in make().tables)
+    def _tables(self) -> list[FilledTable]:
+        everything = (fill_table(self, table) for make in SUITES.values() for table in make().tables)
         return [table for table in everything if any(value.ours is not None for value in table.values.values())]
 
 
 def _instead(folder: Path) -> str:
     """What to do about a folder without results: read those below it, or make some."""
-    below = sorted(str(path.parent) for name in (ARCHIVED, "cells") for path in folder.glob(f"*/{name}"))
+    below = sorted(str(path.parent) for name in (ARCHIVE_FILE, "cells") for path in folder.glob(f"*/{name}"))
     return f"; there are in {', '.join(below)}, to be read one at a time." if below else _FIRST
 
 
-def filled(results: Results, table: Table) -> Measured:
+def fill_table(results: Results, table: Table) -> FilledTable:
     """A table with its numbers from a results folder, beside the paper's.
 
     A column that summarizes others does so in the last round that all of them have reached.
@@ -231,10 +231,10 @@ def filled(results: Results, table: Table) -> Measured:
         for row in rows:
             theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
             together = [entries[row, of] for of in summary.of if (row, of) in entries]
-            found = results.together(together) if len(together) == len(summary.of) else [Value()]
+            found = results.compare(together) if len(together) == len(summary.of) else [Value()]
             values[row, summary.column] = _summarized(summary, found, theirs)
     columns = _once([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
-    return Measured(table, rows, columns, values)
+    return FilledTable(table, rows, columns, values)
 
 
 def _summarized(summary: Summary, values: list[Value], paper: float | None) -> Value:

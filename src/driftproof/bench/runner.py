@@ -14,20 +14,20 @@ from torch import nn
 from driftproof.adapter import Adapter
 from driftproof.adapter.sentence import described, found
 from driftproof.adapter.settings import expect_choices
-from driftproof.bench.conditions import Watch
-from driftproof.bench.measures import Tally
+from driftproof.bench.environment import ResourceMonitor
+from driftproof.bench.metrics import MetricCollection
 from driftproof.bench.methods import build_method
-from driftproof.bench.oracle import oracle_of
+from driftproof.bench.oracle import find_oracle
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.store import Cell, Row
+from driftproof.bench.store import Run, Row
 from driftproof.components import Progress, SourceBatches
 from driftproof.statistics import Statistics
 from driftproof.streams import Batch, Continual, Prefetched
 
-__all__ = ["Note", "Settings", "Told", "Workbench", "run_stream", "staging"]
+__all__ = ["ProgressEvent", "RunSettings", "ProgressCallback", "ResourceProvider", "run_stream", "stage_progress"]
 
 
-class Workbench(Protocol):
+class ResourceProvider(Protocol):
     """Where the ingredients of a cell come from."""
 
     def model(self, spec: Spec) -> nn.Module:
@@ -39,12 +39,12 @@ class Workbench(Protocol):
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Labelled source images, for methods that prepare."""
 
-    def facts(self, spec: Spec) -> dict[str, str]:
+    def fingerprints(self, spec: Spec) -> dict[str, str]:
         """What the results rest on besides the spec, such as checksums of weights; an error if anything is missing."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """How a cell is run; none of this may change what is measured.
 
     Attributes:
@@ -71,7 +71,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Note:
+class ProgressEvent:
     """What a run tells while it runs.
 
     Attributes:
@@ -89,10 +89,10 @@ class Note:
     row: Row | None = None
 
 
-Told = Callable[[Note], None]
+ProgressCallback = Callable[[ProgressEvent], None]
 
 
-def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settings: Settings, told: Told) -> None:
+def run_stream(spec: Spec, cell: Run, workbench: ResourceProvider, rounds: int, settings: RunSettings, told: ProgressCallback) -> None:
     """Run the cell's method over its stream, from where it was left, up to so many rounds.
 
     Args:
@@ -107,12 +107,12 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
         return
     build = partial(_built, spec, workbench.model(spec).to(settings.device), settings)
     adapter = build()
-    stream = workbench.stream(spec, rounds, staging(spec, told))  # what is missing is missed before anything is learned
+    stream = workbench.stream(spec, rounds, stage_progress(spec, told))  # what is missing is missed before anything is learned
     order = {"order": str(stream.order)} if spec.seed else {}  # otherwise the set's own
-    cell.begin(spec, described(adapter) | {"output": adapter.output} | order)
+    cell.write_spec(spec, described(adapter) | {"output": adapter.output} | order)
     visits = cell.resume(adapter)
     if not adapter.prepared:
-        source, progress = workbench.source(spec, settings.device), staging(spec, told)
+        source, progress = workbench.source(spec, settings.device), stage_progress(spec, told)
         if not adapter.statistics.prepared:
             adapter = build(statistics=_prepared_once(adapter, build, cell, source, progress))
         adapter.prepare(source, missing_only=True, progress=progress)
@@ -120,24 +120,24 @@ def run_stream(spec: Spec, cell: Cell, workbench: Workbench, rounds: int, settin
     total = len(stream)
     stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
     journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
-    oracle, in_source = oracle_of(adapter), found(adapter)
+    oracle, in_source = find_oracle(adapter), found(adapter)
     lasting = settings.step | ({"found": in_source} if in_source else {})
     for _, batches in itertools.groupby(Prefetched(stream, device=settings.device), key=_visit):
-        watch, tally = Watch(settings.device), Tally(spec, settings.device)
+        watch, tally = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
         for batch in batches:
             if oracle is not None:
-                oracle.whisper(batch)
-            tally.add(adapter(batch.images), batch, adapter.last)
+                oracle.set_known_mask(batch)
+            tally.update(adapter(batch.images), batch, adapter.last)
             done += 1
-            told(Note(spec, "adapting", done, total))
-        row = tally.row()
-        journal.add(row, watch.conditions() | lasting)
-        told(Note(spec, "measured", done, total, row))
+            told(ProgressEvent(spec, "adapting", done, total))
+        row = tally.compute()
+        journal.add(row, watch.measure() | lasting)
+        told(ProgressEvent(spec, "measured", done, total, row))
     journal.write()
 
 
 def _built(
-    spec: Spec, model: nn.Module, settings: Settings, *, method: str | None = None, statistics: Statistics | None = None
+    spec: Spec, model: nn.Module, settings: RunSettings, *, method: str | None = None, statistics: Statistics | None = None
 ) -> Adapter:
     """The cell's adapter; or another method, or one with statistics that have been prepared."""
     own = dict(spec.options) if method is None else {}
@@ -146,13 +146,13 @@ def _built(
 
 
 def _prepared_once(
-    adapter: Adapter, build: Callable[..., Adapter], cell: Cell, source: SourceBatches, progress: Progress
+    adapter: Adapter, build: Callable[..., Adapter], cell: Run, source: SourceBatches, progress: Progress
 ) -> Statistics:
     """Statistics like the adapter's, prepared by whichever cell of the folder first needs such."""
     spec = cell.spec
     apart = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
     alone = build(method="ttn", statistics=adapter.statistics)
-    with cell.for_all(f"{spec.model}-{spec.images}-{apart:08x}") as path:
+    with cell.shared_artifact(f"{spec.model}-{spec.images}-{apart:08x}") as path:
         if path.exists():
             return alone.load(path).statistics
         alone.prepare(source, progress=progress).save(path)
@@ -163,15 +163,15 @@ def _visit(batch: Batch) -> tuple[int, str]:
     return batch.round, batch.domain
 
 
-def staging(spec: Spec, told: Told) -> Progress:
+def stage_progress(spec: Spec, told: ProgressCallback) -> Progress:
     """What makes or prepares things for a cell reports to this."""
-    return lambda stage, done: told(Note(spec, stage, done))
+    return lambda stage, done: told(ProgressEvent(spec, stage, done))
 
 
 class _Journal:
     """Rows on their way to disk: written with a snapshot whenever enough time has passed."""
 
-    def __init__(self, cell: Cell, adapter: Adapter, save_every: float) -> None:
+    def __init__(self, cell: Run, adapter: Adapter, save_every: float) -> None:
         self._cell = cell
         self._adapter = adapter
         self._save_every = save_every

@@ -26,11 +26,11 @@ from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 
-__all__ = ["ARCHIVED", "Cell", "Row", "Store"]
+__all__ = ["ARCHIVE_FILE", "Run", "Row", "Store"]
 
 Row = dict[str, Any]
 
-ARCHIVED = "cells.jsonl"
+ARCHIVE_FILE = "cells.jsonl"
 """The file that makes a folder an archive."""
 
 _FORMAT = 1
@@ -46,17 +46,17 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
-    def cell(self, spec: Spec) -> "Cell":
+    def run(self, spec: Spec) -> "Run":
         """The place of one cell, whether or not there is anything yet."""
-        return Cell(self.folder / "cells" / spec.name)
+        return Run(self.folder / "cells" / spec.name)
 
-    def cells(self) -> Iterator["Cell"]:
+    def runs(self) -> Iterator["Run"]:
         """Every cell in the folder, by name."""
         for path in sorted(self.folder.glob("cells/*/spec.json")):
-            yield Cell(path.parent)
+            yield Run(path.parent)
 
     @property
-    def shared(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What all cells of the folder share; empty for a new one."""
         path = self.folder / "folder.json"
         if not path.exists():
@@ -66,30 +66,30 @@ class Store:
             raise StateError(f"Expected {path} in format {_FORMAT}, but got {data.get('format')!r}.")
         return {key: value for key, value in data.items() if key != "format"}
 
-    def share(self, facts: Mapping[str, Any]) -> None:
-        """Note what every cell shares; refuse what contradicts it.
+    def update_metadata(self, facts: Mapping[str, Any]) -> None:
+        """ProgressEvent what every cell shares; refuse what contradicts it.
 
         Args:
             facts: For example the limit on images, and the checksums of weights.
         """
-        if (self.folder / ARCHIVED).exists():  # whoever reads the folder would read that, and never what is added
+        if (self.folder / ARCHIVE_FILE).exists():  # whoever reads the folder would read that, and never what is added
             raise StateError(
                 f"Expected a folder to measure in, but {self.folder} is an archive. Choose another folder: "
                 "`driftproof bench unpack` makes one of an archive with snapshots, `bench export` joins the two later."
             )
-        if self._sharing(facts) == self.shared:
+        if self._sharing(facts) == self.metadata:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         # Between reading and writing, nobody else may add a fact.
         with FileLock(self.folder / ".lock"):
-            self.declare(self._sharing(facts))
+            self.write_metadata(self._sharing(facts))
 
-    def declare(self, facts: Mapping[str, Any]) -> None:
+    def write_metadata(self, facts: Mapping[str, Any]) -> None:
         """Say anew what every cell shares, whatever was said before."""
         _write_json(self.folder / "folder.json", {"format": _FORMAT, **facts})
 
     def _sharing(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        before = self.shared
+        before = self.metadata
         known = {key: before[key] for key in facts if key in before}
         changed = differences({key: facts[key] for key in known}, known)
         if changed:
@@ -99,7 +99,7 @@ class Store:
         return {**before, **facts}
 
 
-class Cell:
+class Run:
     """The results of one spec.
 
     Args:
@@ -148,22 +148,22 @@ class Cell:
         return self.folder / f"snapshot-{rows}.safetensors"
 
     @contextmanager
-    def held(self, patience: float = 0.0) -> Iterator[None]:
+    def locked(self, timeout: float = 0.0) -> Iterator[None]:
         """Nobody else works on the cell meanwhile.
 
         Args:
-            patience: Seconds to wait for whoever does.
+            timeout: Seconds to wait for whoever does.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(self.folder / ".lock", timeout=patience):
+            with FileLock(self.folder / ".lock", timeout=timeout):
                 _sweep(self.folder)
                 yield
         except Timeout as error:
             raise StateError(f"Another process is at work on {self.folder.name}. Wait for it or stop it.") from error
 
     @contextmanager
-    def for_all(self, name: str) -> Iterator[Path]:
+    def shared_artifact(self, name: str) -> Iterator[Path]:
         """The place of a state that all cells of the folder share; whoever wants it meanwhile waits."""
         home = self.folder.parents[1] / "prepared" / name
         home.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class Cell:
             _sweep(home)
             yield home / "state.safetensors"
 
-    def begin(self, spec: Spec, protocol: Mapping[str, str]) -> None:
+    def write_spec(self, spec: Spec, protocol: Mapping[str, str]) -> None:
         """Say what the cell measures; refuse if it measures something else."""
         path = self.folder / "spec.json"
         description = {"spec": spec.as_data(), "protocol": dict(protocol)}

@@ -6,18 +6,18 @@ from typing import Literal
 
 from driftproof.bench.spec import Spec
 
-__all__ = ["Entry", "Suite", "Summary", "Table"]
+__all__ = ["TableEntry", "Suite", "Summary", "Table"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One number of a table.
 
     Attributes:
         row: The method, as our tables call it.
         column: The setting, as the paper's table calls it.
         specs: The cells the number comes from; the mean of several.
-        measure: What of their rows.
+        metric: The key to read in their rows.
         round: In which round.
         domain: In which domain; None for the mean over all of them.
         paper_row: What the paper's table calls the row; None where it has none.
@@ -26,7 +26,7 @@ class Entry:
     row: str
     column: str
     specs: tuple[Spec, ...]
-    measure: str = "error"
+    metric: str = "error"
     round: int = 1
     domain: str | None = None
     paper_row: str | None = None
@@ -63,7 +63,7 @@ class Table:
 
     name: str
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
     paper: str | None = None
     summaries: tuple[Summary, ...] = ()
     unit: str = "error %"

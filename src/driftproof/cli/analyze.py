@@ -55,18 +55,18 @@ def costs_command(
     """
     import torch
 
-    from driftproof.bench.costs import costs_of
-    from driftproof.bench.methods import expect_method
+    from driftproof.bench.costs import measure_costs
+    from driftproof.bench.methods import parse_method
 
     names = [name.strip() for name in methods.split(",")]
     for name in names:
-        expect_method(name)
+        parse_method(name)
     where = expect_device(device)
     images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(where)
     network = given_model(model, weights, classes).to(where)
     network.eval()
     adapters = {name: _prepared(name, network, images, engine) for name in names}
-    costs = costs_of(adapters, network, images, trials=trials, warm_up=warm_up)
+    costs = measure_costs(adapters, network, images, trials=trials, warm_up=warm_up)
     if as_json:
         print_json(costs)
         return

@@ -87,7 +87,7 @@ def scenes_command(
     from driftproof.alarm import Alarm
     from driftproof.analyses.scenes import Corruption, views
     from driftproof.bench.methods import build_method
-    from driftproof.report.scenes import palette_for, write_scenes
+    from driftproof.report.scenes import default_palette, write_scenes
 
     place, chosen = expect_device(device), _with_papers(method, method_options(option))
     damage = None if corruption is None else Corruption(corruption, severity, _photos(corruption, frost, procedural))
@@ -95,7 +95,7 @@ def scenes_command(
     scenes = given_scenes(folder, dataset, data, split, names, height, width)
     adapter = build_method(method, given_model(model, weights, classes).to(place), chosen)
     outputs = _outputs(adapter, scenes.extent)
-    palette = scenes.palette or palette_for(outputs)
+    palette = scenes.palette or default_palette(outputs)
     _expect_classes(outputs, palette, scenes.name)
     with counting() as progress:
         if not adapter.prepared:

@@ -93,14 +93,14 @@ def run_command(
     """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS, Failures
-    from driftproof.bench.plan import Choice, plan
-    from driftproof.bench.runner import Settings, staging
-    from driftproof.bench.workbench import Files
+    from driftproof.bench.plan import RunFilter, plan_runs
+    from driftproof.bench.runner import RunSettings, stage_progress
+    from driftproof.bench.local_files import LocalFiles
     from driftproof.cli.live import followed
     from driftproof.validation import check_choice
 
     run = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
-    choice = Choice(
+    choice = RunFilter(
         methods=_words("--methods", methods),
         sets=_words("--sets", sets),
         setting=None if opened is None else "open" if opened else "closed",
@@ -112,28 +112,28 @@ def run_command(
         prepared_on_test=prepare_on_test or (),
         trials=trials,
     )
-    settings = Settings(device, save_every, engine, precision, channels_last)
+    settings = RunSettings(device, save_every, engine, precision, channels_last)
     chosen = [suite(name) for name in names]
     for each in chosen:
         if each.command is not None:
             raise ConfigurationError(
                 f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
             )
-    jobs = plan(chosen, choice)
+    jobs = plan_runs(chosen, choice)
     expect_device(device)
-    workbench = Files(data, weights, frost, procedural, device, choice.prepared_on_test)
-    store, facts = Store(out), choice.shared() | {"frost": "made up" if procedural else "photos"}
-    if store.shared:  # what will be refused is refused before sets are made for it
-        store.share(facts)
+    workbench = LocalFiles(data, weights, frost, procedural, device, choice.prepared_on_test)
+    store, facts = Store(out), choice.metadata() | {"frost": "made up" if procedural else "photos"}
+    if store.metadata:  # what will be refused is refused before sets are made for it
+        store.update_metadata(facts)
     with followed(job.spec for job in jobs) as told:
         ready, failures = [], Failures(told)
         for job in jobs:
             with failures.of(job):
-                facts |= workbench.facts(job.spec, staging(job.spec, told))
+                facts |= workbench.fingerprints(job.spec, stage_progress(job.spec, told))
                 ready.append(job)
         if not ready:
             failures.raise_if_any()
-        store.share(facts)
+        store.update_metadata(facts)
         run(ready, out, workbench, settings, told, failures)
     place = shlex.quote(str(out))
     typer.echo(f"Done. See `driftproof bench compare {place}` or `driftproof bench report {place}`.", err=True)
@@ -143,7 +143,7 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has numbers, ours beside the paper's."""
     from driftproof.bench import Results
-    from driftproof.report import caveats_of, table_text
+    from driftproof.report import table_notes, table_text
 
     results = Results(folder)
     tables = results.tables()
@@ -154,7 +154,7 @@ def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     if not tables:
         console.print("No table has a number yet.")
     for measured in tables:
-        console.print(table_text(measured), *caveats_of(measured, results), "", sep="\n", highlight=False)
+        console.print(table_text(measured), *table_notes(measured, results), "", sep="\n", highlight=False)
 
 
 @bench_commands.command("report")
@@ -208,13 +208,13 @@ def summarize_command(
     tables that lie beside the archives as well.
     """
     from driftproof.files import atomic_write
-    from driftproof.report import archives, beside, filled_in, page_text, quotable, written_up
+    from driftproof.report import load_archives, benchmark_tables, render_placeholders, read_page, citable_values, render_results_page
 
     page = out or folder / "RESULTS.md"
-    texts = {page: written_up(folder, page)}
+    texts = {page: render_results_page(folder, page)}
     if fill:
-        named = quotable(archives(folder)) | beside(folder)
-        texts |= {path: filled_in(page_text(path), named) for path in fill}
+        named = citable_values(load_archives(folder)) | benchmark_tables(folder)
+        texts |= {path: render_placeholders(read_page(path), named) for path in fill}
     for path, text in texts.items():
         with atomic_write(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")

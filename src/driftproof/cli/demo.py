@@ -24,29 +24,29 @@ def demo_command(
     from driftproof.bench import Store, suite
     from driftproof.bench.digits import Digits
     from driftproof.bench.executors import run_locally
-    from driftproof.bench.plan import Choice, plan
-    from driftproof.bench.runner import Settings, staging
+    from driftproof.bench.plan import RunFilter, plan_runs
+    from driftproof.bench.runner import RunSettings, stage_progress
     from driftproof.cli.live import followed
 
-    choice = Choice(rounds=rounds, seeds=[seed])
-    jobs, workbench, store = plan(suite("demo"), choice), Digits(out, seed), Store(out)
+    choice = RunFilter(rounds=rounds, seeds=[seed])
+    jobs, workbench, store = plan_runs(suite("demo"), choice), Digits(out, seed), Store(out)
     with followed(job.spec for job in jobs) as told:
         spec = jobs[0].spec
-        facts = workbench.facts(spec, staging(spec, told))
-        store.share(choice.shared() | facts)
-        run_locally(jobs, out, workbench, Settings(), told)
+        facts = workbench.fingerprints(spec, stage_progress(spec, told))
+        store.update_metadata(choice.metadata() | facts)
+        run_locally(jobs, out, workbench, RunSettings(), told)
     _show(out)
 
 
 def _show(out: Path) -> None:
     from driftproof.bench import Results
-    from driftproof.report import curve_text, table_text, told, write_report
+    from driftproof.report import plot_text, table_text, summary_sentences, write_report
 
     results, console = Results(out), Console()
     for measured in results.tables():
         console.print(table_text(measured), "")
-    curves = {spec.method: results.per_round(spec) for spec in results.cells}
-    console.print("Error in % on known digits, round by round", "", curve_text(curves), "", sep="\n", highlight=False)
-    for sentence in told(results):
+    curves = {spec.method: results.per_round(spec) for spec in results.runs}
+    console.print("Error in % on known digits, round by round", "", plot_text(curves), "", sep="\n", highlight=False)
+    for sentence in summary_sentences(results):
         console.print(sentence, highlight=False)
     typer.echo(f"\nReport: {write_report(results, out / 'report')}")

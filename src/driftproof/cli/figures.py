@@ -52,7 +52,7 @@ def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> 
 
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     from driftproof.bench import Results
-    from driftproof.report import ANALYSES, caveats
+    from driftproof.report import ANALYSES, metadata_notes
 
     results = Results(folder)
     insights = list(ANALYSES[name](results, **options))
@@ -69,7 +69,7 @@ def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: A
     for insight in insights:
         drawing = insight.draw()
         drawing.save(home)
-        caption = " ".join([drawing.caption, *caveats({"limit": results.shared.get("limit")})])
+        caption = " ".join([drawing.caption, *metadata_notes({"limit": results.metadata.get("limit")})])
         said = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
         with atomic_write(home / f"{insight.name}.json") as unfinished:
             unfinished.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,14 +7,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from driftproof.cli.progress import counting
-from driftproof.report.lines import particulars
+from driftproof.report.lines import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from driftproof.bench.runner import Note, Told
+    from driftproof.bench.runner import ProgressEvent, ProgressCallback
     from driftproof.bench.spec import Spec
 
 __all__ = ["followed"]
@@ -24,7 +24,7 @@ _LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
 
 
 @contextmanager
-def followed(specs: "Iterable[Spec]") -> "Iterator[Told]":
+def followed(specs: "Iterable[Spec]") -> "Iterator[ProgressCallback]":
     """Shows on the error stream what it is told of some cells while the context lasts.
 
     In a log, where no line can change, what has been measured or is being prepared comes line by line, though not
@@ -35,10 +35,10 @@ def followed(specs: "Iterable[Spec]") -> "Iterator[Told]":
         yield lines if progress.console.is_terminal else _logged(lines, progress.console)
 
 
-def _logged(lines: "_Lines", console: "Console") -> "Told":
+def _logged(lines: "_Lines", console: "Console") -> "ProgressCallback":
     said = -math.inf
 
-    def tell(note: "Note") -> None:
+    def tell(note: "ProgressEvent") -> None:
         nonlocal said
         lines(note)
         worth_a_line = note.row is not None or note.total is None
@@ -56,7 +56,7 @@ class _Lines:
         self._tasks: dict[Spec, TaskID] = {}
         self._measured: dict[Spec, str] = {}
 
-    def __call__(self, note: "Note") -> None:
+    def __call__(self, note: "ProgressEvent") -> None:
         if note.spec not in self._tasks:
             self._tasks[note.spec] = self._progress.add_task(self._titles[note.spec], total=note.total)
         if note.row is not None:
@@ -64,11 +64,11 @@ class _Lines:
         task = self._tasks[note.spec]
         self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
 
-    def line(self, note: "Note") -> str:
+    def line(self, note: "ProgressEvent") -> str:
         """What is said of a cell."""
         return f"{self._titles[note.spec]}: {self._stage(note)}"
 
-    def _stage(self, note: "Note") -> str:
+    def _stage(self, note: "ProgressEvent") -> str:
         if note.total is not None:
             return self._measured.get(note.spec, note.stage)
         return f"{note.stage}, {note.done} images" if note.done else note.stage
@@ -90,10 +90,10 @@ def _name(spec: "Spec") -> str:
 
 def _apart(spec: "Spec", others: "Sequence[Spec]") -> list[str]:
     facts = [{"network": each.model, **dict(each.options)} for each in (spec, *others)]
-    return [*distinguishing_items(*facts), *particulars(spec, others)]
+    return [*distinguishing_items(*facts), *distinguishing_fields(spec, others)]
 
 
-def _measured(note: "Note") -> str:
+def _measured(note: "ProgressEvent") -> str:
     row = note.row or {}
     found = next((row[measure] for measure in ("error", "mean_iou") if measure in row), None)
     return f"round {row['round']}, {row['domain']}" + (f" {found:.1f} %" if isinstance(found, float) else "")

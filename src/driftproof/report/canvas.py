@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Sequence
 
-__all__ = ["Canvas"]
+__all__ = ["BrailleCanvas"]
 
-_EMPTY = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BLANK = 0x2800
+_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character, by row and column of its dot."""
 
 
-class Canvas:
+class BrailleCanvas:
     """A rectangle of characters, counted from its upper left.
 
     Args:
@@ -42,14 +42,14 @@ class Canvas:
     def text(self) -> list[str]:
         """The lines, from top to bottom."""
         return [
-            "".join(self._marks.get((row, column)) or _character(dots) for column, dots in enumerate(line))
+            "".join(self._marks.get((row, column)) or _braille_character(dots) for column, dots in enumerate(line))
             for row, line in enumerate(self._dots)
         ]
 
     def _dot(self, x: float, y: float) -> None:
         column, row = int(2 * (x + 0.5)), int(4 * (y + 0.5))
-        self._dots[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+        self._dots[row // 4][column // 2] |= _DOT_BITS[row % 4][column % 2]
 
 
-def _character(dots: int) -> str:
-    return chr(_EMPTY + dots) if dots else " "
+def _braille_character(dots: int) -> str:
+    return chr(_BLANK + dots) if dots else " "

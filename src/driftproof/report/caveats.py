@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from driftproof.bench import Measured, Results, Spec
-from driftproof.bench.tables import Entry
+from driftproof.bench import FilledTable, Results, Spec
+from driftproof.bench.tables import TableEntry
 
-__all__ = ["caveats", "caveats_of", "computed", "concerning"]
+__all__ = ["metadata_notes", "table_notes", "compute_notes", "relevant_metadata"]
 
 
-def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
+def metadata_notes(shared: Mapping[str, Any]) -> Iterator[str]:
     """What has to be said beside the numbers of a results folder, a sentence each.
 
     Args:
@@ -29,34 +29,34 @@ def caveats(shared: Mapping[str, Any]) -> Iterator[str]:
         yield "Frost was made up, not photographed."
 
 
-def caveats_of(measured: Measured, results: Results) -> list[str]:
+def table_notes(measured: FilledTable, results: Results) -> list[str]:
     """Those that concern a table, and how it was computed and timed.
 
     Args:
         measured: The table with its numbers.
         results: Where they are from.
     """
-    specs = dict.fromkeys(spec for entry in _filled(measured) for spec in entry.specs)
-    return [*caveats(concerning(specs, results.shared)), *computed(measured, results)]
+    specs = dict.fromkeys(spec for entry in _filled_entries(measured) for spec in entry.specs)
+    return [*metadata_notes(relevant_metadata(specs, results.metadata)), *compute_notes(measured, results)]
 
 
-def computed(measured: Measured, results: Results) -> list[str]:
+def compute_notes(measured: FilledTable, results: Results) -> list[str]:
     """How a table was computed and timed, where that makes its numbers differ in kind from the paper's.
 
     Args:
         measured: The table with its numbers.
         results: Where they are from.
     """
-    entries = _filled(measured)
-    told = (_found, _rounding, _counting, _timing)
+    entries = _filled_entries(measured)
+    told = (_prepared_values_note, _precision_note, _memory_notes, _timing_notes)
     return [sentence for tell in told for sentence in tell(entries, results, measured)]
 
 
-def _filled(measured: Measured) -> list[Entry]:
+def _filled_entries(measured: FilledTable) -> list[TableEntry]:
     return [entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None]
 
 
-def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
+def relevant_metadata(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
     """What all cells of a results folder share, without what plays no role in some of them.
 
     Args:
@@ -75,21 +75,21 @@ def concerning(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _found(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+def _prepared_values_note(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
     """What methods took from source data, where the paper does not say what it took."""
     told = [
         f"{name} {value:.3f} for {entry.row} on {entry.column}"
         for entry in entries
         for run in measured.values[entry.row, entry.column].runs[:1]
-        for name, value in results.cells[run].conditions[0].get("found", {}).items()
+        for name, value in results.runs[run].conditions[0].get("found", {}).items()
     ]
     if told:
         yield f"Found in source images: {'; '.join(told)}."
 
 
-def _counting(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+def _memory_notes(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
     """That memory is counted and not measured, and what was measured."""
-    counted = [entry for entry in entries if entry.measure == "memory"]
+    counted = [entry for entry in entries if entry.metric == "memory"]
     peaks = {
         entry.row: row["peak"]
         for entry in counted
@@ -104,11 +104,11 @@ def _counting(entries: Iterable[Entry], results: Results, measured: Measured) ->
         yield f"The most that the device had allocated during a step, in MiB: {told}."
 
 
-def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+def _timing_notes(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
     """What times were taken on, and what can be compared: how many of TENT's steps a step takes."""
-    timed = [entry for entry in entries if entry.measure == "milliseconds"]
+    timed = [entry for entry in entries if entry.metric == "milliseconds"]
     runs = dict.fromkeys(run for entry in timed for run in measured.values[entry.row, entry.column].runs)
-    if told := dict.fromkeys(_timed(run, results) for run in runs):
+    if told := dict.fromkeys(_describe_timing(run, results) for run in runs):
         yield f"Steps timed for each method: {', '.join(told)}; the paper's card is another, so only ratios compare."
     times = {entry.row: measured.values[entry.row, entry.column] for entry in timed}
     ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
@@ -119,24 +119,24 @@ def _timing(entries: Iterable[Entry], results: Results, measured: Measured) -> I
         yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
 
 
-def _timed(run: Spec, results: Results) -> str:
-    how = results.cells[run].conditions[0]
+def _describe_timing(run: Spec, results: Results) -> str:
+    how = results.runs[run].conditions[0]
     told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
     return f"{dict(run.options)['trials']} ({told})"
 
 
-def _rounding(entries: Iterable[Entry], results: Results, measured: Measured) -> Iterator[str]:
+def _precision_note(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
     """Which numbers come of networks that computed with fewer digits, and since which round."""
     rows: dict[str, dict[str, int | None]] = {}
     for entry in entries:
-        rows.setdefault(entry.row, {})[entry.column] = _first_rounded(entry, results, measured)
+        rows.setdefault(entry.row, {})[entry.column] = _first_bf16_round(entry, results, measured)
     if {first for since in rows.values() for first in since.values()} == {1}:
         yield "Computed in bfloat16."
-    elif told := [words for row, since in rows.items() for words in _rounded_where(row, since)]:
+    elif told := [words for row, since in rows.items() for words in _describe_bf16_columns(row, since)]:
         yield f"Computed in bfloat16: {'; '.join(told)}."
 
 
-def _rounded_where(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
+def _describe_bf16_columns(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
     """In which columns of a row, unless in all, and from which round on, unless from the first."""
     for first in dict.fromkeys(since.values()):
         if first is not None:
@@ -145,13 +145,13 @@ def _rounded_where(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
             yield f"{row}{where}" + ("" if first == 1 else f" from round {first} on")
 
 
-def _first_rounded(entry: Entry, results: Results, measured: Measured) -> int | None:
+def _first_bf16_round(entry: TableEntry, results: Results, measured: FilledTable) -> int | None:
     """The first round in bfloat16 of what a number rests on; None if there is none up to its own."""
     value = measured.values[entry.row, entry.column]
     rounds = (
         row["round"]
         for run in value.runs
-        for row, conditions in zip(results.rows(run), results.cells[run].conditions, strict=False)
+        for row, conditions in zip(results.rows(run), results.runs[run].conditions, strict=False)
         if conditions.get("precision") == "bf16" and row["round"] <= (value.round or 0)
     )
     return min(rounds, default=None)

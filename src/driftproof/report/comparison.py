@@ -4,16 +4,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from driftproof.bench import Measured, Value
+from driftproof.bench import FilledTable, Value
 from driftproof.bench.paper import PaperTable, paper_table
 from driftproof.corruptions import HELD_OUT
-from driftproof.report.numbers import number, signed
+from driftproof.report.numbers import format_number, format_signed
 
-__all__ = ["Comparison", "Shown", "compared"]
+__all__ = ["Comparison", "TableCell", "compare_with_paper"]
 
 
 @dataclass(frozen=True)
-class Shown:
+class TableCell:
     """One place of a table, in words; what there is nothing to say about is empty.
 
     Attributes:
@@ -61,7 +61,7 @@ class Comparison:
     looks: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    places: Mapping[tuple[str, str], Shown]
+    places: Mapping[tuple[str, str], TableCell]
     missing: tuple[str, ...]
     empty: tuple[str, ...]
 
@@ -76,7 +76,7 @@ class Comparison:
         return any(place.gain for place in self.places.values())
 
 
-def compared(measured: Measured, *, digits: int = 2) -> Comparison:
+def compare_with_paper(measured: FilledTable, *, digits: int = 2) -> Comparison:
     """What there is to see of a table.
 
     Args:
@@ -84,22 +84,22 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
         digits: After the point; numbers from 0 to 1 have two.
     """
     digits = 2 if measured.table.unit in ("cosine", "share of images") else digits
-    rows = tuple(row for row in measured.rows if any(_ours(measured, row, column) for column in measured.columns))
-    columns = tuple(column for column in measured.columns if any(_ours(measured, row, column) for row in rows))
+    rows = tuple(row for row in measured.rows if any(_is_measured(measured, row, column) for column in measured.columns))
+    columns = tuple(column for column in measured.columns if any(_is_measured(measured, row, column) for row in rows))
     places = {
-        (row, column): _shown(measured, row, column, digits)
+        (row, column): _make_cell(measured, row, column, digits)
         for row in rows
         for column in columns
         if (row, column) in measured.values
     }
-    paper = _paper(measured)
+    paper = _find_paper_table(measured)
     return Comparison(
         name=measured.table.name,
         title=measured.table.title,
         reference=paper.reference if paper else "",
         unit="" if measured.table.unit == "mixed" else measured.table.unit,
-        better=_better(measured),
-        looks=_looks(measured),
+        better=_better_label(measured),
+        looks=_round_label(measured),
         rows=rows,
         columns=columns,
         places=places,
@@ -108,23 +108,23 @@ def compared(measured: Measured, *, digits: int = 2) -> Comparison:
     )
 
 
-def _shown(measured: Measured, row: str, column: str, digits: int) -> Shown:
+def _make_cell(measured: FilledTable, row: str, column: str, digits: int) -> TableCell:
     value = measured.values[row, column]
-    paper = "" if value.paper is None else number(value.paper, digits)
+    paper = "" if value.paper is None else format_number(value.paper, digits)
     if value.ours is None:
-        return Shown(paper=paper)
-    return Shown(
-        ours=number(value.ours, digits),
+        return TableCell(paper=paper)
+    return TableCell(
+        ours=format_number(value.ours, digits),
         reached="" if value.complete else f"@{value.round}",
-        deviation="" if value.deviation is None else f"±{number(value.deviation, digits)}",
-        gain="" if (base := _base(measured, row, column)) is None else signed(value.ours - base, digits),
+        deviation="" if value.deviation is None else f"±{format_number(value.deviation, digits)}",
+        gain="" if (base := _value_without_selection(measured, row, column)) is None else format_signed(value.ours - base, digits),
         paper=paper,
-        difference="" if value.difference is None or not value.complete else signed(value.difference, digits),
+        difference="" if value.difference is None or not value.complete else format_signed(value.difference, digits),
         best=_is_best(measured, value, column),
     )
 
 
-def _base(measured: Measured, row: str, column: str) -> float | None:
+def _value_without_selection(measured: FilledTable, row: str, column: str) -> float | None:
     """What the same method has without selection, in the same round and over the same seeds."""
     value, plain = measured.values[row, column], (re.sub(r"\+\w+", "", row), row.partition("+")[0])
     found = [measured.values[name, column] for name in plain if name != row and (name, column) in measured.values]
@@ -136,7 +136,7 @@ def _seeds(value: Value) -> set[int]:
     return {run.seed for run in value.runs}
 
 
-def _is_best(measured: Measured, value: Value, column: str) -> bool:
+def _is_best(measured: FilledTable, value: Value, column: str) -> bool:
     found = [found for row in measured.rows if (found := measured.values.get((row, column)))]
     furthest = max(rival.round or 0 for rival in found if rival.ours is not None)
     rivals = [rival.ours for rival in found if rival.ours is not None and rival.round == furthest]
@@ -145,27 +145,27 @@ def _is_best(measured: Measured, value: Value, column: str) -> bool:
     return lower is not None and len(rivals) > 1 and value.round == furthest and value.ours == best
 
 
-def _lower_is_better(measured: Measured, column: str) -> bool | None:
-    paper = _paper(measured)
+def _lower_is_better(measured: FilledTable, column: str) -> bool | None:
+    paper = _find_paper_table(measured)
     return paper.better[column] == "lower" if paper else measured.table.lower_is_better
 
 
-def _better(measured: Measured) -> str:
+def _better_label(measured: FilledTable) -> str:
     ways = {_lower_is_better(measured, column) for column in measured.columns}
     return "lower is better" if ways == {True} else "higher is better" if ways == {False} else ""
 
 
-def _looks(measured: Measured) -> str:
+def _round_label(measured: FilledTable) -> str:
     streams = [(entry.round, spec) for entry in measured.table.entries for spec in entry.specs if spec.task == "stream"]
     rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
     told = [f"round {round}" for round in rounds if len(rounds) == 1]
     return ", ".join([*told, *["held-out corruptions"] * (domains == {HELD_OUT})])
 
 
-def _paper(measured: Measured) -> PaperTable | None:
+def _find_paper_table(measured: FilledTable) -> PaperTable | None:
     return paper_table(measured.table.paper) if measured.table.paper else None
 
 
-def _ours(measured: Measured, row: str, column: str) -> bool:
+def _is_measured(measured: FilledTable, row: str, column: str) -> bool:
     value = measured.values.get((row, column))
     return value is not None and value.ours is not None

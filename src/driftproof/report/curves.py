@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from driftproof.report.figures import INK, PAPER, QUIET, RULE, Layout, longest, new_figure, plotting, shortened
+from driftproof.report.figures import INK, PAPER, QUIET, RULE, Layout, max_text_width, new_figure, import_matplotlib, ellipsize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ _PALETTE = {
 _MARKERS = "osD^vPXphd<"
 _DASHES = {"": (0, (4, 2)), "crowd": "solid", "confident": (0, (1, 1.5)), "certain": (0, (6, 1.5, 1, 1.5))}
 
-_SPAN = 5.0
+_MIN_SPAN = 5.0
 """Percentage points an axis shows at least, so that noise does not look like news."""
 
 _LEFT, _GAP = 2.6, 20
@@ -90,51 +90,51 @@ def draw_curves(panels: Sequence[Panel], layout: Layout) -> "Figure":
     left, top, bottom = _LEFT * layout.text, 3.4 * line, 2.8 * line
     curves = [curve for panel in panels for curve in panel.curves]
     rounds = max(len(curve.values) for curve in curves)
-    right = _GAP + 12 + longest((_label(curve, rounds, layout) for curve in curves), layout.text)
+    right = _GAP + 12 + max_text_width((_label(curve, rounds, layout) for curve in curves), layout.text)
     crowd = 1.2 * line * max(len(panel.curves) for panel in panels)
     tall = max(crowd, 0.55 * min(layout.width / columns, 560))
     height = rows * (top + tall + bottom)
-    figure, limits = new_figure(layout, height), _limits(panels)
+    figure, limits = new_figure(layout, height), _axis_limits(panels)
     for index, panel in enumerate(panels):
         x = layout.width / columns * (index % columns) + left
         y = height - (index // columns) * (top + tall + bottom) - top - tall
         width = layout.width / columns - left - right
         axes = figure.add_axes((x / layout.width, y / height, width / layout.width, tall / height))
-        _draw(axes, panel, layout, limits)
-        _name(axes, panel, layout, limits, spacing=line / tall, beyond=1 + _GAP / width)
+        _draw_panel(axes, panel, layout, limits)
+        _label_curves(axes, panel, layout, limits, spacing=line / tall, beyond=1 + _GAP / width)
     return figure
 
 
-def _draw(axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float]) -> None:
     rounds = max(len(curve.values) for curve in panel.curves)
     axes.set_ylim(*limits)
     margin = 0.02 * (rounds - 1) or 0.5
     axes.set_xlim(1 - margin, rounds + margin)
-    axes.yaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(import_matplotlib("ticker").MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=layout.text, length=0, pad=5)
     axes.spines[["top", "right", "left"]].set_visible(False)
     if panel.stretches:
-        _divide(axes, panel.stretches, rounds, layout)
+        _draw_segments(axes, panel.stretches, rounds, layout)
     else:
         axes.set_xticks(_ticks(rounds))
         axes.set_xlabel("round", fontsize=layout.text, loc="right", labelpad=1)
     for curve in panel.curves:
-        _line(axes, curve, rounds, breaks=len(panel.stretches) or 1)
+        _draw_curve(axes, curve, rounds, breaks=len(panel.stretches) or 1)
 
 
-def _divide(axes: "Axes", stretches: Sequence[str], points: int, layout: Layout) -> None:
+def _draw_segments(axes: "Axes", stretches: Sequence[str], points: int, layout: Layout) -> None:
     each, room = points / len(stretches), axes.get_position().width * layout.width / len(stretches)
-    crowded = longest(stretches, layout.text) > room
-    names = [shortened(name, layout.text, 2 * room) if crowded else name for name in stretches]
+    crowded = max_text_width(stretches, layout.text) > room
+    names = [ellipsize(name, layout.text, 2 * room) if crowded else name for name in stretches]
     below = [f"\n{name}" if crowded and place % 2 else name for place, name in enumerate(names)]
     axes.set_xticks([0.5 + each * (place + 0.5) for place in range(len(stretches))], below)
     for place in range(1, len(stretches)):
         axes.axvline(0.5 + each * place, color=RULE, linewidth=1, zorder=0)
 
 
-def _name(
+def _label_curves(
     axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float], *, spacing: float, beyond: float
 ) -> None:
     low, high, rounds = *limits, max(len(curve.values) for curve in panel.curves)
@@ -143,9 +143,9 @@ def _name(
     axes.annotate(panel.title, (0, 1), (edge, 2.2 * layout.text), fontweight="bold", **heading)
     axes.annotate(panel.unit, (0, 1), (edge, 0.9 * layout.text), color=QUIET, **heading)
     ends = [low if math.isnan(curve.values[-1]) else curve.values[-1] for curve in panel.curves]
-    heights = spread([(end - low) / (high - low) for end in ends], spacing)
+    heights = spread_labels([(end - low) / (high - low) for end in ends], spacing)
     for curve, end, place in zip(panel.curves, ends, heights, strict=True):
-        look, reached = _look(curve), len(curve.values)
+        look, reached = _line_style(curve), len(curve.values)
         leader = {"color": look["color"], "linewidth": 0.7, "linestyle": "-" if reached == rounds else ":"}
         axes.annotate(
             "", (reached, end), (beyond, place), textcoords="axes fraction", annotation_clip=False,
@@ -160,7 +160,7 @@ def _name(
 def _label(curve: Curve, rounds: int, layout: Layout) -> str:
     reached = len(curve.values)
     room = 0.45 * layout.width / layout.panels
-    return shortened(curve.name, layout.text, room) + ("" if reached == rounds else f" @{reached}")
+    return ellipsize(curve.name, layout.text, room) + ("" if reached == rounds else f" @{reached}")
 
 
 def _ticks(rounds: int) -> list[int]:
@@ -168,8 +168,8 @@ def _ticks(rounds: int) -> list[int]:
     return sorted({1, *range(step, rounds + 1, step)})
 
 
-def _line(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
-    look, each = _look(curve), len(curve.values) // breaks
+def _draw_curve(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
+    look, each = _line_style(curve), len(curve.values) // breaks
     for start in range(0, len(curve.values), each):
         part = slice(start, start + each)
         steps, low, high = range(start + 1, start + each + 1), curve.low[part], curve.high[part]
@@ -178,7 +178,7 @@ def _line(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
         axes.plot(steps, curve.values[part], markevery=max(1, rounds // 10), clip_on=False, **look)
 
 
-def _look(curve: Curve) -> dict[str, Any]:
+def _line_style(curve: Curve) -> dict[str, Any]:
     method = curve.family.partition(",")[0]
     color, place = _PALETTE.get(method, INK), list(_PALETTE).index(method) if method in _PALETTE else -1
     return {
@@ -192,17 +192,17 @@ def _look(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
+def _axis_limits(panels: Sequence[Panel]) -> tuple[float, float]:
     if any(panel.whole for panel in panels):
         return 0.0, 100.0
     shown = [value for panel in panels for curve in panel.curves for value in (*curve.low, *curve.high)]
     finite = [value for value in shown if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
-    padding = max(0.06 * (high - low), (_SPAN - (high - low)) / 2)
+    padding = max(0.06 * (high - low), (_MIN_SPAN - (high - low)) / 2)
     return max(0.0, low - padding), high + padding
 
 
-def spread(places: Sequence[float], spacing: float) -> list[float]:
+def spread_labels(places: Sequence[float], spacing: float) -> list[float]:
     """Move heights in 0..1 apart by at least so much, as little as possible up or down, in their order.
 
     Args:
@@ -219,7 +219,7 @@ def spread(places: Sequence[float], spacing: float) -> list[float]:
         middle, members = places[index], [index]
         while blocks and middle - spacing * len(members) / 2 < blocks[-1][0] + spacing * len(blocks[-1][1]) / 2:
             members = blocks.pop()[1] + members
-            middle = _within(sum(places[member] for member in members) / len(members), spacing * (len(members) - 1) / 2)
+            middle = _clamp_center(sum(places[member] for member in members) / len(members), spacing * (len(members) - 1) / 2)
         blocks.append((middle, members))
     moved = dict.fromkeys(order, 0.0)
     for middle, members in blocks:
@@ -228,5 +228,5 @@ def spread(places: Sequence[float], spacing: float) -> list[float]:
     return [moved[index] for index in range(len(places))]
 
 
-def _within(middle: float, reach: float) -> float:
+def _clamp_center(middle: float, reach: float) -> float:
     return min(max(middle, reach), max(1 - reach, reach))

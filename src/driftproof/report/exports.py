@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench import Results, Spec
-from driftproof.bench.archive import Recorded
+from driftproof.bench.archive import RunRecord
 from driftproof.bench.store import Row
 from driftproof.files import atomic_write
 from driftproof.optional import require
@@ -22,7 +22,7 @@ def flat_rows(results: Results) -> list[Row]:
     `found/threshold`, and the precision that was computed with `step/precision`, as the selection has a precision too.
     All rows have the same keys, in the same order; what a row does not have is None.
     """
-    rows = [row for spec, cell in results.cells.items() for row in _rows(spec, cell)]
+    rows = [row for spec, cell in results.runs.items() for row in _rows(spec, cell)]
     keys = sorted({key: None for row in rows for key in row}, key=_section)
     return [{key: row.get(key) for key in keys} for row in rows]
 
@@ -54,7 +54,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
         parquet.write_table(arrow.table(columns), unfinished)
 
 
-def _rows(spec: Spec, cell: Recorded) -> list[Row]:
+def _rows(spec: Spec, cell: RunRecord) -> list[Row]:
     known = {"cell": spec.name, **spec.as_data()}
     known |= {"domains": " ".join(spec.domains), "measures": " ".join(spec.measures), "setting": spec.setting}
     known |= {f"option/{key}": value for key, value in known.pop("options").items()}

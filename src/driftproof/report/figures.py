@@ -21,12 +21,12 @@ __all__ = [
     "QUIET",
     "RULE",
     "WIDE",
-    "Drawing",
+    "ResponsiveFigure",
     "Layout",
-    "drawn",
-    "longest",
+    "make_figure",
+    "max_text_width",
     "new_figure",
-    "plotting",
+    "import_matplotlib",
 ]
 
 INK, QUIET, RULE, PAPER = "#1d2126", "#5c6670", "#dfe3e8", "#fefefe"
@@ -55,7 +55,7 @@ NARROW = Layout("narrow", width=350, text=11.5, panels=1)
 
 
 @dataclass(frozen=True)
-class Drawing:
+class ResponsiveFigure:
     """A figure, drawn for wide pages and for narrow ones.
 
     Attributes:
@@ -93,7 +93,7 @@ class Drawing:
                 unfinished.write_bytes(content)
 
 
-def drawn(name: str, title: str, caption: str, numbers: str, draw: Callable[[Layout], "Figure"]) -> Drawing:
+def make_figure(name: str, title: str, caption: str, numbers: str, draw: Callable[[Layout], "Figure"]) -> ResponsiveFigure:
     """A figure, drawn.
 
     Args:
@@ -103,43 +103,43 @@ def drawn(name: str, title: str, caption: str, numbers: str, draw: Callable[[Lay
         numbers: The numbers that matter, in words.
         draw: Makes the figure, given a layout.
     """
-    with _style(name):
+    with _figure_style(name):
         wide, narrow, pixels = draw(WIDE), draw(NARROW), io.BytesIO()
         wide.savefig(pixels, format="png", dpi=144, metadata={"Software": None})
         description = f"{title}. {caption} {numbers}."
-        return Drawing(name, title, caption, description, _svg(wide), _svg(narrow), pixels.getvalue())
+        return ResponsiveFigure(name, title, caption, description, _render_svg(wide), _render_svg(narrow), pixels.getvalue())
 
 
-def _svg(figure: "Figure") -> str:
+def _render_svg(figure: "Figure") -> str:
     document = io.StringIO()
     figure.savefig(document, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return document.getvalue()
 
 
-def plotting(module: str) -> Any:  # noqa: ANN401  # the modules of a package that may be missing
+def import_matplotlib(module: str) -> Any:  # noqa: ANN401  # the modules of a package that may be missing
     """A module of the plotting package."""
-    return require(f"matplotlib.{module}", "Drawing figures", "'driftproof[report]'")
+    return require(f"matplotlib.{module}", "ResponsiveFigure figures", "'driftproof[report]'")
 
 
 def new_figure(layout: Layout, height: float) -> "Figure":
     """An empty figure; one unit of text size is one CSS pixel in it."""
-    figure: Figure = plotting("figure").Figure(figsize=(layout.width / 72, height / 72), dpi=72)
+    figure: Figure = import_matplotlib("figure").Figure(figsize=(layout.width / 72, height / 72), dpi=72)
     return figure
 
 
-def longest(names: Iterable[str], size: float) -> float:
+def max_text_width(names: Iterable[str], size: float) -> float:
     """The length of the longest of some names. Few fonts run as wide as the one it is measured in.
 
     Args:
         names: At least one.
         size: Height of the letters.
     """
-    font = plotting("font_manager").FontProperties(family="DejaVu Sans", size=size)
-    measure = plotting("textpath").text_to_path.get_text_width_height_descent
+    font = import_matplotlib("font_manager").FontProperties(family="DejaVu Sans", size=size)
+    measure = import_matplotlib("textpath").text_to_path.get_text_width_height_descent
     return max(float(measure(name, font, ismath=False)[0]) for name in names)
 
 
-def shortened(name: str, size: float, room: float) -> str:
+def ellipsize(name: str, size: float, room: float) -> str:
     """A name without its middle where it would not fit: names that begin alike differ in the end.
 
     The mark of an early round, such as ` @2`, does not count as the end.
@@ -149,24 +149,24 @@ def shortened(name: str, size: float, room: float) -> str:
         size: Height of the letters.
         room: The length there is.
     """
-    if longest([name], size) <= room:
+    if max_text_width([name], size) <= room:
         return name
     mark = found[0] if (found := re.search(r" @\d+$", name)) else ""
     whole = name.removesuffix(mark)
     return next(
         short
         for kept in range(len(whole) - 1, -1, -1)
-        if longest([short := f"{_without_middle(whole, kept)}{mark}"], size) <= room or not kept
+        if max_text_width([short := f"{_cut_middle(whole, kept)}{mark}"], size) <= room or not kept
     )
 
 
-def _without_middle(name: str, kept: int) -> str:
+def _cut_middle(name: str, kept: int) -> str:
     return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
 
 
 @contextmanager
-def _style(salt: str) -> Iterator[None]:
-    matplotlib = require("matplotlib", "Drawing figures", "'driftproof[report]'")
+def _figure_style(salt: str) -> Iterator[None]:
+    matplotlib = require("matplotlib", "ResponsiveFigure figures", "'driftproof[report]'")
     chosen = {
         "svg.fonttype": "none",
         "svg.hashsalt": salt,

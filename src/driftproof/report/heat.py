@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from driftproof.report.figures import INK, PAPER, Layout, longest, new_figure, plotting, shortened
-from driftproof.report.numbers import number
+from driftproof.report.figures import INK, PAPER, Layout, max_text_width, new_figure, import_matplotlib, ellipsize
+from driftproof.report.numbers import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Grid", "draw_heat"]
+__all__ = ["HeatmapData", "draw_heatmap"]
 
-_METHODS_ABREAST, _WIDEST = 6, 7
-_SLANT = 50
-_SINE, _COSINE = math.sin(math.radians(_SLANT)), math.cos(math.radians(_SLANT))
+_MAX_COLUMNS_NARROW, _MAX_CELL_WIDTH = 6, 7
+_LABEL_ANGLE = 50
+_SINE, _COSINE = math.sin(math.radians(_LABEL_ANGLE)), math.cos(math.radians(_LABEL_ANGLE))
 _SHADES = ((250, 246, 239), (243, 210, 165), (227, 154, 82), (180, 85, 26), (122, 42, 8))
 
 
 @dataclass(frozen=True)
-class Grid:
+class HeatmapData:
     """Numbers by method and domain.
 
     Attributes:
@@ -40,7 +40,7 @@ class Grid:
     summed_up: bool = True
 
 
-def draw_heat(grid: Grid, layout: Layout) -> "Figure":
+def draw_heatmap(grid: HeatmapData, layout: Layout) -> "Figure":
     """Methods below each other where the page is wide; beside each other, a few at a time, where it is narrow.
 
     Args:
@@ -49,31 +49,31 @@ def draw_heat(grid: Grid, layout: Layout) -> "Figure":
     """
     wide, room = layout.panels > 1, 0.4 * layout.width
     methods, domains = (
-        [shortened(name, layout.text, room) for name in names] for names in (grid.methods, grid.domains)
+        [ellipsize(name, layout.text, room) for name in names] for names in (grid.methods, grid.domains)
     )
     grid = replace(grid, methods=methods, domains=domains)
-    tables = [grid] if wide else [_part(grid, first) for first in range(0, len(grid.methods), _METHODS_ABREAST)]
-    shown = [_Shown(part, turned=not wide) for part in tables]
+    tables = [grid] if wide else [_slice_methods(grid, first) for first in range(0, len(grid.methods), _MAX_COLUMNS_NARROW)]
+    shown = [_OrientedHeatmap(part, turned=not wide) for part in tables]
     text, cell = layout.text, 2.0 * layout.text
-    left = longest((name for part in shown for name in part.rows), text) + 8
-    above = _SINE * longest((name for part in shown for name in part.columns), text) + 1.6 * text
+    left = max_text_width((name for part in shown for name in part.rows), text) + 8
+    above = _SINE * max_text_width((name for part in shown for name in part.columns), text) + 1.6 * text
     most = max(len(part.columns) for part in shown)
     beyond = max(_overhang(part.columns, text, layout.width - left) for part in shown)
-    width = min((layout.width - left) / (most + beyond), _WIDEST * text)
+    width = min((layout.width - left) / (most + beyond), _MAX_CELL_WIDTH * text)
     height = sum(above + cell * len(part.rows) + 0.6 * text for part in shown)
     figure, top = new_figure(layout, height), height
     for part in shown:
         tall = cell * len(part.rows)
         right, bottom = left + width * len(part.columns), top - above - tall
         axes = figure.add_axes((left / layout.width, bottom / height, (right - left) / layout.width, tall / height))
-        _draw(axes, part, layout, _range(grid))
+        _draw_cells(axes, part, layout, _value_range(grid))
         top -= above + tall + 0.6 * text
     return figure
 
 
 @dataclass(frozen=True)
-class _Shown:
-    grid: Grid
+class _OrientedHeatmap:
+    grid: HeatmapData
     turned: bool
 
     @property
@@ -88,8 +88,8 @@ class _Shown:
         return self.grid.values[column][row] if self.turned else self.grid.values[row][column]
 
 
-def _part(grid: Grid, first: int) -> Grid:
-    some = slice(first, first + _METHODS_ABREAST)
+def _slice_methods(grid: HeatmapData, first: int) -> HeatmapData:
+    some = slice(first, first + _MAX_COLUMNS_NARROW)
     return replace(grid, methods=grid.methods[some], values=grid.values[some])
 
 
@@ -97,16 +97,16 @@ def _overhang(names: Sequence[str], text: float, room: float) -> float:
     """By how many columns the slanting names reach beyond the last one."""
     width = 0.85 * room / len(names)
     return max(
-        (_COSINE * longest([name], text) + text) / width + place + 0.5 - len(names) for place, name in enumerate(names)
+        (_COSINE * max_text_width([name], text) + text) / width + place + 0.5 - len(names) for place, name in enumerate(names)
     )
 
 
-def _range(grid: Grid) -> tuple[float, float]:
+def _value_range(grid: HeatmapData) -> tuple[float, float]:
     finite = [value for row in grid.values for value in row if math.isfinite(value)] or [0.0]
     return min(finite), max(finite)
 
 
-def _draw(axes: "Axes", shown: _Shown, layout: Layout, limits: tuple[float, float]) -> None:
+def _draw_cells(axes: "Axes", shown: _OrientedHeatmap, layout: Layout, limits: tuple[float, float]) -> None:
     rows, columns = len(shown.rows), len(shown.columns)
     squares, colors = [], []
     for row, column in itertools.product(range(rows), range(columns)):
@@ -116,17 +116,17 @@ def _draw(axes: "Axes", shown: _Shown, layout: Layout, limits: tuple[float, floa
         squares.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
         colors.append(color)
         axes.text(
-            column + 0.5, row + 0.53, _short(value, shown.grid.digits) if known else "–", ha="center", va="center",
-            fontsize=layout.text - 1, color=_readable_on(color) if known else INK,
+            column + 0.5, row + 0.53, _format_value(value, shown.grid.digits) if known else "–", ha="center", va="center",
+            fontsize=layout.text - 1, color=_contrast_color(color) if known else INK,
         )  # fmt: skip
-    axes.add_collection(plotting("collections").PolyCollection(squares, facecolors=colors, linewidths=0))
+    axes.add_collection(import_matplotlib("collections").PolyCollection(squares, facecolors=colors, linewidths=0))
     if shown.grid.summed_up:
         (axes.axhline if shown.turned else axes.axvline)(
             (rows if shown.turned else columns) - 1, color=PAPER, linewidth=4
         )
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
-    axes.set_xticks([place + 0.5 for place in range(columns)], shown.columns, rotation=_SLANT, ha="left")
+    axes.set_xticks([place + 0.5 for place in range(columns)], shown.columns, rotation=_LABEL_ANGLE, ha="left")
     axes.set_yticks([place + 0.5 for place in range(rows)], shown.rows)
     axes.tick_params(labelsize=layout.text, length=0, pad=5, labeltop=True, labelbottom=False, labelcolor=INK)
     for label in axes.get_xticklabels():
@@ -142,11 +142,11 @@ def _shade(value: float, limits: tuple[float, float]) -> tuple[float, ...]:
     return tuple((start + (place - below) * (end - start)) / 255 for start, end in ends)
 
 
-def _short(value: float, digits: int) -> str:
-    return number(value, digits if abs(value) < 99.95 else 0)
+def _format_value(value: float, digits: int) -> str:
+    return format_number(value, digits if abs(value) < 99.95 else 0)
 
 
-def _readable_on(color: Sequence[float]) -> str:
+def _contrast_color(color: Sequence[float]) -> str:
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if luminance > 0.179 else "#ffffff"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from driftproof.report.figures import QUIET, RULE, Layout, new_figure, plotting
+from driftproof.report.figures import QUIET, RULE, Layout, new_figure, import_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,11 +50,11 @@ def draw_histograms(panels: Sequence[Histogram], layout: Layout) -> "Figure":
     for index, panel in enumerate(panels):
         x, y = across * (index % columns) + left, height - (index // columns + 1) * (top + tall + bottom) + bottom
         place = (x / layout.width, y / height, (across - left - right) / layout.width, tall / height)
-        _draw(figure.add_axes(place), panel, layout)
+        _draw_panel(figure.add_axes(place), panel, layout)
     return figure
 
 
-def _draw(axes: "Axes", panel: Histogram, layout: Layout) -> None:
+def _draw_panel(axes: "Axes", panel: Histogram, layout: Layout) -> None:
     text = layout.text
     for (kind, counts), color in zip(panel.counts.items(), _COLORS, strict=False):
         if total := sum(counts):
@@ -62,9 +62,9 @@ def _draw(axes: "Axes", panel: Histogram, layout: Layout) -> None:
             axes.stairs(shares, panel.edges, color=color, linewidth=2, label=kind)
             axes.stairs(shares, panel.edges, color=color, alpha=0.18, fill=True)
     axes.set_xlim(panel.edges[0], panel.edges[-1])
-    axes.xaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(import_matplotlib("ticker").MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(plotting("ticker").MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(import_matplotlib("ticker").MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=1)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=text, length=0, pad=5)

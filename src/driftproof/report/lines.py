@@ -9,11 +9,11 @@ from typing import Any
 
 from driftproof.bench import METHODS, Results, Spec
 
-__all__ = ["Line", "Quantity", "Stream", "measured_streams", "method_place", "particulars"]
+__all__ = ["MethodSeries", "MetricInfo", "StreamGroup", "group_streams", "method_order", "distinguishing_fields"]
 
 
 @dataclass(frozen=True)
-class Quantity:
+class MetricInfo:
     """What the curves of a stream show.
 
     Attributes:
@@ -29,24 +29,24 @@ class Quantity:
     lower_is_better: bool
 
 
-_FEW = 5
+_MAX_LISTED_DOMAINS = 5
 """Domains that a title has room for."""
 
-_OF_SELECTION = ("margin", "mean_entropy", "on")
+_SELECTION_OPTIONS = ("margin", "mean_entropy", "on")
 """Options that a selection brings with it."""
 
 _SYMBOLS = {"epsilon": "ε", "mean_entropy": "λ_max"}
 """What formulas call some options."""
 
-_WATCHING = ("novelty",)
+_DIAGNOSTIC_OPTIONS = ("novelty",)
 """Options that change nothing but what is looked at."""
 
-_ERROR = Quantity("error", "error", "error %", lower_is_better=True)
-_OVERLAP = Quantity("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
+_ERROR = MetricInfo("error", "error", "error %", lower_is_better=True)
+_MEAN_IOU = MetricInfo("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodSeries:
     """A method on a stream, with all its seeds.
 
     Attributes:
@@ -74,10 +74,10 @@ class Line:
         """What follows the plus sign; empty for a plain method."""
         return self.method.partition("+")[2]
 
-    def extends(self, plain: "Line") -> bool:
+    def extends(self, plain: "MethodSeries") -> bool:
         """Whether it is this plain method with a selection: all options that both have are the same in both."""
         ours, theirs = (dict(line.cells[0].options) for line in (self, plain))
-        shared = ours.keys() & theirs.keys() - {*_OF_SELECTION, *_WATCHING}
+        shared = ours.keys() & theirs.keys() - {*_SELECTION_OPTIONS, *_DIAGNOSTIC_OPTIONS}
         return self.method.partition("+")[0] == plain.method and all(ours[key] == theirs[key] for key in shared)
 
     def rounds(self, results: Results) -> int:
@@ -90,7 +90,7 @@ class Line:
 
     def steady(self, results: Results) -> bool:
         """Whether it learns nothing, so that its last round stands for all that follow."""
-        return all(results.is_steady(cell) for cell in self.cells)
+        return all(results.is_stateless(cell) for cell in self.cells)
 
     def by_seed(self, results: Results, measure: str) -> list[list[float]]:
         """The mean over domains for each round, seed by seed."""
@@ -103,7 +103,7 @@ class Line:
     def per_domain(self, results: Results, measure: str) -> list[float]:
         """The mean over seeds for each domain of the last round."""
         last, domains = self.rounds(results), self.cells[0].domains
-        found = [_of_round(results.rows(cell), last, measure) for cell in self.furthest(results)]
+        found = [_values_in_round(results.rows(cell), last, measure) for cell in self.furthest(results)]
         return [statistics.fmean(seed.get(domain, math.nan) for seed in found) for domain in domains]
 
     def course(self, results: Results, measures: Sequence[str]) -> list[float]:
@@ -113,7 +113,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamGroup:
     """Lines that have met the same images.
 
     Attributes:
@@ -123,7 +123,7 @@ class Stream:
     """
 
     spec: Spec
-    lines: tuple[Line, ...]
+    lines: tuple[MethodSeries, ...]
     apart: tuple[str, ...] = ()
 
     @property
@@ -144,22 +144,22 @@ class Stream:
         return "iou" in self.spec.measures
 
     @property
-    def quantity(self) -> Quantity:
+    def quantity(self) -> MetricInfo:
         """What its curves show."""
-        return _OVERLAP if self.of_pixels else _ERROR
+        return _MEAN_IOU if self.of_pixels else _ERROR
 
     def rounds(self, results: Results) -> int:
         """How many rounds the furthest line has completed."""
         return max(line.rounds(results) for line in self.lines)
 
-    def pairs(self) -> list[tuple[Line, Line]]:
+    def pairs(self) -> list[tuple[MethodSeries, MethodSeries]]:
         """Each method together with the same one under a selection, which may have options of its own."""
         plain = [line for line in self.lines if not line.selection]
-        found = ((_nearest(line, plain), line) for line in self.lines if line.selection)
+        found = ((_find_plain(line, plain), line) for line in self.lines if line.selection)
         return [(without, line) for without, line in found if without is not None]
 
 
-def _nearest(line: Line, plain: Iterable[Line]) -> Line | None:
+def _find_plain(line: MethodSeries, plain: Iterable[MethodSeries]) -> MethodSeries | None:
     """The method that a selection was put on: by options, and where several would do, by name or by having fewest."""
     rivals = [rival for rival in plain if line.extends(rival)]
     named = [rival for rival in rivals if rival.name == line.base]
@@ -168,19 +168,19 @@ def _nearest(line: Line, plain: Iterable[Line]) -> Line | None:
     return chosen[0] if len(chosen) == 1 else None
 
 
-def measured_streams(results: Results) -> list[Stream]:
+def group_streams(results: Results) -> list[StreamGroup]:
     """Every stream of a results folder on which at least one round is complete."""
-    cells = [spec for spec in results.cells if spec.task == "stream" and results.rounds(spec)]
-    groups = _grouped(cells, _stream_of)
-    order = sorted(groups, key=_place)
-    return [Stream(spec, tuple(_lines(groups[spec], results)), tuple(_apart(spec, order))) for spec in order]
+    cells = [spec for spec in results.runs if spec.task == "stream" and results.rounds(spec)]
+    groups = _group_by(cells, _stream_key)
+    order = sorted(groups, key=_sort_key)
+    return [StreamGroup(spec, tuple(_make_series(groups[spec], results)), tuple(_qualifiers(spec, order))) for spec in order]
 
 
-def _place(spec: Spec) -> tuple[Any, ...]:
+def _sort_key(spec: Spec) -> tuple[Any, ...]:
     return spec.images, spec.model, spec.unknown or "", spec.domains, -spec.batch_size, spec.name
 
 
-def particulars(spec: Spec, others: Iterable[Spec]) -> list[str]:
+def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
     """What tells a stream from others on the same images with the same network.
 
     Args:
@@ -192,69 +192,69 @@ def particulars(spec: Spec, others: Iterable[Spec]) -> list[str]:
         "batch_size": f"batches of {spec.batch_size}",
         "severity": f"severity {spec.severity}",
         "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
-        "domains": _listed(spec.domains, [rival.domains for rival in rivals]),
+        "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
     }
     return [words for field, words in facts.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
 
 
-def _listed(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
+def _describe_domains(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
     """All of a few; of many the first and the last, if no others begin and end like them."""
     ends = len(domains), domains[0], domains[-1]
     alike = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
-    return ", ".join(domains) if alike or len(domains) <= _FEW else "{} domains from {} to {}".format(*ends)
+    return ", ".join(domains) if alike or len(domains) <= _MAX_LISTED_DOMAINS else "{} domains from {} to {}".format(*ends)
 
 
-def _apart(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
+def _qualifiers(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
     if any(other.images == spec.images and other.model != spec.model for other in others):
         yield spec.model
-    yield from particulars(spec, [other for other in others if other.unknown == spec.unknown])
+    yield from distinguishing_fields(spec, [other for other in others if other.unknown == spec.unknown])
 
 
-def _stream_of(spec: Spec) -> Spec:
+def _stream_key(spec: Spec) -> Spec:
     drawn = ("iou",) if "iou" in spec.measures else ("error",)
     return replace(spec, method="", options=(), seed=0, measures=drawn)
 
 
-def _lines(cells: Sequence[Spec], results: Results) -> Iterable[Line]:
+def _make_series(cells: Sequence[Spec], results: Results) -> Iterable[MethodSeries]:
     for method, same in sorted(
-        _grouped(cells, lambda spec: spec.method).items(), key=lambda item: method_place(item[0])
+        _group_by(cells, lambda spec: spec.method).items(), key=lambda item: method_order(item[0])
     ):
-        variants = _grouped(same, lambda spec: spec.options)
-        distinguishing_items = _differing([dict(options) for options in variants])
-        for options, seeds in sorted(variants.items(), key=lambda item: _ascending(item[0], distinguishing_items)):
-            variant = ", ".join(_option(key, value) for key, value in options if key in distinguishing_items)
+        variants = _group_by(same, lambda spec: spec.options)
+        distinguishing_items = _varying_options([dict(options) for options in variants])
+        for options, seeds in sorted(variants.items(), key=lambda item: _option_order(item[0], distinguishing_items)):
+            variant = ", ".join(_format_option(key, value) for key, value in options if key in distinguishing_items)
             longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}  # some differ in what is measured
-            yield Line(method, variant, tuple(longest[seed] for seed in sorted(longest)))
+            yield MethodSeries(method, variant, tuple(longest[seed] for seed in sorted(longest)))
 
 
-def _option(name: str, value: Any) -> str:  # noqa: ANN401  # whatever an option may be
+def _format_option(name: str, value: Any) -> str:  # noqa: ANN401  # whatever an option may be
     return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _ascending(options: Sequence[tuple[str, Any]], distinguishing_items: Container[str]) -> list[tuple[str, bool, Any]]:
+def _option_order(options: Sequence[tuple[str, Any]], distinguishing_items: Container[str]) -> list[tuple[str, bool, Any]]:
     """By what differs, numbers in their order and before words."""
     values = [(key, value) for key, value in options if key in distinguishing_items]
     return [(key, False, value) if isinstance(value, int | float) else (key, True, str(value)) for key, value in values]
 
 
-def _differing(options: Sequence[dict[str, Any]]) -> set[str]:
+def _varying_options(options: Sequence[dict[str, Any]]) -> set[str]:
     return {key for key in itertools.chain(*options) if len({repr(each.get(key, "")) for each in options}) > 1}
 
 
-def method_place(method: str) -> tuple[int, str]:
+def method_order(method: str) -> tuple[int, str]:
     """Where a method stands in a list: in the order of the paper, plain before selecting."""
     base, known = method.partition("+")[0], list(METHODS)
     return (known.index(base) if base in known else len(known)), method
 
 
-def _grouped(cells: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # whatever groups them
+def _group_by(cells: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # whatever groups them
     groups: dict[Any, list[Spec]] = {}
     for spec in cells:
         groups.setdefault(key(spec), []).append(spec)
     return groups
 
 
-def _of_round(rows: Iterable[dict[str, Any]], round: int, measure: str) -> dict[str, float]:
+def _values_in_round(rows: Iterable[dict[str, Any]], round: int, measure: str) -> dict[str, float]:
     return {
         row["domain"]: math.nan if row.get(measure) is None else row[measure] for row in rows if row["round"] == round
     }

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from driftproof.bench import Measured
-from driftproof.report.comparison import Comparison, Shown, compared
+from driftproof.bench import FilledTable
+from driftproof.report.comparison import Comparison, TableCell, compare_with_paper
 
-__all__ = ["markdown_table", "table_markdown"]
+__all__ = ["format_markdown_table", "render_table"]
 
-_WIDTH = 3
+_MAX_COLUMNS = 3
 
 
-def table_markdown(measured: Measured) -> str:
+def render_table(measured: FilledTable) -> str:
     """A table of which something was measured; one for each group of columns where the paper has numbers too.
 
     A number from an earlier round than the table asks for is followed by `@` and that round.
@@ -19,42 +19,42 @@ def table_markdown(measured: Measured) -> str:
     Args:
         measured: The table with its numbers.
     """
-    comparison = compared(measured)
+    comparison = compare_with_paper(measured)
     if not comparison.reference:
-        rows = [[row, *(_ours(comparison, row, column) for column in comparison.columns)] for row in comparison.rows]
-        return markdown_table(["", *comparison.columns], rows)
-    return "\n\n".join(_beside_the_papers(comparison, columns) for columns in _side_by_side(comparison.columns))
+        rows = [[row, *(_format_ours(comparison, row, column) for column in comparison.columns)] for row in comparison.rows]
+        return format_markdown_table(["", *comparison.columns], rows)
+    return "\n\n".join(_render_with_paper(comparison, columns) for columns in _group_columns(comparison.columns))
 
 
-def _side_by_side(columns: Sequence[str]) -> Iterator[Sequence[str]]:
+def _group_columns(columns: Sequence[str]) -> Iterator[Sequence[str]]:
     """Columns of one set together, and of those that belong to none as many as a page is wide enough for."""
     for name, group in itertools.groupby(columns, key=lambda column: column.partition("/")[0] * ("/" in column)):
         together = list(group)
-        width = len(together) if name else _WIDTH
+        width = len(together) if name else _MAX_COLUMNS
         yield from (together[start : start + width] for start in range(0, len(together), width))
 
 
-def _beside_the_papers(comparison: Comparison, columns: Sequence[str]) -> str:
+def _render_with_paper(comparison: Comparison, columns: Sequence[str]) -> str:
     head = ["", *itertools.chain.from_iterable((column, "paper", "difference") for column in columns)]
     rows = []
     for row in comparison.rows:
-        places = [comparison.places.get((row, column), Shown()) for column in columns]
+        places = [comparison.places.get((row, column), TableCell()) for column in columns]
         if any(place.ours for place in places):
             told = (
-                (_ours(comparison, row, column), place.paper, place.difference)
+                (_format_ours(comparison, row, column), place.paper, place.difference)
                 for column, place in zip(columns, places, strict=True)
             )
             rows.append([row, *itertools.chain.from_iterable(told)])
-    return markdown_table(head, rows)
+    return format_markdown_table(head, rows)
 
 
-def _ours(comparison: Comparison, row: str, column: str) -> str:
-    place = comparison.places.get((row, column), Shown())
+def _format_ours(comparison: Comparison, row: str, column: str) -> str:
+    place = comparison.places.get((row, column), TableCell())
     number = f"**{place.ours}**" if place.best and place.ours else place.ours
     return " ".join(filter(None, (number, place.deviation, place.reached))) or "–"
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; the first column is words, the others numbers.
 
     Examples:

@@ -1,9 +1,9 @@
 """Numbers as readers see them."""
 
-__all__ = ["duration", "memory", "number", "signed"]
+__all__ = ["format_duration", "format_bytes", "format_number", "format_signed"]
 
 
-def number(value: float, digits: int = 1) -> str:
+def format_number(value: float, digits: int = 1) -> str:
     """A number with so many digits after the point.
 
     Examples:
@@ -13,18 +13,18 @@ def number(value: float, digits: int = 1) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
-def signed(value: float, digits: int = 1) -> str:
+def format_signed(value: float, digits: int = 1) -> str:
     """A difference, with its sign.
 
     Examples:
         >>> signed(-6.94), signed(0.31), signed(-0.01)
         ('−6.9', '+0.3', '0.0')
     """
-    text = number(value, digits)
+    text = format_number(value, digits)
     return f"+{text}" if round(value, digits) > 0 else text
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time in its two largest units.
 
     Examples:
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def memory(size: int | None) -> str:
+def format_bytes(size: int | None) -> str:
     """A number of bytes in binary units; a dash where it is not known.
 
     Examples:

@@ -11,19 +11,19 @@ from driftproof.bench import Results
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.caveats import caveats, computed
-from driftproof.report.commands import commands
-from driftproof.report.comparison import Comparison, compared
-from driftproof.report.drawings import course_drawings, domain_drawings, round_drawings, share_drawings
+from driftproof.report.caveats import metadata_notes, compute_notes
+from driftproof.report.commands import reproduction_commands
+from driftproof.report.comparison import Comparison, compare_with_paper
+from driftproof.report.drawings import within_domain_figures, domain_figures, round_figures, selected_share_figures
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
-from driftproof.report.figures import NARROW, WIDE, Drawing
-from driftproof.report.findings import conclusion, findings
-from driftproof.report.lines import Stream, measured_streams
-from driftproof.report.protocol import protocol
+from driftproof.report.figures import NARROW, WIDE, ResponsiveFigure
+from driftproof.report.findings import overall_summary, stream_findings
+from driftproof.report.lines import StreamGroup, group_streams
+from driftproof.report.protocol import build_protocol
 
 __all__ = ["write_report"]
 
-_APART_FROM_STREAMS = {
+_TASK_SUMMARIES = {
     "costs": "The cost of a step of each method.",
     "gradients": "How far the gradients of single samples agree.",
 }
@@ -48,10 +48,10 @@ def write_report(results: Results, out: Path, *, title: str | None = None) -> Pa
         raise InputError(
             f"Expected rows in {results.folder}, but no cell has one yet. Run the same `driftproof bench run` again."
         )
-    streams = measured_streams(results)
+    streams = group_streams(results)
     sections = [section for section in _sections(results, streams) if section.drawings]
     scenes = (out / "scenes" / "index.html").exists()
-    page = _rendered(results, streams, sections, title, scenes)
+    page = _render_page(results, streams, sections, title, scenes)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for drawing in itertools.chain.from_iterable(section.drawings for section in sections):
         drawing.save(out / "figures")
@@ -67,40 +67,40 @@ class _Section:
     anchor: str
     title: str
     note: str
-    drawings: Sequence[Drawing]
+    drawings: Sequence[ResponsiveFigure]
 
 
-def _sections(results: Results, streams: Sequence[Stream]) -> list[_Section]:
+def _sections(results: Results, streams: Sequence[StreamGroup]) -> list[_Section]:
     return [
         _Section(
             "rounds",
             "Over the rounds",
             "Dashed with hollow marks: the plain method. Solid with filled marks: the same method with selection.",
-            round_drawings(results, streams),
+            round_figures(results, streams),
         ),
         _Section(
             "course",
             "As the frames came",
             "Within each domain, the mean IoU of everything that had come of it.",
-            course_drawings(results, streams),
+            within_domain_figures(results, streams),
         ),
         _Section(
             "domains",
             "Domain by domain",
             "The darker, the higher. All numbers of a figure share one scale.",
-            domain_drawings(results, streams),
+            domain_figures(results, streams),
         ),
         _Section(
             "selected",
             "What was learned from",
             "Only methods that choose what to learn from are shown; the others learn from everything, or from nothing.",
-            share_drawings(results, streams),
+            selected_share_figures(results, streams),
         ),
     ]
 
 
-def _rendered(
-    results: Results, streams: Sequence[Stream], sections: Sequence[_Section], title: str | None, scenes: bool
+def _render_page(
+    results: Results, streams: Sequence[StreamGroup], sections: Sequence[_Section], title: str | None, scenes: bool
 ) -> str:
     import jinja2
 
@@ -110,24 +110,24 @@ def _rendered(
     )
     template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
     tables = results.tables()
-    comparisons = [compared(table) for table in tables]
+    comparisons = [compare_with_paper(table) for table in tables]
     text: str = template.render(
         title=title or _title(comparisons, results),
         summary=_summary(results, streams),
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
-        conclusion=conclusion(results, streams),
-        findings=findings(results, streams),
+        conclusion=overall_summary(results, streams),
+        findings=stream_findings(results, streams),
         notes=_notes(results, comparisons),
         comparisons=comparisons,
-        computed={table.table.name: computed(table, results) for table in tables},
-        headed=_headed,
+        computed={table.table.name: compute_notes(table, results) for table in tables},
+        headed=_group_columns,
         sections=sections,
         scenes=scenes,
         wide=WIDE,
         narrow=NARROW,
         streams=streams,
-        protocol=protocol(results, streams),
-        commands=commands(results),
+        protocol=build_protocol(results, streams),
+        commands=reproduction_commands(results),
     )
     return text
 
@@ -137,51 +137,51 @@ def _title(comparisons: Sequence[Comparison], results: Results) -> str:
     return next(iter(titles)) if len(titles) == 1 else f"Results of {results.folder.resolve().name}"
 
 
-def _summary(results: Results, streams: Sequence[Stream]) -> str:
+def _summary(results: Results, streams: Sequence[StreamGroup]) -> str:
     if not streams:
-        tasks = dict.fromkeys(spec.task for spec in results.cells if results.rounds(spec))
-        return " ".join(_APART_FROM_STREAMS[task] for task in tasks) or "No round is complete yet."
+        tasks = dict.fromkeys(spec.task for spec in results.runs if results.rounds(spec))
+        return " ".join(_TASK_SUMMARIES[task] for task in tasks) or "No round is complete yet."
     methods = {line.name for stream in streams for line in stream.lines}
     rounds = max(stream.rounds(results) for stream in streams)
     moving = (line for stream in streams for line in stream.lines if not line.steady(results))
     at_most = "up to " if any(line.rounds(results) < rounds for line in moving) else ""
     models = dict.fromkeys(stream.spec.model for stream in streams)
-    where = _and([stream.name for stream in streams]) if len(streams) < 4 else f"{len(streams)} streams"
+    where = _join([stream.name for stream in streams]) if len(streams) < 4 else f"{len(streams)} streams"
     return (
-        f"{_count(len(methods), 'method')} adapt {_and(list(models))} to {where}: "
-        f"{at_most}{_count(rounds, 'round')} through "
-        f"{_count(max(len(stream.spec.domains) for stream in streams), 'domain')}, nothing reset in between."
+        f"{_pluralize(len(methods), 'method')} adapt {_join(list(models))} to {where}: "
+        f"{at_most}{_pluralize(rounds, 'round')} through "
+        f"{_pluralize(max(len(stream.spec.domains) for stream in streams), 'domain')}, nothing reset in between."
     )
 
 
 def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
     notes = []
-    limit = results.shared.get("limit")
+    limit = results.metadata.get("limit")
     if limit is not None:
         beware = " Beside the paper's numbers, they are a rough guide." * any(found.reference for found in comparisons)
         notes.append(f"These numbers come from the first {limit} images of each domain.{beware}")
-    notes += caveats({**results.shared, "limit": None})
+    notes += metadata_notes({**results.metadata, "limit": None})
     if any(comparison.unfinished for comparison in comparisons):
         notes.append(
             "Numbers marked with @ are from an earlier round than their table asks for: no later one was reached by "
             "all runs behind them."
         )
-    begun = [spec.name for spec in results.cells if not results.rounds(spec)]
+    begun = [spec.name for spec in results.runs if not results.rounds(spec)]
     if begun:
-        notes.append(f"Not one round complete: {_and(begun)}.")
+        notes.append(f"Not one round complete: {_join(begun)}.")
     return notes
 
 
-def _headed(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
+def _group_columns(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Columns under their common head: `A/x` and `A/y` are x and y under A."""
     pairs = [(head, below) if slash else ("", head) for head, slash, below in (name.partition("/") for name in columns)]
     return [(head, [below for _, below in group]) for head, group in itertools.groupby(pairs, key=lambda pair: pair[0])]
 
 
-def _count(number: int, noun: str) -> str:
+def _pluralize(number: int, noun: str) -> str:
     return f"one {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _and(names: Sequence[Any]) -> str:
+def _join(names: Sequence[Any]) -> str:
     *others, last = map(str, names)
     return f"{', '.join(others)} and {last}" if others else last

@@ -6,11 +6,11 @@ from typing import Any
 
 from driftproof.bench import Results, Spec
 
-__all__ = ["Quality", "pooled"]
+__all__ = ["SelectionCounts", "selection_quality_per_round"]
 
 
 @dataclass(frozen=True)
-class Quality:
+class SelectionCounts:
     """How right it was to learn from some samples of a round and not from others.
 
     Attributes:
@@ -46,7 +46,7 @@ class Quality:
         return _percent(self.rejected, self.selected + self.rejected)
 
 
-def pooled(results: Results, spec: Spec, prefix: str = "") -> list[Quality]:
+def selection_quality_per_round(results: Results, spec: Spec, prefix: str = "") -> list[SelectionCounts]:
     """The quality of selection in each complete round of a cell; empty where it was not measured.
 
     Rows hold shares of each domain; the counts they come from can be told from them exactly.
@@ -60,19 +60,19 @@ def pooled(results: Results, spec: Spec, prefix: str = "") -> list[Quality]:
     if not rows or rows[0].get(f"{prefix}rejected") is None:
         return []
     rounds = range(results.rounds(spec))
-    return [_sum(_counts(row, prefix) for row in rows[round * each : (round + 1) * each]) for round in rounds]
+    return [_add_counts(_row_counts(row, prefix) for row in rows[round * each : (round + 1) * each]) for round in rounds]
 
 
-def _counts(row: Mapping[str, Any], prefix: str) -> Quality:
+def _row_counts(row: Mapping[str, Any], prefix: str) -> SelectionCounts:
     samples = row["samples"]
     rejected = round(row[f"{prefix}rejected"] * samples)
     right = round((row[f"{prefix}precision"] or 0) * (samples - rejected))
-    return Quality(samples - rejected, rejected, right, round((row[f"{prefix}npv"] or 0) * rejected))
+    return SelectionCounts(samples - rejected, rejected, right, round((row[f"{prefix}npv"] or 0) * rejected))
 
 
-def _sum(counts: Iterable[Quality]) -> Quality:
+def _add_counts(counts: Iterable[SelectionCounts]) -> SelectionCounts:
     columns = zip(*((q.selected, q.rejected, q.right, q.wrong) for q in counts), strict=True)
-    return Quality(*map(sum, columns))
+    return SelectionCounts(*map(sum, columns))
 
 
 def _percent(part: int, whole: int) -> float:

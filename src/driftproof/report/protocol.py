@@ -6,16 +6,16 @@ from typing import Any
 
 from driftproof.bench import Results, Spec
 from driftproof.bench.store import Row
-from driftproof.report.lines import Line, Stream, method_place
-from driftproof.report.numbers import duration, memory
+from driftproof.report.lines import MethodSeries, StreamGroup, method_order
+from driftproof.report.numbers import format_duration, format_bytes
 
-__all__ = ["Cost", "Protocol", "Words", "protocol"]
+__all__ = ["Cost", "Protocol", "TextTable", "build_protocol"]
 
 _VERSIONS = ("driftproof", "torch", "python")
 
 
 @dataclass(frozen=True)
-class Words:
+class TextTable:
     """A table of words.
 
     Attributes:
@@ -52,38 +52,38 @@ class Protocol:
         shared: What the results rest on besides: limits, stand-ins, checksums of weights and images.
     """
 
-    streams: Words
-    methods: Words
+    streams: TextTable
+    methods: TextTable
     costs: dict[str, list[Cost | None]]
     facts: dict[str, str]
     shared: dict[str, str]
 
 
-def protocol(results: Results, streams: Sequence[Stream]) -> Protocol:
+def build_protocol(results: Results, streams: Sequence[StreamGroup]) -> Protocol:
     """The protocol of everything in a results folder.
 
     Args:
         results: The folder.
         streams: Its streams.
     """
-    every = [row for spec in results.cells for row in _conditions(results, spec)]
-    facts = {name: _listed(row.get(name) for row in every) for name in _VERSIONS}
+    every = [row for spec in results.runs for row in _conditions(results, spec)]
+    facts = {name: _join_unique(row.get(name) for row in every) for name in _VERSIONS}
     facts |= {
-        "hardware": _listed(map(_machine, every)),
-        "engines": _listed(" ".join(filter(None, (row.get("engine"), row.get("precision")))) or None for row in every),
-        "time measured": duration(sum(row.get("seconds") or 0 for row in every)),
+        "hardware": _join_unique(map(_describe_machine, every)),
+        "engines": _join_unique(" ".join(filter(None, (row.get("engine"), row.get("precision")))) or None for row in every),
+        "time measured": format_duration(sum(row.get("seconds") or 0 for row in every)),
     }
     head = ("Images", "Unknown", "Network", "Severity", "Batch", "Per domain", "Seeds", "Rounds", "Domains")
     return Protocol(
-        streams=Words(head, [_stream(results, stream) for stream in streams]),
-        methods=Words(("Method", "On", "Hyper-parameters", "In its own words"), list(_methods(results))),
-        costs=_costs(results, streams),
+        streams=TextTable(head, [_describe_stream(results, stream) for stream in streams]),
+        methods=TextTable(("Method", "On", "Hyper-parameters", "In its own words"), list(_describe_methods(results))),
+        costs=_collect_costs(results, streams),
         facts=facts,
-        shared=dict(_flat(results.shared)),
+        shared=dict(_flatten(results.metadata)),
     )
 
 
-def _stream(results: Results, stream: Stream) -> list[str]:
+def _describe_stream(results: Results, stream: StreamGroup) -> list[str]:
     spec, rounds = stream.spec, sorted({line.rounds(results) for line in stream.lines})
     return [
         spec.images,
@@ -92,60 +92,60 @@ def _stream(results: Results, stream: Stream) -> list[str]:
         str(spec.severity),
         str(spec.batch_size),
         "all images" if spec.limit is None else f"first {spec.limit}",
-        _listed(sorted({cell.seed for line in stream.lines for cell in line.cells})),
+        _join_unique(sorted({cell.seed for line in stream.lines for cell in line.cells})),
         f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else str(rounds[0]),
         ", ".join(domain.replace("_", " ") for domain in spec.domains),
     ]
 
 
-def _methods(results: Results) -> Iterable[list[str]]:
+def _describe_methods(results: Results) -> Iterable[list[str]]:
     groups: dict[tuple[Any, ...], list[Spec]] = {}
-    for spec in sorted(results.cells, key=lambda spec: method_place(spec.method)):
-        described = tuple(results.cells[spec].protocol.items())
+    for spec in sorted(results.runs, key=lambda spec: method_order(spec.method)):
+        described = tuple(results.runs[spec].protocol.items())
         groups.setdefault((spec.method, spec.options, described), []).append(spec)
     names = [method for method, _, _ in groups]
     for (method, options, described), cells in groups.items():
-        where = _listed(f"{spec.images} {spec.setting}" for spec in cells)
+        where = _join_unique(f"{spec.images} {spec.setting}" for spec in cells)
         yield [
             method.replace(",", ", "),
             "everything" if names.count(method) == 1 else where,
-            ", ".join(f"{key} {_plain(value)}" for key, value in options) or "none",
+            ", ".join(f"{key} {_format_value(value)}" for key, value in options) or "none",
             "; ".join(f"{axis.replace('_', ' ')} {choice}" for axis, choice in described if choice != "None"),
         ]
 
 
-def _costs(results: Results, streams: Sequence[Stream]) -> dict[str, list[Cost | None]]:
+def _collect_costs(results: Results, streams: Sequence[StreamGroup]) -> dict[str, list[Cost | None]]:
     methods = {line.name: line.method for stream in streams for line in stream.lines}
-    names = sorted(methods, key=lambda name: method_place(methods[name]))
+    names = sorted(methods, key=lambda name: method_order(methods[name]))
     by_stream = [{line.name: line for line in stream.lines} for stream in streams]
-    return {name: [_cost(results, lines[name]) if name in lines else None for lines in by_stream] for name in names}
+    return {name: [_measure_cost(results, lines[name]) if name in lines else None for lines in by_stream] for name in names}
 
 
-def _cost(results: Results, line: Line) -> Cost:
+def _measure_cost(results: Results, line: MethodSeries) -> Cost:
     rows = [row for cell in line.cells for row in _conditions(results, cell)]
     rounds = len(rows) / len(line.cells[0].domains)
     peaks = [row["peak_memory"] for row in rows if row.get("peak_memory") is not None]
-    return Cost(duration(sum(row.get("seconds") or 0 for row in rows) / rounds), memory(max(peaks, default=None)))
+    return Cost(format_duration(sum(row.get("seconds") or 0 for row in rows) / rounds), format_bytes(max(peaks, default=None)))
 
 
 def _conditions(results: Results, spec: Spec) -> list[Row]:
-    return results.cells[spec].conditions[: len(results.rows(spec))]
+    return results.runs[spec].conditions[: len(results.rows(spec))]
 
 
-def _machine(row: Row) -> str:
+def _describe_machine(row: Row) -> str:
     threads = f", {row.get('threads')} threads" if row.get("device") == "cpu" else ""
     return f"{row.get('hardware')} ({row.get('device')}{threads})"
 
 
-def _listed(values: Iterable[Any]) -> str:
+def _join_unique(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "–"
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _flat(shared: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def _flatten(shared: dict[str, Any]) -> Iterable[tuple[str, str]]:
     for key, value in shared.items():
         if isinstance(value, dict):
             yield from ((f"{key} {inner}", str(content)) for inner, content in value.items())

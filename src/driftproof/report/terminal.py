@@ -4,25 +4,25 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from driftproof.bench import Measured
+from driftproof.bench import FilledTable
 from driftproof.errors import InputError
-from driftproof.report.canvas import Canvas
-from driftproof.report.comparison import Comparison, Shown, compared
-from driftproof.report.numbers import number
+from driftproof.report.canvas import BrailleCanvas
+from driftproof.report.comparison import Comparison, TableCell, compare_with_paper
+from driftproof.report.numbers import format_number
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["curve_text", "table_text"]
+__all__ = ["plot_text", "table_text"]
 
-_MARKS = {"○": "●", "□": "■", "△": "▲", "◇": "◆", "▽": "▼", "☆": "★"}
+_MARKERS = {"○": "●", "□": "■", "△": "▲", "◇": "◆", "▽": "▼", "☆": "★"}
 """For plain methods, and for the same ones with a selection."""
 
-_LEAST_SPAN = 5.0
+_MIN_SPAN = 5.0
 
 
-def table_text(measured: Measured) -> "Table":
+def table_text(measured: FilledTable) -> "Table":
     """A table for `rich` to print: ours, and below it in brackets the paper's and the difference.
 
     Args:
@@ -32,7 +32,7 @@ def table_text(measured: Measured) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    comparison = compared(measured, digits=1)
+    comparison = compare_with_paper(measured, digits=1)
     table = Table(
         title=Text(comparison.title, "bold"), caption=Text(_caption(comparison)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
         title_justify="left", caption_justify="left",
@@ -41,8 +41,8 @@ def table_text(measured: Measured) -> "Table":
     for column in comparison.columns:
         table.add_column(Text(column.replace("/", "\n", 1)), justify="right", overflow="fold")
     for row in comparison.rows:
-        places = (comparison.places.get((row, column), Shown()) for column in comparison.columns)
-        table.add_row(Text(row), *(_place(place) for place in places))
+        places = (comparison.places.get((row, column), TableCell()) for column in comparison.columns)
+        table.add_row(Text(row), *(_format_cell(place) for place in places))
     return table
 
 
@@ -52,7 +52,7 @@ def _caption(comparison: Comparison) -> str:
     return "; ".join(filter(None, (comparison.unit, comparison.better, comparison.looks, brackets, early)))
 
 
-def _place(shown: Shown) -> "Text":
+def _format_cell(shown: TableCell) -> "Text":
     from rich.text import Text
 
     ours = f"{shown.ours or '–'}{shown.reached and f' {shown.reached}'}"
@@ -60,7 +60,7 @@ def _place(shown: Shown) -> "Text":
     return Text.assemble((ours, "bold" if shown.best else ""), (f"\n({beside})" if beside else "", "dim"))
 
 
-def curve_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height: int = 14) -> str:
+def plot_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height: int = 14) -> str:
     """Curves over rounds, drawn with characters; each is named where it ends.
 
     Args:
@@ -82,18 +82,18 @@ def curve_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height
     shown = {name: values for name, values in series.items() if any(map(math.isfinite, values))}
     if not shown:
         raise InputError("Expected at least one curve with at least one finite value, but got none.")
-    labels = {name: f"{mark} {name}" for name, mark in _marks(shown).items()}
-    low, high = _limits(shown.values())
-    lines, margin = max(height - 2, len(shown), 2), max(len(number(low)), len(number(high))) + 2
+    labels = {name: f"{mark} {name}" for name, mark in _assign_markers(shown).items()}
+    low, high = _axis_limits(shown.values())
+    lines, margin = max(height - 2, len(shown), 2), max(len(format_number(low)), len(format_number(high))) + 2
     columns, rounds = max(width - margin - max(map(len, labels.values())) - 1, 10), max(map(len, shown.values()))
-    canvas, heights = Canvas(columns, lines), {}
+    canvas, heights = BrailleCanvas(columns, lines), {}
     for name in sorted(shown, key=lambda name: "+" in name):
         across, down = (columns - 1) / max(rounds - 1, 1), (lines - 1) / (high - low)
         finite = [(index, value) for index, value in enumerate(shown[name]) if math.isfinite(value)]
         canvas.line([(across * index, down * (high - value)) for index, value in finite], labels[name][0])
         heights[name] = down * (high - finite[-1][1])
-    ends = {row: labels[name] for name, row in _apart(heights, lines).items()}
-    ticks = {row: number(high - (high - low) * row / (lines - 1)) for row in (0, (lines - 1) // 2, lines - 1)}
+    ends = {row: labels[name] for name, row in _assign_rows(heights, lines).items()}
+    ticks = {row: format_number(high - (high - low) * row / (lines - 1)) for row in (0, (lines - 1) // 2, lines - 1)}
     drawn = [
         f"{ticks.get(row, ''):>{margin - 2}} {'┤' if row in ticks else '│'}{text} {ends.get(row, '')}".rstrip()
         for row, text in enumerate(canvas.text())
@@ -102,7 +102,7 @@ def curve_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height
     return "\n".join([*drawn, axis, f"{'':>{margin}}{'1':<{columns - len(str(rounds))}}{rounds} rounds"])
 
 
-def _apart(heights: Mapping[str, float], lines: int) -> dict[str, int]:
+def _assign_rows(heights: Mapping[str, float], lines: int) -> dict[str, int]:
     """A line of its own for each name, near where it would like to be, in the same order."""
     rows: dict[str, int] = {}
     for name in sorted(heights, key=lambda name: heights[name]):
@@ -113,15 +113,15 @@ def _apart(heights: Mapping[str, float], lines: int) -> dict[str, int]:
     return rows
 
 
-def _marks(names: Mapping[str, object]) -> dict[str, str]:
+def _assign_markers(names: Mapping[str, object]) -> dict[str, str]:
     bases = list(dict.fromkeys(name.partition("+")[0] for name in names))
-    plain = list(_MARKS)
+    plain = list(_MARKERS)
     chosen = {base: plain[index % len(plain)] for index, base in enumerate(bases)}
-    return {name: _MARKS[chosen[name.partition("+")[0]]] if "+" in name else chosen[name] for name in names}
+    return {name: _MARKERS[chosen[name.partition("+")[0]]] if "+" in name else chosen[name] for name in names}
 
 
-def _limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
+def _axis_limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
     finite = [value for values in curves for value in values if math.isfinite(value)]
     low, high = min(finite), max(finite)
-    missing = max(_LEAST_SPAN - (high - low), 0) / 2
+    missing = max(_MIN_SPAN - (high - low), 0) / 2
     return low - missing, high + missing

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from driftproof.bench.jobs import Job
-from driftproof.bench.runner import Note, Told
+from driftproof.bench.runner import ProgressEvent, ProgressCallback
 from driftproof.errors import DriftproofError, ExecutionError
 
 __all__ = ["Failures"]
@@ -29,7 +29,7 @@ class Failures:
         failed
     """
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: ProgressCallback) -> None:
         self._told = told
         self._seen: set[str] = set()
         self._errors: dict[str, DriftproofError] = {}
@@ -42,7 +42,7 @@ class Failures:
             yield
         except DriftproofError as error:
             self._errors[job.spec.name] = error
-            self._told(Note(job.spec, "failed", 0))
+            self._told(ProgressEvent(job.spec, "failed", 0))
 
     def raise_if_any(self) -> None:
         """Raise one error that says of the cells that failed what was wrong, once for all that failed alike."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from driftproof.bench.executors.failures import Failures
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import Settings, Told, Workbench
+from driftproof.bench.runner import RunSettings, ProgressCallback, ResourceProvider
 
 __all__ = ["run_locally"]
 
@@ -13,9 +13,9 @@ __all__ = ["run_locally"]
 def run_locally(
     jobs: Sequence[Job],
     folder: Path,
-    workbench: Workbench,
-    settings: Settings,
-    told: Told,
+    workbench: ResourceProvider,
+    settings: RunSettings,
+    told: ProgressCallback,
     failures: Failures | None = None,
 ) -> None:
     """Run every job in this process, in order; one that fails does not keep the others from being run.

@@ -14,7 +14,7 @@ import torch
 
 from driftproof.bench.executors.failures import Failures
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import Note, Settings, Told, Workbench
+from driftproof.bench.runner import ProgressEvent, RunSettings, ProgressCallback, ResourceProvider
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
 from driftproof.optional import require
 
@@ -29,9 +29,9 @@ _SECONDS_BETWEEN_NOTES = 0.2
 def run_on_ray(
     jobs: Sequence[Job],
     folder: Path,
-    workbench: Workbench,
-    settings: Settings,
-    told: Told,
+    workbench: ResourceProvider,
+    settings: RunSettings,
+    told: ProgressCallback,
     failures: Failures | None = None,
 ) -> None:
     """Run every job as a task of a Ray cluster; when a worker is lost, another goes on with its cell.
@@ -83,7 +83,7 @@ def _connected(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may
         ray.shutdown()
 
 
-def _task(ray: Any, settings: Settings) -> tuple[Any, Settings]:  # noqa: ANN401  # as above
+def _task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # noqa: ANN401  # as above
     """The work as a task of the cluster, and the settings for a worker, which sees no GPU but its own."""
     on_gpu = torch.device(settings.device).type == "cuda"
     if on_gpu and ray.cluster_resources().get("GPU", 0) < 1:
@@ -95,13 +95,13 @@ def _task(ray: Any, settings: Settings) -> tuple[Any, Settings]:  # noqa: ANN401
     return task, replace(settings, device="cuda") if on_gpu else settings
 
 
-def _work(job: Job, folder: Path, workbench: Workbench, settings: Settings, queue: Any) -> Exception | None:  # noqa: ANN401
+def _work(job: Job, folder: Path, workbench: ResourceProvider, settings: RunSettings, queue: Any) -> Exception | None:  # noqa: ANN401
     """What a worker does; what was expected to go wrong is returned, as Ray would disguise it."""
     torch.set_num_threads(_CPUS)
     letters = _Letters(queue)
     try:
         # The worker that had the cell before may still be dying.
-        run_job(job, folder, workbench, settings, letters.send, patience=_PATIENCE)
+        run_job(job, folder, workbench, settings, letters.send, timeout=_PATIENCE)
     except (DriftproofError, OSError) as error:
         return error
     finally:
@@ -128,7 +128,7 @@ class _Letters:
         self._sent = -_SECONDS_BETWEEN_NOTES
         self._last: list[Any] = []
 
-    def send(self, note: Note) -> None:
+    def send(self, note: ProgressEvent) -> None:
         now = time.monotonic()
         if note.row is not None or now - self._sent >= _SECONDS_BETWEEN_NOTES:
             # As bytes, so that the process in between need not know what a note is.
@@ -144,7 +144,7 @@ class _Letters:
 class _Mailbox:
     """Where the workers' notes arrive."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: ProgressCallback) -> None:
         queues = require("ray.util.queue", "Running cells on a cluster", "'driftproof[ray]'")
         self.queue = queues.Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
         self._told = told
@@ -156,7 +156,7 @@ class _Mailbox:
 
 
 @contextmanager
-def _mailbox(told: Told) -> Iterator[_Mailbox]:
+def _mailbox(told: ProgressCallback) -> Iterator[_Mailbox]:
     mailbox = _Mailbox(told)
     try:
         yield mailbox

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from driftproof.bench.suites.camvid import camvid, camvid_parts, camvid_rates, camvid_x10, camvid_x100, camvid_x1000
 from driftproof.bench.suites.demo import demo
 from driftproof.bench.suites.driving import s1, s3b, s4, table3, table4
-from driftproof.bench.suites.long_and_short import table1, table2, table5
-from driftproof.bench.suites.looking_in import gradients, rules
-from driftproof.bench.suites.open_choices import endurance, milder, open_choices
-from driftproof.bench.suites.variations import s2, s3, s5, table6, table7, table8
+from driftproof.bench.suites.main_tables import table1, table2, table5
+from driftproof.bench.suites.figures import gradients, rules
+from driftproof.bench.suites.ablations import endurance, milder, open_choices
+from driftproof.bench.suites.secondary_tables import s2, s3, s5, table6, table7, table8
 from driftproof.bench.tables import Suite
 from driftproof.validation import check_choice
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from driftproof.bench.scenes import CLEAN
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.driving import METHODS, driving_cell
-from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.bench.suites.driving import METHODS, make_driving_spec
+from driftproof.bench.tables import TableEntry, Suite, Table
 from driftproof.corruptions import HELD_OUT
 
 __all__ = ["camvid", "camvid_parts", "camvid_rates", "camvid_x10", "camvid_x100", "camvid_x1000"]
@@ -21,7 +21,7 @@ _LIKEWISE = "As `camvid`."
 
 
 def _seen_by(method: str, images: str, domains: tuple[str, ...], factor: int = 1) -> Spec:
-    spec = driving_cell(method, images, domains)
+    spec = make_driving_spec(method, images, domains)
     # Rounded, so that ten times 1e-6 is 1e-5 to the last bit.
     rates = {key: round(factor * rate, 12) for key, rate in spec.options if key == "lr" and isinstance(rate, float)}
     return replace(spec, severity=3, measures=(*spec.measures, "pixels")).with_options(**rates)
@@ -39,7 +39,7 @@ def _at_rates(images: str, domains: tuple[str, ...], factors: tuple[int, ...]) -
 
 def _by_round(name: str, title: str, cells: dict[str, Spec], measure: str, rounds: int = _ROUNDS) -> Table:
     entries = tuple(
-        Entry(row, f"Round {round}", (spec,), measure=measure, round=round)
+        TableEntry(row, f"Round {round}", (spec,), metric=measure, round=round)
         for row, spec in cells.items()
         for round in range(1, rounds + 1)
     )
@@ -63,7 +63,7 @@ def _at_the_end(
     name: str, title: str, cells: dict[str, Spec], columns: dict[str, str], *, lower_is_better: bool | None = False
 ) -> Table:
     entries = tuple(
-        Entry(row, column, (spec,), measure=measure, round=_ROUNDS)
+        TableEntry(row, column, (spec,), metric=measure, round=_ROUNDS)
         for row, spec in cells.items()
         for column, measure in columns.items()
     )

@@ -1,7 +1,7 @@
 """The demo: a small network meets changed digits, with unknown ones among them."""
 
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.bench.tables import TableEntry, Suite, Table
 from driftproof.corruptions import CORRUPTIONS
 
 __all__ = ["demo"]
@@ -27,6 +27,6 @@ def demo() -> Suite:
     title = "Digits with unknown ones among them"
     columns = {f"Round {round}": round for round in (1, 3, _ROUNDS)}
     entries = tuple(
-        Entry(method, column, (_cell(method),), round=round) for method in _METHODS for column, round in columns.items()
+        TableEntry(method, column, (_cell(method),), round=round) for method in _METHODS for column, round in columns.items()
     )
     return Suite("demo", title, (Table("demo", title, entries),), _ROUNDS, command="driftproof demo")

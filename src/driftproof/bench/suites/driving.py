@@ -3,9 +3,9 @@
 from driftproof.bench.scenes import PADDED
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import PAPER_NAMES
-from driftproof.bench.tables import Entry, Suite, Summary, Table
+from driftproof.bench.tables import TableEntry, Suite, Summary, Table
 
-__all__ = ["METHODS", "driving_cell", "s1", "s3b", "s4", "table3", "table4"]
+__all__ = ["METHODS", "make_driving_spec", "s1", "s3b", "s4", "table3", "table4"]
 
 METHODS = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd")
 _STREAM = {"Cityscapes": "cityscapes", "BDD-100K": "bdd100k", "Mapillary": "mapillary"}
@@ -29,7 +29,7 @@ _OPTIONS: dict[str, dict[str, Option]] = {
 _MEAN_ENTROPY = {"tent": 0.5, "swr": 0.2}
 
 
-def driving_cell(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
+def make_driving_spec(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
     """A method on driving scenes, as the paper runs it: two frames at a time."""
     base, _, selection = method.partition("+")
     chosen = dict(_OPTIONS.get(base, {}))
@@ -41,12 +41,12 @@ def driving_cell(method: str, images: str, domains: tuple[str, ...], **options: 
     return spec.with_options(**chosen, **options)
 
 
-def _changing(methods: dict[str, str]) -> tuple[Entry, ...]:
+def _changing(methods: dict[str, str]) -> tuple[TableEntry, ...]:
     """GTAV's model through three cities' worth of domains, one after the other."""
     return tuple(
-        Entry(
-            method, column, (driving_cell(method, "driving-train", tuple(_STREAM.values())),),
-            measure="mean_iou", domain=domain, paper_row=paper_row,
+        TableEntry(
+            method, column, (make_driving_spec(method, "driving-train", tuple(_STREAM.values())),),
+            metric="mean_iou", domain=domain, paper_row=paper_row,
         )
         for method, paper_row in methods.items()
         for column, domain in _STREAM.items()
@@ -64,9 +64,9 @@ def table3() -> Suite:
 def table4() -> Suite:
     """Table 4: one domain, again and again."""
     entries = tuple(
-        Entry(
-            method, f"{column}/Round {round}", (driving_cell(method, "driving-val", (domain,)),),
-            measure="mean_iou", round=round, domain=domain, paper_row=PAPER_NAMES[method],
+        TableEntry(
+            method, f"{column}/Round {round}", (make_driving_spec(method, "driving-val", (domain,)),),
+            metric="mean_iou", round=round, domain=domain, paper_row=PAPER_NAMES[method],
         )
         for method in METHODS
         for column, domain in _TARGETS.items()
@@ -83,13 +83,13 @@ def table4() -> Suite:
 def s1() -> Suite:
     """The supplement's oracle, which drops the pixels of unknown objects."""
     title = "Segmentation without unknown pixels, an oracle"
-    oracle = driving_cell("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
+    oracle = make_driving_spec("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
     entries = (
         *_changing({"tent": "TENT"}),
         *(
-            Entry(
+            TableEntry(
                 "tent (no unknown pixels)", column, (oracle,),
-                measure="mean_iou", domain=domain, paper_row="TENT w/o open-set",
+                metric="mean_iou", domain=domain, paper_row="TENT w/o open-set",
             )
             for column, domain in _STREAM.items()
         ),
@@ -119,7 +119,7 @@ def s4() -> Suite:
         ",".join(methods), "driving-train", _MODEL, domains=("gtav",), batch_size=2, measures=(), task="costs"
     ).with_options(trials=500, warm_up=50, **options)
     entries = tuple(
-        Entry(method, column, (spec,), measure=measure, domain=method, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (spec,), metric=measure, domain=method, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, measure in (("Memory (MB)", "memory"), ("Time (ms)", "milliseconds"))
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from driftproof.bench.spec import Option, Spec
 from driftproof.corruptions import CORRUPTIONS
 
-__all__ = ["OF_THE_FILTER", "PAPER_NAMES", "corrupted", "options_for"]
+__all__ = ["FILTER_OPTIONS", "PAPER_NAMES", "make_spec", "options_for"]
 
 PAPER_NAMES = {
     "source": "Source",
@@ -44,7 +44,7 @@ _ON_SETS: dict[tuple[str, str], dict[str, Option]] = {
 }
 """What differs from the rates above on some sets."""
 
-OF_THE_FILTER = ("redundancy",)
+FILTER_OPTIONS = ("redundancy",)
 """Options of a method's own filter, which a selection replaces."""
 
 
@@ -63,11 +63,11 @@ def options_for(method: str, images: str) -> dict[str, Option]:
     chosen = _RATES.get(base, {}) | _ON_SETS.get((base, images), {})
     if not selection:
         return dict(chosen)
-    kept = {key: value for key, value in chosen.items() if key not in OF_THE_FILTER}
+    kept = {key: value for key, value in chosen.items() if key not in FILTER_OPTIONS}
     return kept | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
 
 
-def corrupted(method: str, images: str, model: str, *, unknown: str | None = None, batch_size: int = 200) -> Spec:
+def make_spec(method: str, images: str, model: str, *, unknown: str | None = None, batch_size: int = 200) -> Spec:
     """A method on the fifteen corruptions at severity 5, with the paper's hyper-parameters.
 
     Plain TENT is what the paper looks into: among unknown images, and on CIFAR without them, novelty scores and what

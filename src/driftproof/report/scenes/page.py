@@ -14,8 +14,8 @@ from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
 from driftproof.report.scenes.paint import REJECTED_COLOR, UNKNOWN_COLOR, VOID_COLORS
-from driftproof.report.scenes.panels import ALARM_COLOR, TITLES, Panel, panels
-from driftproof.report.scenes.sheets import Cell, Swatch, grid, key, save_animation, save_image, titled
+from driftproof.report.scenes.panels import ALARM_COLOR, TITLES, FramePanel, make_panels
+from driftproof.report.scenes.sheets import TitledImage, Swatch, make_grid, make_legend, save_animation, save_image, add_titles
 from driftproof.report.scenes.tally import Tally, tally
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def write_scenes(
     for view in seen:
         counted, rejecting = tally(view), view.rejected is not None
         total += counted
-        entries.append(_entry(view, panels(view, palette), counted, out))
+        entries.append(_entry(view, make_panels(view, palette), counted, out))
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
-    rows = [titled(entry.small, f"{entry.index}: ") for entry in entries]
-    colors = ("Colors", key(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
-    save_image(grid([*rows, [colors]]), out / "contact-sheet.png")
+    rows = [add_titles(entry.small, f"{entry.index}: ") for entry in entries]
+    colors = ("Colors", make_legend(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
+    save_image(make_grid([*rows, [colors]]), out / "contact-sheet.png")
     moving = [_in_rows([*row, colors], 3) for row in rows]
     save_animation(moving, out / "scenes.webp")
     still = _data(moving[0], "JPEG")
@@ -97,13 +97,13 @@ def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swat
     return swatches
 
 
-def _in_rows(cells: Sequence[Cell], across: int) -> "Image":
-    return grid([cells[place : place + across] for place in range(0, len(cells), across)])
+def _in_rows(cells: Sequence[TitledImage], across: int) -> "Image":
+    return make_grid([cells[place : place + across] for place in range(0, len(cells), across)])
 
 
-def _entry(view: View, shown: Sequence[Panel], counted: Tally, out: Path) -> _Entry:
+def _entry(view: View, shown: Sequence[FramePanel], counted: Tally, out: Path) -> _Entry:
     name = f"frames/{view.index + 1:04}.png"
-    save_image(grid([titled([(panel.kind, panel.image) for panel in shown])]), out / name)
+    save_image(make_grid([add_titles([(panel.kind, panel.image) for panel in shown])]), out / name)
     pictures = {panel.kind: _data(panel.scaled(_ON_PAGE), "JPEG" if panel.photograph else "PNG") for panel in shown}
     small = [(panel.kind, panel.scaled(_ON_SHEET)) for panel in shown]
     sentences = counted.sentences(rejecting=view.rejected is not None)

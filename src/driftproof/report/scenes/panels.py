@@ -11,12 +11,12 @@ from driftproof.alarm import Event
 from driftproof.analyses.scenes import View
 from driftproof.data.scenes import SceneClass
 from driftproof.optional import require
-from driftproof.report.scenes.paint import REJECTED_COLOR, painted
+from driftproof.report.scenes.paint import REJECTED_COLOR, colorize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ALARM_COLOR", "TITLES", "Panel", "panels"]
+__all__ = ["ALARM_COLOR", "TITLES", "FramePanel", "make_panels"]
 
 ALARM_COLOR = (255, 214, 0)
 
@@ -30,7 +30,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class FramePanel:
     """One picture of a frame.
 
     Attributes:
@@ -52,36 +52,36 @@ class Panel:
         return self.image.resize((width, height), how.BICUBIC if self.photograph else how.NEAREST)
 
 
-def panels(view: View, palette: Sequence[SceneClass]) -> list[Panel]:
+def make_panels(view: View, palette: Sequence[SceneClass]) -> list[FramePanel]:
     """The pictures of a frame, in the order of `TITLES`; those that there is nothing to show for are left out.
 
     Args:
         view: What an adapter made of the frame.
         palette: Its classes.
     """
-    shown = [Panel("input", _photograph(view.frame), photograph=True)]
-    prediction = painted(view.predicted, palette)
-    shown.append(Panel("prediction", _image(prediction), photograph=False))
+    shown = [FramePanel("input", _frame_image(view.frame), photograph=True)]
+    prediction = colorize(view.predicted, palette)
+    shown.append(FramePanel("prediction", _to_image(prediction), photograph=False))
     if view.rejected is not None:
         without = prediction.copy()
         without[view.rejected.numpy()] = REJECTED_COLOR
-        shown.append(Panel("rejected", _image(without), photograph=False))
-    shown.append(Panel("alarm", _boxed(_photograph(view.frame), view.events), photograph=True))
+        shown.append(FramePanel("rejected", _to_image(without), photograph=False))
+    shown.append(FramePanel("alarm", _draw_boxes(_frame_image(view.frame), view.events), photograph=True))
     if view.labels is not None:
-        shown.append(Panel("truth", _image(painted(view.labels, palette)), photograph=False))
+        shown.append(FramePanel("truth", _to_image(colorize(view.labels, palette)), photograph=False))
     return shown
 
 
-def _photograph(frame: Tensor) -> "Image":
-    return _image(frame.permute(1, 2, 0).contiguous().numpy())
+def _frame_image(frame: Tensor) -> "Image":
+    return _to_image(frame.permute(1, 2, 0).contiguous().numpy())
 
 
-def _image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":
+def _to_image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":
     image: Image = require("PIL.Image", "Drawing scenes").fromarray(pixels)
     return image
 
 
-def _boxed(image: "Image", events: Sequence[Event]) -> "Image":
+def _draw_boxes(image: "Image", events: Sequence[Event]) -> "Image":
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(image)
     line = max(2, round(image.height / 120))
     for top, left, bottom, right in (event.box for event in events if event.box is not None):

@@ -12,9 +12,9 @@ from driftproof.report.scenes.panels import TITLES
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Cell", "Swatch", "grid", "key", "save_animation", "save_image", "titled"]
+__all__ = ["TitledImage", "Swatch", "make_grid", "make_legend", "save_animation", "save_image", "add_titles"]
 
-Cell = tuple[str, "Image"]
+TitledImage = tuple[str, "Image"]
 """Words, and the picture below them."""
 
 Swatch = tuple[str, Color]
@@ -23,7 +23,7 @@ Swatch = tuple[str, Color]
 _PAPER, _INK, _RULE = (253, 253, 252), (29, 33, 38), (150, 150, 150)
 
 
-def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
+def make_grid(rows: Sequence[Sequence[TitledImage]], *, gap: int = 8) -> "Image":
     """Pictures of one size in rows and columns, each with its words above it.
 
     Args:
@@ -33,7 +33,7 @@ def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
     width, height = rows[0][0][1].size
     text = min(max(11, round(width / 16)), 28)
     across, down = width + gap, height + gap + round(1.5 * text)
-    pillow, font = require("PIL.Image", "Drawing scenes"), _font(text)
+    pillow, font = require("PIL.Image", "Drawing scenes"), _load_font(text)
     sheet: Image = pillow.new("RGB", (gap + across * len(rows[0]), gap + down * len(rows)), _PAPER)
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
     for row, cells in enumerate(rows):
@@ -44,7 +44,7 @@ def grid(rows: Sequence[Sequence[Cell]], *, gap: int = 8) -> "Image":
     return sheet
 
 
-def key(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
+def make_legend(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
     """What colors stand for, in two columns, as a picture of this size.
 
     Args:
@@ -56,7 +56,7 @@ def key(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
     lines = -(-len(swatches) // 2)
     pitch = min(height / lines, width / 11)
-    font, side = _font(max(8, round(0.62 * pitch))), round(0.7 * pitch)
+    font, side = _load_font(max(8, round(0.62 * pitch))), round(0.7 * pitch)
     for place, (words, color) in enumerate(swatches):
         left, top = place // lines * width // 2, round(place % lines * pitch)
         draw.rectangle((left, top, left + side, top + side), fill=color, outline=_RULE)
@@ -92,7 +92,7 @@ def save_animation(images: "Sequence[Image]", path: Path, *, seconds: float = 0.
         )
 
 
-def titled(kinds: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[Cell]:
+def add_titles(kinds: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[TitledImage]:
     """Pictures by kind, under the titles of their kinds.
 
     Args:
@@ -103,5 +103,5 @@ def titled(kinds: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[Cell]
     return [(f"{prefix}{words}" if place == 0 else words, image) for place, (words, image) in enumerate(cells)]
 
 
-def _font(size: int) -> Any:  # noqa: ANN401  # whichever font Pillow comes with
+def _load_font(size: int) -> Any:  # noqa: ANN401  # whichever font Pillow comes with
     return require("PIL.ImageFont", "Drawing scenes").load_default(size)

@@ -4,13 +4,13 @@ from dataclasses import astuple, dataclass
 
 from driftproof.analyses.scenes import View
 from driftproof.data.scenes import UNKNOWN
-from driftproof.report.numbers import number
+from driftproof.report.numbers import format_number
 
-__all__ = ["Tally", "tally"]
+__all__ = ["PixelStats", "count_pixels"]
 
 
 @dataclass(frozen=True)
-class Tally:
+class PixelStats:
     """Counts of pixels, which add up over frames.
 
     Attributes:
@@ -39,8 +39,8 @@ class Tally:
     rejected_unknown: int = 0
     alarms: int = 0
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "PixelStats") -> "PixelStats":
+        return PixelStats(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
     def sentences(self, *, rejecting: bool = True) -> list[str]:
         """The counts in words, as far as there is something to say.
@@ -50,9 +50,9 @@ class Tally:
         """
         said, known = list[str](), self.right + self.wrong
         if known:
-            said.append(f"{_share(self.right, known)} of the known pixels right")
+            said.append(f"{_format_share(self.right, known)} of the known pixels right")
         if rejecting:
-            said.append(f"{_share(self.rejected, self.pixels)} of the pixels rejected{self._whether_deserved()}")
+            said.append(f"{_format_share(self.rejected, self.pixels)} of the pixels rejected{self._whether_deserved()}")
         return [*said, "1 alarm" if self.alarms == 1 else f"{self.alarms} alarms"]
 
     def _whether_deserved(self) -> str:
@@ -61,11 +61,11 @@ class Tally:
             "wrong": (self.rejected_wrong, self.wrong),
             "unknown": (self.rejected_unknown, self.unknown),
         }
-        shares = [f"{_share(part, whole)} of the {name}" for name, (part, whole) in groups.items() if whole]
+        shares = [f"{_format_share(part, whole)} of the {name}" for name, (part, whole) in groups.items() if whole]
         return f" ({', '.join(shares)} ones)" if shares and self.rejected else ""
 
 
-def tally(view: View) -> Tally:
+def count_pixels(view: View) -> PixelStats:
     """Count the pixels of one frame."""
     rejected = view.predicted < 0 if view.rejected is None else view.rejected
     counts = {"pixels": rejected.numel(), "rejected": int(rejected.sum()), "alarms": len(view.events)}
@@ -74,8 +74,8 @@ def tally(view: View) -> Tally:
         groups = {"right": known & right, "wrong": known & ~right, "unknown": view.labels == UNKNOWN}
         counts |= {name: int(group.sum()) for name, group in groups.items()}
         counts |= {f"rejected_{name}": int((group & rejected).sum()) for name, group in groups.items()}
-    return Tally(**counts)
+    return PixelStats(**counts)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{number(100 * part / whole)}\N{NO-BREAK SPACE}%"
+def _format_share(part: int, whole: int) -> str:
+    return f"{format_number(100 * part / whole)}\N{NO-BREAK SPACE}%"

@@ -29,11 +29,11 @@ from driftproof.data.corrupted import PUBLISHED_QUALITY
 from driftproof.data.scenes import Pictures, Scenes, camvid_classes
 from driftproof.streams import Domain, Order, Shuffled, Stored, scene_domain
 
-__all__ = ["SETS", "StreamedSet"]
+__all__ = ["DATASETS", "DatasetConfig"]
 
 
 @dataclass(frozen=True)
-class StreamedSet:
+class DatasetConfig:
     """An image set that comes in many appearances.
 
     Attributes:
@@ -98,14 +98,14 @@ def _made(
     return kept(images, root / f"{home}-made", make=make, progress=progress)
 
 
-def _camvid(home: str, split: str, height: int | None = None) -> StreamedSet:
+def _camvid(home: str, split: str, height: int | None = None) -> DatasetConfig:
     scenes = partial(camvid_scenes, split=split, height=height)
 
     def images(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed
         clean = Pictures(scenes(root))
         return clean if domain == CLEAN else _made(root, domain, severity, clean=lambda _: clean, home=home, **how)
 
-    return StreamedSet(
+    return DatasetConfig(
         images,
         trained_on="camvid" if height is None else f"camvid-{height}",
         classes=len(camvid_classes()),
@@ -122,16 +122,16 @@ def _other(root: Path) -> ImageSet:
     return array_folder(root / "imagenet64-other")
 
 
-SETS: dict[str, StreamedSet] = {
-    "cifar10-c": StreamedSet(
+DATASETS: dict[str, DatasetConfig] = {
+    "cifar10-c": DatasetConfig(
         partial(_published_or_made, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
         trained_on="cifar10", classes=10, source=partial(cifar10, train=True), clean=cifar10,
     ),
-    "cifar100-c": StreamedSet(
+    "cifar100-c": DatasetConfig(
         partial(_published_or_made, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
         trained_on="cifar100", classes=100, source=partial(cifar100, train=True), clean=cifar100,
     ),
-    "tiny-imagenet-c": StreamedSet(
+    "tiny-imagenet-c": DatasetConfig(
         partial(
             _published_or_made, published=tiny_imagenet_c, clean=tiny_imagenet, home="Tiny-ImageNet-C",
             resave=PUBLISHED_QUALITY,
@@ -139,15 +139,15 @@ SETS: dict[str, StreamedSet] = {
         shuffled=True, trained_on="tinyimagenet", classes=200,
         source=partial(tiny_imagenet, train=True), clean=tiny_imagenet,
     ),
-    "imagenet-c": StreamedSet(
+    "imagenet-c": DatasetConfig(
         lambda root, domain, severity, **how: imagenet_c(root, domain, severity),
         shuffled=True, trained_on="imagenet", classes=1000,
         source=lambda root: folder(root / "imagenet" / "train", size=ShorterSide(256, crop=224)),
     ),
-    "svhn-c": StreamedSet(svhn_c),
-    "imagenet-o-c-64": StreamedSet(partial(imagenet_o_c, side=64), shuffled=True),
-    "imagenet-o-c-224": StreamedSet(partial(imagenet_o_c, side=224), shuffled=True),
-    "imagenet64-other-c": StreamedSet(
+    "svhn-c": DatasetConfig(svhn_c),
+    "imagenet-o-c-64": DatasetConfig(partial(imagenet_o_c, side=64), shuffled=True),
+    "imagenet-o-c-224": DatasetConfig(partial(imagenet_o_c, side=224), shuffled=True),
+    "imagenet64-other-c": DatasetConfig(
         partial(_made, clean=_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
         shuffled=True,
     ),
@@ -155,11 +155,11 @@ SETS: dict[str, StreamedSet] = {
     "camvid-train-c": _camvid("CamVid-Train-C", "train"),
     "camvid-c-180": _camvid("CamVid-C-180", "val+test", 180),
     "camvid-train-c-180": _camvid("CamVid-Train-C-180", "train", 180),
-    "driving-train": StreamedSet(
+    "driving-train": DatasetConfig(
         partial(_frames, split="train"), trained_on="gtav", classes=19,
         scenes=partial(driving, split="train"), source_scenes=partial(driving_source, name="gtav"),
     ),
-    "driving-val": StreamedSet(
+    "driving-val": DatasetConfig(
         partial(_frames, split="val"), trained_on="cityscapes", classes=19,
         scenes=partial(driving, split="val"), source_scenes=partial(driving_source, name="cityscapes"),
     ),

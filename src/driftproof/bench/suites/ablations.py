@@ -10,7 +10,7 @@ from typing import Any
 
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import options_for
-from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.bench.tables import TableEntry, Suite, Table
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 
 __all__ = ["endurance", "milder", "open_choices"]
@@ -36,7 +36,7 @@ def _cell(method: str, images: str, setting: str, batch_size: int, options: dict
 def _table(name: str, title: str, rows: Mapping[str, Mapping[str, Spec]], round: int = _ROUNDS) -> Table:
     """The rounds in between are in the rows, for whoever wants to see which way a choice is going."""
     entries = tuple(
-        Entry(row, column, (spec,), round=round) for row, cells in rows.items() for column, spec in cells.items()
+        TableEntry(row, column, (spec,), round=round) for row, cells in rows.items() for column, spec in cells.items()
     )
     return Table(f"choice_{name}", title, entries)
 

@@ -1,8 +1,8 @@
 """What the paper's figures look into: rules of selection on TENT, and the gradients of its samples."""
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.settings import corrupted
-from driftproof.bench.tables import Entry, Suite, Table
+from driftproof.bench.suites.settings import make_spec
+from driftproof.bench.tables import TableEntry, Suite, Table
 from driftproof.corruptions import CORRUPTIONS
 
 __all__ = ["gradients", "rules"]
@@ -16,7 +16,7 @@ def rules() -> Suite:
     """TENT that learns from all samples, from confident ones, from certain ones, and from those of the crowd."""
     title = "TENT under four rules of selection, 50 rounds"
     entries = tuple(
-        Entry(rule, f"{column}/{setting}", (corrupted(rule, images, "wrn40_2", unknown=unknown),), round=_ROUNDS)
+        TableEntry(rule, f"{column}/{setting}", (make_spec(rule, images, "wrn40_2", unknown=unknown),), round=_ROUNDS)
         for rule in _RULES
         for column, images in _SETS.items()
         for setting, unknown in (("Closed", None), ("Open", "svhn-c"))
@@ -32,7 +32,7 @@ def gradients() -> Suite:
     exact = spec.with_options(layer="block3.layer.5.bn2", mixing=True)
     cheap = spec.with_options(layer="bn1", mixing=False)
     entries = tuple(
-        Entry(row, column, (cell,), measure=measure, domain="all")
+        TableEntry(row, column, (cell,), metric=measure, domain="all")
         for row, cell in (("last block", exact), ("last layer", cheap))
         for column, measure in (("Right with right", "right"), ("Wrong with right", "wrong"))
     )

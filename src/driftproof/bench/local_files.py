@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.bench.scenes import SourceScenes
-from driftproof.bench.sets import SETS, StreamedSet
+from driftproof.bench.datasets import DATASETS, DatasetConfig
 from driftproof.bench.spec import Spec
 from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
@@ -20,7 +20,7 @@ from driftproof.models import build, load_checkpoint, read_checkpoint, restore
 from driftproof.streams import Continual, Domain, OpenSet
 from driftproof.validation import check_choice
 
-__all__ = ["Files", "SourceImages"]
+__all__ = ["LocalFiles", "SourceImageBatches"]
 
 _PUBLIC_WEIGHTS = {
     ("wrn40_2", "cifar10"): "cifar10/corruptions/Hendrycks2020AugMix_WRN.pt",
@@ -33,14 +33,14 @@ _PUBLIC_WEIGHTS = {
 
 
 @dataclass(frozen=True)
-class Files:
+class LocalFiles:
     """A workbench over official files.
 
     Attributes:
         data: The folder that holds the data sets; corrupted sets that are not there are made in it.
         weights: The folder that holds the source weights: `wrn40_2_cifar10.pt`, or as RobustBench lays them out.
         frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
-        made_up_frost: Take procedural frost instead.
+        use_procedural_frost: Take procedural frost instead.
         device: Where sets are made.
         prepared_on_test: Sets whose clean test images stand in for their source images, where those are not at hand.
     """
@@ -48,7 +48,7 @@ class Files:
     data: Path
     weights: Path
     frost: Path | None = None
-    made_up_frost: bool = False
+    use_procedural_frost: bool = False
     device: str = "cpu"
     prepared_on_test: Collection[str] = ()
     _opened: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -56,7 +56,7 @@ class Files:
     def __reduce__(self) -> tuple[Any, ...]:
         # What is open here is opened again elsewhere, by a process that may stand in another folder.
         paths = (path and path.absolute() for path in (self.data, self.weights, self.frost))
-        return Files, (*paths, self.made_up_frost, self.device, tuple(self.prepared_on_test))
+        return LocalFiles, (*paths, self.use_procedural_frost, self.device, tuple(self.prepared_on_test))
 
     def model(self, spec: Spec) -> nn.Module:
         """The source model of a cell, with its weights."""
@@ -94,9 +94,9 @@ class Files:
         read = chosen.clean if stand_in else chosen.source
         if read is None:
             raise InputError(f"Expected source images for {spec.images}, but none are known.")
-        return SourceImages(read(self.data), device=device)
+        return SourceImageBatches(read(self.data), device=device)
 
-    def facts(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
+    def fingerprints(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
         """Fingerprints of the weights and of the images that a cell rests on; tells `progress` which sets it makes."""
         path = self._weights_of(spec)
         found = {f"weights {spec.model} {spec.images}": self._once(path, lambda: sha256(path))}
@@ -123,9 +123,9 @@ class Files:
 
     def _photos(self, domain: str) -> FrostPhotos | None:
         # Without a folder they are looked for when a set has to be made: a published one needs none.
-        if domain != "frost" or not (self.made_up_frost or self.frost):
+        if domain != "frost" or not (self.use_procedural_frost or self.frost):
             return None
-        return procedural_frost() if self.made_up_frost else find_frost_photos(self.frost)
+        return procedural_frost() if self.use_procedural_frost else find_frost_photos(self.frost)
 
     def _once(self, key: object, make: Any) -> Any:  # noqa: ANN401  # whatever is made
         if key not in self._opened:
@@ -147,7 +147,7 @@ class Files:
         return there[0]
 
 
-class SourceImages:
+class SourceImageBatches:
     """Batches of labelled source images, the same at every pass.
 
     Args:
@@ -168,7 +168,7 @@ class SourceImages:
             yield pixels.float() / 255, self._images.labels[places].to(self._device)
 
 
-def _with_all_classes(described: StreamedSet, images: ImageSet) -> ImageSet:
+def _with_all_classes(described: DatasetConfig, images: ImageSet) -> ImageSet:
     """Images as they were read; a folder that is missing would have given the classes after it the labels of others."""
     if described.classes is not None and images.classes and len(images.classes) != described.classes:
         raise InputError(
@@ -177,5 +177,5 @@ def _with_all_classes(described: StreamedSet, images: ImageSet) -> ImageSet:
     return images
 
 
-def _set(name: str) -> StreamedSet:
-    return SETS[check_choice("image set", name, SETS)]
+def _set(name: str) -> DatasetConfig:
+    return DATASETS[check_choice("image set", name, DATASETS)]

@@ -1,8 +1,8 @@
 """Tables 1, 2 and 5: every method on three sets, closed and open, after one round and after fifty."""
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.settings import PAPER_NAMES, corrupted
-from driftproof.bench.tables import Entry, Suite, Summary, Table
+from driftproof.bench.suites.settings import PAPER_NAMES, make_spec
+from driftproof.bench.tables import TableEntry, Suite, Summary, Table
 
 __all__ = ["table1", "table2", "table5"]
 
@@ -31,19 +31,19 @@ _PLAIN_CONJUGATE = "conjugate (ε = 0)"
 
 def _cell(method: str, column: str, setting: str) -> Spec:
     images, model, unknown = _COLUMNS[column]
-    return corrupted(method, images, model, unknown=unknown if setting == "Open" else None)
+    return make_spec(method, images, model, unknown=unknown if setting == "Open" else None)
 
 
-def _entries(round: int) -> tuple[Entry, ...]:
+def _entries(round: int) -> tuple[TableEntry, ...]:
     entries = []
     for method in _METHODS:
         for column in _COLUMNS:
             for setting in ("Closed", "Open"):
                 spec, place = _cell(method, column, setting), f"{column}/{setting}"
-                entries.append(Entry(method, place, (spec,), round=round, paper_row=PAPER_NAMES[method]))
+                entries.append(TableEntry(method, place, (spec,), round=round, paper_row=PAPER_NAMES[method]))
                 if method == "conjugate":
                     plain = spec.with_options(epsilon=0.0)
-                    entries.append(Entry(_PLAIN_CONJUGATE, place, (plain,), round=round))
+                    entries.append(TableEntry(_PLAIN_CONJUGATE, place, (plain,), round=round))
     return tuple(entries)
 
 
@@ -80,13 +80,13 @@ def table5() -> Suite:
     return Suite("table5", "Novelty scores of plain TENT among unknown images", tables, _ROUNDS, "Reads table1's runs.")
 
 
-def _score_entries(protocol: str) -> list[Entry]:
+def _score_entries(protocol: str) -> list[TableEntry]:
     sets = {"CIFAR-10/SVHN-C": "CIFAR-10-C", "CIFAR-100/SVHN-C": "CIFAR-100-C"}
     kinds = {"AUROC": "auroc", "FPR@TPR95": "fpr"}
     return [
-        Entry(
+        TableEntry(
             score, f"{shown} {kind}", (_cell("tent", column, "Open"),),
-            measure=f"{score}/{protocol}/{measure}", round=_ROUNDS, paper_row=paper_row,
+            metric=f"{score}/{protocol}/{measure}", round=_ROUNDS, paper_row=paper_row,
         )
         for paper_row, score in _SCORES.items()
         for shown, column in sets.items()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.settings import PAPER_NAMES, corrupted
-from driftproof.bench.tables import Entry, Suite, Summary, Table
+from driftproof.bench.suites.settings import PAPER_NAMES, make_spec
+from driftproof.bench.tables import TableEntry, Suite, Summary, Table
 
 __all__ = ["s2", "s3", "s5", "table6", "table7", "table8"]
 
@@ -13,7 +13,7 @@ _COMPARED = ("source", "bn_adapt", "tent", "tent+crowd", "swr", "swr+crowd")
 
 def _settings(method: str, images: str, model: str, unknown: str, batch_size: int = 200) -> dict[str, Spec]:
     return {
-        setting: corrupted(method, images, model, unknown=beside, batch_size=batch_size)
+        setting: make_spec(method, images, model, unknown=beside, batch_size=batch_size)
         for setting, beside in (("Closed", None), ("Open", unknown))
     }
 
@@ -23,10 +23,10 @@ def _costs(methods: str, trials: int, warm_up: int) -> Spec:
     return spec.with_options(trials=trials, warm_up=warm_up)
 
 
-def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[Entry]:
+def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[TableEntry]:
     measured = {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}
     return [
-        Entry(method, column, (spec,), measure=measure, round=round, domain=method, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (spec,), metric=measure, round=round, domain=method, paper_row=PAPER_NAMES[method])
         for method, spec in methods.items()
         for column, measure in measured.items()
     ]
@@ -37,7 +37,7 @@ def table6() -> Suite:
     methods = ("ent", "swr", "tent", "eata", "tent+crowd")
     costs = _costs(",".join(methods), trials=5000, warm_up=50)
     entries = [
-        Entry(
+        TableEntry(
             method, f"{column} error", tuple(_settings(method, images, "wrn40_2", "svhn-c").values()),
             round=50, paper_row=PAPER_NAMES[method],
         )
@@ -55,9 +55,9 @@ def table7() -> Suite:
     """Table 7: other networks."""
     networks = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
 
-    def entries(round: int) -> tuple[Entry, ...]:
+    def entries(round: int) -> tuple[TableEntry, ...]:
         return tuple(
-            Entry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
+            TableEntry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
             for shown, model in networks.items()
             for setting, spec in _settings(method, "cifar10-c", model, "svhn-c").items()
@@ -76,18 +76,18 @@ def table8() -> Suite:
 
     def cell(method: str, batch_size: int = 200, **options: float) -> Spec:
         if method == "source":  # which learns nothing, and does not care who else is in the batch
-            return corrupted(method, "tiny-imagenet-c", "resnet50")
-        return corrupted(method, "tiny-imagenet-c", "resnet50", batch_size=batch_size).with_options(**options)
+            return make_spec(method, "tiny-imagenet-c", "resnet50")
+        return make_spec(method, "tiny-imagenet-c", "resnet50", batch_size=batch_size).with_options(**options)
 
     rates = {f"lr={rate:g}": rate for rate in (5e-3, 1e-3, 5e-4, 1e-4)}
     sizes = {f"bs={size}": size for size in (64, 32, 16, 8)}
     by_rate = [
-        Entry(method, column, (cell(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (cell(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, rate in rates.items()
     ]
     by_size = [
-        Entry(
+        TableEntry(
             method, column, (cell(method, size, lr=1e-4, accumulate=200 // size),),
             round=rounds, paper_row=PAPER_NAMES[method],
         )
@@ -107,9 +107,9 @@ def table8() -> Suite:
 def s2() -> Suite:
     """The supplement's table on ImageNet-C."""
 
-    def entries(round: int) -> tuple[Entry, ...]:
+    def entries(round: int) -> tuple[TableEntry, ...]:
         return tuple(
-            Entry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
+            TableEntry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
             for setting, spec in _settings(method, "imagenet-c", "resnet50", "imagenet-o-c-224", batch_size=64).items()
         )
@@ -135,11 +135,11 @@ def s3() -> Suite:
     }
 
     def cell(method: str, images: str, model: str, derived: bool) -> Spec:
-        spec = corrupted(method, images, model)
+        spec = make_spec(method, images, model)
         return spec.with_options(threshold=None) if derived and method == "cotta" else spec
 
     entries = [
-        Entry(method, column, (cell(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (cell(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, variant in variants.items()
     ]
@@ -168,17 +168,17 @@ def s5() -> Suite:
     }
 
     def cell(row: str, method: str, images: str, model: str) -> Spec:
-        spec = corrupted(method, images, model)
+        spec = make_spec(method, images, model)
         return spec.with_options(on="logits") if "logits" in row else spec
 
     entries = tuple(
-        Entry(row, column, (cell(row, method, images, model),), round=50, paper_row=paper_row)
+        TableEntry(row, column, (cell(row, method, images, model),), round=50, paper_row=paper_row)
         for row, (method, paper_row) in rows.items()
         for column, (images, model) in columns.items()
     )
     title = "Selection by softmax and by logits, closed, 50 rounds"
     rejected = tuple(
-        replace(entry, measure="rejected", paper_row=None) for entry in entries if entry.row.startswith("tent+crowd")
+        replace(entry, metric="rejected", paper_row=None) for entry in entries if entry.row.startswith("tent+crowd")
     )
     tables = (
         Table("s5", title, entries, "S5_logit_variant"),

@@ -17,19 +17,19 @@ from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import Batch
 from driftproof.validation import check_choice
 
-__all__ = ["MEASURES", "Found", "Measure", "Tally"]
+__all__ = ["METRICS", "MetricValue", "Metric", "MetricCollection"]
 
-Found = float | list[int]
+MetricValue = float | list[int]
 """A number, or the counts of a histogram."""
 
 
-class Measure(Protocol):
+class Metric(Protocol):
     """Sees every batch of a domain, then says what it found."""
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch, without waiting for the device."""
 
-    def result(self) -> Mapping[str, Found]:
+    def compute(self) -> Mapping[str, MetricValue]:
         """The numbers, by name, over everything taken in."""
 
 
@@ -39,10 +39,10 @@ class _Error:
     def __init__(self, device: torch.device) -> None:
         self._errors = Errors(device=device)
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         self._errors.add(logits.argmax(dim=1), batch.labels, batch.known)
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         return {"error": self._errors.result()}
 
 
@@ -52,11 +52,11 @@ class _Selection:
     def __init__(self, device: torch.device) -> None:
         self._counts = SelectionQuality(device=device)
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         correct = (logits.argmax(dim=1) == batch.labels) & batch.known
         self._counts.add(record.selected, correct, batch.known, batch.labelled)
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         return self._counts.result()
 
 
@@ -69,11 +69,11 @@ class _Crowd:
     def __init__(self, device: torch.device) -> None:
         self._counts = SelectionQuality(device=device)
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         correct = (logits.argmax(dim=1) == batch.labels) & batch.known
         self._counts.add(record.novelty <= 0, correct, batch.known)
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         return {f"crowd/{name}": value for name, value in self._counts.result().items()}
 
 
@@ -94,14 +94,14 @@ class _Scores:
         self._known: list[Tensor] = []
         self._scores: dict[str, list[Tensor]] = {}
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         self._correct.append((logits.argmax(dim=1) == batch.labels) & batch.known)
         self._known.append(batch.known)
         for score in self._FROM_LOGITS:
             self._scores.setdefault(score.__name__, []).append(score(logits))
         self._scores.setdefault(scores.confidence_difference.__name__, []).append(record.novelty)
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         correct, known = torch.cat(self._correct), torch.cat(self._known)
         found = {}
         for name, parts in self._scores.items():
@@ -115,7 +115,7 @@ class _Scores:
         return found
 
 
-MEASURES: dict[str, Callable[[torch.device], Measure]] = {
+METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
     "crowd": _Crowd,
@@ -126,7 +126,7 @@ MEASURES: dict[str, Callable[[torch.device], Measure]] = {
 }
 
 
-class Tally:
+class MetricCollection:
     """One visit of a domain.
 
     Args:
@@ -135,25 +135,25 @@ class Tally:
     """
 
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
-        names = [check_choice("measure", name, MEASURES) for name in spec.measures]
-        self._measures = [MEASURES[name](torch.device(device)) for name in names]
+        names = [check_choice("metric", name, METRICS) for name in spec.measures]
+        self._metrics = [METRICS[name](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
         self._outcomes: list[Outcome | LazyOutcome] = []
 
-    def add(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
         """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""
-        for measure in self._measures:
-            measure.add(logits, batch, record)
+        for metric in self._metrics:
+            metric.update(logits, batch, record)
         self._row |= {"round": batch.round, "domain": batch.domain}
         self._row["batches"] += 1
         self._row["samples"] += len(batch.labels)
         self._outcomes.append(record.outcome)
 
-    def row(self) -> Row:
+    def compute(self) -> Row:
         """Everything that was measured; what does not apply is None, as JSON has no NaN."""
         # Asking waits for the device, so it is left to the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
-        found = {name: value for measure in self._measures for name, value in measure.result().items()}
+        found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
         finite = {name: value if _is_known(value) else None for name, value in found.items()}
         return (
             {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
@@ -162,5 +162,5 @@ class Tally:
         )
 
 
-def _is_known(value: Found) -> bool:
+def _is_known(value: MetricValue) -> bool:
     return isinstance(value, list) or math.isfinite(value)

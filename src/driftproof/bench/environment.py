@@ -11,7 +11,7 @@ import torch
 from driftproof import __version__
 from driftproof.bench.store import Row
 
-__all__ = ["Watch", "hardware"]
+__all__ = ["ResourceMonitor", "hardware"]
 
 _PROCESSORS = Path("/proc/cpuinfo")
 
@@ -31,7 +31,7 @@ def _processor(listed: Path) -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-class Watch:
+class ResourceMonitor:
     """Time and memory from its making on.
 
     Args:
@@ -44,7 +44,7 @@ class Watch:
             torch.cuda.reset_peak_memory_stats(self._device)
         self._started = time.perf_counter()
 
-    def conditions(self, rows: int = 1) -> Row:
+    def measure(self, rows: int = 1) -> Row:
         """Versions, hardware, seconds since the making, and the largest memory use in bytes.
 
         Args:
