@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from driftproof.analyses import components, method_memory
+from driftproof.analyses import count_memory, method_memory
 from driftproof.cli import main
-from driftproof.models import build
+from driftproof.models import build_model
 
 
 def run(capsys, *words):
@@ -21,7 +21,7 @@ def test_every_method_is_counted_and_timed(capsys):
     costs = json.loads(said.out)
     assert status == 0
     assert list(costs) == ["source", "ent", "tent", "eata", "tent+crowd"]
-    counted = components(build("wrn10_1"), (3, 16, 16))
+    counted = count_memory(build_model("wrn10_1"), (3, 16, 16))
     for name, found in costs.items():
         expected = None if name == "source" else pytest.approx(method_memory(name, counted, batch=4))
         assert found["memory"] == expected

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftproof.analyses import GradientAgreement, SampleGradients
+from driftproof.analyses import GradientCosine, SampleGradients
 from driftproof.bench import Spec, Store
 from driftproof.bench.executors import run_locally
 from driftproof.bench.jobs import Job
@@ -77,7 +77,7 @@ def test_means_of_directions_equal_all_pairs(count, classes, seed, parts):
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(count, 3, generator=generator) * torch.randint(0, 3, (count, 1), generator=generator)
     labels, predictions = (torch.randint(0, classes, (count,), generator=generator) for _ in range(2))
-    agreement = GradientAgreement(classes)
+    agreement = GradientCosine(classes)
     for some in torch.arange(count).tensor_split(parts):
         agreement.add(gradients[some], labels[some], predictions[some])
     expected, sizes = pairs(gradients, labels.tolist(), predictions.tolist(), classes)
@@ -86,7 +86,7 @@ def test_means_of_directions_equal_all_pairs(count, classes, seed, parts):
 
 
 def test_nothing_seen_is_nothing_known():
-    assert GradientAgreement(3).cosines().isnan().all()
+    assert GradientCosine(3).cosines().isnan().all()
 
 
 def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
@@ -99,7 +99,7 @@ def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
     assert 0 < taken <= time.perf_counter() - started + 0.01, "rows that were measured together share the time"
     rows = {row["domain"]: row for row in Store(tmp_path).run(spec).rows}
     assert set(rows) == {"fog", "snow", "all"}
-    bench, expected = SmallBench(), GradientAgreement(CLASSES)
+    bench, expected = SmallBench(), GradientCosine(CLASSES)
     gradients_of = SampleGradients(bench.model(spec), LAYERS[-2])
     for batch in bench.stream(spec, 1, None):
         gradients, logits = gradients_of(batch.images)

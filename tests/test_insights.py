@@ -14,8 +14,8 @@ from driftproof.bench.histograms import BINS, KINDS, edges
 from driftproof.cli import main
 from driftproof.report import ANALYSES
 from driftproof.report.curves import Curve, Panel, draw_curves
-from driftproof.report.figures import WIDE
-from driftproof.report.pooled import selection_quality_per_round
+from driftproof.report.responsive import WIDE
+from driftproof.report.selection_quality import selection_quality_per_round
 
 ROUNDS = 3
 SPECS = [spec for spec in suite("rules").specs() if (spec.images, spec.unknown) == ("cifar10-c", None)]

@@ -17,13 +17,13 @@ from driftproof.analyses import (
     SCENE_FORMULAS,
     Formula,
     Timing,
-    components,
+    count_memory,
     method_memory,
     peak_memory,
     synchronizer,
     time_steps,
 )
-from driftproof.models import build
+from driftproof.models import build_model
 from driftproof.norms import norm_layers
 from networks import NORM_NETWORKS, DictNet, SegmentationNet, Tied
 
@@ -56,7 +56,7 @@ class Called(nn.Module):
 
 @pytest.fixture(scope="module")
 def wide_resnet():
-    return components(build("wrn40_2"), (3, 32, 32))
+    return count_memory(build_model("wrn40_2"), (3, 32, 32))
 
 
 def wide_resnet_by_hand():
@@ -109,8 +109,8 @@ def test_the_comparison_comes_out_to_the_tenth(wide_resnet, name, printed):
 @pytest.fixture(scope="module")
 def deeplab():
     with torch.device("meta"):
-        model = build("deeplabv3plus_resnet50")
-    return components(model, (3, 800, 1455))
+        model = build_model("deeplabv3plus_resnet50")
+    return count_memory(model, (3, 800, 1455))
 
 
 def test_the_segmentation_networks_components_come_out_to_the_printed_digit(deeplab):
@@ -156,7 +156,7 @@ def test_every_formula_on_a_count_by_hand(wide_resnet):
 
 
 def test_three_layers_counted_by_hand():
-    counted = components(three_layers(), (3, 6, 5))
+    counted = count_memory(three_layers(), (3, 6, 5))
     assert (counted.parameters, counted.moving, counted.affine) == (126, 126, 8)
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs, counted.outputs) == (94, 120, 120, 2)
     assert method_memory("tent", counted, batch=8) * MEBIBYTE == 8 * 4 + 118 + 8 * (120 * 4 + 120 / 8)
@@ -168,11 +168,11 @@ def test_three_layers_counted_by_hand():
 )
 def test_a_relu_called_twice_counts_twice_however_it_is_called(relu):
     network = nn.Sequential(nn.Conv2d(3, 8, 1), Called(relu, torch.neg, relu), Called(lambda x: F.relu(input=x)))
-    assert components(network, (3, 4, 4)).relu_inputs == 3 * 8 * 4 * 4
+    assert count_memory(network, (3, 4, 4)).relu_inputs == 3 * 8 * 4 * 4
 
 
 def test_layers_used_twice_count_twice_and_their_parameters_once():
-    counted = components(Tied(), (3, 6, 6))
+    counted = count_memory(Tied(), (3, 6, 6))
     assert counted.layer_inputs == (3 + 8 + 8) * 36 + 8
     assert counted.norm_inputs == counted.relu_inputs == 2 * 8 * 36
     assert counted.parameters == sum(parameter.numel() for parameter in Tied().parameters())
@@ -199,15 +199,15 @@ class Attending(nn.Module):
 )
 def test_what_enters_the_projections_of_attention_counts(length, width, projected):
     model, answered = Attending(length=length, width=width), 6 * 8
-    assert components(model, (6, 8)).layer_inputs == projected + answered
+    assert count_memory(model, (6, 8)).layer_inputs == projected + answered
     for pattern, left in (("*_proj_weight", answered), ("*out_proj.weight", projected), ("*weight", 0)):
         scope = dp.scopes.everything().without(pattern)
-        assert components(model, (6, 8), scope=scope).layer_inputs == left
+        assert count_memory(model, (6, 8), scope=scope).layer_inputs == left
 
 
 @pytest.mark.parametrize("pattern", ["1.*", "1.weight"])
 def test_a_frozen_batch_norm_counts_nothing(pattern):
-    counted = components(three_layers(), (3, 6, 5), scope=dp.scopes.everything().without(pattern))
+    counted = count_memory(three_layers(), (3, 6, 5), scope=dp.scopes.everything().without(pattern))
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs) == (94, 0, 120)
     still = 8 if pattern == "1.*" else 4
     assert (counted.parameters, counted.moving, counted.affine) == (126, 126 - still, 8 - still)
@@ -216,14 +216,14 @@ def test_a_frozen_batch_norm_counts_nothing(pattern):
 
 def test_a_batch_norm_without_weights_counts_nothing():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Flatten())
-    counted = components(network, (3, 2, 2))
+    counted = count_memory(network, (3, 2, 2))
     assert (counted.norm_inputs, counted.affine, counted.layer_inputs) == (0, 0, 12)
 
 
 def test_only_the_scope_counts_not_requires_grad():
     network = three_layers().requires_grad_(False)
-    assert components(network, (3, 6, 5)) == components(three_layers(), (3, 6, 5))
-    affine = components(network, (3, 6, 5), scope=dp.scopes.norm_affine())
+    assert count_memory(network, (3, 6, 5)) == count_memory(three_layers(), (3, 6, 5))
+    affine = count_memory(network, (3, 6, 5), scope=dp.scopes.norm_affine())
     assert Formula().mebibytes(affine, batch=4) == FORMULAS["tent"].mebibytes(affine, batch=4)
 
 
@@ -236,7 +236,7 @@ def test_every_kind_of_normalization_is_counted_at_its_input(kind):
         layer.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].numel()))
     network.eval()(torch.rand(2, *shape))
     expected = sum(entered) // 2
-    assert components(make(), shape).norm_inputs == expected > 0
+    assert count_memory(make(), shape).norm_inputs == expected > 0
 
 
 def inputs_by_hooks(network, images):
@@ -251,7 +251,7 @@ def inputs_by_hooks(network, images):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 300))
 def test_pixelwise_outputs_of_any_size_scale_with_the_batch(height, width, batch):
-    counted = components(SegmentationNet(), (3, height, width))
+    counted = count_memory(SegmentationNet(), (3, height, width))
     layers, outputs = inputs_by_hooks(SegmentationNet(), torch.rand(3, 3, height, width))
     assert (3 * counted.layer_inputs, 3 * counted.outputs) == (layers, outputs)
     assert counted.mebibytes(batch=batch)["outputs"] * MEBIBYTE == 4 * batch * counted.outputs
@@ -259,16 +259,16 @@ def test_pixelwise_outputs_of_any_size_scale_with_the_batch(height, width, batch
 
 def test_weights_that_are_computed_and_models_of_few_bits_are_counted():
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
-    assert components(normed, (6,)).layer_inputs == 6
-    assert components(three_layers().bfloat16(), (3, 6, 5)) == components(three_layers(), (3, 6, 5))
+    assert count_memory(normed, (6,)).layer_inputs == 6
+    assert count_memory(three_layers().bfloat16(), (3, 6, 5)) == count_memory(three_layers(), (3, 6, 5))
 
 
 def test_the_model_is_left_alone_and_inference_mode_of_the_caller_does_no_harm():
     network = DictNet()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.inference_mode():
-        counted = components(network, (3, 8, 8), logits="out")
-    assert counted == components(network, (3, 8, 8), logits="out")
+        counted = count_memory(network, (3, 8, 8), logits="out")
+    assert counted == count_memory(network, (3, 8, 8), logits="out")
     assert counted.norm_inputs > 0
     assert network.training
     assert all(parameter.requires_grad for parameter in network.parameters())
@@ -277,12 +277,12 @@ def test_the_model_is_left_alone_and_inference_mode_of_the_caller_does_no_harm()
 
 def test_bad_input_to_the_count_is_refused():
     with pytest.raises(dp.errors.ConfigurationError, match="image_shape"):
-        components(three_layers(), (3, 0, 5))
+        count_memory(three_layers(), (3, 0, 5))
     with pytest.raises(dp.errors.ModelError, match="shape \\(5, 6, 6\\)"):
-        components(three_layers(), (5, 6, 6))
+        count_memory(three_layers(), (5, 6, 6))
     with pytest.raises(dp.errors.ModelError, match="Pass `logits=`"):
-        components(DictNet(), (3, 8, 8))
-    counted = components(three_layers(), (3, 6, 5))
+        count_memory(DictNet(), (3, 8, 8))
+    counted = count_memory(three_layers(), (3, 6, 5))
     with pytest.raises(dp.errors.ConfigurationError, match="batch"):
         method_memory("tent", counted, batch=0)
     with pytest.raises(dp.errors.ConfigurationError, match="Did you mean cotta"):

@@ -30,15 +30,15 @@ from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.errors import InputError, MissingPackageError
-from driftproof.report import ANALYSES, table_notes, plot_text, flat_rows, table_text, write_report
+from driftproof.report import ANALYSES, flat_rows, plot_text, table_notes, table_text, write_report
 from driftproof.report.commands import reproduction_commands
 from driftproof.report.comparison import compare_with_paper
 from driftproof.report.curves import Curve, Panel, draw_curves, spread_labels
-from driftproof.report.drawings import within_domain_figures, domain_figures
-from driftproof.report.figures import WIDE
+from driftproof.report.figures import domain_figures, within_domain_figures
 from driftproof.report.findings import stream_findings
-from driftproof.report.lines import group_streams, distinguishing_fields
 from driftproof.report.protocol import build_protocol
+from driftproof.report.responsive import WIDE
+from driftproof.report.series import distinguishing_fields, group_streams
 
 METHODS = ("bn_adapt", "tent", "tent+crowd")
 LAST = 3

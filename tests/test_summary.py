@@ -13,9 +13,17 @@ from driftproof.bench.archive import write_archive
 from driftproof.bench.paper import paper_table
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.report import load_archives, benchmark_tables, evaluate_claims, render_placeholders, citable_values, render_summary, render_results_page
-from driftproof.report.caveats import table_notes
+from driftproof.report import (
+    benchmark_tables,
+    citable_values,
+    evaluate_claims,
+    load_archives,
+    render_placeholders,
+    render_results_page,
+    render_summary,
+)
 from driftproof.report.comparison import compare_with_paper
+from driftproof.report.notes import table_notes
 
 STILL = {"source": "Source()", "bn_adapt": "Batch()"}
 
@@ -733,7 +741,7 @@ def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp
 
 
 def test_a_quote_that_is_like_no_other_is_not_answered_with_all_of_them(finished):
-    with pytest.raises(ConfigurationError, match=r"There is claims, verdicts, table1, .* and \d+ more\.") as refused:
+    with pytest.raises(ConfigurationError, match=r"Choose from claims, verdicts, table1, .* and \d+ more\.") as refused:
         render_placeholders("<!-- results:zzz --><!-- /results -->", citable_values(load_archives(finished[0])))
     assert len(str(refused.value)) < 2000
 

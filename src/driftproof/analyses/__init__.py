@@ -1,18 +1,18 @@
 """What adaptation costs, in memory and time, and which way single samples pull it."""
 
-from driftproof.analyses.gradients import GradientAgreement, SampleGradients
-from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Components, Formula, components, method_memory
+from driftproof.analyses.gradients import GradientCosine, SampleGradients
+from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Formula, MemoryCounts, count_memory, method_memory
 from driftproof.analyses.timing import Timing, peak_memory, synchronizer, time_steps
 
 __all__ = [
     "FORMULAS",
     "SCENE_FORMULAS",
-    "Components",
     "Formula",
-    "GradientAgreement",
+    "GradientCosine",
+    "MemoryCounts",
     "SampleGradients",
     "Timing",
-    "components",
+    "count_memory",
     "method_memory",
     "peak_memory",
     "synchronizer",

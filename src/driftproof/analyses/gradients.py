@@ -10,9 +10,9 @@ from driftproof.errors import ModelError
 from driftproof.norms import batch_norms
 from driftproof.predictions import entropy, log_probabilities
 
-__all__ = ["GradientAgreement", "SampleGradients"]
+__all__ = ["GradientCosine", "SampleGradients"]
 
-_AT_A_TIME = 32
+_CHUNK_SIZE = 32
 
 
 class SampleGradients:
@@ -41,7 +41,7 @@ class SampleGradients:
         if layer not in norms or norms[layer].weight is None:
             raise ModelError(f"Expected `layer` to name a batch norm with a weight, but got {layer!r}.")
         for name, norm in norms.items():
-            self._model.set_submodule(name, _ByBatch(norm))
+            self._model.set_submodule(name, _BatchNormOps(norm))
         self._layer = layer
         self._weight = self._model.get_parameter(f"{layer}.weight").requires_grad_()
         self._mixing = mixing
@@ -61,13 +61,13 @@ class SampleGradients:
         samples = torch.eye(len(images), dtype=logits.dtype, device=logits.device)
         parts = [
             torch.autograd.grad(entropies, self._weight, some, retain_graph=True, is_grads_batched=True)[0]
-            for some in torch.split(samples, _AT_A_TIME)
+            for some in torch.split(samples, _CHUNK_SIZE)
         ]
         return torch.cat(parts), logits.detach()
 
     def _at_once(self, images: Tensor) -> tuple[Tensor, Tensor]:
         norm = self._model.get_submodule(self._layer)
-        assert isinstance(norm, _ByBatch)  # put there by the constructor
+        assert isinstance(norm, _BatchNormOps)  # put there by the constructor
         # A weight of its own for each sample: where nothing mixes, the gradient of the sum falls apart into them.
         norm.own = self._weight.detach().repeat(len(images), 1).requires_grad_()
         try:
@@ -78,7 +78,7 @@ class SampleGradients:
         return gradients, logits.detach()
 
 
-class _ByBatch(nn.Module):
+class _BatchNormOps(nn.Module):
     """A batch norm in plain operations, which can be differentiated in every way."""
 
     own: Tensor | None = None
@@ -97,7 +97,7 @@ class _ByBatch(nn.Module):
         return x if self.bias is None else x + self.bias.view(shape)
 
 
-class GradientAgreement:
+class GradientCosine:
     """The mean cosine between the gradients of samples predicted as class i: those of class j with those of class i.
 
     With unit vectors u, the mean over all pairs is the product of two means, so sums of u are all that is kept. On the
@@ -112,7 +112,7 @@ class GradientAgreement:
         sizes: (C, C) int64: samples by label and prediction.
 
     Examples:
-        >>> agreement = GradientAgreement(2)
+        >>> agreement = GradientCosine(2)
         >>> gradients = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
         >>> agreement.add(gradients, torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))
         >>> agreement.cosines()

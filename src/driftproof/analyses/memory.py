@@ -25,13 +25,13 @@ from driftproof.norms import norm_layers
 from driftproof.scopes import Scope, everything
 from driftproof.validation import check_choice
 
-__all__ = ["FORMULAS", "SCENE_FORMULAS", "Components", "Formula", "components", "method_memory"]
+__all__ = ["FORMULAS", "SCENE_FORMULAS", "Formula", "MemoryCounts", "count_memory", "method_memory"]
 
 _MEBIBYTE = 2**20
-_MOVING_BYTES, _FROZEN_BYTES, _RELU_BYTES = 4, 1, 1 / 8
+_TRAINABLE_BYTES, _FROZEN_BYTES, _RELU_BYTES = 4, 1, 1 / 8
 
 # Batch norm without statistics of its own refuses a single value per channel, which is what pooling may leave of one.
-_IMAGES = 2
+_BATCH_SIZE = 2
 
 # Where each function takes its weight.
 _LAYERS: dict[object, int] = {
@@ -43,7 +43,7 @@ _RELUS: frozenset[object] = frozenset({F.relu, torch.relu, torch.relu_, Tensor.r
 
 
 @dataclass(frozen=True)
-class Components:
+class MemoryCounts:
     """What a network's memory is made of.
 
     Attributes:
@@ -66,37 +66,37 @@ class Components:
 
     def copy_bytes(self) -> int:
         """Bytes of one full-precision copy of the network."""
-        return _MOVING_BYTES * self.parameters
+        return _TRAINABLE_BYTES * self.parameters
 
     def weight_bytes(self, *, affine_only: bool) -> int:
         """Bytes of the adapting network's parameters."""
         moving = self.affine if affine_only else self.moving
-        return _MOVING_BYTES * moving + _FROZEN_BYTES * (self.parameters - moving)
+        return _TRAINABLE_BYTES * moving + _FROZEN_BYTES * (self.parameters - moving)
 
     def activation_bytes(self, *, affine_only: bool) -> float:
         """Bytes per image that the backward pass needs."""
         inputs = self.norm_inputs + (0 if affine_only else self.layer_inputs)
-        return _MOVING_BYTES * inputs + _RELU_BYTES * self.relu_inputs
+        return _TRAINABLE_BYTES * inputs + _RELU_BYTES * self.relu_inputs
 
     def output_bytes(self) -> int:
         """Bytes per image of the logits."""
-        return _MOVING_BYTES * self.outputs
+        return _TRAINABLE_BYTES * self.outputs
 
     def mebibytes(self, *, batch: int) -> dict[str, float]:
         """Every component in MiB, for a batch of so many images.
 
         Examples:
             >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-            >>> components(network, (3, 64, 64)).mebibytes(batch=8)["norm_inputs"]
+            >>> count_memory(network, (3, 64, 64)).mebibytes(batch=8)["norm_inputs"]
             1.0
         """
-        _expect_batch(batch)
+        _check_batch(batch)
         amounts = {
             "copy": self.copy_bytes(),
             "weights": self.weight_bytes(affine_only=False),
             "affine_weights": self.weight_bytes(affine_only=True),
-            "layer_inputs": batch * _MOVING_BYTES * self.layer_inputs,
-            "norm_inputs": batch * _MOVING_BYTES * self.norm_inputs,
+            "layer_inputs": batch * _TRAINABLE_BYTES * self.layer_inputs,
+            "norm_inputs": batch * _TRAINABLE_BYTES * self.norm_inputs,
             "relu_inputs": batch * _RELU_BYTES * self.relu_inputs,
             "outputs": batch * self.output_bytes(),
         }
@@ -116,7 +116,7 @@ class Formula:
 
     Examples:
         >>> network = nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
-        >>> counted = components(network, (8,))
+        >>> counted = count_memory(network, (8,))
         >>> Formula(copies=1).mebibytes(counted, batch=16) * 2**20
         1680.0
     """
@@ -127,9 +127,9 @@ class Formula:
     passes: float = 1
     outputs: int = 0
 
-    def mebibytes(self, components: Components, *, batch: int) -> float:
+    def mebibytes(self, components: MemoryCounts, *, batch: int) -> float:
         """The memory in MiB for a batch of so many images."""
-        _expect_batch(batch)
+        _check_batch(batch)
         weights = (1 + self.twins) * components.weight_bytes(affine_only=self.affine_only)
         kept = self.passes * components.activation_bytes(affine_only=self.affine_only)
         per_image = kept + self.outputs * components.output_bytes()
@@ -150,30 +150,30 @@ SCENE_FORMULAS = FORMULAS | {"cotta": Formula(copies=2, passes=3.5)}
 """Those of its comparison on scenes: its number for CoTTA is that of three and a half passes, where images take 32."""
 
 
-def method_memory(name: str, components: Components, *, batch: int) -> float:
+def method_memory(name: str, components: MemoryCounts, *, batch: int) -> float:
     """The memory in MiB that a method needs for a batch.
 
     Args:
         name: One of `FORMULAS`.
-        components: What `components` counted on the network.
+        components: What `count_memory` counted on the network.
         batch: Images per batch.
 
     Examples:
-        >>> from driftproof.models import build
-        >>> counted = components(build("wrn40_2"), (3, 32, 32))
+        >>> from driftproof.models import build_model
+        >>> counted = count_memory(build_model("wrn40_2"), (3, 32, 32))
         >>> {name: round(method_memory(name, counted, batch=200)) for name in ("tent", "tent+crowd")}
         {'tent': 556, 'tent+crowd': 565}
     """
     return FORMULAS[check_choice("method", name, FORMULAS)].mebibytes(components, batch=batch)
 
 
-def components(
+def count_memory(
     model: nn.Module,
     image_shape: Sequence[int],
     *,
     scope: Scope | None = None,
     logits: LogitsAccessor | None = None,
-) -> Components:
+) -> MemoryCounts:
     """Count what a network's memory is made of, in one forward pass that computes nothing.
 
     The pass runs on a stand-in without data, so the size of the network and its images does not matter and the model is
@@ -187,7 +187,7 @@ def components(
 
     Examples:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
-        >>> counted = components(network, (3, 2, 2))
+        >>> counted = count_memory(network, (3, 2, 2))
         >>> counted.layer_inputs, counted.relu_inputs, counted.outputs
         (28, 16, 5)
     """
@@ -197,15 +197,15 @@ def components(
     norms = {id(p) for _, layer in norm_layers(model) for p in layer.parameters(recurse=False)}
     counter = _Counter()
     with torch.inference_mode(False), torch.enable_grad():
-        output = _forward(_without_data(model, moving), image_shape, counter)
-    return Components(
-        parameters=_elements(model.parameters()),
-        moving=_elements(p for p in model.parameters() if id(p) in moving),
-        affine=_elements(p for p in model.parameters() if id(p) in moving & norms),
-        layer_inputs=counter.layer_inputs // _IMAGES,
-        norm_inputs=counter.norm_inputs // _IMAGES,
-        relu_inputs=counter.relu_inputs // _IMAGES,
-        outputs=read_logits(output, logits).numel() // _IMAGES,
+        output = _forward(_to_meta(model, moving), image_shape, counter)
+    return MemoryCounts(
+        parameters=_count_elements(model.parameters()),
+        moving=_count_elements(p for p in model.parameters() if id(p) in moving),
+        affine=_count_elements(p for p in model.parameters() if id(p) in moving & norms),
+        layer_inputs=counter.layer_inputs // _BATCH_SIZE,
+        norm_inputs=counter.norm_inputs // _BATCH_SIZE,
+        relu_inputs=counter.relu_inputs // _BATCH_SIZE,
+        outputs=read_logits(output, logits).numel() // _BATCH_SIZE,
     )
 
 
@@ -225,22 +225,22 @@ class _Counter(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401  # a function may return anything
         kwargs = kwargs or {}
         if func in _RELUS:
-            self.relu_inputs += _entering(args, kwargs)
-        elif func in _LAYERS and _weight_moves(_LAYERS[func], args, kwargs):
-            self.layer_inputs += _entering(args, kwargs)
-        elif func in _NORMS and _weight_moves(_NORMS[func], args, kwargs):
-            self.norm_inputs += _entering(args, kwargs)
+            self.relu_inputs += _input_size(args, kwargs)
+        elif func in _LAYERS and _is_weight_trainable(_LAYERS[func], args, kwargs):
+            self.layer_inputs += _input_size(args, kwargs)
+        elif func in _NORMS and _is_weight_trainable(_NORMS[func], args, kwargs):
+            self.norm_inputs += _input_size(args, kwargs)
         elif func is F.multi_head_attention_forward:
-            self.layer_inputs += _entering_projections(*args, **kwargs)
+            self.layer_inputs += _attention_input_size(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _input_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     entered: Tensor = args[0] if args else kwargs["input"]
     return entered.numel()
 
 
-def _entering_projections(
+def _attention_input_size(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -258,12 +258,12 @@ def _entering_projections(
     return sum(entered.numel() for weight, entered in [*made, (out, query)] if weight.requires_grad)
 
 
-def _weight_moves(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_weight_trainable(place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     weight = args[place] if len(args) > place else kwargs.get("weight")
     return weight is not None and bool(weight.requires_grad)
 
 
-def _without_data(model: nn.Module, moving: set[int]) -> nn.Module:
+def _to_meta(model: nn.Module, moving: set[int]) -> nn.Module:
     """A copy of the model that has shapes only, in which exactly the moving parameters require gradients."""
     stand_ins: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
     for parameter in model.parameters():
@@ -274,7 +274,7 @@ def _without_data(model: nn.Module, moving: set[int]) -> nn.Module:
 
 def _forward(model: nn.Module, image_shape: Sequence[int], counter: _Counter) -> Any:  # noqa: ANN401  # likewise
     kind = next((p.dtype for p in model.parameters() if torch.is_floating_point(p)), torch.float32)
-    images = torch.empty(_IMAGES, *image_shape, dtype=kind, device="meta")
+    images = torch.empty(_BATCH_SIZE, *image_shape, dtype=kind, device="meta")
     try:
         with counter:
             return model(images)
@@ -285,10 +285,10 @@ def _forward(model: nn.Module, image_shape: Sequence[int], counter: _Counter) ->
         ) from error
 
 
-def _elements(parameters: Iterable[Tensor]) -> int:
+def _count_elements(parameters: Iterable[Tensor]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _expect_batch(batch: int) -> None:
+def _check_batch(batch: int) -> None:
     if batch < 1:
         raise ConfigurationError(f"Expected `batch` to be at least 1, but got {batch}.")

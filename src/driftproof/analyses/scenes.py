@@ -12,7 +12,7 @@ from driftproof.alarm import Alarm, Event
 from driftproof.corruptions import FrostPhotos, check_corruption, corrupt
 from driftproof.errors import ConfigurationError, InputError, ModelError
 
-__all__ = ["Corruption", "Frames", "View", "views"]
+__all__ = ["Corruption", "FrameResult", "Frames", "adapt_to_frames"]
 
 
 class Frames(Protocol):
@@ -47,7 +47,7 @@ class Corruption:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class FrameResult:
     """What an adapter made of one frame.
 
     Attributes:
@@ -69,7 +69,7 @@ class View:
     skipped: str | None = None
 
 
-def views(
+def adapt_to_frames(
     adapter: Adapter,
     scenes: Frames,
     *,
@@ -78,7 +78,7 @@ def views(
     every: int = 1,
     batch_size: int = 2,
     corruption: Corruption | None = None,
-) -> Iterator[View]:
+) -> Iterator[FrameResult]:
     """Adapt to the frames of a set in their order, and look at some of them.
 
     Args:
@@ -97,12 +97,12 @@ def views(
     wanted = range(0, len(scenes), every)[:count]
     for start in range(0, wanted[-1] + 1, batch_size):
         places = list(range(len(scenes))[start : start + batch_size])
-        yield from _batch_views(adapter, scenes, places, alarm, corruption, wanted)
+        yield from _adapt_to_batch(adapter, scenes, places, alarm, corruption, wanted)
 
 
-def _batch_views(
+def _adapt_to_batch(
     adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None, wanted: range
-) -> Iterator[View]:
+) -> Iterator[FrameResult]:
     pairs = [scenes.read(place) for place in places]
     frames = torch.stack([frame for frame, _ in pairs])
     if corruption is not None:
@@ -132,4 +132,4 @@ def _batch_views(
             raise InputError(f"Expected labels of the frame's size, but frame {place} of {scenes.name} has others.")
         own = tuple(event for event in events if event.sample == row)
         left_out = None if rejected is None else rejected[row]
-        yield View(place, frames[row], predicted[row], left_out, own, labels, record.skipped)
+        yield FrameResult(place, frames[row], predicted[row], left_out, own, labels, record.skipped)

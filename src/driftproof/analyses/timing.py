@@ -76,11 +76,11 @@ def time_steps(
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(trials):
         for name, step in steps.items():
-            seconds[name].append(_seconds(step, synchronize, clock))
+            seconds[name].append(_time_once(step, synchronize, clock))
     return {name: Timing.of(taken) for name, taken in seconds.items()}
 
 
-def _seconds(step: Callable[[], object], synchronize: Callable[[], object] | None, clock: Callable[[], float]) -> float:
+def _time_once(step: Callable[[], object], synchronize: Callable[[], object] | None, clock: Callable[[], float]) -> float:
     if synchronize is not None:
         synchronize()
     start = clock()

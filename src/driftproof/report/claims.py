@@ -6,11 +6,11 @@ from functools import cache
 from itertools import product
 
 from driftproof.bench import SUITES, Results, Value, fill_table
-from driftproof.bench.tables import TableEntry, Table
-from driftproof.report.caveats import metadata_notes, relevant_metadata
+from driftproof.bench.tables import Table, TableEntry
+from driftproof.report.notes import metadata_notes, relevant_metadata
 from driftproof.report.numbers import format_number, format_signed
 
-__all__ = ["ClaimCase", "Claim", "evaluate_claims"]
+__all__ = ["Claim", "ClaimCase", "evaluate_claims"]
 
 _CIFAR_SETS = ("CIFAR-10-C", "CIFAR-100-C")
 _IMAGE_SETS = (*_CIFAR_SETS, "TinyImageNet-C")

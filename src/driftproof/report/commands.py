@@ -10,7 +10,7 @@ from driftproof.bench.plan import RunFilter
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import ARCHIVE_FILE, Row
 from driftproof.bench.tables import Suite
-from driftproof.report.lines import method_order
+from driftproof.report.series import method_order
 
 __all__ = ["reproduction_commands"]
 

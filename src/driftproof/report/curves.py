@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from driftproof.report.figures import INK, PAPER, QUIET, RULE, Layout, max_text_width, new_figure, import_matplotlib, ellipsize
+from driftproof.report.responsive import (
+    INK,
+    PAPER,
+    QUIET,
+    RULE,
+    Layout,
+    ellipsize,
+    import_matplotlib,
+    max_text_width,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,7 +220,7 @@ def spread_labels(places: Sequence[float], spacing: float) -> list[float]:
         spacing: The least distance between two.
 
     Examples:
-        >>> [round(place, 3) for place in spread([0.5, 0.52, 0.9], 0.1)]
+        >>> [round(place, 3) for place in spread_labels([0.5, 0.52, 0.9], 0.1)]
         [0.46, 0.56, 0.9]
     """
     order = sorted(range(len(places)), key=lambda index: places[index])

@@ -1,187 +1,154 @@
-"""Figures: one drawing for wide pages and one for phones, the same bytes for the same numbers."""
+"""The figures of a report, from its rows."""
 
-import io
-import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
-from driftproof.files import atomic_write
-from driftproof.optional import require
+from driftproof.bench import Results
+from driftproof.bench.pixels import IOU_CURVE
+from driftproof.report.curves import Curve, Panel, draw_curves
+from driftproof.report.heatmap import HeatmapData, draw_heatmap
+from driftproof.report.numbers import format_number
+from driftproof.report.responsive import ResponsiveFigure, make_figure
+from driftproof.report.series import MethodSeries, StreamGroup, distinguishing_fields
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+__all__ = ["domain_figures", "group_by_figure", "round_figures", "selected_share_figures", "within_domain_figures"]
 
-__all__ = [
-    "INK",
-    "NARROW",
-    "PAPER",
-    "QUIET",
-    "RULE",
-    "WIDE",
-    "ResponsiveFigure",
-    "Layout",
-    "make_figure",
-    "max_text_width",
-    "new_figure",
-    "import_matplotlib",
-]
-
-INK, QUIET, RULE, PAPER = "#1d2126", "#5c6670", "#dfe3e8", "#fefefe"
-"""Text, lesser text, lines in the background, and the background; a page puts its own colors in their place."""
+_SHARE_METRICS = {"selected_known": "known", "selected_unknown": "unknown"}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """For which kind of page a figure is drawn; lengths are in CSS pixels.
-
-    Attributes:
-        name: Of the kind.
-        width: Of the figure.
-        text: Height of the letters.
-        panels: How many go side by side.
-    """
-
-    name: str
-    width: int
-    text: float
-    panels: int
+def round_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
+    """How each method fared over the rounds: a figure for each image set, a panel for each setting."""
+    drawings: list[ResponsiveFigure] = []
+    for together in group_by_figure(results, streams):
+        quantity = together[0].quantity
+        panels = [
+            Panel(stream.setting, quantity.unit, _stream_curves(results, stream, quantity.measure)) for stream in together
+        ]
+        caption = f"{_capitalize(quantity.words)} in each round, mean over {_describe_domains(together[0])}{_describe_seeds(together)}."
+        drawings.append(_make_curve_figure(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
+    return drawings
 
 
-WIDE = Layout("wide", width=960, text=13.0, panels=2)
-NARROW = Layout("narrow", width=350, text=11.5, panels=1)
+def within_domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
+    """How each method fared on scenes while its last round went on."""
+    drawings: list[ResponsiveFigure] = []
+    for stream in (stream for stream in streams if stream.of_pixels):
+        last = stream.rounds(results)
+        curves = []
+        for line in stream.lines:
+            values = line.course(results, IOU_CURVE)
+            curves.append(Curve(_name_with_round(line, results, last), line.base, line.selection, values, values, values))
+        known = [curve for curve in curves if any(map(math.isfinite, curve.values))]
+        if known:
+            stretches = [domain.replace("_", " ") for domain in stream.spec.domains]
+            panel = Panel(stream.setting, stream.quantity.unit, known, stretches=stretches)
+            caption = f"{_capitalize(stream.quantity.words)} over what had come of each domain by then, in round {last}."
+            drawings.append(_make_curve_figure(f"course-{len(drawings) + 1}", _title(stream, streams), caption, [panel]))
+    return drawings
 
 
-@dataclass(frozen=True)
-class ResponsiveFigure:
-    """A figure, drawn for wide pages and for narrow ones.
-
-    Attributes:
-        name: Of its files.
-        title: Where the numbers are from.
-        caption: What one sees.
-        description: The same in words, for those who do not see it.
-        wide: An SVG document.
-        narrow: Another.
-        png: The wide one in pixels.
-    """
-
-    name: str
-    title: str
-    caption: str
-    description: str
-    wide: str
-    narrow: str
-    png: bytes
-
-    def inline(self, layout: Layout) -> str:
-        """The figure as a part of a page: no two on a page share an id, and colors are the page's own."""
-        drawn = {WIDE: self.wide, NARROW: self.narrow}[layout]
-        text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn[drawn.index("<svg") :])
-        text = re.sub(r'(<svg) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
-        text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-{layout.name}-", text)
-        for color, variable in {INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper"}.items():
-            text = text.replace(color, f"var({variable})")
-        return text
-
-    def save(self, folder: Path) -> None:
-        """Write the wide figure into a folder, as SVG and as PNG."""
-        for suffix, content in {".svg": self.wide.encode(), ".png": self.png}.items():
-            with atomic_write(folder / f"{self.name}{suffix}") as unfinished:
-                unfinished.write_bytes(content)
+def selected_share_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
+    """Which share of the images or pixels the selecting methods learned from; known and unknown ones apart."""
+    drawings: list[ResponsiveFigure] = []
+    for stream in streams:
+        if stream.rounds(results) > 1 and (panels := list(_share_panels(results, stream))):
+            title = f"{_title(stream, streams)}, {stream.setting}"
+            caption = f"Share of the {_sample_noun(stream)} that a step learned from, in each round."
+            drawings.append(_make_curve_figure(f"selected-{len(drawings) + 1}", title, caption, panels))
+    return drawings
 
 
-def make_figure(name: str, title: str, caption: str, numbers: str, draw: Callable[[Layout], "Figure"]) -> ResponsiveFigure:
-    """A figure, drawn.
-
-    Args:
-        name: Of its files.
-        title: Where the numbers are from.
-        caption: What one sees.
-        numbers: The numbers that matter, in words.
-        draw: Makes the figure, given a layout.
-    """
-    with _figure_style(name):
-        wide, narrow, pixels = draw(WIDE), draw(NARROW), io.BytesIO()
-        wide.savefig(pixels, format="png", dpi=144, metadata={"Software": None})
-        description = f"{title}. {caption} {numbers}."
-        return ResponsiveFigure(name, title, caption, description, _render_svg(wide), _render_svg(narrow), pixels.getvalue())
-
-
-def _render_svg(figure: "Figure") -> str:
-    document = io.StringIO()
-    figure.savefig(document, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return document.getvalue()
+def domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
+    """How each method fared in each domain of the last round, and on average."""
+    drawings: list[ResponsiveFigure] = []
+    for stream in (stream for stream in streams if len(stream.spec.domains) > 1):
+        quantity, last = stream.quantity, stream.rounds(results)
+        values = [line.per_domain(results, quantity.measure) for line in stream.lines]
+        names = [_name_with_round(line, results, last) for line in stream.lines]
+        domains = [domain.replace("_", " ") for domain in stream.spec.domains]
+        grid = HeatmapData(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
+        title = f"{_title(stream, streams)}, {stream.setting}"
+        marked = ", or of the round after @" if any("@" in name for name in names) else ""
+        caption = f"{_capitalize(quantity.words)} in percent for each domain of round {last}{marked}."
+        rows = "; ".join(f"{name} {_describe_range(row)}" for name, row in zip(names, values, strict=True))
+        name = f"domains-{len(drawings) + 1}"
+        drawings.append(make_figure(name, title, caption, rows, partial(draw_heatmap, grid)))
+    return drawings
 
 
-def import_matplotlib(module: str) -> Any:  # noqa: ANN401  # the modules of a package that may be missing
-    """A module of the plotting package."""
-    return require(f"matplotlib.{module}", "ResponsiveFigure figures", "'driftproof[report]'")
+def _share_panels(results: Results, stream: StreamGroup) -> Iterator[Panel]:
+    for measure, words in _SHARE_METRICS.items():
+        curves = _stream_curves(results, stream, measure, scale=100)
+        selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
+        if selecting:
+            which = words if stream.spec.unknown or stream.of_pixels else "all"
+            yield Panel(f"{which} {_sample_noun(stream)}", "learned from, %", selecting, whole=True)
 
 
-def new_figure(layout: Layout, height: float) -> "Figure":
-    """An empty figure; one unit of text size is one CSS pixel in it."""
-    figure: Figure = import_matplotlib("figure").Figure(figsize=(layout.width / 72, height / 72), dpi=72)
-    return figure
+def _sample_noun(stream: StreamGroup) -> str:
+    return "pixels" if stream.of_pixels else "images"
 
 
-def max_text_width(names: Iterable[str], size: float) -> float:
-    """The length of the longest of some names. Few fonts run as wide as the one it is measured in.
-
-    Args:
-        names: At least one.
-        size: Height of the letters.
-    """
-    font = import_matplotlib("font_manager").FontProperties(family="DejaVu Sans", size=size)
-    measure = import_matplotlib("textpath").text_to_path.get_text_width_height_descent
-    return max(float(measure(name, font, ismath=False)[0]) for name in names)
+def _capitalize(words: str) -> str:
+    """With a capital at the beginning, and those in between left alone."""
+    return words[:1].upper() + words[1:]
 
 
-def ellipsize(name: str, size: float, room: float) -> str:
-    """A name without its middle where it would not fit: names that begin alike differ in the end.
-
-    The mark of an early round, such as ` @2`, does not count as the end.
-
-    Args:
-        name: As it is.
-        size: Height of the letters.
-        room: The length there is.
-    """
-    if max_text_width([name], size) <= room:
-        return name
-    mark = found[0] if (found := re.search(r" @\d+$", name)) else ""
-    whole = name.removesuffix(mark)
-    return next(
-        short
-        for kept in range(len(whole) - 1, -1, -1)
-        if max_text_width([short := f"{_cut_middle(whole, kept)}{mark}"], size) <= room or not kept
-    )
+def _make_curve_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> ResponsiveFigure:
+    told = (f"{panel.title}: {', '.join(map(_describe_curve, panel.curves))}" for panel in panels)
+    return make_figure(name, title, caption, "; ".join(told), partial(draw_curves, panels))
 
 
-def _cut_middle(name: str, kept: int) -> str:
-    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
+def group_by_figure(results: Results, streams: Sequence[StreamGroup]) -> list[list[StreamGroup]]:
+    """The streams that are panels of one figure; of a single round there is nothing to draw."""
+    groups: dict[object, list[StreamGroup]] = {}
+    for stream in streams:
+        if stream.rounds(results) > 1:
+            groups.setdefault(replace(stream.spec, unknown=None), []).append(stream)
+    return list(groups.values())
 
 
-@contextmanager
-def _figure_style(salt: str) -> Iterator[None]:
-    matplotlib = require("matplotlib", "ResponsiveFigure figures", "'driftproof[report]'")
-    chosen = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-        "text.parse_math": False,
-        "axes.unicode_minus": True,
-        "font.family": "DejaVu Sans",
-        "axes.edgecolor": QUIET,
-        "axes.labelcolor": QUIET,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
-        "text.color": INK,
-        "figure.facecolor": PAPER,
-        "axes.facecolor": "none",
-    }
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(chosen)
-        yield
+def _stream_curves(results: Results, stream: StreamGroup, measure: str, scale: float = 1.0) -> list[Curve]:
+    last = stream.rounds(results)
+    return [_make_curve(results, line, measure, scale, last if line.steady(results) else 0) for line in stream.lines]
+
+
+def _make_curve(results: Results, line: MethodSeries, measure: str, scale: float, least: int) -> Curve:
+    """A line's course; drawn on to a round that it would not change in."""
+    seeds = list(zip(*line.by_seed(results, measure), strict=True))
+    seeds += seeds[-1:] * (least - len(seeds))
+    means, low, high = ([scale * of(values) for values in seeds] for of in (statistics.fmean, min, max))
+    return Curve(line.name, line.base, line.selection, means, low, high)
+
+
+def _describe_curve(curve: Curve) -> str:
+    return f"{curve.name} from {format_number(curve.values[0])} to {format_number(curve.values[-1])}"
+
+
+def _describe_range(values: Sequence[float]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    return f"between {format_number(min(finite))} and {format_number(max(finite))}" if finite else "not measured"
+
+
+def _name_with_round(line: MethodSeries, results: Results, last: int) -> str:
+    rounds = line.rounds(results)
+    return line.name if rounds == last or line.steady(results) else f"{line.name} @{rounds}"
+
+
+def _title(stream: StreamGroup, streams: Sequence[StreamGroup]) -> str:
+    """The image set and the network, and whatever else tells the stream from others that would be called the same."""
+    spec = stream.spec
+    return ", ".join([spec.images, spec.model, *distinguishing_fields(spec, [other.spec for other in streams])])
+
+
+def _describe_domains(stream: StreamGroup) -> str:
+    count = len(stream.spec.domains)
+    return f"{count} domains" if count > 1 else stream.spec.domains[0]
+
+
+def _describe_seeds(streams: Sequence[StreamGroup]) -> str:
+    most = max(len(line.cells) for stream in streams for line in stream.lines)
+    return f" and up to {most} seeds; the bands reach from the least seed to the greatest" if most > 1 else ""

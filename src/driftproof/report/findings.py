@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from driftproof.bench import Results
-from driftproof.report.lines import MethodSeries, StreamGroup, group_streams
 from driftproof.report.numbers import format_number
+from driftproof.report.series import MethodSeries, StreamGroup, group_streams
 
 __all__ = ["Finding", "overall_summary", "stream_findings", "summary_sentences"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from driftproof.report.figures import QUIET, RULE, Layout, new_figure, import_matplotlib
+from driftproof.report.responsive import QUIET, RULE, Layout, import_matplotlib, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

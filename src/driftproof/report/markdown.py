@@ -58,7 +58,7 @@ def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) ->
     """A table; the first column is words, the others numbers.
 
     Examples:
-        >>> print(markdown_table(["", "error"], [["tent", "12.3"]]))
+        >>> print(format_markdown_table(["", "error"], [["tent", "12.3"]]))
         |  | error |
         |---|---:|
         | tent | 12.3 |

@@ -1,13 +1,13 @@
 """Numbers as readers see them."""
 
-__all__ = ["format_duration", "format_bytes", "format_number", "format_signed"]
+__all__ = ["format_bytes", "format_duration", "format_number", "format_signed"]
 
 
 def format_number(value: float, digits: int = 1) -> str:
     """A number with so many digits after the point.
 
     Examples:
-        >>> number(-0.04), number(14.06, 2)
+        >>> format_number(-0.04), format_number(14.06, 2)
         ('0.0', '14.06')
     """
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
@@ -17,7 +17,7 @@ def format_signed(value: float, digits: int = 1) -> str:
     """A difference, with its sign.
 
     Examples:
-        >>> signed(-6.94), signed(0.31), signed(-0.01)
+        >>> format_signed(-6.94), format_signed(0.31), format_signed(-0.01)
         ('−6.9', '+0.3', '0.0')
     """
     text = format_number(value, digits)
@@ -28,7 +28,7 @@ def format_duration(seconds: float) -> str:
     """A length of time in its two largest units.
 
     Examples:
-        >>> duration(0.25), duration(75), duration(3 * 3600 + 125)
+        >>> format_duration(0.25), format_duration(75), format_duration(3 * 3600 + 125)
         ('0.2 s', '1 min 15 s', '3 h 2 min')
     """
     if seconds < 60:
@@ -42,7 +42,7 @@ def format_bytes(size: int | None) -> str:
     """A number of bytes in binary units; a dash where it is not known.
 
     Examples:
-        >>> memory(3 * 2**20), memory(5 * 2**30), memory(None)
+        >>> format_bytes(3 * 2**20), format_bytes(5 * 2**30), format_bytes(None)
         ('3 MiB', '5.0 GiB', '–')
     """
     if size is None:

@@ -11,15 +11,15 @@ from driftproof.bench import Results
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.caveats import metadata_notes, compute_notes
 from driftproof.report.commands import reproduction_commands
 from driftproof.report.comparison import Comparison, compare_with_paper
-from driftproof.report.drawings import within_domain_figures, domain_figures, round_figures, selected_share_figures
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
-from driftproof.report.figures import NARROW, WIDE, ResponsiveFigure
+from driftproof.report.figures import domain_figures, round_figures, selected_share_figures, within_domain_figures
 from driftproof.report.findings import overall_summary, stream_findings
-from driftproof.report.lines import StreamGroup, group_streams
+from driftproof.report.notes import compute_notes, metadata_notes
 from driftproof.report.protocol import build_protocol
+from driftproof.report.responsive import NARROW, WIDE, ResponsiveFigure
+from driftproof.report.series import StreamGroup, group_streams
 
 __all__ = ["write_report"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from driftproof.bench import Results, Spec
 from driftproof.bench.store import Row
-from driftproof.report.lines import MethodSeries, StreamGroup, method_order
-from driftproof.report.numbers import format_duration, format_bytes
+from driftproof.report.numbers import format_bytes, format_duration
+from driftproof.report.series import MethodSeries, StreamGroup, method_order
 
 __all__ = ["Cost", "Protocol", "TextTable", "build_protocol"]
 

@@ -13,17 +13,17 @@ from driftproof.bench.store import ARCHIVE_FILE
 from driftproof.bench.tables import TableEntry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
-from driftproof.report.caveats import metadata_notes, table_notes
 from driftproof.report.claims import evaluate_claims
 from driftproof.report.comparison import compare_with_paper
-from driftproof.report.disagreements import LARGE_DEVIATION, large_deviations
-from driftproof.report.lines import group_streams
+from driftproof.report.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.report.markdown import format_markdown_table, render_table
+from driftproof.report.notes import metadata_notes, table_notes
 from driftproof.report.numbers import format_number
 from driftproof.report.protocol import build_protocol
+from driftproof.report.series import group_streams
 from driftproof.validation import check_choice
 
-__all__ = ["load_archives", "benchmark_tables", "render_placeholders", "read_page", "citable_values", "render_summary", "render_results_page"]
+__all__ = ["benchmark_tables", "citable_values", "load_archives", "read_page", "render_placeholders", "render_results_page", "render_summary"]
 
 _NO_RESULTS = "Nothing has been measured yet."
 _PLACEHOLDER = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<quoted>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
@@ -180,7 +180,7 @@ def render_placeholders(text: str, named: Mapping[str, str]) -> str:
         named: What can be quoted.
 
     Examples:
-        >>> filled_in("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
+        >>> render_placeholders("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
         'error <!-- results:x -->12.3<!-- /results --> %'
     """
     return _PLACEHOLDER.sub(lambda match: _fill_placeholder(match, named), text)

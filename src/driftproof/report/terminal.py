@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from driftproof.bench import FilledTable
 from driftproof.errors import InputError
-from driftproof.report.canvas import BrailleCanvas
+from driftproof.report.braille_plot import BrailleCanvas
 from driftproof.report.comparison import Comparison, TableCell, compare_with_paper
 from driftproof.report.numbers import format_number
 
@@ -69,7 +69,7 @@ def plot_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height:
         height: Of the whole, in lines; more are taken if there are more curves.
 
     Examples:
-        >>> print(curve_text({"tent": [14, 18, 21], "tent+crowd": [14, 14, 14]}, width=44, height=8))
+        >>> print(plot_text({"tent": [14, 18, 21], "tent+crowd": [14, 14, 14]}, width=44, height=8))
         21.0 ┤                      ⣀⡠○ ○ tent
              │                ⢀⣀⠤⠒⠊⠉
         18.2 ┤           ⢀○⠔⠒⠉⠁

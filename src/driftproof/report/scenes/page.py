@@ -8,26 +8,34 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.analyses.scenes import View
+from driftproof.analyses.scenes import FrameResult
 from driftproof.data.scenes import SceneClass
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.scenes.paint import REJECTED_COLOR, UNKNOWN_COLOR, VOID_COLORS
+from driftproof.report.scenes.colorize import REJECTED_COLOR, UNKNOWN_COLOR, VOID_COLORS
+from driftproof.report.scenes.contact_sheet import (
+    Swatch,
+    TitledImage,
+    add_titles,
+    make_grid,
+    make_legend,
+    save_animation,
+    save_image,
+)
 from driftproof.report.scenes.panels import ALARM_COLOR, TITLES, FramePanel, make_panels
-from driftproof.report.scenes.sheets import TitledImage, Swatch, make_grid, make_legend, save_animation, save_image, add_titles
-from driftproof.report.scenes.tally import Tally, tally
+from driftproof.report.scenes.pixel_stats import PixelStats, count_pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["write_scenes"]
 
-_ON_PAGE, _ON_SHEET = 480, 320
+_PAGE_WIDTH, _SHEET_WIDTH = 480, 320
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _FrameEntry:
     """A frame on the page: its number, what is said of it, its strip's file, and its pictures as data."""
 
     index: int
@@ -39,7 +47,7 @@ class _Entry:
 
 
 def write_scenes(
-    seen: Iterable[View], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
+    seen: Iterable[FrameResult], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
 ) -> Path:
     """Draw frames and what an adapter made of them.
 
@@ -59,26 +67,26 @@ def write_scenes(
     for module in ("PIL", "jinja2"):
         require(module, "Drawing scenes", "'driftproof[data,report]'")
     (out / "frames").mkdir(parents=True, exist_ok=True)
-    entries, total, rejecting = list[_Entry](), Tally(), True
+    entries, total, rejecting = list[_FrameEntry](), PixelStats(), True
     for view in seen:
-        counted, rejecting = tally(view), view.rejected is not None
+        counted, rejecting = count_pixels(view), view.rejected is not None
         total += counted
-        entries.append(_entry(view, make_panels(view, palette), counted, out))
+        entries.append(_make_entry(view, make_panels(view, palette), counted, out))
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
     rows = [add_titles(entry.small, f"{entry.index}: ") for entry in entries]
     colors = ("Colors", make_legend(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
     save_image(make_grid([*rows, [colors]]), out / "contact-sheet.png")
-    moving = [_in_rows([*row, colors], 3) for row in rows]
+    moving = [_wrap_images([*row, colors], 3) for row in rows]
     save_animation(moving, out / "scenes.webp")
-    still = _data(moving[0], "JPEG")
-    page = _rendered(
+    still = _data_url(moving[0], "JPEG")
+    page = _render_page(
         title=title,
         facts=facts,
         entries=entries,
         sentences=total.sentences(rejecting=rejecting),
         palette=palette,
-        animation=f"data:image/webp;base64,{_encoded((out / 'scenes.webp').read_bytes())}",
+        animation=f"data:image/webp;base64,{_base64((out / 'scenes.webp').read_bytes())}",
         still=still,
         size=moving[0].size,
     )
@@ -97,30 +105,30 @@ def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swat
     return swatches
 
 
-def _in_rows(cells: Sequence[TitledImage], across: int) -> "Image":
+def _wrap_images(cells: Sequence[TitledImage], across: int) -> "Image":
     return make_grid([cells[place : place + across] for place in range(0, len(cells), across)])
 
 
-def _entry(view: View, shown: Sequence[FramePanel], counted: Tally, out: Path) -> _Entry:
+def _make_entry(view: FrameResult, shown: Sequence[FramePanel], counted: PixelStats, out: Path) -> _FrameEntry:
     name = f"frames/{view.index + 1:04}.png"
     save_image(make_grid([add_titles([(panel.kind, panel.image) for panel in shown])]), out / name)
-    pictures = {panel.kind: _data(panel.scaled(_ON_PAGE), "JPEG" if panel.photograph else "PNG") for panel in shown}
-    small = [(panel.kind, panel.scaled(_ON_SHEET)) for panel in shown]
+    pictures = {panel.kind: _data_url(panel.scaled(_PAGE_WIDTH), "JPEG" if panel.photograph else "PNG") for panel in shown}
+    small = [(panel.kind, panel.scaled(_SHEET_WIDTH)) for panel in shown]
     sentences = counted.sentences(rejecting=view.rejected is not None)
-    return _Entry(view.index + 1, sentences, view.skipped, name, pictures, small)
+    return _FrameEntry(view.index + 1, sentences, view.skipped, name, pictures, small)
 
 
-def _data(image: "Image", kind: str) -> str:
+def _data_url(image: "Image", kind: str) -> str:
     content = io.BytesIO()
     image.save(content, format=kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
-    return f"data:image/{kind.lower()};base64,{_encoded(content.getvalue())}"
+    return f"data:image/{kind.lower()};base64,{_base64(content.getvalue())}"
 
 
-def _encoded(content: bytes) -> str:
+def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _rendered(**content: object) -> str:
+def _render_page(**content: object) -> str:
     import jinja2
 
     files = resources.files("driftproof.report")

@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from driftproof.alarm import Event
-from driftproof.analyses.scenes import View
+from driftproof.analyses.scenes import FrameResult
 from driftproof.data.scenes import SceneClass
 from driftproof.optional import require
-from driftproof.report.scenes.paint import REJECTED_COLOR, colorize
+from driftproof.report.scenes.colorize import REJECTED_COLOR, colorize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,7 +52,7 @@ class FramePanel:
         return self.image.resize((width, height), how.BICUBIC if self.photograph else how.NEAREST)
 
 
-def make_panels(view: View, palette: Sequence[SceneClass]) -> list[FramePanel]:
+def make_panels(view: FrameResult, palette: Sequence[SceneClass]) -> list[FramePanel]:
     """The pictures of a frame, in the order of `TITLES`; those that there is nothing to show for are left out.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from driftproof.bench import METHODS, Results, Spec
 
-__all__ = ["MethodSeries", "MetricInfo", "StreamGroup", "group_streams", "method_order", "distinguishing_fields"]
+__all__ = ["MethodSeries", "MetricInfo", "StreamGroup", "distinguishing_fields", "group_streams", "method_order"]
 
 
 @dataclass(frozen=True)

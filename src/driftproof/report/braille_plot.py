@@ -18,7 +18,7 @@ class BrailleCanvas:
         height: In lines.
 
     Examples:
-        >>> canvas = Canvas(6, 2)
+        >>> canvas = BrailleCanvas(6, 2)
         >>> canvas.line([(0, 1), (5, 0)], "o")
         >>> for line in canvas.text():
         ...     print(line.rstrip())

@@ -12,7 +12,7 @@ from driftproof.report.scenes.panels import TITLES
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["TitledImage", "Swatch", "make_grid", "make_legend", "save_animation", "save_image", "add_titles"]
+__all__ = ["Swatch", "TitledImage", "add_titles", "make_grid", "make_legend", "save_animation", "save_image"]
 
 TitledImage = tuple[str, "Image"]
 """Words, and the picture below them."""

@@ -2,7 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
-from driftproof.analyses.scenes import View
+from driftproof.analyses.scenes import FrameResult
 from driftproof.data.scenes import UNKNOWN
 from driftproof.report.numbers import format_number
 
@@ -25,7 +25,7 @@ class PixelStats:
         alarms: Regions that alarmed; not pixels.
 
     Examples:
-        >>> Tally(pixels=100, alarms=1).sentences(rejecting=False)
+        >>> PixelStats(pixels=100, alarms=1).sentences(rejecting=False)
         ['1 alarm']
     """
 
@@ -65,7 +65,7 @@ class PixelStats:
         return f" ({', '.join(shares)} ones)" if shares and self.rejected else ""
 
 
-def count_pixels(view: View) -> PixelStats:
+def count_pixels(view: FrameResult) -> PixelStats:
     """Count the pixels of one frame."""
     rejected = view.predicted < 0 if view.rejected is None else view.rejected
     counts = {"pixels": rejected.numel(), "rejected": int(rejected.sum()), "alarms": len(view.events)}

@@ -26,7 +26,7 @@ def default_palette(classes: int) -> tuple[SceneClass, ...]:
     """Names and colors for a model that is known by its number of classes alone.
 
     Examples:
-        >>> palette_for(19)[0].name, palette_for(3)[2].name
+        >>> default_palette(19)[0].name, default_palette(3)[2].name
         ('road', 'class 2')
     """
     if classes > UNKNOWN:

@@ -6,7 +6,7 @@ from typing import Any
 from driftproof.bench import FilledTable, Results, Spec
 from driftproof.bench.tables import TableEntry
 
-__all__ = ["metadata_notes", "table_notes", "compute_notes", "relevant_metadata"]
+__all__ = ["compute_notes", "metadata_notes", "relevant_metadata", "table_notes"]
 
 
 def metadata_notes(shared: Mapping[str, Any]) -> Iterator[str]:
@@ -16,7 +16,7 @@ def metadata_notes(shared: Mapping[str, Any]) -> Iterator[str]:
         shared: What all its cells share.
 
     Examples:
-        >>> list(caveats({"limit": 40, "replaced": {"a-c": "b-c"}}))
+        >>> list(metadata_notes({"limit": 40, "replaced": {"a-c": "b-c"}}))
         ['Only the first 40 images of each domain.', 'b-c stands in for a-c.']
     """
     if shared.get("limit") is not None:

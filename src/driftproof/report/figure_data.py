@@ -13,13 +13,13 @@ from driftproof.bench.histograms import KINDS, edges
 from driftproof.bench.store import Row
 from driftproof.errors import InputError
 from driftproof.report.curves import Curve, Panel, draw_curves
-from driftproof.report.drawings import group_by_figure, round_figures
-from driftproof.report.figures import ResponsiveFigure, Layout, make_figure
-from driftproof.report.heat import HeatmapData, draw_heatmap
+from driftproof.report.figures import group_by_figure, round_figures
+from driftproof.report.heatmap import HeatmapData, draw_heatmap
 from driftproof.report.histograms import Histogram, draw_histograms
-from driftproof.report.lines import group_streams
 from driftproof.report.numbers import format_number
-from driftproof.report.pooled import SelectionCounts, selection_quality_per_round
+from driftproof.report.responsive import Layout, ResponsiveFigure, make_figure
+from driftproof.report.selection_quality import SelectionCounts, selection_quality_per_round
+from driftproof.report.series import group_streams
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from driftproof.report.figures import INK, PAPER, Layout, max_text_width, new_figure, import_matplotlib, ellipsize
 from driftproof.report.numbers import format_number
+from driftproof.report.responsive import INK, PAPER, Layout, ellipsize, import_matplotlib, max_text_width, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from driftproof.bench import FilledTable, Results, Spec, Value
 from driftproof.bench.suites.settings import FILTER_OPTIONS, options_for
-from driftproof.bench.tables import TableEntry, Table
-from driftproof.report.caveats import metadata_notes, relevant_metadata
+from driftproof.bench.tables import Table, TableEntry
 from driftproof.report.markdown import format_markdown_table
+from driftproof.report.notes import metadata_notes, relevant_metadata
 from driftproof.report.numbers import format_number, format_signed
 
 __all__ = ["LARGE_DEVIATION", "large_deviations"]
