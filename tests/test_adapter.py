@@ -396,7 +396,7 @@ def test_dropout_stays_off():
 
 def test_a_model_without_normalization_still_has_ent():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
-    with pytest.raises(dp.errors.ModelError, match=r"norm_affine\(\) finds no parameter in Sequential.*check"):
+    with pytest.raises(dp.errors.ModelError, match=r"norm_affine\(\) to select parameters of Sequential.*check"):
         dp.tent(model)
     adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
     run_through(adapter, batches(3))
@@ -552,7 +552,7 @@ def test_a_scope_knows_a_tied_parameter_by_all_its_names():
 def test_a_pattern_that_names_nothing_is_refused(scope):
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     with pytest.raises(
-        dp.errors.ModelError, match=r"'layer4\.\*' to name parameters of Sequential.* 0\.weight, 0\.bias"
+        dp.errors.ModelError, match=r"'layer4\.\*' to match parameters of Sequential.* 0\.weight, 0\.bias"
     ):
         scope.parameters(model)
 

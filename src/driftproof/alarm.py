@@ -1,7 +1,8 @@
-"""Novelty turned into events, without labels."""
+"""Detect novel samples and image regions by thresholding novelty scores."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,16 +11,18 @@ from driftproof.errors import ConfigurationError, InputError
 
 __all__ = ["Alarm", "Event"]
 
+Connectivity = Literal[4, 8]
+
 
 @dataclass(frozen=True)
 class Event:
-    """Something the model has not seen before.
+    """A sample or image region with novelty above the threshold of an `Alarm`.
 
     Attributes:
         sample: Index of the image in the batch.
-        novelty: The largest novelty of the sample or region.
-        area: Pixels in the region; None for a whole sample.
-        box: (top, left, bottom, right) of the region, the last two exclusive; None for a whole sample.
+        novelty: Largest novelty in the sample or region.
+        area: Number of pixels in the region; None for a whole sample.
+        box: Bounding box (top, left, bottom, right), the last two exclusive; None for a whole sample.
     """
 
     sample: int
@@ -29,13 +32,13 @@ class Event:
 
 
 class Alarm:
-    """Raises an event for every sample, or connected region of pixels, whose novelty exceeds a threshold.
+    """Returns an event for each sample, or connected pixel region, with novelty above a threshold.
 
     Args:
-        threshold: Novelty above this is an event. With the confidence difference, 0 alarms on exactly the samples that
+        threshold: Novelty above this is an event. For the confidence difference, 0 flags exactly the samples that
             `ConfidenceDifference()` rejects.
-        min_area: Regions of fewer pixels are ignored.
-        diagonal: Whether pixels that touch at a corner are connected.
+        min_area: Ignore regions of fewer pixels.
+        connectivity: 4 connects pixels that share an edge, 8 also those that share a corner.
 
     Examples:
         >>> alarm = Alarm(threshold=0.5)
@@ -43,20 +46,28 @@ class Alarm:
         [Event(sample=1, novelty=0.75, area=None, box=None)]
     """
 
-    def __init__(self, threshold: float = 0.0, *, min_area: int = 1, diagonal: bool = False) -> None:
+    def __init__(self, threshold: float = 0.0, *, min_area: int = 1, connectivity: Connectivity = 4) -> None:
         if min_area < 1:
             raise ConfigurationError(f"Expected `min_area` to be at least 1, but got {min_area}.")
         if math.isnan(threshold):
-            raise ConfigurationError("Expected `threshold` to be a number, but got NaN, which nothing exceeds.")
+            raise ConfigurationError("Expected `threshold` to be a number, but got NaN. No novelty exceeds NaN.")
+        if connectivity not in (4, 8):
+            raise ConfigurationError(f"Expected `connectivity` to be 4 or 8, but got {connectivity!r}.")
         self.threshold = threshold
         self.min_area = min_area
-        self.diagonal = diagonal
+        self.connectivity: Connectivity = connectivity
 
     @classmethod
     def from_false_alarm_rate(
-        cls, novelty: Tensor, rate: float, *, min_area: int = 1, diagonal: bool = False
+        cls, novelty: Tensor, rate: float, *, min_area: int = 1, connectivity: Connectivity = 4
     ) -> "Alarm":
-        """An alarm that stays below `rate` on data known to be ordinary, given that data's novelty.
+        """Return an alarm that flags at most a share `rate` of known data.
+
+        Args:
+            novelty: Novelty of data of known classes, of any shape.
+            rate: Largest share of these values that may exceed the threshold.
+            min_area: As in `Alarm`.
+            connectivity: As in `Alarm`.
 
         Examples:
             >>> Alarm.from_false_alarm_rate(torch.arange(100.0), rate=0.1).threshold
@@ -66,32 +77,36 @@ class Alarm:
             raise ConfigurationError(f"Expected `rate` to be in 0..1, but got {rate}.")
         ordered = novelty.flatten().sort().values
         if len(ordered) == 0:
-            raise InputError("Expected the novelty of at least one ordinary sample, but got none.")
+            raise InputError("Expected the novelty of at least one sample, but got none.")
         if ordered.isnan().any():
-            raise InputError("Expected novelty without NaN, but got some. Leave out batches that were skipped.")
+            raise InputError("Expected novelty without NaN, but got some. Leave out skipped batches.")
         allowed = int(rate * len(ordered))
         threshold = float(ordered[len(ordered) - 1 - allowed]) if allowed < len(ordered) else float("-inf")
-        return cls(threshold, min_area=min_area, diagonal=diagonal)
+        return cls(threshold, min_area=min_area, connectivity=connectivity)
 
     def __call__(self, novelty: Tensor) -> list[Event]:
-        """The events in a batch's novelty, (N,) for samples or (N, H, W) for pixels; `adapter.last.novelty` fits."""
+        """Return the events in the novelty of a batch, such as `adapter.last.novelty`.
+
+        Args:
+            novelty: (N,) for samples, or (N, H, W) for pixels.
+        """
         if novelty.ndim == 1:
-            alarming = (novelty > self.threshold).nonzero().flatten()
+            flagged = (novelty > self.threshold).nonzero().flatten()
             return [
-                Event(sample, value)
-                for sample, value in zip(alarming.tolist(), novelty[alarming].tolist(), strict=True)
+                Event(sample, value) for sample, value in zip(flagged.tolist(), novelty[flagged].tolist(), strict=True)
             ]
         if novelty.ndim == 3:
-            return self._regions(novelty)
+            return self._find_regions(novelty)
         raise InputError(f"Expected novelty of shape (N,) or (N, H, W), but got {tuple(novelty.shape)}.")
 
-    def _regions(self, novelty: Tensor) -> list[Event]:
-        labels = connected_regions(novelty > self.threshold, diagonal=self.diagonal)
-        places = (labels >= 0).nonzero()
+    def _find_regions(self, novelty: Tensor) -> list[Event]:
+        labels = label_regions(novelty > self.threshold, connectivity=self.connectivity)
+        coordinates = (labels >= 0).nonzero()
         _, region, areas = torch.unique(labels[labels >= 0], return_inverse=True, return_counts=True)
-        spread = region.unsqueeze(1).expand(-1, 3)
-        first = places.new_zeros(len(areas), 3).scatter_reduce_(0, spread, places, "amin", include_self=False)
-        last = places.new_zeros(len(areas), 3).scatter_reduce_(0, spread, places, "amax", include_self=False)
+        index = region.unsqueeze(1).expand(-1, 3)
+        empty = coordinates.new_zeros(len(areas), 3)
+        first = empty.scatter_reduce(0, index, coordinates, "amin", include_self=False)
+        last = empty.scatter_reduce(0, index, coordinates, "amax", include_self=False)
         peak = novelty.new_zeros(len(areas)).scatter_reduce_(
             0, region, novelty[labels >= 0], "amax", include_self=False
         )
@@ -103,27 +118,27 @@ class Alarm:
         ]
 
 
-def connected_regions(mask: Tensor, *, diagonal: bool = False) -> Tensor:
-    """Number the connected regions of each image in a batch of masks, (N, H, W).
+def label_regions(mask: Tensor, *, connectivity: Connectivity = 4) -> Tensor:
+    """Label the connected regions of each mask in a batch, (N, H, W).
 
-    Returns the same shape: pixels of one region carry the same number, the smallest flat index in it; pixels outside
-    −1. Regions are joined in parallel (hook every root to its smallest neighbour, then follow the links to their ends),
-    which takes a number of rounds that grows with the logarithm of the region's length.
+    Returns the same shape: the label of a region is the smallest flat index in it, outside it is −1. Regions are merged
+    in parallel: every root is linked to its smallest neighbor, then links are followed to their ends. The number of
+    rounds grows with the logarithm of the region's length.
     """
     index = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
-    sides = [(index[:, :, :-1], index[:, :, 1:]), (index[:, :-1], index[:, 1:])]
-    if diagonal:
-        sides += [(index[:, :-1, :-1], index[:, 1:, 1:]), (index[:, :-1, 1:], index[:, 1:, :-1])]
-    here, there = (torch.cat([side.flatten() for side in ends]) for ends in zip(*sides, strict=True))
+    neighbors = [(index[:, :, :-1], index[:, :, 1:]), (index[:, :-1], index[:, 1:])]
+    if connectivity == 8:
+        neighbors += [(index[:, :-1, :-1], index[:, 1:, 1:]), (index[:, :-1, 1:], index[:, 1:, :-1])]
+    first, second = (torch.cat([side.flatten() for side in ends]) for ends in zip(*neighbors, strict=True))
     inside = mask.flatten()
-    touching = inside[here] & inside[there]
-    here, there = here[touching], there[touching]
+    edges = inside[first] & inside[second]
+    first, second = first[edges], second[edges]
     root = index.flatten()
-    while len(here):
-        low, high = torch.minimum(root[here], root[there]), torch.maximum(root[here], root[there])
-        apart = low != high
-        here, there = here[apart], there[apart]
-        root = root.scatter_reduce(0, high[apart], low[apart], "amin")
-        while not torch.equal(root, further := root[root]):
-            root = further
+    while len(first):
+        low, high = torch.minimum(root[first], root[second]), torch.maximum(root[first], root[second])
+        unmerged = low != high
+        first, second = first[unmerged], second[unmerged]
+        root = root.scatter_reduce(0, high[unmerged], low[unmerged], "amin")
+        while not torch.equal(root, parent := root[root]):
+            root = parent
     return torch.where(inside, root, -1).view(mask.shape)

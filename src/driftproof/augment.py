@@ -1,7 +1,7 @@
-"""Random views of images, as batched tensor operations.
+"""Random image augmentations as batched tensor operations.
 
-Images are (N, C, H, W) with values in [0, 1]: keep the input normalization inside the model. An `Augment` is any
-function of images and a random generator; pass your own where these do not fit.
+Images are (N, C, H, W) with values in [0, 1]; keep the input normalization inside the model. An `Augment` is any
+function of images and a random generator, so you can pass your own.
 """
 
 import math
@@ -18,17 +18,17 @@ __all__ = ["Augment", "check_unit_range", "cotta_view", "photometric"]
 Augment = Callable[[Tensor, Generator], Tensor]
 
 _LUMA = (0.299, 0.587, 0.114)
-_FORGIVEN = 0.5
-_OTHERWISE = "pass `augment=` (cotta: `views=RandomViews(augment=...)`) with a function that fits your inputs"
+_TOLERANCE = 0.5
+_HINT = "pass `augment=` (cotta: `views=RandomViews(augment=...)`) with a function that fits your inputs"
 
 
 def photometric(images: Tensor, generator: Generator) -> Tensor:
-    """Another look at the same scene: color jitter and blur, drawn per image, geometry untouched.
+    """Apply color jitter and blur, drawn per image; geometry is unchanged.
 
-    Brightness, contrast and saturation are scaled by U[0.2, 1.8], the hue is turned by U[−0.3, 0.3] of the circle and a
-    Gaussian blur of σ ~ U[0.15, 1.3] follows. Open choice: always applied, in this order.
+    Brightness, contrast and saturation are scaled by U[0.2, 1.8], the hue is shifted by U[−0.3, 0.3] of the circle, and
+    a Gaussian blur with σ ~ U[0.15, 1.3] follows. Open choice: always applied, in this order.
     """
-    _expect_images(images)
+    _check_images(images)
     count = images.shape[0]
 
     def draw(low: float, high: float) -> Tensor:
@@ -42,12 +42,12 @@ def photometric(images: Tensor, generator: Generator) -> Tensor:
 
 
 def cotta_view(images: Tensor, generator: Generator) -> Tensor:
-    """CoTTA's augmentation: color jitter in random order, a small affine motion, blur, flip and noise.
+    """Apply CoTTA's augmentation: color jitter in random order, small affine, blur, flip and noise.
 
-    Everything but the noise is drawn once for the whole batch. Open choice: the translation, up to 1/16, is of the
-    padded image and in whole pixels.
+    All but the noise is drawn once per batch. Open choice: the translation is at most 1/16 of the padded image and in
+    whole pixels.
     """
-    _expect_images(images)
+    _check_images(images)
     height, width = images.shape[-2:]
 
     def draw(low: float, high: float) -> Tensor:
@@ -74,35 +74,33 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
 
 
 def check_unit_range(images: Tensor, augment: Augment) -> None:
-    """Refuse images that a view of this module would cut off at 0 and 1: normalized ones, or bytes as floats.
+    """Raise `InputError` if an augmentation of this module would clip the images to [0, 1].
 
-    A little beyond is forgiven, since scaling overshoots. What is not finite is for the adapter to skip. The host waits
-    for the device.
+    This finds normalized images, and floats in 0..255. Values up to 0.5 outside are accepted, because resampling
+    overshoots. Non-finite images pass: the adapter skips them. The check synchronizes with the device.
 
     Args:
-        images: What views are to be made of.
-        augment: How; one that is not of this module takes what it likes.
+        images: The images to augment.
+        augment: The augmentation; one from outside this module is not checked.
 
     Examples:
-        >>> expect_pixels(torch.rand(1, 3, 2, 2) * 255, photometric)
+        >>> check_unit_range(torch.rand(1, 3, 2, 2) * 255, photometric)
         Traceback (most recent call last):
         driftproof.errors.InputError: Expected images with values in [0, 1] to augment...
     """
     if augment not in (photometric, cotta_view):
         return
     low, high = torch.stack(images.aminmax()).tolist()
-    if _FORGIVEN < max(-low, high - 1) < math.inf:
+    if _TOLERANCE < max(-low, high - 1) < math.inf:
         raise InputError(
-            f"Expected images with values in [0, 1] to augment, but got some from {low:.3g} to {high:.3g}. "
-            f"Keep the input normalization inside the model, or {_OTHERWISE}."
+            f"Expected images with values in [0, 1] to augment, but got values from {low:.3g} to {high:.3g}. "
+            f"Keep the input normalization inside the model, or {_HINT}."
         )
 
 
-def _expect_images(images: Tensor) -> None:
+def _check_images(images: Tensor) -> None:
     if images.ndim != 4:
-        raise InputError(
-            f"Expected images of shape (N, C, H, W) to augment, but got {tuple(images.shape)}: {_OTHERWISE}."
-        )
+        raise InputError(f"Expected images of shape (N, C, H, W) to augment, but got {tuple(images.shape)}: {_HINT}.")
 
 
 def _uniform(generator: Generator, count: int, low: float, high: float) -> Tensor:
@@ -113,10 +111,10 @@ def _blend(images: Tensor, other: Tensor, amount: Tensor) -> Tensor:
     return (other + (images - other) * amount).clamp(0.0, 1.0)
 
 
-def _grey(images: Tensor) -> Tensor:
+def _to_gray(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
-    red, green, blue = (share * plane for share, plane in zip(_LUMA, torch.split(images, 1, dim=1), strict=True))
+    red, green, blue = (weight * plane for weight, plane in zip(_LUMA, torch.split(images, 1, dim=1), strict=True))
     return red + green + blue
 
 
@@ -125,22 +123,22 @@ def _brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, _grey(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+    return _blend(images, _to_gray(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def _saturation(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, _grey(images), factor) if images.shape[1] == 3 else images
+    return _blend(images, _to_gray(images), factor) if images.shape[1] == 3 else images
 
 
-def _hue(images: Tensor, turn: Tensor) -> Tensor:
+def _hue(images: Tensor, shift: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images
     value, brightest = images.max(dim=1, keepdim=True)
     chroma = value - images.amin(dim=1, keepdim=True)
-    # The hue in sixths of the circle: which channel is the brightest, and how the other two compare.
+    # The hue in sixths of the circle, from the brightest channel and the difference of the other two.
     following = images.gather(1, (brightest + 1) % 3)
     preceding = images.gather(1, (brightest + 2) % 3)
-    sixth = 2.0 * brightest.to(images.dtype) + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * turn
+    sixth = 2.0 * brightest.to(images.dtype) + (following - preceding) / chroma.clamp(min=1e-8) + 6.0 * shift
     offsets = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
     k = (offsets + sixth) % 6.0
     return value - chroma * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""The processes that adapt one model together, and what they tell each other."""
+"""Data-parallel adaptation: collectives over the ranks of a process group."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,16 +20,14 @@ RankGroup: TypeAlias = "Literal['all'] | ProcessGroup | None"
 
 
 class RankInfo(NamedTuple):
-    """What a rank says of itself before anything else is exchanged.
-
-    All but the first are digests; zero says nothing.
+    """What a rank sends in the handshake: its batch size, and digests that must agree on all ranks.
 
     Attributes:
-        rows: How many images it brings.
-        images: The shape and type of one of them.
-        method: What it does with them.
-        weights: The source model.
-        state: What it has learned so far.
+        rows: Number of images on this rank; may differ between ranks.
+        images: Digest of the shape and dtype of one image.
+        method: Digest of the configuration.
+        weights: Digest of the source weights.
+        state: Digest of the adapted state.
     """
 
     rows: int = 0
@@ -39,62 +37,62 @@ class RankInfo(NamedTuple):
     state: int = 0
 
 
-_IN_WORDS = RankInfo._fields[1:], ("shape and type of images", "method", "source weights", "state")
+_DIGESTS = {"images": "image shape and dtype", "method": "method", "weights": "source weights", "state": "state"}
 
 
 class Distributed:
-    """The ranks among which the batches of an adapter are shared out.
+    """Collectives for an adapter whose batches are split over the ranks of a process group.
 
-    Every rank holds its rows of the batch, and the same parameters. What concerns the whole batch is computed from sums
-    over the ranks, so every rank comes to the same objective and takes the same step. Alone, all of this is the
-    identity and nothing is exchanged.
+    Every rank holds its own rows of the batch and the same parameters. Quantities of the whole batch are computed from
+    sums over the ranks, so all ranks compute the same objective and take the same step. In a single process every
+    method is the identity and communicates nothing.
 
-    A passage that exchanges anything stands in `collective`. The first exchange in it is a card from every rank: one that
-    could not come so far says so, and all of them raise an error and can go on. A rank that fails later leaves the
-    others waiting until the process group gives up; from then on the ranks are lost to each other.
+    Wrap code that uses collectives in `collective()`. Its first collective is a handshake: if any rank failed before
+    it, or the ranks do not agree, every rank raises `DistributedError` and remains usable. If a rank fails after the
+    handshake, the others wait until the process group times out; from then on this object is broken.
 
     Args:
-        group: "all" is the default process group; None is this process alone.
+        group: A process group, "all" for the default group, or None for a single process.
 
     Attributes:
-        rank: The number of this process among the ranks.
+        rank: Rank of this process in the group.
 
     Examples:
-        >>> alone = Distributed()
-        >>> alone.size, alone.mean(torch.tensor([1.0, 2.0]))
+        >>> single = Distributed()
+        >>> single.size, single.mean(torch.tensor([1.0, 2.0]))
         (1, tensor(1.5000))
     """
 
     def __init__(self, group: RankGroup = None) -> None:
-        self._group = _joined(group)
+        self._group = _resolve_group(group)
         self._size = 1 if self._group is None else dist.get_world_size(self._group)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self._is_local = False
         self._broken: str | None = None
-        self._stage: Literal["silent", "speaking", "refused"] = "silent"
+        self._stage: Literal["before handshake", "open", "rejected"] = "before handshake"
         self._device = torch.device("cpu")
-        self._card = RankInfo()
-        self._counts: list[int] = []
+        self._info = RankInfo()
+        self._rows_per_rank: list[int] = []
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks; 1 inside `local()`."""
         return 1 if self._is_local else self._size
 
-    # --- passages ---------------------------------------------------------------------------------------------------
+    # --- contexts ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def collective(self, device: torch.device) -> Iterator[None]:
-        """A passage that every rank goes through; `device` is where what they exchange lies."""
+        """Enter a section that all ranks run; tensors are exchanged on `device`."""
         if self.size == 1:
             yield
             return
         if self._broken is not None:
             raise DistributedError(
-                f"The ranks have lost each other: {self._broken}. This rank is as it was before that, and `save` still "
-                "works. Make a new process group, and an adapter that goes on from the saved state."
+                f"Distributed communication failed earlier: {self._broken}. The local state is unchanged and can be "
+                "saved. Create a new process group and adapter, and load the saved state."
             )
-        self._stage, self._device, self._card = "silent", device, RankInfo()
+        self._stage, self._device, self._info = "before handshake", device, RankInfo()
         try:
             yield
             self._handshake()
@@ -104,19 +102,19 @@ class Distributed:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """A passage in which every rank works as if alone."""
+        """Enter a section in which this rank works as a single process."""
         self._is_local = True
         try:
             yield
         finally:
             self._is_local = False
 
-    def set_info(self, card: RankInfo) -> None:
-        """Say who this rank is, once the others ask."""
-        self._card = card
+    def set_info(self, info: RankInfo) -> None:
+        """Set what this rank sends in the next handshake."""
+        self._info = info
 
     def rank_zero(self, action: Callable[[], None], device: torch.device) -> None:
-        """Have the first rank act, and the others wait for it; where they are lost, each acts by itself."""
+        """Run `action` on rank 0 while the others wait; on every rank if communication is broken."""
         if self.size == 1 or self._broken is not None:
             action()
             return
@@ -124,90 +122,97 @@ class Distributed:
             if self.rank == 0:
                 action()
 
-    # --- what is exchanged ------------------------------------------------------------------------------------------
+    # --- collectives ------------------------------------------------------------------------------------------------
 
     def sum(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The sum of each tensor over the ranks; gradients flow back to every rank's own."""
+        """Return the sum of each tensor over the ranks; differentiable on every rank."""
         if self.size == 1:
             return tensors
         self._handshake()
-        together = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        summed: Tensor = _Sum.apply(together, self)  # type: ignore[no-untyped-call]
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        summed: Tensor = _AllReduceSum.apply(flat, self)  # type: ignore[no-untyped-call]
         pieces = torch.split(summed, [tensor.numel() for tensor in tensors])
         return tuple(piece.view(like.shape).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True))
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one number per sample, over the samples of all ranks."""
+        """Return the mean of per-sample values over the samples of all ranks."""
         if self.size == 1:
             return values.mean()
         return self.sum(values.sum())[0] / self.global_count(values.numel())
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensor of every rank, stacked in their order; no gradient flows back."""
+        """Stack the tensors of all ranks in rank order, without gradient."""
         self._handshake()
         return self._gather(tensor.detach())
 
     def all_true(self, flag: Tensor) -> Tensor:
-        """Whether a boolean tensor holds on every rank."""
+        """Return, elementwise, whether a boolean tensor is true on every rank."""
         return flag if self.size == 1 else self.all_gather(flag.to(torch.uint8)).bool().all(dim=0)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """What the first rank has in place of this tensor."""
+        """Return rank 0's value of a tensor."""
         if self.size == 1:
             return tensor
         self._handshake()
         copy = tensor.detach().clone().contiguous()
-        self._run_collective(lambda: dist.broadcast(copy, self._global(0), group=self._group))
+        self._run_collective(lambda: dist.broadcast(copy, self._global_rank(0), group=self._group))
         return copy
 
-    def global_count(self, own: int) -> int:
-        """How many samples all ranks have, where this one has `own`: every image holds as many."""
+    def global_count(self, local_count: int) -> int:
+        """Return the number of samples on all ranks, given the number on this one.
+
+        Every image has the same number of samples (pixels), so the count scales with the batch size.
+        """
         if self.size == 1:
-            return own
+            return local_count
         self._handshake()
-        return own * sum(self._counts) // self._counts[self.rank]
+        return local_count * sum(self._rows_per_rank) // self._rows_per_rank[self.rank]
 
     def map_global_batch(self, rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """This rank's rows of what a function makes of the whole batch; the rows of others are blank to it."""
+        """Apply a function to the global batch and return this rank's rows of the result.
+
+        The rows of other ranks are zero. Random augmentations thus draw for each image what one process would draw.
+        """
         if self.size == 1:
             return function(rows)
         self._handshake()
-        start = sum(self._counts[: self.rank])
-        whole = rows.new_zeros(sum(self._counts), *rows.shape[1:])
-        whole[start : start + len(rows)] = rows
-        return function(whole)[start : start + len(rows)]
+        start = sum(self._rows_per_rank[: self.rank])
+        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
+        batch[start : start + len(rows)] = rows
+        return function(batch)[start : start + len(rows)]
 
     def gradients(self, objective: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients of an objective to which all ranks came together."""
-        # Each differentiates its share; where samples meet in a sum, the shares of all come back to each.
+        """Return the gradients of an objective of the global batch."""
+        # Every rank holds the same objective and the backward of `sum` is a sum again, so each takes 1/size of it.
         share = objective if self.size == 1 else objective / self.size
         return self.sum(*torch.autograd.grad(share, parameters, materialize_grads=True))
 
-    # --- how --------------------------------------------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
-        return self if self._size > 1 else Distributed()  # a process group cannot be copied, and need not be
+        return self if self._size > 1 else Distributed()  # process groups cannot be copied; share it
 
     def _handshake(self) -> None:
-        if self._stage == "silent":
-            cards = self._exchange_cards(willing=True)
-            self._stage = "refused"
-            _refuse(cards)
-            self._stage = "speaking"
-            self._counts = [card.rows for _, card in cards]
+        """Exchange `RankInfo` once per `collective()` and check that the ranks agree."""
+        if self._stage == "before handshake":
+            replies = self._exchange_info(ready=True)
+            self._stage = "rejected"
+            _check_replies(replies)
+            self._stage = "open"
+            self._rows_per_rank = [info.rows for _, info in replies]
 
     def _abort(self, error: BaseException) -> None:
-        """See to it that no later exchange meets one that this rank has left."""
-        if self._broken is None and self._stage == "silent" and isinstance(error, Exception):
+        """Keep collectives matched after an error: tell the other ranks, or mark communication broken."""
+        if self._broken is None and self._stage == "before handshake" and isinstance(error, Exception):
             try:
-                self._exchange_cards(willing=False)
+                self._exchange_info(ready=False)
             except DistributedError:
                 return
-        elif self._broken is None and self._stage != "refused":
-            self._broken = f"rank {self.rank} failed between two exchanges with {type(error).__name__}"
+        elif self._broken is None and self._stage != "rejected":
+            self._broken = f"rank {self.rank} raised {type(error).__name__} between two collectives"
 
-    def _exchange_cards(self, *, willing: bool) -> list[tuple[bool, RankInfo]]:
-        own = torch.tensor([int(willing), *self._card], device=self._device)
+    def _exchange_info(self, *, ready: bool) -> list[tuple[bool, RankInfo]]:
+        own = torch.tensor([int(ready), *self._info], device=self._device)
         return [(bool(row[0]), RankInfo(*row[1:])) for row in self._gather(own).tolist()]
 
     def _gather(self, tensor: Tensor) -> Tensor:
@@ -226,16 +231,16 @@ class Distributed:
         except RuntimeError as error:
             self._broken = str(error).partition("\n")[0]
             raise DistributedError(
-                f"Rank {self.rank} has lost the others: {self._broken}. Nothing was learned from this batch. Look for "
-                "the first error among the ranks."
+                f"Distributed communication failed on rank {self.rank}: {self._broken}. The local state is unchanged. "
+                "Look for the first error among the ranks."
             ) from error
 
-    def _global(self, rank: int) -> int:
+    def _global_rank(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank) if self._group is not None else rank
 
 
-class _Sum(torch.autograd.Function):
-    """Adds up over the ranks, forwards and backwards."""
+class _AllReduceSum(torch.autograd.Function):
+    """All-reduce (sum) in the forward and in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, distributed: Distributed) -> Tensor:  # noqa: ANN401  # torch types it so
@@ -248,7 +253,7 @@ class _Sum(torch.autograd.Function):
         return ctx.distributed._all_reduce(gradient), None
 
 
-def _joined(group: RankGroup) -> "ProcessGroup | None":
+def _resolve_group(group: RankGroup) -> "ProcessGroup | None":
     if group is None:
         return None
     if not dist.is_available() or not dist.is_initialized():
@@ -259,27 +264,29 @@ def _joined(group: RankGroup) -> "ProcessGroup | None":
     if group == "all":
         return dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        kind = "another's group" if isinstance(group, dist.ProcessGroup) else repr(group)
+        got = "a group without it" if isinstance(group, dist.ProcessGroup) else repr(group)
         raise ConfigurationError(
-            f'Expected `process_group` to be None, "all" or a process group that this process is in, but got {kind}.'
+            f'Expected `process_group` to be None, "all" or a process group that contains this process, but got {got}.'
         )
     return group
 
 
-def _refuse(cards: list[tuple[bool, RankInfo]]) -> None:
-    """Refuse to go on where a rank could not come so far, or is not like the others."""
-    absent = [rank for rank, (willing, _) in enumerate(cards) if not willing]
-    if absent:
-        raise DistributedError(f"{_named(absent)} could not take part; the error there says why. Nothing was changed.")
-    for field, words in zip(*_IN_WORDS, strict=True):
-        said = [getattr(card, field) for _, card in cards]
-        different = [rank for rank, digest in enumerate(said) if digest != said[0]]
+def _check_replies(replies: list[tuple[bool, RankInfo]]) -> None:
+    """Raise if a rank failed before the handshake, or if the ranks do not agree."""
+    failed = [rank for rank, (ready, _) in enumerate(replies) if not ready]
+    if failed:
+        raise DistributedError(
+            f"{_format_ranks(failed)} failed before the first collective. See the error there. Nothing was changed."
+        )
+    for field, description in _DIGESTS.items():
+        digests = [getattr(info, field) for _, info in replies]
+        different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if different:
             raise DistributedError(
-                f"Expected the same {words} on every rank, but {_named(different).lower()} and rank 0 differ. "
-                "Nothing was changed."
+                f"Expected the same {description} on every rank, but {_format_ranks(different).lower()} and rank 0 "
+                "differ. Nothing was changed."
             )
 
 
-def _named(ranks: list[int]) -> str:
+def _format_ranks(ranks: list[int]) -> str:
     return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,21 +1,21 @@
-"""Every error driftproof raises on purpose.
+"""The exceptions of driftproof.
 
     DriftproofError
-    ├── ConfigurationError   a hyper-parameter is out of range            (also a ValueError)
-    ├── InputError           a batch, a file or a data set cannot be used (also a ValueError)
-    ├── ModelError           the model cannot be adapted as asked         (also a ValueError)
-    ├── ForwardError         the model itself failed on a batch           (also a RuntimeError)
-    ├── EngineError          the step could not be recorded or compiled   (also a RuntimeError)
-    ├── DistributedError           the ranks differ, or have lost each other    (also a RuntimeError)
-    ├── StateError           a saved state is damaged or belongs elsewhere (also a ValueError)
-    ├── DownloadError        a file could not be had, or is not the file  (also an OSError)
-    ├── DivergenceError      training has left the finite numbers         (also a RuntimeError)
-    ├── ExecutionError       some cells of a benchmark could not be run   (also a RuntimeError)
-    ├── MissingPackageError  an optional package is not installed         (also an ImportError)
-    └── CallOrderError       something was asked for too early            (also a RuntimeError)
-        └── NotPreparedError `prepare(source)` has to come first
+    ├── ConfigurationError   an argument or option is invalid               (also a ValueError)
+    ├── InputError           a batch, file or data set cannot be used       (also a ValueError)
+    ├── ModelError           the model cannot be adapted as requested       (also a ValueError)
+    ├── ForwardError         the model's forward pass failed                (also a RuntimeError)
+    ├── EngineError          capturing or compiling a step failed           (also a RuntimeError)
+    ├── DistributedError     ranks disagree, or communication failed        (also a RuntimeError)
+    ├── StateError           a saved state is damaged or does not match     (also a ValueError)
+    ├── DownloadError        a download failed or has the wrong content     (also an OSError)
+    ├── DivergenceError      training produced NaN or Inf                   (also a RuntimeError)
+    ├── ExecutionError       some benchmark runs failed                     (also a RuntimeError)
+    ├── MissingPackageError  an optional package is not installed           (also an ImportError)
+    └── CallOrderError       a method was called too early                  (also a RuntimeError)
+        └── NotPreparedError `prepare(source)` must be called first
 
-Whichever of them an adapter raises, its state is what it was before the call.
+An adapter that raises one of these has the state it had before the call.
 """
 
 __all__ = [
@@ -37,11 +37,11 @@ __all__ = [
 
 
 class DriftproofError(Exception):
-    """The common ancestor: catch this to catch every error that driftproof raises on purpose."""
+    """Base class of all exceptions that driftproof raises."""
 
 
 class ConfigurationError(DriftproofError, ValueError):
-    """A hyper-parameter is out of range."""
+    """An argument or option is invalid."""
 
 
 class InputError(DriftproofError, ValueError):
@@ -49,35 +49,35 @@ class InputError(DriftproofError, ValueError):
 
 
 class ModelError(DriftproofError, ValueError):
-    """The model cannot be adapted as asked."""
+    """The model cannot be adapted as requested."""
 
 
 class ForwardError(DriftproofError, RuntimeError):
-    """The model itself failed on a batch; the original error is the cause."""
+    """The forward pass of the model failed; the original error is the cause."""
 
 
 class EngineError(DriftproofError, RuntimeError):
-    """A fast engine could not record or compile the step; the original error is the cause."""
+    """An engine failed to capture or compile the step; the original error is the cause."""
 
 
 class DistributedError(DriftproofError, RuntimeError):
-    """The ranks of a data-parallel adapter are not alike, or have lost each other."""
+    """The ranks of a data-parallel adapter disagree, or communication between them failed."""
 
 
 class StateError(DriftproofError, ValueError):
-    """A saved state is damaged, or was saved by another method or for another model."""
+    """A saved state is damaged, or belongs to another method or model."""
 
 
 class DownloadError(DriftproofError, OSError):
-    """A file could not be downloaded or unpacked, or what came is not the file."""
+    """A file could not be downloaded or unpacked, or has the wrong content."""
 
 
 class DivergenceError(DriftproofError, RuntimeError):
-    """Training has left the finite numbers."""
+    """Training produced NaN or Inf."""
 
 
 class ExecutionError(DriftproofError, RuntimeError):
-    """Some cells of a benchmark could not be run; the message names them, and the others are done."""
+    """Some runs of a benchmark failed; the message names them. The other runs are complete."""
 
 
 class MissingPackageError(DriftproofError, ImportError):
@@ -85,8 +85,8 @@ class MissingPackageError(DriftproofError, ImportError):
 
 
 class CallOrderError(DriftproofError, RuntimeError):
-    """Something was asked for too early."""
+    """A method or attribute was used too early."""
 
 
 class NotPreparedError(CallOrderError):
-    """The method needs source data: call `adapter.prepare(source)` first."""
+    """The method needs source data; call `adapter.prepare(source)` first."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what they are known by."""
+"""Atomic writes and checksums of files."""
 
 import errno
 import hashlib
@@ -14,35 +14,38 @@ __all__ = ["atomic_write", "check_writable", "sha256"]
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A path to write to; what was written there becomes `path` in one act at the end, or nothing does.
+    """Yield a temporary path that replaces `path` on success.
 
-    A file that was at `path` survives any failure, and nothing unfinished is left behind. Errors name `path`.
+    On failure an existing file at `path` is unchanged and the temporary file is removed. Errors name `path`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     with atomic_write(Path(folder, "result.txt")) as unfinished:
-        ...         _ = unfinished.write_text("done")
+        ...     with atomic_write(Path(folder, "result.txt")) as temporary:
+        ...         _ = temporary.write_text("done")
         ...     Path(folder, "result.txt").read_text()
         'done'
     """
-    # Not the whole name, which may be as long as a name can be.
-    unfinished = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.part")
+    # The name is cut because it may already have the maximum length.
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.part")
     try:
-        yield unfinished
-        with unfinished.open("rb+") as file:
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        if error.filename == str(unfinished):  # the caller knows the file by its own name
+        if error.filename == str(temporary):  # name the file the caller asked for
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
-    """Fail now where a file could not be written at the end of long work; makes its folder if need be."""
+    """Raise `OSError` if `path` cannot be written; creates its folder.
+
+    Call it before long work whose result goes to `path`.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,5 +54,5 @@ def check_writable(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
+    """Return the SHA-256 checksum of a file in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

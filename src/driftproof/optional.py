@@ -1,4 +1,4 @@
-"""Packages that only some of the work needs."""
+"""Import optional dependencies."""
 
 import importlib
 from types import ModuleType
@@ -9,12 +9,12 @@ __all__ = ["require"]
 
 
 def require(module: str, purpose: str, install: str = "'driftproof[data]'") -> ModuleType:
-    """Import a module that may be missing.
+    """Import and return an optional module, or raise `MissingPackageError`.
 
     Args:
-        module: Its name.
-        purpose: What it is needed for, as the subject of a sentence.
-        install: What to hand to `pip install`.
+        module: Name of the module.
+        purpose: What needs it, as the subject of a sentence.
+        install: Argument of `pip install`.
 
     Examples:
         >>> require("json", "Reading notes").dumps([1])

@@ -1,7 +1,7 @@
-"""What can be read off logits: log-probabilities, entropy, confidence.
+"""Log-probabilities, entropy and confidence from logits.
 
-Classes lie along dimension 1, (N, C) or (N, C, H, W); one number comes back per sample (pixel), (N,) or (N, H, W).
-Nothing takes the logarithm of a probability, and half-precision logits are widened first.
+Logits are (N, C) or (N, C, H, W); per-sample results are (N,) or (N, H, W). Half-precision logits are upcast first.
+Per-sample results never take the logarithm of a probability.
 """
 
 import torch
@@ -19,54 +19,65 @@ __all__ = [
     "upcast",
 ]
 
-_SMALLEST_PROBABILITY = 1e-8
+_MIN_PROBABILITY = 1e-8
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """`logits` in at least single precision: selection compares nearly equal numbers."""
+    """Return logits in at least float32, because selection compares nearly equal values."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Ln softmax over the classes."""
+    """Return the log-softmax over the classes."""
     return upcast(logits).log_softmax(dim=1)
 
 
 def entropy(log_p: Tensor, p: Tensor | None = None) -> Tensor:
-    """H(p) = −Σ_k p^k ln p^k in nats, from log-probabilities, and the probabilities where they are at hand."""
+    """Return the entropy −Σ_k p^k ln p^k in nats.
+
+    Args:
+        log_p: Log-probabilities.
+        p: Probabilities, if already computed.
+    """
     return -((log_p.exp() if p is None else p) * log_p).sum(dim=1)
 
 
 def gather_probability(log_p: Tensor, classes: Tensor) -> Tensor:
-    """The probability each sample gives to its entry of `classes`."""
+    """Return the probability of each sample's entry of `classes`."""
     return log_p.gather(1, classes.unsqueeze(1)).squeeze(1).exp()
 
 
 def confidence_change(log_p: Tensor, source_logits: Tensor) -> Tensor:
-    """How far adaptation raised the confidence in the class that the original model predicts.
+    """Return the gain in confidence of the class that the source model predicts.
 
-    ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ: the *original* model's class, not the adapted one's. Exactly zero for the
-    log-probabilities of equal logits, whatever their precision.
+    ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ, the class of the *source* model, not of the adapted one. Exactly zero for
+    equal logits, in every precision.
     """
     classes = source_logits.argmax(dim=1)
     return gather_probability(log_p, classes) - gather_probability(log_probabilities(source_logits), classes)
 
 
 def logit_change(logits: Tensor, source_logits: Tensor) -> Tensor:
-    """As `confidence_change`, with the logits z^{c_o} − z̃^{c_o} in place of the probabilities."""
+    """Return the gain in the logit of that class, z^{c_o} − z̃^{c_o}; compare `confidence_change`."""
     classes = source_logits.argmax(dim=1, keepdim=True)
     return (upcast(logits).gather(1, classes) - upcast(source_logits).gather(1, classes)).squeeze(1)
 
 
 def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, distributed: Distributed | None = None) -> Tensor:
-    """H(ȳ) of the mean ȳ of probabilities over all samples of all ranks, or over those with a positive weight."""
+    """Return the entropy H(ȳ) of the mean prediction ȳ over the samples of all ranks.
+
+    Args:
+        p: Probabilities.
+        weights: Average only over samples with a positive weight; None is all samples.
+        distributed: The ranks to average over; None is a single process.
+    """
     distributed = distributed or Distributed()
     p = p.transpose(0, 1).flatten(start_dim=1)
     if weights is None:
         mean = distributed.sum(p.sum(dim=1))[0] / distributed.global_count(p.shape[1])
     else:
-        chosen = (weights > 0).to(p.dtype).flatten()
-        total, count = distributed.sum((p * chosen).sum(dim=1), chosen.sum())
+        mask = (weights > 0).to(p.dtype).flatten()
+        total, count = distributed.sum((p * mask).sum(dim=1), mask.sum())
         mean = total / count.clamp(min=1)
-    mean = mean.clamp(min=_SMALLEST_PROBABILITY)
+    mean = mean.clamp(min=_MIN_PROBABILITY)
     return -(mean * mean.log()).sum()

@@ -1,4 +1,4 @@
-"""What will not work with a model, why, and what to do."""
+"""Check whether a model can be adapted."""
 
 import copy
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to know about a model before adapting it.
+    """A finding of `check` about a model.
 
     Attributes:
-        severity: "error": it cannot be adapted; "warning": some methods will not do what they promise; "note": good
-        to know. what: The observation.
-        remedy: What to do about it.
-        layers: The layers concerned.
+        severity: "error": the model cannot be adapted; "warning": some methods have no or less effect; "note": for
+            information.
+        message: What was found.
+        fix: What to do about it.
+        layers: Names of the layers concerned.
     """
 
     severity: Severity
@@ -35,26 +36,27 @@ class Problem:
     layers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = f" ({_listed(self.layers)})" if self.layers else ""
+        where = f" ({_format_names(self.layers)})" if self.layers else ""
         return f"{self.severity}: {self.message}{where}. {self.fix}"
 
 
 def check(model: nn.Module) -> list[Problem]:
-    """List what will not work with `model`, errors first; an empty list means every method applies as in the paper.
+    """Return the problems of adapting a model, errors first.
 
-    The model is only looked at, not run. Its outputs are checked at the first batch, see `logits=` of the adapter, and
-    whether its last linear layer is the classifier when swr prepares, see `classifier=`.
+    An empty list means that every method applies as in the paper. The model is inspected, not run. Two things are
+    checked later: the outputs at the first batch (see `logits=` of the adapter), and whether the last linear layer is
+    the classifier when swr prepares (see `classifier=`).
 
     Examples:
         >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
         ...     print(problem.severity, "-", problem.message)
-        warning - The model has no batch norm, so batch, blended and TTN statistics change nothing
+        warning - The model has no batch norm, so batch, blended and TTN statistics have no effect
     """
     order: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
-    return sorted(_problems(model), key=lambda problem: order[problem.severity])
+    return sorted(_find_problems(model), key=lambda problem: order[problem.severity])
 
 
-def _problems(model: nn.Module) -> Iterator[Problem]:
+def _find_problems(model: nn.Module) -> Iterator[Problem]:
     errors = blocking_problems(model)
     if not errors:
         try:
@@ -64,31 +66,31 @@ def _problems(model: nn.Module) -> Iterator[Problem]:
     yield from errors
     if errors:
         return
-    yield from _normalization(model)
-    yield from _weights(model)
-    yield from _randomness(model)
+    yield from _check_norms(model)
+    yield from _check_parameters(model)
+    yield from _check_dropout(model)
 
 
 def blocking_problems(model: nn.Module) -> list[Problem]:
-    """The errors that can be seen without copying the model."""
+    """Return the errors that can be found without copying the model."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected `model` to be a torch.nn.Module, but got {type(model).__name__}.")
-    return list(_obstacles(model))
+    return list(_find_blocking(model))
 
 
 def copy_problem(error: Exception) -> Problem:
-    """The problem of a model whose copying raised `error`."""
+    """Return the problem of a model whose `copy.deepcopy` raised `error`."""
     return Problem(
         "error",
         f"The model cannot be copied: {error}",
-        "Replace what cannot be copied; for weight or spectral norm use torch.nn.utils.parametrizations.",
+        "Make it work with copy.deepcopy; for weight or spectral norm use torch.nn.utils.parametrizations.",
     )
 
 
-def _obstacles(model: nn.Module) -> Iterator[Problem]:
+def _find_blocking(model: nn.Module) -> Iterator[Problem]:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         yield Problem(
-            "error", f"The model is wrapped in {type(model).__name__}", "Pass the model inside, `model.module`."
+            "error", f"The model is wrapped in {type(model).__name__}", "Pass the wrapped model, `model.module`."
         )
         return
     scripted = tuple(
@@ -100,71 +102,75 @@ def _obstacles(model: nn.Module) -> Iterator[Problem]:
         whole = isinstance(model, torch.jit.ScriptModule)
         yield Problem(
             "error",
-            f"{'The model is' if whole else 'Some layers are'} TorchScript, which cannot be hooked",
-            "Pass the Python model it came from." if whole else "Put the Python layers they came from in their place.",
+            f"{'The model is' if whole else 'Some layers are'} TorchScript, which does not support hooks",
+            "Pass the original Python model." if whole else "Replace them by the original Python layers.",
             () if whole else scripted,
         )
         return
     if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
         yield Problem("error", "The model was compiled with torch.compile", "Pass the original, `model._orig_mod`.")
         return
-    bypassing = tuple(name for name, layer in model.named_modules() if _runs_another(vars(layer).get("forward")))
-    if bypassing:
+    replaced = tuple(name for name, layer in model.named_modules() if _closes_over_module(vars(layer).get("forward")))
+    if replaced:
         yield Problem(
             "error",
-            "A `forward` was replaced by a function that has hold of the original layer, and a copy would run that one",
-            "Put the original back with `del layer.forward`; wrap the adapter instead.",
-            tuple(filter(None, bypassing)),
+            "A `forward` was replaced by a function bound to the original layer, which a copy would still run",
+            "Restore it with `del layer.forward` and wrap the adapter instead.",
+            tuple(filter(None, replaced)),
         )
         return
     parameters = dict(model.named_parameters())
     if any(is_lazy(parameter) for parameter in parameters.values()):
-        yield Problem("error", "The model has lazy layers that never saw an input", "Run one batch through it first.")
+        yield Problem("error", "The model has uninitialized lazy layers", "Run one batch through it first.")
         return
     if not any(torch.is_floating_point(parameter) for parameter in parameters.values()):
         yield Problem("error", "The model has no floating-point parameters", "Pass a trained, unquantized network.")
     elif any(parameter.is_meta for parameter in parameters.values()):
-        yield Problem("error", "The model's weights are on the meta device", "Load its weights first.")
+        yield Problem("error", "The model's weights are on the meta device", "Load the weights first.")
     elif len({parameter.device for parameter in parameters.values()}) > 1:
-        yield Problem("error", "The model is spread over several devices", "Move it to one with `model.to(device)`.")
+        yield Problem("error", "The model is on several devices", "Move it to one with `model.to(device)`.")
 
 
-def _runs_another(function: object, seen: tuple[object, ...] = ()) -> bool:
-    """Whether a function has hold of a module. Its copies have, too; those of methods and partials hold the copy."""
+def _closes_over_module(function: object, seen: tuple[object, ...] = ()) -> bool:
+    """Return whether a function refers to a module by its closure or defaults.
+
+    `copy.deepcopy` does not copy functions, so the copied model would run that module. It does copy methods and
+    partials, which are therefore fine.
+    """
     if not isinstance(function, FunctionType) or function in seen:
         return False
-    enclosed = map(_enclosed_in, function.__closure__ or ())
-    held = [*enclosed, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    modules = (item.__self__ if isinstance(item, MethodType) else item for item in held)
+    enclosed = map(_cell_value, function.__closure__ or ())
+    referenced = [*enclosed, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    modules = (item.__self__ if isinstance(item, MethodType) else item for item in referenced)
     return any(isinstance(module, nn.Module) for module in modules) or any(
-        _runs_another(item, (*seen, function)) for item in held
+        _closes_over_module(item, (*seen, function)) for item in referenced
     )
 
 
-def _enclosed_in(cell: CellType) -> object:
+def _cell_value(cell: CellType) -> object:
     try:
-        contents: object = cell.cell_contents
-    except ValueError:  # of a name that has no value yet
+        value: object = cell.cell_contents
+    except ValueError:  # the variable is not assigned yet
         return None
-    return contents
+    return value
 
 
-def _normalization(model: nn.Module) -> Iterator[Problem]:
+def _check_norms(model: nn.Module) -> Iterator[Problem]:
     layers = list(norm_layers(model))
     frozen = tuple(name for name, layer in model.named_modules() if type(layer).__name__ == "FrozenBatchNorm2d")
     if frozen:
         yield Problem(
             "warning",
             "Frozen batch norms keep weight and bias as buffers and ignore the batch",
-            "They stay as they are; rebuild the model with torch.nn.BatchNorm2d to adapt them.",
+            "They are not adapted. Rebuild the model with torch.nn.BatchNorm2d to adapt them.",
             frozen,
         )
     if not layers:
         yield Problem(
             "warning",
-            "The model has no normalization layers, so tent, eata, gce and conjugate have nothing to move and bn_adapt "
-            "and ttn change nothing",
-            "ent, swr and cotta move every parameter and still work, as does any method with "
+            "The model has no normalization layers, so tent, eata, gce and conjugate have nothing to train, and "
+            "bn_adapt and ttn have no effect",
+            "ent, swr and cotta train every parameter and still work, as does any method with "
             "`scope=driftproof.scopes.named(...)`.",
         )
         return
@@ -172,63 +178,65 @@ def _normalization(model: nn.Module) -> Iterator[Problem]:
     if len(without_affine) == len(layers):
         yield Problem(
             "warning",
-            "No normalization layer has a weight or bias, so tent, eata, gce and conjugate have nothing to move",
-            "ent, swr and cotta move every parameter and still work.",
+            "No normalization layer has a weight or bias, so tent, eata, gce and conjugate have nothing to train",
+            "ent, swr and cotta train every parameter and still work.",
             without_affine,
         )
     elif without_affine:
-        yield Problem("note", "Some normalization layers have no weight or bias", "They do not move.", without_affine)
+        yield Problem(
+            "note", "Some normalization layers have no weight or bias", "They are not trained.", without_affine
+        )
     batch = list(batch_norms(model))
     if not batch:
         yield Problem(
             "warning",
-            "The model has no batch norm, so batch, blended and TTN statistics change nothing",
-            "bn_adapt and ttn equal source; the methods that take steps work.",
+            "The model has no batch norm, so batch, blended and TTN statistics have no effect",
+            "bn_adapt and ttn equal source; methods that train parameters work.",
         )
     elif len(batch) < len(layers):
         yield Problem(
             "note",
-            "Some normalization layers are no batch norms",
-            "Batch, blended and TTN statistics leave them as they are.",
+            "Some normalization layers are not batch norms",
+            "Batch, blended and TTN statistics do not affect them.",
             tuple(name for name, layer in layers if layer not in {other for _, other in batch}),
         )
-    memoryless = tuple(name for name, layer in batch if not has_source_statistics(layer))
-    if memoryless:
+    untracked = tuple(name for name, layer in batch if not has_source_statistics(layer))
+    if untracked:
         yield Problem(
             "warning",
-            "Some batch norms keep no running statistics and always use the batch's",
-            "source depends on the batch; Blend, TTN and a batch of one are not possible.",
-            memoryless,
+            "Some batch norms have no running statistics and always use those of the batch",
+            "source depends on the batch; Blend, TTN and batches of one image do not work.",
+            untracked,
         )
 
 
-def _weights(model: nn.Module) -> Iterator[Problem]:
-    held = tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
-    if held and len(held) < sum(1 for _ in model.parameters()):
+def _check_parameters(model: nn.Module) -> Iterator[Problem]:
+    frozen = tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+    if frozen and len(frozen) < sum(1 for _ in model.parameters()):
         yield Problem(
             "note",
-            "Some parameters have requires_grad switched off",
-            "The scope alone decides what moves; leave them out with `scope.without(...)`.",
-            held,
+            "Some parameters have requires_grad=False",
+            "Only the scope decides what is trained; exclude them with `scope.without(...)`.",
+            frozen,
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         yield Problem(
             "warning",
-            "Some weights are float16, in which small steps are lost and large ones overflow",
+            "Some weights are float16, so small updates are lost and large ones overflow",
             "Use float32 or bfloat16.",
         )
 
 
-def _randomness(model: nn.Module) -> Iterator[Problem]:
-    random = tuple(
+def _check_dropout(model: nn.Module) -> Iterator[Problem]:
+    stochastic = tuple(
         name
         for name, layer in model.named_modules()
         if isinstance(layer, nn.modules.dropout._DropoutNd) or type(layer).__name__ in ("DropPath", "StochasticDepth")
     )
-    if random:
-        yield Problem("note", "Dropout and stochastic depth stay off during adaptation", "Nothing to do.", random)
+    if stochastic:
+        yield Problem("note", "Dropout and stochastic depth are off during adaptation", "Nothing to do.", stochastic)
 
 
-def _listed(names: tuple[str, ...], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def _format_names(names: tuple[str, ...], limit: int = 3) -> str:
+    listed = ", ".join(names[:limit])
+    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"

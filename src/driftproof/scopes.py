@@ -1,8 +1,7 @@
-"""Which parameters move.
+"""Scopes: which parameters of a model are trained.
 
-A scope is chosen by the caller, not by the model: whether a parameter had `requires_grad` set when the model was
-wrapped plays no role (models loaded for inference often have it switched off throughout). Leave layers out with
-`without`.
+Only the scope decides. `requires_grad` of the given model is ignored, because models loaded for inference often have it
+switched off throughout. Exclude parameters with `without`.
 """
 
 from dataclasses import dataclass, replace
@@ -17,37 +16,37 @@ from driftproof.norms import norm_layers
 
 __all__ = ["Everything", "Named", "NormAffine", "Nothing", "Scope", "everything", "named", "norm_affine", "nothing"]
 
-_MANY = 6
-"""Names of parameters that an error has room for."""
+_MAX_LISTED = 6
+"""Most parameter names that an error message lists."""
 
 
 @dataclass(frozen=True, repr=False)
 class Scope:
-    """Which parameters of a model move.
+    """Selects the parameters of a model that are trained.
 
     Args:
-        excluded: Name patterns (`*` and `?` as in file names) of parameters that stay where they are.
+        excluded: Name patterns (with `*` and `?`) of parameters to leave out.
     """
 
     excluded: tuple[str, ...] = ()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that move, by name; a tied parameter appears once."""
-        staying = _matching(model, self.excluded)
-        chosen = {
+        """Return the trained parameters by name; a tied parameter appears once."""
+        excluded = _match_ids(model, self.excluded)
+        selected = {
             name: parameter
             for name, parameter in self._candidates(model).items()
-            if torch.is_floating_point(parameter) and id(parameter) not in staying
+            if torch.is_floating_point(parameter) and id(parameter) not in excluded
         }
-        if not chosen:
+        if not selected:
             raise ModelError(
-                f"{self} finds no parameter in {type(model).__name__}, so nothing could adapt. "
-                "`driftproof.check(model)` lists what remains possible."
+                f"Expected {self} to select parameters of {type(model).__name__}, but it selects none. "
+                "`driftproof.check(model)` lists the methods that still work."
             )
-        return chosen
+        return selected
 
     def without(self, *patterns: str) -> Self:
-        """The same scope, less the parameters whose names match a pattern.
+        """Return this scope without the parameters whose names match a pattern.
 
         Examples:
             >>> norm_affine().without("layer4.*")
@@ -56,7 +55,7 @@ class Scope:
         return replace(self, excluded=(*self.excluded, *patterns))
 
     def __repr__(self) -> str:
-        return self._own_repr() + (f".without({_quoted(self.excluded)})" if self.excluded else "")
+        return self._own_repr() + (f".without({_format_patterns(self.excluded)})" if self.excluded else "")
 
     def _own_repr(self) -> str:
         raise NotImplementedError
@@ -66,18 +65,18 @@ class Scope:
 
 
 class Nothing(Scope):
-    """No parameter moves; the adapter only predicts."""
+    """Selects no parameter; the adapter only predicts."""
 
     def _own_repr(self) -> str:
         return "nothing()"
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """None."""
+        """Return an empty dict."""
         return {}
 
 
 class NormAffine(Scope):
-    """The weight and bias of every normalization layer: batch, group, instance, layer and RMS norm."""
+    """Selects weight and bias of all batch, group, instance, layer and RMS norms."""
 
     def _own_repr(self) -> str:
         return "norm_affine()"
@@ -88,7 +87,7 @@ class NormAffine(Scope):
 
 
 class Everything(Scope):
-    """Every parameter, the classifier included."""
+    """Selects every parameter, including the classifier."""
 
     def _own_repr(self) -> str:
         return "everything()"
@@ -99,35 +98,35 @@ class Everything(Scope):
 
 @dataclass(frozen=True, repr=False)
 class Named(Scope):
-    """The parameters whose names match one of `patterns`."""
+    """Selects the parameters whose names match one of `patterns`."""
 
     patterns: tuple[str, ...] = ()
 
     def _own_repr(self) -> str:
-        return f"named({_quoted(self.patterns)})"
+        return f"named({_format_patterns(self.patterns)})"
 
     def _candidates(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        matching = _matching(model, self.patterns)
+        matching = _match_ids(model, self.patterns)
         return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in matching}
 
 
 def nothing() -> Nothing:
-    """No parameter moves."""
+    """Select no parameter."""
     return Nothing()
 
 
 def norm_affine() -> NormAffine:
-    """The weight and bias of every normalization layer."""
+    """Select the weight and bias of every normalization layer."""
     return NormAffine()
 
 
 def everything() -> Everything:
-    """Every parameter, the classifier included."""
+    """Select every parameter, including the classifier."""
     return Everything()
 
 
 def named(*patterns: str) -> Named:
-    """The parameters whose names match a pattern, `*` and `?` as in file names.
+    """Select the parameters whose names match a pattern (with `*` and `?`).
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -137,23 +136,24 @@ def named(*patterns: str) -> Named:
     return Named(patterns=patterns)
 
 
-def _quoted(patterns: tuple[str, ...]) -> str:
+def _format_patterns(patterns: tuple[str, ...]) -> str:
     return ", ".join(repr(pattern) for pattern in patterns)
 
 
-def _matching(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
-    """The identities of the parameters one of whose names, a tied one has several, matches a pattern."""
+def _match_ids(model: nn.Module, patterns: tuple[str, ...]) -> set[int]:
+    """Return the ids of the matching parameters; a tied parameter matches by any of its names."""
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in named):
             raise ModelError(
-                f"Expected {pattern!r} to name parameters of {type(model).__name__}, but it names none. "
-                f"Its parameters are called {_some(list(named))}."
+                f"Expected {pattern!r} to match parameters of {type(model).__name__}, but it matches none. "
+                f"Its parameters are {_format_names(list(named))}."
             )
     return {
         id(parameter) for name, parameter in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= _MANY else f"{', '.join(names[:_MANY])} and so on"
+def _format_names(names: list[str]) -> str:
+    listed = ", ".join(names[:_MAX_LISTED])
+    return listed if len(names) <= _MAX_LISTED else f"{listed} and {len(names) - _MAX_LISTED} more"

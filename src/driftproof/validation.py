@@ -1,4 +1,4 @@
-"""Names that may be mistyped, or mistaken for each other."""
+"""Check names against known choices, and tell similar items apart."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -7,16 +7,16 @@ from driftproof.errors import ConfigurationError
 
 __all__ = ["check_choice", "distinguishing_items"]
 
-_LISTED = 30
-"""Names that a message has room for."""
+_MAX_LISTED = 30
+"""Most names that an error message lists."""
 
 
-def distinguishing_items(facts: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
-    """What tells one thing from others that would be called the same, in words.
+def distinguishing_items(fields: Mapping[str, object], *others: Mapping[str, object]) -> list[str]:
+    """Return the fields, as `name=value`, in which a mapping differs from any of the others.
 
     Args:
-        facts: Of the one, by name.
-        others: Of the others.
+        fields: The mapping to describe.
+        others: The mappings to tell it from.
 
     Examples:
         >>> distinguishing_items({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
@@ -24,18 +24,18 @@ def distinguishing_items(facts: Mapping[str, object], *others: Mapping[str, obje
     """
     return [
         f"{name}={value}"
-        for name, value in facts.items()
+        for name, value in fields.items()
         if any(name not in other or other[name] != value for other in others)
     ]
 
 
 def check_choice(kind: str, name: object, known: Iterable[str]) -> str:
-    """The name, refused with the nearest known ones unless it is one of them; with the first if none is near.
+    """Return `name` if it is a known choice, else raise with the closest choices.
 
     Args:
-        kind: What is named, such as "method".
-        name: As given.
-        known: What there is.
+        kind: What the name refers to, such as "method".
+        name: The name to check.
+        known: The valid choices.
 
     Examples:
         >>> check_choice("method", "tnet", ["tent", "eata"])
@@ -46,10 +46,10 @@ def check_choice(kind: str, name: object, known: Iterable[str]) -> str:
     if isinstance(name, str) and name in names:
         return name
     near = get_close_matches(str(name), names, n=3)
-    advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {_listed(names)}."
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"Choose from {_format_names(names)}."
     raise ConfigurationError(f"Expected a known {kind}, but got {name!r}. {advice}")
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{', '.join(names[:_LISTED])}{more}"
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(names[:_MAX_LISTED])}{more}"
