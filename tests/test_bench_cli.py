@@ -21,14 +21,14 @@ from rich.console import Console
 
 import driftproof as dp
 from driftproof.bench import SUITES, Results, Spec, Store, suite
-from driftproof.bench.runner import ProgressEvent
 from driftproof.bench.datasets import DATASETS
 from driftproof.bench.local_files import LocalFiles, SourceImageBatches
-from driftproof.cli import live, main
-from driftproof.cli.fitting import FittingProgress
+from driftproof.bench.runner import ProgressEvent
+from driftproof.cli import bench_progress, main
+from driftproof.cli.bounded_progress import BoundedProgress
 from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.models import MODELS, WideResNet, build, save_checkpoint
+from driftproof.models import MODELS, WideResNet, build_model, save_checkpoint
 from driftproof.streams import Shuffled, Stored
 
 # Official files
@@ -73,7 +73,7 @@ def write_tiny_imagenet_c(root, *domains, count=6):
 def write_weights(folder, name="wrn10_1_cifar10.safetensors", arch="wrn10_1", classes=10):
     torch.manual_seed(3)
     folder.mkdir(parents=True, exist_ok=True)
-    network = build(arch, classes=classes)
+    network = build_model(arch, classes=classes)
     save_checkpoint(folder / name, network, {"arch": arch})
     return network
 
@@ -204,7 +204,7 @@ def test_weights_are_found_by_network_and_set(files, suffix):
 
 
 def test_weights_are_found_where_robustbench_keeps_them(files):
-    trained = build("wrn40_2")
+    trained = build_model("wrn40_2")
     path = files.weights / "cifar10" / "corruptions" / "Hendrycks2020AugMix_WRN.pt"
     path.parent.mkdir(parents=True)
     torch.save({f"module.{name}": value for name, value in trained.state_dict().items()}, path)
@@ -477,7 +477,7 @@ def test_results_made_differently_are_refused_at_once(finished, files_at, capsys
 def test_other_weights_are_refused(finished, files_at, capsys, tmp_path):
     before = contents(finished)
     torch.manual_seed(8)
-    save_checkpoint(tmp_path / "wrn40_2_cifar10.safetensors", build("wrn40_2"), {"arch": "wrn40_2"})
+    save_checkpoint(tmp_path / "wrn40_2_cifar10.safetensors", build_model("wrn40_2"), {"arch": "wrn40_2"})
     options = ("--data", files_at[1], "--weights", tmp_path)
     assert run("run", "table1", *options, *CHOSEN, "--rounds", 1, "--out", finished) == 2
     assert "weights wrn40_2 cifar10-c was" in capsys.readouterr().err
@@ -629,7 +629,7 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
     shown, spec = Written(), Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
     seeded = dataclasses.replace(spec, unknown="svhn-c", seed=3)
     costs = dataclasses.replace(spec, method="tent,eata", task="costs")
-    told = live._Lines(shown, [spec, seeded, costs])
+    told = bench_progress._ProgressLines(shown, [spec, seeded, costs])
     notes = {
         ProgressEvent(spec, "svhn-c/fog/5", 40): ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None),
         ProgressEvent(spec, "adapting", 1, 9): ("tent on cifar10-c, closed: adapting", 1, 9),
@@ -650,7 +650,7 @@ def test_every_cell_at_work_has_a_line_that_says_what_it_does():
 
 def test_cells_that_would_be_called_the_same_say_what_differs():
     shown, specs = Written(), [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
-    told = live._Lines(shown, specs)
+    told = bench_progress._ProgressLines(shown, specs)
     for spec in specs:
         told(ProgressEvent(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
     titles = [description.partition(":")[0] for description, *_ in shown.lines.values()]
@@ -666,8 +666,8 @@ def test_cells_that_would_be_called_the_same_say_what_differs():
 def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
     spec = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
     others = [dataclasses.replace(spec, method=method) for method in ("gce", "ent")]
-    monkeypatch.setattr(live, "monotonic", lambda: 0.0)
-    with live.followed([spec, *others]) as told:
+    monkeypatch.setattr(bench_progress, "monotonic", lambda: 0.0)
+    with bench_progress.progress_display([spec, *others]) as told:
         told(ProgressEvent(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.0}))
         for other in others:
             told(ProgressEvent(other, "failed", 0))
@@ -677,8 +677,8 @@ def test_a_log_names_every_failure_however_soon_it_comes(capsys, monkeypatch):
 
 def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeypatch):
     spec, now = Spec("tent", "a-set-with-a-long-name", "wrn40_2", domains=("impulse_noise",)), [0.0]
-    monkeypatch.setattr(live, "monotonic", lambda: now[0])
-    with live.followed([spec]) as told:
+    monkeypatch.setattr(bench_progress, "monotonic", lambda: now[0])
+    with bench_progress.progress_display([spec]) as told:
         for seconds, measure, value in [(0, "error", 12.34), (9, "error", 13.0), (10, "mean_iou", 56.78)]:
             now[0] = float(seconds)
             told(ProgressEvent(spec, "adapting", 1, 2))
@@ -689,8 +689,8 @@ def test_a_log_gets_a_line_of_what_is_measured_every_ten_seconds(capsys, monkeyp
 
 def test_a_log_is_not_silent_while_something_is_prepared(capsys, monkeypatch):
     spec, now = Spec("tent", "camvid-c", "deeplab", domains=("fog",), measures=("iou",)), [0.0]
-    monkeypatch.setattr(live, "monotonic", lambda: now[0])
-    with live.followed([spec]) as told:
+    monkeypatch.setattr(bench_progress, "monotonic", lambda: now[0])
+    with bench_progress.progress_display([spec]) as told:
         for seconds, said in [(0, "learning shares"), (5, ""), (11, "learning shares, 110 images")]:
             now[0] = float(seconds)
             told(ProgressEvent(spec, "learning shares", 10 * seconds))
@@ -699,7 +699,7 @@ def test_a_log_is_not_silent_while_something_is_prepared(capsys, monkeypatch):
 
 def test_a_cell_at_work_is_seen_however_many_came_before_it():
     console = Console(file=io.StringIO(), force_terminal=True, width=60, height=10)
-    with FittingProgress(console=console, auto_refresh=False) as progress:
+    with BoundedProgress(console=console, auto_refresh=False) as progress:
         slow = progress.add_task("slow", total=2)
         for number in range(20):
             progress.update(progress.add_task(f"cell {number}", total=1), completed=number < 19)

@@ -19,9 +19,9 @@ import driftproof as dp
 from driftproof import cli, corruptions, data, models, training
 from driftproof.bench import METHODS, SUITES
 from driftproof.bench.methods import parse_method
-from driftproof.cli import offered
-from driftproof.cli.ending import Commands
-from driftproof.cli.rows import Row, written_rows
+from driftproof.cli import completion
+from driftproof.cli.exit_codes import CommandGroup
+from driftproof.cli.prediction_rows import PredictionRow, open_writer
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 
@@ -156,12 +156,12 @@ def test_a_terminal_that_lacks_letters_is_shown_the_others(encoding):
 
 
 def test_the_names_that_are_offered_are_those_there_are():
-    assert set(offered.NETWORKS) == set(models.MODELS)
-    assert set(offered.DATA_SETS) == set(data.SOURCES)
-    assert set(offered.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
-    assert {parse_method(name)[0] for name in offered.METHODS} == set(METHODS)
-    assert set(offered.SUITES) == set(SUITES)
-    assert len(set(offered.METHODS)) == len(offered.METHODS)
+    assert set(completion.NETWORKS) == set(models.MODELS)
+    assert set(completion.DATA_SETS) == set(data.DATASETS)
+    assert set(completion.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
+    assert {parse_method(name)[0] for name in completion.METHODS} == set(METHODS)
+    assert set(completion.SUITES) == set(SUITES)
+    assert len(set(completion.METHODS)) == len(completion.METHODS)
     assert set(RECIPES) <= set(models.MODELS)
     assert all(isinstance(getattr(training, recipe), training.Recipe) for recipe in RECIPES.values())
     assert all(callable(getattr(data, reader)) for reader in SETS.values())
@@ -185,7 +185,7 @@ def test_the_names_that_are_offered_are_those_there_are():
 def test_what_stops_a_command_is_said_in_one_line(error, status, line, capsys, monkeypatch):
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, getattr(sys, stream))
-    app = typer.Typer(cls=Commands)
+    app = typer.Typer(cls=CommandGroup)
 
     @app.command("first")
     def first():
@@ -227,7 +227,7 @@ def test_check_says_what_the_library_says(project, capsys):
 def test_check_finds_models_by_name_and_by_their_weights(project, tmp_path, capsys):
     assert run("check", "--model", "wrn10_1", "--classes", 7) == 0
     weights = tmp_path / "weights.safetensors"
-    models.save_checkpoint(weights, models.build("wrn10_1", classes=7), {"arch": "wrn10_1"})
+    models.save_checkpoint(weights, models.build_model("wrn10_1", classes=7), {"arch": "wrn10_1"})
     assert run("check", "--weights", weights) == 0
     assert run("check", "--model", "wrn10_1", "--classes", 7, "--weights", weights) == 0
     capsys.readouterr()
@@ -358,15 +358,15 @@ def test_images_that_cannot_be_read_are_named_and_left_out(project, tmp_path, ca
 def test_all_kinds_of_table_hold_the_same(tmp_path):
     import pyarrow.parquet
 
-    rows = [Row(f'{n}, "é".png', n, n / 7, -n / 3, n % 2 == 0, n > 4) for n in range(9)]
-    rows.append(Row("odd", None, None, None, False, None))
+    rows = [PredictionRow(f'{n}, "é".png', n, n / 7, -n / 3, n % 2 == 0, n > 4) for n in range(9)]
+    rows.append(PredictionRow("odd", None, None, None, False, None))
     for kind in ("csv", "jsonl", "parquet"):
-        with written_rows(tmp_path / f"t.{kind}") as write:
+        with open_writer(tmp_path / f"t.{kind}") as write:
             write(rows[:6])
             write(rows[6:])
     lines = (tmp_path / "t.jsonl").read_text().splitlines()
-    assert [Row(**json.loads(line)) for line in lines] == rows
-    assert [Row(**row) for row in pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()] == rows
+    assert [PredictionRow(**json.loads(line)) for line in lines] == rows
+    assert [PredictionRow(**row) for row in pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()] == rows
     plain = [{name: "" if value is None else str(value) for name, value in row._asdict().items()} for row in rows]
     for row in plain:
         row.update(selected=row["selected"].lower(), alarm=row["alarm"].lower())
@@ -420,7 +420,7 @@ def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"--out": "seen.txt"}, "There is .csv, .jsonl, .parquet"),
+        ({"--out": "seen.txt"}, "Choose from .csv, .jsonl, .parquet"),
         ({"--method": "tnet"}, "Did you mean tent"),
         ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
         ({"--option": "lr"}, "`name=value`"),

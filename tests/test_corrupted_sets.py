@@ -21,17 +21,17 @@ from driftproof.data import (
     ArraySet,
     Corrupted,
     FileSet,
+    cache_to_disk,
     corrupted,
     folder,
     imagenet_o,
     imagenet_o_c,
-    kept,
-    opened,
+    open_dataset,
     svhn_c,
     write_files,
 )
 from driftproof.files import atomic_write
-from driftproof.models import restore
+from driftproof.models import build_from_checkpoint
 from test_corruptions import FROST, pictures
 
 
@@ -54,30 +54,30 @@ def test_a_corrupted_set_is_its_images_corrupted(clean):
 def test_photos_of_frost_that_are_nowhere_are_missed_before_a_set_is_streamed(clean, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert torch.equal(
-        kept(Corrupted(clean, "fog", 4), tmp_path, make=False).batch([3]), Corrupted(clean, "fog", 4).batch([3])
+        cache_to_disk(Corrupted(clean, "fog", 4), tmp_path, make=False).batch([3]), Corrupted(clean, "fog", 4).batch([3])
     )
     with pytest.raises(dp.errors.InputError, match="Frost needs photos"):
-        kept(Corrupted(clean, "frost", 4), tmp_path, make=False)
+        cache_to_disk(Corrupted(clean, "frost", 4), tmp_path, make=False)
     given = Corrupted(clean, "frost", 4, frost_photos=FROST)
-    assert kept(given, tmp_path, make=False) is given
+    assert cache_to_disk(given, tmp_path, make=False) is given
 
 
 def test_a_kept_set_is_the_same_and_is_made_once(clean, tmp_path, monkeypatch):
     images = Corrupted(clean, "gaussian_noise", 5)
     told = []
-    first = kept(images, tmp_path, progress=lambda name, done: told.append((name, done)))
+    first = cache_to_disk(images, tmp_path, progress=lambda name, done: told.append((name, done)))
     assert told[-1] == (images.name, 25)
     assert torch.equal(first.batch(range(25)), images.batch(range(25)))
     monkeypatch.setattr(Corrupted, "batch", None)
-    again = kept(images, tmp_path)
+    again = cache_to_disk(images, tmp_path)
     assert torch.equal(again.batch([4]), first.batch([4]))
     assert torch.equal(again.labels, clean.labels)
 
 
 def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path, monkeypatch):
-    monkeypatch.setattr(corrupted, "_AT_ONCE", 10)
+    monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 10)
     images = Corrupted(clean, "shot_noise", 3)
-    kept(images, tmp_path / "whole")
+    cache_to_disk(images, tmp_path / "whole")
     asked = []
 
     class PowerCutError(Exception):
@@ -88,11 +88,11 @@ def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path
             raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        kept(images, tmp_path / "cut", progress=cut)
+        cache_to_disk(images, tmp_path / "cut", progress=cut)
     assert not (tmp_path / "cut" / "shot_noise" / "3.npy").exists(), "half a set is no set"
     original = Corrupted.batch
     monkeypatch.setattr(Corrupted, "batch", lambda self, places: asked.append(len(places)) or original(self, places))
-    kept(images, tmp_path / "cut")
+    cache_to_disk(images, tmp_path / "cut")
     assert asked == [5], "only what was missing"
     whole, cut_short = ((tmp_path / name / "shot_noise" / "3.npy").read_bytes() for name in ("whole", "cut"))
     assert whole == cut_short
@@ -100,35 +100,35 @@ def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path
 
 
 def test_unfinished_work_of_another_protocol_is_not_taken_up(clean, tmp_path, monkeypatch):
-    monkeypatch.setattr(corrupted, "_AT_ONCE", 10)
+    monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 10)
 
     def cut(_, done):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept(Corrupted(clean, "fog", 5, constants=64), tmp_path, progress=cut)
+        cache_to_disk(Corrupted(clean, "fog", 5, constants=64), tmp_path, progress=cut)
     images = Corrupted(clean, "fog", 5)
-    assert torch.equal(kept(images, tmp_path).batch(range(25)), images.batch(range(25)))
+    assert torch.equal(cache_to_disk(images, tmp_path).batch(range(25)), images.batch(range(25)))
 
 
 def test_a_kept_set_of_another_protocol_is_refused(clean, tmp_path):
-    kept(Corrupted(clean, "fog", 5), tmp_path)
+    cache_to_disk(Corrupted(clean, "fog", 5), tmp_path)
     with pytest.raises(dp.errors.InputError, match="constants was None and is 64 here"):
-        kept(Corrupted(clean, "fog", 5, constants=64), tmp_path)
-    kept(Corrupted(clean, "frost", 5, frost_photos=FROST), tmp_path)
+        cache_to_disk(Corrupted(clean, "fog", 5, constants=64), tmp_path)
+    cache_to_disk(Corrupted(clean, "frost", 5, frost_photos=FROST), tmp_path)
     assert json.loads((tmp_path / "frost" / "5.json").read_text())["frost"] == "procedural"
     (tmp_path / "fog" / "5.json").write_text("{")
     with pytest.raises(dp.errors.InputError, match="protocol"):
-        kept(Corrupted(clean, "fog", 5), tmp_path)
+        cache_to_disk(Corrupted(clean, "fog", 5), tmp_path)
 
 
 def test_a_damaged_kept_set_is_refused(clean, tmp_path):
     images = Corrupted(clean, "contrast", 5)
-    kept(images, tmp_path)
+    cache_to_disk(images, tmp_path)
     path = tmp_path / "contrast" / "5.npy"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(dp.errors.InputError, match=r"whole \.npy file"):
-        kept(images, tmp_path)
+        cache_to_disk(images, tmp_path)
 
 
 def test_a_set_that_several_ask_for_at_once_is_made_once(clean, tmp_path, monkeypatch):
@@ -141,9 +141,9 @@ def test_a_set_that_several_ask_for_at_once_is_made_once(clean, tmp_path, monkey
         return compute(self, places)
 
     monkeypatch.setattr(Corrupted, "batch", slowly)
-    monkeypatch.setattr(corrupted, "_AT_ONCE", 2)
+    monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 2)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: kept(images, tmp_path).batch(range(len(clean))), range(3)))
+        found = list(pool.map(lambda _: cache_to_disk(images, tmp_path).batch(range(len(clean))), range(3)))
     assert all(torch.equal(pixels, expected) for pixels in found)
     assert made == list(range(len(clean)))
 
@@ -218,12 +218,12 @@ def array_folder_at(path, images):
 
 
 def test_sets_are_recognized_by_their_files(photos, tmp_path):
-    assert isinstance(opened(photos), FileSet)
+    assert isinstance(open_dataset(photos), FileSet)
     arrays = array_folder_at(tmp_path / "arrays", pictures(4))
-    assert isinstance(opened(arrays), ArraySet)
+    assert isinstance(open_dataset(arrays), ArraySet)
     (arrays / "cifar-10-batches-py").mkdir()
     with pytest.raises(dp.errors.InputError, match=r"cifar-10-batches-py and images\.npy"):
-        opened(arrays)
+        open_dataset(arrays)
 
 
 def test_svhn_c_is_made_once_beside_svhn(tmp_path, monkeypatch):
@@ -311,11 +311,11 @@ def test_the_train_command_trains_resumes_and_saves(tmp_path, capsys):
     options = ("train", "wrn10_1", "--data", tmp_path, "--out", out, "--epochs", 1)
     assert run(*options) == 0
     assert "epoch 1 of 1: loss" in capsys.readouterr().err
-    model = restore(out)
+    model = build_from_checkpoint(out)
     assert model.fc.out_features == 10
     assert run(*options) == 0, "everything is done already"
     assert "epoch" not in capsys.readouterr().err
-    again = restore(out).state_dict()
+    again = build_from_checkpoint(out).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
     onward = tmp_path / "onward.safetensors"
     assert run(*options[:4], "--out", onward, "--epochs", 1, "--start", out, "--seed", 1) == 0
@@ -380,10 +380,10 @@ def test_a_kept_set_is_not_taken_for_that_of_other_images(tmp_path):
     shades = np.repeat(np.uint8([0, 0, 255, 255]), 32 * 32 * 3).reshape(4, 32, 32, 3)
     whole = dp.data.ArraySet(shades, [0, 0, 1, 1], name="shades")
     dark, light = (dp.data.Subset(whole, places) for places in ([0, 1], [2, 3]))
-    kept(Corrupted(dark, "brightness", 1), tmp_path)
+    cache_to_disk(Corrupted(dark, "brightness", 1), tmp_path)
     with pytest.raises(dp.errors.InputError, match="clean was 2 images"):
-        kept(Corrupted(light, "brightness", 1), tmp_path)
-    assert kept(Corrupted(dark, "brightness", 1), tmp_path).batch([0]).float().mean() < 100
+        cache_to_disk(Corrupted(light, "brightness", 1), tmp_path)
+    assert cache_to_disk(Corrupted(dark, "brightness", 1), tmp_path).batch([0]).float().mean() < 100
 
 
 def test_files_are_added_behind_those_that_are_there(tmp_path):

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftproof as dp
-import slow_corruptions as slow
+import reference_corruptions as slow
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT, FrostPhotos, corrupt, find_frost_photos, procedural_frost
 from driftproof.corruptions.constants import CONSTANTS
 from driftproof.corruptions.corrupt import _ELASTIC_REFERENCE
-from driftproof.corruptions.draws import Draws, image_keys
-from published_strengths import STRENGTHS
+from driftproof.corruptions.counter_rng import CounterRNG, image_keys
+from reference_severities import STRENGTHS
 
 EVERY = (*CORRUPTIONS, *HELD_OUT)
 DETERMINISTIC = (
@@ -244,8 +244,8 @@ def test_frost_photos_are_looked_for(tmp_path, monkeypatch):
 @given(st.integers(0, 2**40), st.integers(1, 400))
 def test_draws_are_uniform_normal_and_independent(start, count):
     keys = image_keys("set", "noise", 1, torch.arange(start, start + 64))
-    draws = Draws(keys)
-    uniform, normal = draws.uniform(64, 64), draws.normal(64, 64)
+    rng = CounterRNG(keys)
+    uniform, normal = rng.uniform(64, 64), rng.normal(64, 64)
     assert uniform.min() > 0
     assert uniform.max() < 1
     assert float(uniform.mean()) == pytest.approx(0.5, abs=0.005)
@@ -255,6 +255,6 @@ def test_draws_are_uniform_normal_and_independent(start, count):
     assert abs(float(torch.corrcoef(flat)[0, 1])) < 0.01
     neighbours = torch.stack([uniform[:-1].flatten(), uniform[1:].flatten()])
     assert abs(float(torch.corrcoef(neighbours)[0, 1])) < 0.01
-    integers = draws.integers(count, low=-2, high=3)
+    integers = rng.integers(count, low=-2, high=3)
     assert integers.min() >= -2
     assert integers.max() <= 2

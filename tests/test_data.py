@@ -177,7 +177,7 @@ def test_scaling_is_antialiased_bilinear(tmp_path, height, width):
     exact = data.FileSet([path], size=(9, 14)).batch([0])
     assert (exact - interpolated(image, 9, 14)).abs().max() <= 1
 
-    cropped = data.FileSet([path], size=data.ShorterSide(12, crop=8)).batch([0])
+    cropped = data.FileSet([path], size=data.ResizeShorterSide(12, crop=8)).batch([0])
     tall, wide = (12 * height // min(height, width), 12 * width // min(height, width))
     top, left = round((tall - 8) / 2), round((wide - 8) / 2)
     expected = interpolated(image, tall, wide)[:, :, top : top + 8, left : left + 8]
@@ -188,7 +188,7 @@ def test_scaling_is_antialiased_bilinear(tmp_path, height, width):
 def test_images_of_the_right_size_are_left_alone(tmp_path):
     image = pixels(6, 6, 3)
     path = save(tmp_path / "image.png", image)
-    for size in (None, (6, 6), data.ShorterSide(6, crop=6)):
+    for size in (None, (6, 6), data.ResizeShorterSide(6, crop=6)):
         assert torch.equal(data.FileSet([path], size=size).batch([0]), chw([image]))
 
 
@@ -215,7 +215,7 @@ def test_bad_sizes_are_refused(tmp_path):
         with pytest.raises(ConfigurationError, match="size"):
             data.FileSet([tmp_path], size=size)
     with pytest.raises(ConfigurationError, match="crop"):
-        data.ShorterSide(224, crop=256)
+        data.ResizeShorterSide(224, crop=256)
     with pytest.raises(ConfigurationError, match="workers"):
         data.FileSet([tmp_path], workers=0)
 
@@ -617,14 +617,14 @@ def test_a_set_is_recognized_from_inside_and_through_a_link(tmp_path, monkeypatc
     (tmp_path / "kept" / "batches" / "test_batch").write_bytes(pickle.dumps(content))
     link = tmp_path / "cifar-10-batches-py"
     link.symlink_to(tmp_path / "kept" / "batches", target_is_directory=True)
-    assert data.opened(link).name == "cifar10"
+    assert data.open_dataset(link).name == "cifar10"
     link.unlink()
     (tmp_path / "kept" / "batches").rename(link)
     monkeypatch.chdir(link)
-    assert data.opened(Path()).name == "cifar10"
+    assert data.open_dataset(Path()).name == "cifar10"
     save(tmp_path / "mine" / "a.png", pixels(4, 4, 3))
     monkeypatch.chdir(tmp_path / "mine")
-    assert data.opened(Path()).name == data.opened(tmp_path / "mine").name == "mine"
+    assert data.open_dataset(Path()).name == data.open_dataset(tmp_path / "mine").name == "mine"
 
 
 def test_folders_without_a_plain_meaning_are_refused(tmp_path):

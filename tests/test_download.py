@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from driftproof.cli import main
-from driftproof.data import SOURCES, Finding, RemoteFile, Source, array_folder, fetch, source, unpack, verify
+from driftproof.data import (
+    DATASETS,
+    DatasetInfo,
+    FileCheck,
+    RemoteFile,
+    array_folder,
+    fetch,
+    get_dataset_info,
+    unpack,
+    verify,
+)
 from driftproof.errors import ConfigurationError, DownloadError, DriftproofError
 
 CONTENT = bytes(range(256)) * 4096
@@ -319,11 +329,11 @@ def test_the_first_download_is_trusted_and_remembered(server, tmp_path):
 
 
 def test_what_cannot_be_downloaded_is_said(tmp_path):
-    for file in (SOURCES["imagenet"].files[0], RemoteFile("file:///etc/hostname")):
+    for file in (DATASETS["imagenet"].files[0], RemoteFile("file:///etc/hostname")):
         with pytest.raises(DownloadError, match="by hand"):
             fetch(file, tmp_path)
     with pytest.raises(ConfigurationError, match="attempts"):
-        fetch(SOURCES["cifar10"].files[0], tmp_path, attempts=0)
+        fetch(DATASETS["cifar10"].files[0], tmp_path, attempts=0)
 
 
 def test_the_error_belongs_to_both_families():
@@ -447,7 +457,7 @@ def test_verify_tells_the_five_cases_apart(tmp_path):
         RemoteFile("http://x/deleted.tar", 2, digest, unpacks_to=("unpacked",)),
         RemoteFile("http://x/half.tar", 2, digest, unpacks_to=("unpacked", "not unpacked")),
     ]
-    found = verify(Source("mine", tuple(files), "none", "http://x"), tmp_path)
+    found = verify(DatasetInfo("mine", tuple(files), "none", "http://x"), tmp_path)
     assert {finding.file: finding.state for finding in found} == {
         "whole.tar": "present",
         "long.tar": "wrong length",
@@ -458,20 +468,20 @@ def test_verify_tells_the_five_cases_apart(tmp_path):
         "deleted.tar": "unchecked",
         "half.tar": "missing",
     }
-    assert found[0] == Finding("whole.tar", "present", "sha256 as expected")
+    assert found[0] == FileCheck("whole.tar", "present", "sha256 as expected")
     assert found[5].detail == "md5 as expected"
 
 
 def test_verify_sees_a_file_in_a_folder_of_the_sets_name(tmp_path):
     digest = hashlib.sha256(b"12").hexdigest()
-    source = Source("mine", (RemoteFile("http://x/a.mat", 2, digest),), "none", "http://x")
+    source = DatasetInfo("mine", (RemoteFile("http://x/a.mat", 2, digest),), "none", "http://x")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.mat").write_bytes(b"12")
     assert verify(source, tmp_path)[0].state == "present"
 
 
 def test_verify_uses_what_the_first_download_left(tmp_path):
-    source = Source("mine", (RemoteFile("http://x/a.tar"),), "none", "http://x")
+    source = DatasetInfo("mine", (RemoteFile("http://x/a.tar"),), "none", "http://x")
     (tmp_path / "a.tar").write_bytes(b"12")
     (tmp_path / "a.tar.sha256").write_text(f"{hashlib.sha256(b'12').hexdigest()}  a.tar\n")
     assert verify(source, tmp_path)[0].state == "present"
@@ -483,8 +493,8 @@ def test_verify_uses_what_the_first_download_left(tmp_path):
 
 
 def test_the_catalogue_is_in_order():
-    assert all(name == entry.name and entry.licence and entry.homepage for name, entry in SOURCES.items())
-    files = [file for entry in SOURCES.values() for file in entry.files]
+    assert all(name == entry.name and entry.licence and entry.homepage for name, entry in DATASETS.items())
+    files = [file for entry in DATASETS.values() for file in entry.files]
     assert len({file.name for file in files}) == len(files)
     for file in files:
         assert file.url.startswith(("https://", "http://"))
@@ -496,9 +506,9 @@ def test_the_catalogue_is_in_order():
 
 
 def test_an_unknown_source_is_refused_with_its_neighbours():
-    assert source("svhn") is SOURCES["svhn"]
+    assert get_dataset_info("svhn") is DATASETS["svhn"]
     with pytest.raises(ConfigurationError, match=r"'cifr10'.*cifar10"):
-        source("cifr10")
+        get_dataset_info("cifr10")
 
 
 # The command line, from the address to a readable data set
@@ -524,7 +534,7 @@ def test_what_is_got_by_hand_is_checked_and_left_as_it_is(tmp_path, monkeypatch,
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "val.tar").write_bytes(content)
     file = RemoteFile("https://example.org/val.tar", len(content), unpacks_to=("val",), manual=True)
-    monkeypatch.setitem(SOURCES, "by-hand", Source("by-hand", (file,), "CC0", "http://x", note="Sort it into val."))
+    monkeypatch.setitem(DATASETS, "by-hand", DatasetInfo("by-hand", (file,), "CC0", "http://x", note="Sort it into val."))
     assert command("data", "get", "by-hand", "--root", tmp_path / "root") == 0
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["val.tar"]
     assert "Sort it into val." in capsys.readouterr().err
@@ -543,7 +553,7 @@ def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsy
     server.content = tarred(made, "Set-C")
     server.faults = [{"503"}, {"drop"}, {"drop"}]
     file = remote(server, server.content, unpacks_to=("Set-C",))
-    monkeypatch.setitem(SOURCES, "set-c", Source("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
     monkeypatch.setattr("time.sleep", lambda _: None)
     root = tmp_path / "root"
     assert command("data", "verify", "set-c", "--root", root) == 1
@@ -561,7 +571,7 @@ def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsy
 def test_a_web_page_instead_of_a_data_set_is_named(server, tmp_path, monkeypatch, capsys):
     server.content = PAGE
     file = RemoteFile(server.url, unpacks_to=("Set-C",))
-    monkeypatch.setitem(SOURCES, "set-c", Source("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
     server.faults = [{"html"}]
     assert command("data", "get", "set-c", "--root", tmp_path) == 2
     assert "web page" in capsys.readouterr().err

@@ -13,19 +13,19 @@ from PIL import Image
 from torch import nn
 
 import driftproof as dp
-from driftproof.analyses.scenes import Corruption, View, views
+from driftproof.analyses.scenes import Corruption, FrameResult, adapt_to_frames
 from driftproof.bench.methods import build_method
 from driftproof.bench.suites.driving import make_driving_spec
 from driftproof.cli import main
-from driftproof.cli.analyze_scenes import _with_papers
+from driftproof.cli.analyze_scenes import _paper_defaults
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.report.scenes import default_palette, write_scenes
-from driftproof.report.scenes.paint import colorize
+from driftproof.report.scenes.colorize import colorize
+from driftproof.report.scenes.contact_sheet import make_legend
 from driftproof.report.scenes.panels import ALARM_COLOR, make_panels
-from driftproof.report.scenes.sheets import make_legend
-from driftproof.report.scenes.tally import Tally, tally
+from driftproof.report.scenes.pixel_stats import PixelStats, count_pixels
 
 HEIGHT, WIDTH = 24, 36
 
@@ -85,7 +85,7 @@ def adapter():
 @pytest.mark.parametrize(("count", "every", "batch_size"), [(5, 1, 2), (9, 1, 3), (2, 2, 2), (1, 1, 1)])
 def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
     scenes, alarm = Made(), dp.Alarm(0.05, min_area=2)
-    seen = list(views(adapter(), scenes, alarm=alarm, count=count, every=every, batch_size=batch_size))
+    seen = list(adapt_to_frames(adapter(), scenes, alarm=alarm, count=count, every=every, batch_size=batch_size))
     by_hand, expected = adapter(), {}
     for start in range(0, 5, batch_size):
         logits = by_hand(scenes.frames[start : start + batch_size].float() / 255)
@@ -105,7 +105,7 @@ def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
 
 def test_a_corrupted_frame_is_the_same_in_any_batch():
     scenes = Made(4, labelled=False)
-    seen = views(adapter(), scenes, alarm=dp.Alarm(), count=4, batch_size=3, corruption=Corruption("fog", 2))
+    seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=4, batch_size=3, corruption=Corruption("fog", 2))
     alone = [
         corrupt(scenes.frames[[place]], "fog", 2, dataset="made", indices=torch.tensor([place]))[0]
         for place in range(4)
@@ -114,23 +114,23 @@ def test_a_corrupted_frame_is_the_same_in_any_batch():
 
 
 def test_a_method_that_learns_nothing_rejects_nothing():
-    (view,) = views(dp.source(segmenter()), Made(), alarm=dp.Alarm(), count=1)
+    (view,) = adapt_to_frames(dp.source(segmenter()), Made(), alarm=dp.Alarm(), count=1)
     assert view.rejected is None
     assert [panel.kind for panel in make_panels(view, default_palette(8))] == ["input", "prediction", "alarm", "truth"]
-    assert "rejected" not in " ".join(tally(view).sentences(rejecting=False))
+    assert "rejected" not in " ".join(count_pixels(view).sentences(rejecting=False))
 
 
 def test_what_cannot_be_looked_at_is_named():
     with pytest.raises(ModelError, match="logits for every pixel"):
-        list(views(dp.source(classifier()), Made(), alarm=dp.Alarm(), count=1))
+        list(adapt_to_frames(dp.source(classifier()), Made(), alarm=dp.Alarm(), count=1))
     with pytest.raises(ConfigurationError, match="at least 1, but got 0, 1 and 2"):
-        list(views(adapter(), Made(), alarm=dp.Alarm(), count=0))
+        list(adapt_to_frames(adapter(), Made(), alarm=dp.Alarm(), count=0))
     with pytest.raises(ConfigurationError, match="fog"):
         Corruption("fogg")
     scenes = Made()
     scenes.labels = scenes.labels[:, 1:]
     with pytest.raises(InputError, match="frame 0 of made"):
-        list(views(adapter(), scenes, alarm=dp.Alarm(), count=1))
+        list(adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=1))
 
 
 # Drawing
@@ -158,7 +158,7 @@ def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
     rejected = torch.rand(5, 6, generator=random) < 0.4
     labels = torch.tensor([0, 1, 2, UNKNOWN, VOID])[torch.randint(0, 5, (5, 6), generator=random)]
     frame = torch.zeros(3, 5, 6, dtype=torch.uint8)
-    counted = tally(View(0, frame, predicted, rejected, (dp.Event(0, 1.0),), labels if labelled else None))
+    counted = count_pixels(FrameResult(0, frame, predicted, rejected, (dp.Event(0, 1.0),), labels if labelled else None))
     expected = {"pixels": 30, "rejected": 0, "alarms": 1}
     for guess, out, truth in zip(predicted.flatten(), rejected.flatten(), labels.flatten(), strict=True):
         group = "unknown" if truth == UNKNOWN else "right" if truth == guess else "wrong"
@@ -166,12 +166,12 @@ def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
         if labelled and truth != VOID:
             expected[group] = expected.get(group, 0) + 1
             expected[f"rejected_{group}"] = expected.get(f"rejected_{group}", 0) + bool(out)
-    assert counted == Tally(**expected)
-    assert counted + counted == Tally(**{name: 2 * count for name, count in expected.items()})
+    assert counted == PixelStats(**expected)
+    assert counted + counted == PixelStats(**{name: 2 * count for name, count in expected.items()})
 
 
 def test_sentences_say_whether_rejection_was_deserved():
-    counted = Tally(100, 30, right=50, wrong=20, unknown=10, rejected_right=5, rejected_wrong=10, rejected_unknown=9)
+    counted = PixelStats(100, 30, right=50, wrong=20, unknown=10, rejected_right=5, rejected_wrong=10, rejected_unknown=9)
     assert [sentence.replace("\N{NO-BREAK SPACE}", " ") for sentence in counted.sentences()] == [
         "71.4 % of the known pixels right",
         "30.0 % of the pixels rejected (10.0 % of the right, 50.0 % of the wrong, 90.0 % of the unknown ones)",
@@ -184,7 +184,7 @@ def test_rejected_pixels_are_black_and_alarms_are_framed_from_outside():
     rejected[10:20, 30:45] = True
     frame = torch.randint(0, 200, (3, 40, 60), dtype=torch.uint8)
     event = dp.Event(0, 1.0, 150, (10, 30, 20, 45))
-    view = View(0, frame, torch.ones(40, 60, dtype=torch.int64), rejected, (event,))
+    view = FrameResult(0, frame, torch.ones(40, 60, dtype=torch.int64), rejected, (event,))
     shown = {panel.kind: np.asarray(panel.image) for panel in make_panels(view, CITYSCAPES)}
     assert list(shown) == ["input", "prediction", "rejected", "alarm"]
     assert (shown["rejected"][rejected.numpy()] == 0).all()
@@ -207,7 +207,7 @@ def pictures_of(page):
 
 
 def drawn(out, **more):
-    seen = views(adapter(), Made(**more), alarm=dp.Alarm(0.05), count=3)
+    seen = adapt_to_frames(adapter(), Made(**more), alarm=dp.Alarm(0.05), count=3)
     facts = {"Model": "<b>mine</b>"}
     return write_scenes(seen, default_palette(8), out, title="made & seen", facts=facts)
 
@@ -293,11 +293,11 @@ def test_the_command_draws_a_set(camvid, capsys, method):
 @pytest.mark.parametrize("method", ["tent", "tent+crowd", "swr", "swr+crowd", "cotta"])
 def test_what_is_not_said_is_as_in_the_suites_of_driving_scenes(method):
     suites = dict(make_driving_spec(method, "camvid-c", ("clean",)).options)
-    for name, value in _with_papers(method, {}).items():
+    for name, value in _paper_defaults(method, {}).items():
         assert suites[name] == value
-    adapters = [build_method(method, segmenter(), options) for options in (suites, _with_papers(method, {}))]
+    adapters = [build_method(method, segmenter(), options) for options in (suites, _paper_defaults(method, {}))]
     assert len({(adapter.mean_entropy, repr(adapter.select)) for adapter in adapters}) == 1
-    assert _with_papers(method, {"lr": 0.5})["lr"] == 0.5
+    assert _paper_defaults(method, {"lr": 0.5})["lr"] == 0.5
 
 
 def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):

@@ -307,7 +307,7 @@ def nearest(count, stored):
 def test_labels_are_scaled_by_the_nearest_pixel_and_padded_with_void(tmp_path_factory, height, width, to, across):
     root, numbers = tmp_path_factory.mktemp("camvid"), numbers_below(11, height, width)
     write_camvid(root, numbers)
-    scenes = data.camvid(root, unknown=(), size=data.Height(to, width=across))
+    scenes = data.camvid(root, unknown=(), size=data.FitHeight(to, width=across))
     frame, labels = scenes.read(0)
     scaled = max(1, int(width * to / height + 1e-9))
     shift = ((across or scaled) - scaled + 1) // 2
@@ -318,7 +318,7 @@ def test_labels_are_scaled_by_the_nearest_pixel_and_padded_with_void(tmp_path_fa
             assert label in {numbers[y, x] for y in rows[row] for x in columns[column - shift]}
         else:
             assert label == VOID
-    top, left, bottom, right = scenes.inside(0)
+    top, left, bottom, right = scenes.content_box(0)
     covered = torch.zeros_like(labels, dtype=torch.bool)
     covered[top:bottom, left:right] = True
     assert torch.equal(covered, labels != VOID)
@@ -330,7 +330,7 @@ def test_frames_are_scaled_bicubically(tmp_path):
     image = np.concatenate([smooth, 255 - smooth[..., :1]], axis=-1).astype(np.uint8)
     image[10:14, 8:20] = 200
     save(tmp_path / "one.png", image)
-    frame, _ = data.frames(tmp_path, size=data.Height(21)).read(0)
+    frame, _ = data.frames(tmp_path, size=data.FitHeight(21)).read(0)
     judge = torch.nn.functional.interpolate(
         torch.from_numpy(image).permute(2, 0, 1)[None].float(), size=(21, 28), mode="bicubic", antialias=True
     )
@@ -339,13 +339,13 @@ def test_frames_are_scaled_bicubically(tmp_path):
 
 
 def test_the_sizes_of_the_paper():
-    assert data.Height(800).extent(1052, 1914) == (800, 1455)
-    assert data.Height(800).extent(720, 1280) == (800, 1422)
-    assert data.Height(800).extent(1024, 2048) == (800, 1600)
-    assert data.Height(800, width=1422).inside(3024, 4032) == (0, 178, 800, 1244)
-    assert data.Height(800, width=1422).inside(1024, 2048) == (0, 0, 800, 1422)
+    assert data.FitHeight(800).extent(1052, 1914) == (800, 1455)
+    assert data.FitHeight(800).extent(720, 1280) == (800, 1422)
+    assert data.FitHeight(800).extent(1024, 2048) == (800, 1600)
+    assert data.FitHeight(800, width=1422).content_box(3024, 4032) == (0, 178, 800, 1244)
+    assert data.FitHeight(800, width=1422).content_box(1024, 2048) == (0, 0, 800, 1422)
     with pytest.raises(ConfigurationError, match="at least 1, but got 0"):
-        data.Height(0)
+        data.FitHeight(0)
 
 
 def test_frames_of_different_sizes_are_refused_until_one_size_is_chosen(tmp_path):
@@ -353,9 +353,9 @@ def test_frames_of_different_sizes_are_refused_until_one_size_is_chosen(tmp_path
     save(tmp_path / "b.png", picture(4, 8))
     scenes = data.frames(tmp_path)
     assert scenes.read(0)[0].shape == (3, 4, 6)
-    with pytest.raises(InputError, match=r"a\.png is 4×6 and .*b\.png is 4×8\. Pass `size=Height\(4, width=6\)`"):
+    with pytest.raises(InputError, match=r"a\.png is 4×6 and .*b\.png is 4×8\. Pass `size=FitHeight\(4, width=6\)`"):
         scenes.read(1)
-    assert data.frames(tmp_path, size=data.Height(4, width=6)).read(1)[0].shape == (3, 4, 6)
+    assert data.frames(tmp_path, size=data.FitHeight(4, width=6)).read(1)[0].shape == (3, 4, 6)
 
 
 # What is damaged
@@ -438,7 +438,7 @@ def test_what_has_to_be_got_by_hand_is_told_how(tmp_path, capsys):
     for name in ("cityscapes", "bdd100k", "mapillary", "gtav", "synthia", "camvid"):
         with pytest.raises(SystemExit, match="2"):
             main(["data", "get", name, "--root", str(tmp_path)])
-        assert data.SOURCES[name].homepage in capsys.readouterr().err
+        assert data.DATASETS[name].homepage in capsys.readouterr().err
         with pytest.raises(SystemExit, match="0"):
             main(["data", "verify", name, "--root", str(tmp_path)])
         assert "unchecked" in capsys.readouterr().out

@@ -13,22 +13,22 @@ import typer
 
 from driftproof import __version__
 from driftproof.cli.adapt import adapt_command
-from driftproof.cli.analyze import analyse_commands
+from driftproof.cli.analyze import analyze_commands
 from driftproof.cli.bench import bench_commands
 from driftproof.cli.check import check_command
 from driftproof.cli.corrupt import corrupt_command
 from driftproof.cli.data import data_commands
 from driftproof.cli.demo import demo_command
-from driftproof.cli.ending import STATUSES, Commands
+from driftproof.cli.exit_codes import EXIT_CODES_HELP, CommandGroup
 from driftproof.cli.train import train_command
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="driftproof",
-    cls=Commands,
+    cls=CommandGroup,
     help="Open-set test-time adaptation for PyTorch.",
-    epilog=STATUSES,
+    epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -36,13 +36,13 @@ app.command("demo")(demo_command)
 app.add_typer(bench_commands, name="bench")
 app.command("check")(check_command)
 app.command("adapt")(adapt_command)
-app.add_typer(analyse_commands, name="analyze")
+app.add_typer(analyze_commands, name="analyze")
 app.add_typer(data_commands, name="data")
 app.command("corrupt")(corrupt_command)
 app.command("train")(train_command)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"driftproof {__version__}")
         raise typer.Exit
@@ -50,7 +50,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")
+    ] = False,
 ) -> None:
     """Open-set test-time adaptation for PyTorch."""
 

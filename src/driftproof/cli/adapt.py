@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from driftproof.cli.device import Device, expect_device
-from driftproof.cli.ending import Status
-from driftproof.cli.images import Reading, found_images, readings
-from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
-from driftproof.cli.options import MethodName, MethodOptions, method_options
-from driftproof.cli.progress import counting
-from driftproof.cli.rows import Row, written_rows
-from driftproof.cli.source import SourceImages, expect_classes
+from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.exit_codes import ExitCode
+from driftproof.cli.images import LoadedBatch, find_images, load_batches
+from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
+from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
+from driftproof.cli.prediction_rows import PredictionRow, open_writer
+from driftproof.cli.progress import progress_bar
+from driftproof.cli.source_folder import SourceFolder, check_class_count
 from driftproof.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -56,29 +56,29 @@ def adapt_command(
     from driftproof.alarm import Alarm
     from driftproof.bench.methods import build_method
 
-    paths, options, place = found_images(images), method_options(option), expect_device(device)
+    paths, options, place = find_images(images), parse_method_options(option), resolve_device(device)
     summary = _Summary()
     if state is not None:
         if state.resolve() == out.resolve():
             raise ConfigurationError(f"Expected `--state` and `--out` to be two files, but both are {out}.")
         state.parent.mkdir(parents=True, exist_ok=True)
-    with written_rows(out) as write, counting() as progress:
-        adapter = build_method(method, given_model(model, weights, classes).to(place), options)
-        _make_ready(adapter, source, size, state, progress)
+    with open_writer(out) as write, progress_bar() as progress:
+        adapter = build_method(method, load_model(model, weights, classes).to(place), options)
+        _load_or_prepare(adapter, source, size, state, progress)
         task = progress.add_task("adapting", total=len(paths))
-        for reading in readings(paths, batch_size=batch_size, size=size):
-            for complaint in reading.complaints:
+        for reading in load_batches(paths, batch_size=batch_size, size=size):
+            for complaint in reading.unreadable:
                 progress.console.print(Text(complaint), soft_wrap=True)
             rows = _rows(adapter, reading, None if alarm is None else Alarm(alarm))
             write(rows)
             summary.add(rows, reading, adapter)
-            progress.advance(task, len(rows) + len(reading.complaints))
+            progress.advance(task, len(rows) + len(reading.unreadable))
     # Last: should this fail, the same command starts from the same state again.
     if state is not None:
         adapter.save(state)
     typer.echo(f"{out}: {summary}", err=True)
     if summary.unreadable:
-        raise typer.Exit(Status.NO)
+        raise typer.Exit(ExitCode.NEGATIVE)
 
 
 @dataclass
@@ -89,11 +89,11 @@ class _Summary:
     unreadable: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def add(self, rows: Sequence[Row], reading: Reading, adapter: "Adapter") -> None:
+    def add(self, rows: Sequence[PredictionRow], reading: LoadedBatch, adapter: "Adapter") -> None:
         self.predicted += len(rows)
         self.selected += sum(row.selected for row in rows)
         self.alarms += sum(row.alarm is True for row in rows)
-        self.unreadable += len(reading.complaints)
+        self.unreadable += len(reading.unreadable)
         if rows and adapter.last.skipped is not None:
             self.skipped[adapter.last.skipped] += 1
 
@@ -104,7 +104,7 @@ class _Summary:
         return ", ".join([*parts, f"{self.unreadable} unreadable"])
 
 
-def _make_ready(
+def _load_or_prepare(
     adapter: "Adapter", source: Path | None, size: int | None, state: Path | None, progress: "Progress"
 ) -> None:
     """Go on from the state if there is one, which knows what was learned from source images; else learn it now."""
@@ -120,14 +120,14 @@ def _prepare(adapter: "Adapter", source: Path | None, size: int | None, progress
             "Expected `--source`, since this method learns from source images before the first batch. "
             "Name a folder of them, one sub-folder per class."
         )
-    images = SourceImages(source, size=size)
-    expect_classes(adapter, images)
+    images = SourceFolder(source, size=size)
+    check_class_count(adapter, images)
     task = progress.add_task("preparing", total=None)
     adapter.prepare(images, progress=lambda stage, done: progress.update(task, description=stage, completed=done))
     progress.remove_task(task)
 
 
-def _rows(adapter: "Adapter", reading: Reading, alarm: "Alarm | None") -> list[Row]:
+def _rows(adapter: "Adapter", reading: LoadedBatch, alarm: "Alarm | None") -> list[PredictionRow]:
     if reading.pixels is None:
         return []
     logits = adapter(reading.pixels.to(adapter.device).float().div_(255))
@@ -143,7 +143,7 @@ def _rows(adapter: "Adapter", reading: Reading, alarm: "Alarm | None") -> list[R
     columns = (best.indices.tolist(), best.values.tolist(), novelties.tolist(), record.selected.tolist())
     finite = logits.isfinite().all(dim=1).tolist()
     return [
-        Row(
+        PredictionRow(
             _text(path),
             predicted if sound else None,
             probability if sound else None,

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli.analyze_scenes import scenes_command
-from driftproof.cli.device import Device, expect_device
+from driftproof.cli.device import Device, resolve_device
 from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
-from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
+from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
     from driftproof.adapter import Adapter
 
-__all__ = ["analyse_commands"]
+__all__ = ["analyze_commands"]
 
-analyse_commands = typer.Typer(help="Look into what adaptation does, and what it costs.", no_args_is_help=True)
-
-
-analyse_commands.command("selection")(selection_command)
-analyse_commands.command("scores")(scores_command)
-analyse_commands.command("gradients")(gradients_command)
-analyse_commands.command("curves")(curves_command)
+analyze_commands = typer.Typer(help="Look into what adaptation does, and what it costs.", no_args_is_help=True)
 
 
-@analyse_commands.callback()
+analyze_commands.command("selection")(selection_command)
+analyze_commands.command("scores")(scores_command)
+analyze_commands.command("gradients")(gradients_command)
+analyze_commands.command("curves")(curves_command)
+
+
+@analyze_commands.callback()
 def _options() -> None:
     """Look into what adaptation does, and what it costs."""
 
 
-analyse_commands.command("scenes")(scenes_command)
+analyze_commands.command("scenes")(scenes_command)
 
 
-@analyse_commands.command("costs")
+@analyze_commands.command("costs")
 def costs_command(
     model: ModelName = None,
     weights: Weights = None,
@@ -61,11 +61,11 @@ def costs_command(
     names = [name.strip() for name in methods.split(",")]
     for name in names:
         parse_method(name)
-    where = expect_device(device)
+    where = resolve_device(device)
     images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(where)
-    network = given_model(model, weights, classes).to(where)
+    network = load_model(model, weights, classes).to(where)
     network.eval()
-    adapters = {name: _prepared(name, network, images, engine) for name in names}
+    adapters = {name: _build_prepared(name, network, images, engine) for name in names}
     costs = measure_costs(adapters, network, images, trials=trials, warm_up=warm_up)
     if as_json:
         print_json(costs)
@@ -76,10 +76,10 @@ def costs_command(
 def _row(item: tuple[str, dict[str, float | None]]) -> tuple[str, ...]:
     name, found = item
     mebibytes = (found["memory"], found["peak"] and found["peak"] / 2**20)
-    return (name, *map(_number, (*mebibytes, found["median_milliseconds"], found["milliseconds"])))
+    return (name, *map(_format_number, (*mebibytes, found["median_milliseconds"], found["milliseconds"])))
 
 
-def _prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "Adapter":
+def _build_prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "Adapter":
     import torch
 
     from driftproof.bench.methods import build_method
@@ -95,5 +95,5 @@ def _prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "
     return adapter
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"

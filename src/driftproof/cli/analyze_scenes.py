@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftproof.cli.device import Device, expect_device
-from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
-from driftproof.cli.offered import CORRUPTIONS, SCENES
-from driftproof.cli.options import MethodName, MethodOptions, method_options
-from driftproof.cli.progress import counting
-from driftproof.cli.scenes import given_scenes, source_scenes
+from driftproof.cli.completion import CORRUPTIONS, SCENES
+from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
+from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
+from driftproof.cli.progress import progress_bar
+from driftproof.cli.scenes import load_scenes, load_source_scenes
 from driftproof.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from driftproof.adapter import Adapter
-    from driftproof.analyses.scenes import Corruption, View
+    from driftproof.analyses.scenes import Corruption, FrameResult
     from driftproof.bench.spec import Option
     from driftproof.components import SourceBatches
     from driftproof.corruptions import FrostPhotos
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["scenes_command"]
 
-_PAPERS: "dict[str, Option]" = {"margin": -0.2, "lr": 1e-6, "prototypes": False}
+_PAPER_DEFAULTS: "dict[str, Option]" = {"margin": -0.2, "lr": 1e-6, "prototypes": False}
 """What the paper takes for pixels; classification's defaults are far too bold for them."""
 
-_OF_ONE: "dict[str, dict[str, Option]]" = {"cotta": {"lr": 7.5e-6}, "swr+crowd": {"mean_entropy": 0.2}}
+_METHOD_DEFAULTS: "dict[str, dict[str, Option]]" = {"cotta": {"lr": 7.5e-6}, "swr+crowd": {"mean_entropy": 0.2}}
 """What it takes for one method alone."""
 
 
@@ -85,22 +85,26 @@ def scenes_command(
 
     from driftproof import __version__
     from driftproof.alarm import Alarm
-    from driftproof.analyses.scenes import Corruption, views
+    from driftproof.analyses.scenes import Corruption, adapt_to_frames
     from driftproof.bench.methods import build_method
     from driftproof.report.scenes import default_palette, write_scenes
 
-    place, chosen = expect_device(device), _with_papers(method, method_options(option))
-    damage = None if corruption is None else Corruption(corruption, severity, _photos(corruption, frost, procedural))
+    place, chosen = resolve_device(device), _paper_defaults(method, parse_method_options(option))
+    damage = (
+        None
+        if corruption is None
+        else Corruption(corruption, severity, _load_frost_photos(corruption, frost, procedural))
+    )
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
-    scenes = given_scenes(folder, dataset, data, split, names, height, width)
-    adapter = build_method(method, given_model(model, weights, classes).to(place), chosen)
-    outputs = _outputs(adapter, scenes.extent)
+    scenes = load_scenes(folder, dataset, data, split, names, height, width)
+    adapter = build_method(method, load_model(model, weights, classes).to(place), chosen)
+    outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
-    _expect_classes(outputs, palette, scenes.name)
-    with counting() as progress:
+    _check_class_count(outputs, palette, scenes.name)
+    with progress_bar() as progress:
         if not adapter.prepared:
-            _prepare(adapter, source_scenes(dataset, data, names, scenes.extent, source_frames), progress)
-        seen = views(
+            _prepare(adapter, load_source_scenes(dataset, data, names, scenes.extent, source_frames), progress)
+        seen = adapt_to_frames(
             adapter,
             scenes,
             alarm=Alarm(alarm, min_area=min_area),
@@ -112,7 +116,7 @@ def scenes_command(
         shown = f", the first of every {every} drawn" if every > 1 else ""
         facts = {
             "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{shown}",
-            "Appearance": "as stored" if damage is None else _appearance(damage),
+            "Appearance": "as stored" if damage is None else _describe_corruption(damage),
             "Model": " ".join(str(part) for part in (model, weights) if part is not None),
             "Method": ", ".join([method, *(f"{name} {value}" for name, value in chosen.items())]),
             "Step": f"{batch_size} frames; predictions are those from before it",
@@ -121,11 +125,11 @@ def scenes_command(
         }
         title = f"{scenes.name}{f' under {corruption}' if corruption else ''}, seen by {method}".replace("_", " ")
         drawn = min(frames, (len(scenes) - 1) // every + 1)
-        page = write_scenes(_counted(seen, progress, drawn), palette, out, title=title, facts=facts)
+        page = write_scenes(_with_progress(seen, progress, drawn), palette, out, title=title, facts=facts)
     typer.echo(page)
 
 
-def _photos(corruption: str, folder: Path | None, made_up: bool) -> "FrostPhotos | None":
+def _load_frost_photos(corruption: str, folder: Path | None, made_up: bool) -> "FrostPhotos | None":
     from driftproof.corruptions import find_frost_photos, procedural_frost
 
     if corruption != "frost":
@@ -133,21 +137,21 @@ def _photos(corruption: str, folder: Path | None, made_up: bool) -> "FrostPhotos
     return procedural_frost() if made_up else find_frost_photos(folder)
 
 
-def _appearance(damage: "Corruption") -> str:
+def _describe_corruption(damage: "Corruption") -> str:
     photos = damage.frost_photos
     made_up = ", made up" if photos is not None and photos.origin == "procedural" else ""
     return f"{damage.name}, severity {damage.severity}{made_up}"
 
 
-def _with_papers(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
+def _paper_defaults(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
     from driftproof.bench.methods import accepted_options
 
     accepted, base = accepted_options(method), method.partition("+")[0]
-    papers = {**_PAPERS, **_OF_ONE.get(base, {}), **_OF_ONE.get(method, {})}
+    papers = {**_PAPER_DEFAULTS, **_METHOD_DEFAULTS.get(base, {}), **_METHOD_DEFAULTS.get(method, {})}
     return {**{name: value for name, value in papers.items() if name in accepted}, **given}
 
 
-def _outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
+def _count_outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
     import torch
 
     with torch.no_grad():
@@ -161,7 +165,7 @@ def _outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
     return int(logits.shape[1])
 
 
-def _expect_classes(outputs: int, palette: "Sequence[SceneClass]", name: str) -> None:
+def _check_class_count(outputs: int, palette: "Sequence[SceneClass]", name: str) -> None:
     if outputs != len(palette):
         raise ConfigurationError(
             f"Expected a model of the {len(palette)} classes of {name} ({', '.join(each.name for each in palette)}), "
@@ -175,7 +179,7 @@ def _prepare(adapter: "Adapter", source: "SourceBatches", progress: "Progress") 
     progress.remove_task(task)
 
 
-def _counted(seen: "Iterator[View]", progress: "Progress", total: int) -> "Iterator[View]":
+def _with_progress(seen: "Iterator[FrameResult]", progress: "Progress", total: int) -> "Iterator[FrameResult]":
     task = progress.add_task("frames", total=total)
     for view in seen:
         yield view

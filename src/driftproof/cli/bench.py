@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from driftproof.cli.device import Device, expect_device
-from driftproof.cli.offered import METHODS, SUITES
-from driftproof.cli.options import LARGEST_SEED
+from driftproof.cli.completion import METHODS, SUITES
+from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.options import MAX_SEED
 from driftproof.cli.output import AsJson, print_json
 from driftproof.errors import ConfigurationError
 
@@ -43,9 +43,9 @@ def list_command(
     console = Console()
     for suite in suites:
         if verbose:
-            console.print(_cells(suite), suite.note, "")
+            console.print(_suite_table(suite), suite.note, "")
     if not verbose:
-        console.print(_overview(suites))
+        console.print(_overview_table(suites))
 
 
 @bench_commands.command("run")
@@ -93,22 +93,22 @@ def run_command(
     """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS, Failures
+    from driftproof.bench.local_files import LocalFiles
     from driftproof.bench.plan import RunFilter, plan_runs
     from driftproof.bench.runner import RunSettings, stage_progress
-    from driftproof.bench.local_files import LocalFiles
-    from driftproof.cli.live import followed
+    from driftproof.cli.bench_progress import progress_display
     from driftproof.validation import check_choice
 
     run = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
     choice = RunFilter(
-        methods=_words("--methods", methods),
-        sets=_words("--sets", sets),
+        methods=_parse_list("--methods", methods),
+        sets=_parse_list("--sets", sets),
         setting=None if opened is None else "open" if opened else "closed",
         task=task,
         rounds=rounds,
         limit=limit,
-        seeds=[_integer("--seeds", word) for word in _words("--seeds", seeds)],
-        replaced=dict(_pair(text) for text in replace or ()),
+        seeds=[_parse_seed("--seeds", word) for word in _parse_list("--seeds", seeds)],
+        replaced=dict(_parse_replacement(text) for text in replace or ()),
         prepared_on_test=prepare_on_test or (),
         trials=trials,
     )
@@ -120,12 +120,12 @@ def run_command(
                 f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
             )
     jobs = plan_runs(chosen, choice)
-    expect_device(device)
+    resolve_device(device)
     workbench = LocalFiles(data, weights, frost, procedural, device, choice.prepared_on_test)
     store, facts = Store(out), choice.metadata() | {"frost": "made up" if procedural else "photos"}
     if store.metadata:  # what will be refused is refused before sets are made for it
         store.update_metadata(facts)
-    with followed(job.spec for job in jobs) as told:
+    with progress_display(job.spec for job in jobs) as told:
         ready, failures = [], Failures(told)
         for job in jobs:
             with failures.of(job):
@@ -208,7 +208,14 @@ def summarize_command(
     tables that lie beside the archives as well.
     """
     from driftproof.files import atomic_write
-    from driftproof.report import load_archives, benchmark_tables, render_placeholders, read_page, citable_values, render_results_page
+    from driftproof.report import (
+        benchmark_tables,
+        citable_values,
+        load_archives,
+        read_page,
+        render_placeholders,
+        render_results_page,
+    )
 
     page = out or folder / "RESULTS.md"
     texts = {page: render_results_page(folder, page)}
@@ -221,7 +228,7 @@ def summarize_command(
         typer.echo(path)
 
 
-def _words(option: str, text: str | None) -> list[str]:
+def _parse_list(option: str, text: str | None) -> list[str]:
     """What an option names; if it is given at all it has to name something, which an empty variable would not."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if text is not None and not words:
@@ -229,32 +236,32 @@ def _words(option: str, text: str | None) -> list[str]:
     return words
 
 
-def _integer(option: str, word: str) -> int:
+def _parse_seed(option: str, word: str) -> int:
     try:
         number = int(word)
     except ValueError as error:
         raise ConfigurationError(f"Expected `{option}` to be whole numbers, but got {word!r}.") from error
-    if not 0 <= number <= LARGEST_SEED:
-        raise ConfigurationError(f"Expected `{option}` to be from 0 to {LARGEST_SEED}, but got {word}.")
+    if not 0 <= number <= MAX_SEED:
+        raise ConfigurationError(f"Expected `{option}` to be from 0 to {MAX_SEED}, but got {word}.")
     return number
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_replacement(text: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise ConfigurationError(f"Expected `--replace` to be given as OLD=NEW, but got {text!r}.")
     return old, new
 
 
-def _overview(suites: "list[Suite]") -> Table:
-    table = _folding("suite", "shows", "rounds", "cells", "note")
+def _overview_table(suites: "list[Suite]") -> Table:
+    table = _wrapping("suite", "shows", "rounds", "cells", "note")
     for suite in suites:
         table.add_row(suite.name, suite.title, str(suite.rounds), str(len(list(suite.specs()))), suite.note)
     return table
 
 
-def _cells(suite: "Suite") -> Table:
-    table = _folding("method", "images", "unknown", "network", "batch", "options")
+def _suite_table(suite: "Suite") -> Table:
+    table = _wrapping("method", "images", "unknown", "network", "batch", "options")
     table.title = f"{suite.name}: {suite.title}"
     for spec in suite.specs():
         options = ", ".join(f"{key} = {value}" for key, value in spec.options)
@@ -262,7 +269,7 @@ def _cells(suite: "Suite") -> Table:
     return table
 
 
-def _folding(*headings: str) -> Table:
+def _wrapping(*headings: str) -> Table:
     """A table that loses no letter on a narrow terminal."""
     table = Table()
     for heading in headings:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from driftproof.cli.ending import Status
-from driftproof.cli.model import ClassCount, ModelName, Weights, given_model
+from driftproof.cli.exit_codes import ExitCode
+from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_command(
     """Say what will not work with a model, why, and what to do; status 1 if it cannot be adapted at all."""
     from driftproof.problems import check
 
-    problems = check(given_model(model, weights, classes))
+    problems = check(load_model(model, weights, classes))
     if as_json:
         print_json([asdict(problem) for problem in problems])
     elif problems:
@@ -35,7 +35,7 @@ def check_command(
     else:
         typer.echo("No problems: every method applies as in the paper.")
     if any(problem.severity == "error" for problem in problems):
-        raise typer.Exit(Status.NO)
+        raise typer.Exit(ExitCode.NEGATIVE)
 
 
 def _row(problem: "Problem") -> tuple[Text, str, str, str]:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftproof.cli.device import Device, expect_device
-from driftproof.cli.offered import CORRUPTIONS
-from driftproof.cli.progress import counting
+from driftproof.cli.completion import CORRUPTIONS
+from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.progress import progress_bar
 from driftproof.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,25 +35,25 @@ def corrupt_command(
 ) -> None:
     """Make a corrupted version of an image set; what is there already is kept, so an interrupted run goes on."""
     from driftproof import corruptions
-    from driftproof.data import Corrupted, opened
+    from driftproof.data import Corrupted, open_dataset
 
     names, severities = corruption or list(corruptions.CORRUPTIONS), [1, 2, 3, 4, 5] if stack else severity or [5]
     for name in names:
         for level in severities:
             corruptions.check_corruption(name, level)
-    place = expect_device(device)
-    clean = opened(source, size=None if size is None else (size, size))
-    photos = _photos(names, frost, procedural)
-    _refuse_other_labels(clean, destination / "labels.npy")
+    place = resolve_device(device)
+    clean = open_dataset(source, size=None if size is None else (size, size))
+    photos = _load_frost_photos(names, frost, procedural)
+    _check_same_labels(clean, destination / "labels.npy")
     destination.mkdir(parents=True, exist_ok=True)
-    with counting() as progress:
+    with progress_bar() as progress:
         for name in names:
             for level in severities:
                 _write(Corrupted(clean, name, level, frost_photos=photos, device=place), destination, progress)
     _finish(clean, names, destination, stack)
 
 
-def _refuse_other_labels(clean: "ImageSet", path: Path) -> None:
+def _check_same_labels(clean: "ImageSet", path: Path) -> None:
     """Refuse to put a set beside others whose labels would be replaced by its own."""
     import numpy as np
 
@@ -69,7 +69,7 @@ def _refuse_other_labels(clean: "ImageSet", path: Path) -> None:
         )
 
 
-def _photos(names: list[str], folder: Path | None, procedural: bool) -> "FrostPhotos | None":
+def _load_frost_photos(names: list[str], folder: Path | None, procedural: bool) -> "FrostPhotos | None":
     from driftproof.corruptions import find_frost_photos, procedural_frost
 
     if "frost" not in names:
@@ -78,10 +78,10 @@ def _photos(names: list[str], folder: Path | None, procedural: bool) -> "FrostPh
 
 
 def _write(images: "Corrupted", destination: Path, progress: "Progress") -> None:
-    from driftproof.data import FileSet, kept, write_files
+    from driftproof.data import FileSet, cache_to_disk, write_files
 
     task = progress.add_task(f"{images.corruption} {images.severity}", total=len(images))
-    write = write_files if isinstance(images.clean, FileSet) else kept
+    write = write_files if isinstance(images.clean, FileSet) else cache_to_disk
     write(images, destination, progress=lambda _, done: progress.update(task, completed=done))
     progress.update(task, completed=len(images))
 
@@ -90,14 +90,14 @@ def _finish(clean: "ImageSet", names: list[str], destination: Path, stack: bool)
     """Add what belongs beside the arrays; a folder of files is whole without."""
     import numpy as np
 
-    from driftproof.data import FileSet, stacked
+    from driftproof.data import FileSet, stack_severities
     from driftproof.files import atomic_write
 
     if isinstance(clean, FileSet):
         return
     if stack:
         for name in names:
-            stacked(clean, name, destination)
+            stack_severities(clean, name, destination)
         return
     with atomic_write(destination / "labels.npy") as unfinished, unfinished.open("wb") as file:
         np.save(file, clean.labels.numpy())

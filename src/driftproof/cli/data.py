@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftproof.cli.ending import Status
-from driftproof.cli.offered import DATA_SETS
+from driftproof.cli.completion import DATA_SETS
+from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.output import AsJson, print_json, print_table
-from driftproof.cli.progress import counting
+from driftproof.cli.progress import progress_bar
 from driftproof.errors import DownloadError, InputError
 
 if TYPE_CHECKING:
-    from driftproof.data import Finding, RemoteFile
+    from driftproof.data import FileCheck, RemoteFile
 
 __all__ = ["data_commands"]
 
@@ -27,14 +27,14 @@ Root = Annotated[Path, typer.Option("--root", help="The folder that holds the da
 @data_commands.command("list")
 def list_command(as_json: AsJson = False) -> None:
     """List the data sets, their size, licence and home page."""
-    from driftproof.data import SOURCES
+    from driftproof.data import DATASETS
 
     if as_json:
-        print_json([asdict(entry) for entry in SOURCES.values()])
+        print_json([asdict(entry) for entry in DATASETS.values()])
         return
-    rows = [(entry.name, _size(entry.files), entry.licence, entry.homepage) for entry in SOURCES.values()]
+    rows = [(entry.name, _size(entry.files), entry.licence, entry.homepage) for entry in DATASETS.values()]
     print_table(("name", "size", "licence", "home page"), rows)
-    for entry in SOURCES.values():
+    for entry in DATASETS.values():
         if entry.note:
             typer.echo(f"{entry.name}: {entry.note}")
 
@@ -49,9 +49,9 @@ def get_command(
     keep_archives: Annotated[bool, typer.Option(help="Keep the archives after unpacking.")] = True,
 ) -> None:
     """Download data sets, check them and unpack them; run it again to go on after an interruption."""
-    from driftproof.data import source
+    from driftproof.data import get_dataset_info
 
-    for entry in [source(name) for name in names]:
+    for entry in [get_dataset_info(name) for name in names]:
         if entry.note:
             typer.echo(f"{entry.name}: {entry.note}", err=True)
         if not entry.files:
@@ -59,7 +59,7 @@ def get_command(
                 f"Expected {entry.name} to be free to download, but it has to be got by hand: see {entry.homepage}."
             )
         for file in entry.files:
-            _get(file, root, keep_archives)
+            _download(file, root, keep_archives)
 
 
 @data_commands.command("verify")
@@ -72,9 +72,9 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare what is on disk with the published lengths and checksums; status 1 if anything is wrong or missing."""
-    from driftproof.data import SOURCES, source, verify
+    from driftproof.data import DATASETS, get_dataset_info, verify
 
-    findings = {name: verify(source(name), root) for name in names or SOURCES}
+    findings = {name: verify(get_dataset_info(name), root) for name in names or DATASETS}
     if not names:
         findings = {name: found for name, found in findings.items() if any(one.state != "missing" for one in found)}
     if not findings:
@@ -88,16 +88,16 @@ def verify_command(
         rows = [(name, one.file, one.state, one.detail) for name, found in findings.items() for one in found]
         rows += [(name, "", "unchecked", "no checksums are published") for name, found in findings.items() if not found]
         print_table(("set", "file", "state", "detail"), rows)
-    if any(_is_wrong(one) for found in findings.values() for one in found):
-        raise typer.Exit(Status.NO)
+    if any(_is_bad(one) for found in findings.values() for one in found):
+        raise typer.Exit(ExitCode.NEGATIVE)
 
 
-def _get(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
+def _download(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
     from driftproof.data import fetch, unpack
 
     if file.unpacks_to and all((root / made).exists() for made in file.unpacks_to):
         return
-    with counting() as progress:
+    with progress_bar() as progress:
         task = progress.add_task(file.name, total=file.size)
         archive = fetch(file, root, progress=lambda done, total: progress.update(task, completed=done, total=total))
     if file.unpacks_in is not None and not file.manual:  # what is got by hand is sorted by hand, as its note says
@@ -106,7 +106,7 @@ def _get(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
             archive.unlink()
 
 
-def _is_wrong(finding: "Finding") -> bool:
+def _is_bad(finding: "FileCheck") -> bool:
     return finding.state not in ("present", "unchecked")
 
 

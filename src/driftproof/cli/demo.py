@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from driftproof.cli.options import LARGEST_SEED
+from driftproof.cli.options import MAX_SEED
 
 __all__ = ["demo_command"]
 
@@ -14,7 +14,7 @@ __all__ = ["demo_command"]
 def demo_command(
     out: Annotated[Path, typer.Option(help="The results folder; what is there is not run again.")] = Path("demo"),
     rounds: Annotated[int | None, typer.Option(help="How often the corruptions come by; five times.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the network and its training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the network and its training.")] = 0,
 ) -> None:
     """Train a small network on some digits, then adapt it to changed ones with unknown digits among them.
 
@@ -26,11 +26,11 @@ def demo_command(
     from driftproof.bench.executors import run_locally
     from driftproof.bench.plan import RunFilter, plan_runs
     from driftproof.bench.runner import RunSettings, stage_progress
-    from driftproof.cli.live import followed
+    from driftproof.cli.bench_progress import progress_display
 
     choice = RunFilter(rounds=rounds, seeds=[seed])
     jobs, workbench, store = plan_runs(suite("demo"), choice), Digits(out, seed), Store(out)
-    with followed(job.spec for job in jobs) as told:
+    with progress_display(job.spec for job in jobs) as told:
         spec = jobs[0].spec
         facts = workbench.fingerprints(spec, stage_progress(spec, told))
         store.update_metadata(choice.metadata() | facts)
@@ -40,7 +40,7 @@ def demo_command(
 
 def _show(out: Path) -> None:
     from driftproof.bench import Results
-    from driftproof.report import plot_text, table_text, summary_sentences, write_report
+    from driftproof.report import plot_text, summary_sentences, table_text, write_report
 
     results, console = Results(out), Console()
     for measured in results.tables():

@@ -9,16 +9,16 @@ from driftproof.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Device", "expect_device"]
+__all__ = ["Device", "resolve_device"]
 
 Device = Annotated[str, typer.Option("--device", help="Where to compute, such as cpu, cuda or cuda:1.")]
 
 
-def expect_device(name: str) -> "torch.device":
+def resolve_device(name: str) -> "torch.device":
     """The device of this name, refused unless this machine has it.
 
     Examples:
-        >>> expect_device("cpu")
+        >>> resolve_device("cpu")
         device(type='cpu')
     """
     import torch

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from driftproof.data import FileSet
 
-__all__ = ["Reading", "found_images", "readings"]
+__all__ = ["LoadedBatch", "find_images", "load_batches"]
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class LoadedBatch:
     """Some files, read.
 
     Attributes:
@@ -28,10 +28,10 @@ class Reading:
 
     paths: tuple[Path, ...]
     pixels: "Tensor | None"
-    complaints: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
-def found_images(places: Sequence[Path]) -> list[Path]:
+def find_images(places: Sequence[Path]) -> list[Path]:
     """The files that are given, and the images below the folders that are given, in sorted order."""
     from driftproof.data.folder import image_files
 
@@ -46,7 +46,7 @@ def found_images(places: Sequence[Path]) -> list[Path]:
     return paths
 
 
-def readings(paths: Sequence[Path], *, batch_size: int, size: int | None = None) -> Iterator[Reading]:
+def load_batches(paths: Sequence[Path], *, batch_size: int, size: int | None = None) -> Iterator[LoadedBatch]:
     """The files in batches; the next one is read while the caller works on the last.
 
     Args:
@@ -59,26 +59,26 @@ def readings(paths: Sequence[Path], *, batch_size: int, size: int | None = None)
     files = FileSet(paths, size=None if size is None else (size, size))
     starts = range(0, len(paths), batch_size)
     with ThreadPoolExecutor(max_workers=1) as reader:
-        waiting = reader.submit(_reading, files, range(len(paths))[:batch_size])
+        waiting = reader.submit(_load_batch, files, range(len(paths))[:batch_size])
         for start in starts[1:]:
             reading = waiting.result()
-            waiting = reader.submit(_reading, files, range(len(paths))[start : start + batch_size])
+            waiting = reader.submit(_load_batch, files, range(len(paths))[start : start + batch_size])
             yield reading
         yield waiting.result()
 
 
-def _reading(files: "FileSet", places: Sequence[int]) -> Reading:
+def _load_batch(files: "FileSet", places: Sequence[int]) -> LoadedBatch:
     try:
-        return Reading(_paths(files, places), files.batch(places))
+        return LoadedBatch(_paths(files, places), files.batch(places))
     except InputError:
-        complaints = {place: complaint for place in places if (complaint := _complaint(files, place))}
-        if not complaints:
+        unreadable = {place: complaint for place in places if (complaint := _read_error(files, place))}
+        if not unreadable:
             raise
-    sound = [place for place in places if place not in complaints]
-    return Reading(_paths(files, sound), files.batch(sound) if sound else None, tuple(complaints.values()))
+    sound = [place for place in places if place not in unreadable]
+    return LoadedBatch(_paths(files, sound), files.batch(sound) if sound else None, tuple(unreadable.values()))
 
 
-def _complaint(files: "FileSet", place: int) -> str | None:
+def _read_error(files: "FileSet", place: int) -> str | None:
     try:
         files.batch([place])
     except InputError as error:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from driftproof.cli.offered import NETWORKS
+from driftproof.cli.completion import NETWORKS
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ClassCount", "ModelName", "Weights", "given_model"]
+__all__ = ["ClassCount", "ModelName", "Weights", "load_model"]
 
 ModelName = Annotated[
     str | None,
@@ -35,12 +35,12 @@ Weights = Annotated[
 ]
 ClassCount = Annotated[int | None, typer.Option(min=1, help="Number of classes of a network of the catalogue.")]
 
-_NOT_THEIRS = (__file__, importlib.__file__, "<frozen")
+_INTERNAL_FILES = (__file__, importlib.__file__, "<frozen")
 
 _Result = TypeVar("_Result")
 
 
-def given_model(name: str | None, weights: Path | None, classes: int | None = None) -> "nn.Module":
+def load_model(name: str | None, weights: Path | None, classes: int | None = None) -> "nn.Module":
     """Build or find a model, and load its weights.
 
     What the caller's own code prints meanwhile goes to the error stream, so that standard output stays clean.
@@ -50,7 +50,7 @@ def given_model(name: str | None, weights: Path | None, classes: int | None = No
         weights: A file of weights; None leaves the model as it is built.
         classes: Number of classes, for a name of the catalogue.
     """
-    from driftproof.models import load_checkpoint, restore
+    from driftproof.models import build_from_checkpoint, load_checkpoint
 
     if name is None and weights is None:
         raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
@@ -59,42 +59,42 @@ def given_model(name: str | None, weights: Path | None, classes: int | None = No
     with redirect_stdout(sys.stderr):
         if name is None:
             assert weights is not None
-            return restore(weights)
-        model = _own(name) if ":" in name else _from_catalogue(name, classes)
+            return build_from_checkpoint(weights)
+        model = _build_own(name) if ":" in name else _build_from_catalogue(name, classes)
         return model if weights is None else load_checkpoint(model, weights)
 
 
-def _from_catalogue(name: str, classes: int | None) -> "nn.Module":
-    from driftproof.models import MODELS, build
+def _build_from_catalogue(name: str, classes: int | None) -> "nn.Module":
+    from driftproof.models import MODELS, build_model
 
     if name not in MODELS and "." in name:
         raise ConfigurationError(
             f"Expected `--model` to be `package.module:name` or a network of the catalogue, but got {name!r}. "
             f"Put a colon before the last part: {':'.join(name.rsplit('.', 1))}."
         )
-    return build(name, classes=classes)
+    return build_model(name, classes=classes)
 
 
-def _own(reference: str) -> "nn.Module":
+def _build_own(reference: str) -> "nn.Module":
     from torch import nn
 
-    found = _named(reference)
+    found = _resolve_reference(reference)
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
         kind = type(found).__name__
         raise ModelError(f"Expected {reference} to be a model or to build one, but it is a {kind}.")
-    built = _attempted(f"calling {reference}", found)
+    built = _call_user_code(f"calling {reference}", found)
     if not isinstance(built, nn.Module):
         raise ModelError(f"Expected {reference} to build a torch.nn.Module, but it returned a {type(built).__name__}.")
     return built
 
 
-def _named(reference: str) -> object:
+def _resolve_reference(reference: str) -> object:
     module_name, _, path = reference.partition(":")
     if not module_name or not path:
         raise ConfigurationError(f"Expected `--model` to be `package.module:name`, but got {reference!r}.")
-    found: object = _imported(module_name)
+    found: object = _import_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             check_choice(f"name in {module_name}", name, [known for known in dir(found) if not known.startswith("_")])
@@ -102,12 +102,12 @@ def _named(reference: str) -> object:
     return found
 
 
-def _imported(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     # Left there: a model may import more of its own project when it runs.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        return _attempted(f"importing {name}", lambda: importlib.import_module(name))
+        return _call_user_code(f"importing {name}", lambda: importlib.import_module(name))
     except ModelError as error:
         missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
@@ -118,17 +118,17 @@ def _imported(name: str) -> ModuleType:
         ) from error
 
 
-def _attempted(what: str, call: Callable[[], _Result]) -> _Result:
+def _call_user_code(what: str, call: Callable[[], _Result]) -> _Result:
     """The result of the caller's own code, which may raise anything, or try to end the program."""
     try:
         return call()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_place_of(error)}."
+            f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_format_location(error)}."
         ) from error
 
 
-def _place_of(error: BaseException) -> str:
+def _format_location(error: BaseException) -> str:
     """Where in the caller's own code an error arose, if it did."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_INTERNAL_FILES)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

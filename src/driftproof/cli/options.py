@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftproof.cli.offered import METHODS
+from driftproof.cli.completion import METHODS
 from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from driftproof.bench.spec import Option
 
-__all__ = ["LARGEST_SEED", "MethodName", "MethodOptions", "method_options"]
+__all__ = ["MAX_SEED", "MethodName", "MethodOptions", "parse_method_options"]
 
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 """What random generators, and files of rows, can hold."""
 
 MethodName = Annotated[
@@ -26,17 +26,17 @@ MethodOptions = Annotated[
 ]
 
 
-def method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
+def parse_method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
     """What `--option name=value` means, repeated or not given at all.
 
     Examples:
-        >>> method_options(["lr=0.001", "optimizer=sgd"])
+        >>> parse_method_options(["lr=0.001", "optimizer=sgd"])
         {'lr': 0.001, 'optimizer': 'sgd'}
     """
-    return dict(map(_option, texts or ()))
+    return dict(map(_parse_option, texts or ()))
 
 
-def _option(text: str) -> "tuple[str, Option]":
+def _parse_option(text: str) -> "tuple[str, Option]":
     name, _, value = text.partition("=")
     if not name or not value:
         raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")

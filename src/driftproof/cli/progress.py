@@ -9,16 +9,16 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["counting"]
+__all__ = ["progress_bar"]
 
 
 @contextmanager
-def counting() -> "Iterator[Progress]":
+def progress_bar() -> "Iterator[Progress]":
     """A progress display on the error stream, so that standard output stays clean for scripts."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from driftproof.cli.fitting import FittingProgress
+    from driftproof.cli.bounded_progress import BoundedProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with FittingProgress(*columns, console=Console(stderr=True)) as progress:
+    with BoundedProgress(*columns, console=Console(stderr=True)) as progress:
         yield progress

@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftproof.cli.offered import SCENES
+from driftproof.cli.completion import SCENES
 from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     from driftproof.bench.scenes import SourceScenes
-    from driftproof.data import Height, Scenes
+    from driftproof.data import FitHeight, Scenes
 
-__all__ = ["given_scenes", "source_scenes"]
+__all__ = ["load_scenes", "load_source_scenes"]
 
 
-def given_scenes(
+def load_scenes(
     folder: Path | None,
     dataset: str | None,
     data: Path,
@@ -58,7 +58,7 @@ def given_scenes(
     return replace(frames(folder, size=size), palette=_palette(dataset, unknown))
 
 
-def source_scenes(
+def load_source_scenes(
     dataset: str | None, data: Path, unknown: Sequence[str] | None, extent: tuple[int, int], count: int
 ) -> "SourceScenes":
     """Labelled frames of a set's training part, for methods that learn from them before the first frame.
@@ -66,23 +66,23 @@ def source_scenes(
     Args:
         dataset: Name of the set; None is refused, since an unlabelled folder has none.
         data: The folder that holds the data sets.
-        unknown: As in `given_scenes`.
+        unknown: As in `load_scenes`.
         extent: Height and width of the frames that will be adapted to.
         count: How many to take.
     """
     from driftproof.bench.scenes import SourceScenes
-    from driftproof.data import Height
+    from driftproof.data import FitHeight
 
     if dataset is None:
         raise ConfigurationError(
             "Expected `--set`, since this method learns from source data before the first frame. "
             "Name the set that the model was trained on."
         )
-    return SourceScenes(_read(dataset, data, "train", unknown, Height(*extent)), batch_size=2, limit=count)
+    return SourceScenes(_read(dataset, data, "train", unknown, FitHeight(*extent)), batch_size=2, limit=count)
 
 
 def _read(
-    dataset: str, data: Path, split: str | None, unknown: Sequence[str] | None, size: "Height | None"
+    dataset: str, data: Path, split: str | None, unknown: Sequence[str] | None, size: "FitHeight | None"
 ) -> "Scenes":
     from driftproof.data import scenes as readers
 
@@ -105,11 +105,11 @@ def _palette(dataset: str | None, unknown: Sequence[str] | None) -> Any:  # noqa
     return camvid_classes() if unknown is None else camvid_classes(unknown)
 
 
-def _size(height: int | None, width: int | None) -> "Height | None":
-    from driftproof.data import Height
+def _size(height: int | None, width: int | None) -> "FitHeight | None":
+    from driftproof.data import FitHeight
 
     if height is None:
         if width is not None:
             raise ConfigurationError("Expected `--height` with `--width`: frames are scaled to a height first.")
         return None
-    return Height(height, width)
+    return FitHeight(height, width)

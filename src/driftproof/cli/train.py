@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from driftproof.cli.device import Device, expect_device
-from driftproof.cli.options import LARGEST_SEED
+from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.options import MAX_SEED
 from driftproof.cli.train_scenes import SCENE_RECIPES, SCENE_SETS, train_on_scenes
 from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
@@ -53,7 +53,7 @@ def train_command(
         Path | None, typer.Option(help="Weights to start from, all but the last layer's, or a backbone's.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of every random choice.")] = 0,
     height: Annotated[
         int | None, typer.Option(min=16, help="On scenes: scale frames to this height; less to compute.")
     ] = None,
@@ -62,7 +62,7 @@ def train_command(
 ) -> None:
     """Train a source model as the paper's were; run the same command again to go on after an interruption."""
     if model in SCENE_RECIPES:
-        place = expect_device(device)
+        place = resolve_device(device)
         train_on_scenes(
             model,
             dataset,
@@ -82,15 +82,15 @@ def train_command(
     import torch
 
     from driftproof.files import check_writable, sha256
-    from driftproof.models import build, load_checkpoint, save_checkpoint
+    from driftproof.models import build_model, load_checkpoint, save_checkpoint
     from driftproof.training import Trainer
 
     recipe = _recipe(model, epochs)
     check_writable(out)
     train, test = (_read(dataset, data, train=train) for train in (True, False))
-    place = expect_device(device)
+    place = resolve_device(device)
     torch.manual_seed(seed)
-    network = build(model, classes=len(train.classes))
+    network = build_model(model, classes=len(train.classes))
     if start is not None:
         load_checkpoint(network, start, new_head=True)
     begun_from = None if start is None else sha256(start)
@@ -98,7 +98,7 @@ def train_command(
     trainer = Trainer(network, images, train.labels, recipe, seed=seed, device=place, begun_from=begun_from)
     history = trainer.run(
         checkpoint=out.with_suffix(".training.pt"),
-        progress=_teller(recipe),
+        progress=_progress_printer(recipe),
         evaluate=lambda network: _accuracy(network, test, place),
     )
     meta = {"arch": model, "set": dataset, "seed": seed, "epochs": recipe.epochs}
@@ -119,7 +119,7 @@ def _read(name: str, root: Path, *, train: bool) -> "ImageSet":
     return images
 
 
-def _teller(recipe: "Recipe") -> "Callable[[EpochRecord], None]":
+def _progress_printer(recipe: "Recipe") -> "Callable[[EpochRecord], None]":
     console = Console(stderr=True)
 
     def tell(record: "EpochRecord") -> None:

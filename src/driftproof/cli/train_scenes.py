@@ -46,23 +46,23 @@ def train_on_scenes(
     import torch
 
     from driftproof import training
-    from driftproof.data import Height
+    from driftproof.data import FitHeight
     from driftproof.data import scenes as readers
     from driftproof.files import check_writable, sha256
-    from driftproof.models import build, load_backbone, save_checkpoint
+    from driftproof.models import build_model, load_backbone, save_checkpoint
 
     console = Console(stderr=True)
     recipe = _recipe(model, epochs, height)
     check_writable(out)
     read = getattr(readers, SCENE_SETS[check_choice("set of scenes to train on", dataset, SCENE_SETS)])
-    size = None if height is None else Height(height)
+    size = None if height is None else FitHeight(height)
     taught, rated = (read(data, split=split, size=size) for split in ("train", "val"))
-    images, labels = training.labelled_scenes(rated)
+    images, labels = training.load_labeled_scenes(rated)
     torch.manual_seed(seed)
-    network = build(model, classes=len(taught.classes))
+    network = build_model(model, classes=len(taught.classes))
     if start is not None:
         console.print(f"{start}: {load_backbone(network, start)}", highlight=False)
-    scenes = training.labelled_scenes(taught)
+    scenes = training.load_labeled_scenes(taught)
     begun_from = None if start is None else sha256(start)
     trainer = training.SceneTrainer(
         network, *scenes, recipe, seed=seed, device=device, begun_from=begun_from, mixed=mixed
@@ -77,7 +77,7 @@ def train_on_scenes(
         checkpoint=out.with_suffix(".training.pt"),
         checkpoint_every=_CHECKPOINT_SECONDS,
         progress=tell,
-        evaluate=lambda network: training.mean_iou(network, images, labels, classes=len(taught.classes)),
+        evaluate=lambda network: training.evaluate_mean_iou(network, images, labels, classes=len(taught.classes)),
     )
     meta = {
         "arch": model,

@@ -5,34 +5,34 @@ import math
 import torch
 from torch import Tensor
 
-from driftproof.corruptions.draws import Draws
-from driftproof.corruptions.filters import centre_zooms, correlate, gaussian, gaussian_weights, motion
+from driftproof.corruptions.counter_rng import CounterRNG
+from driftproof.corruptions.filters import correlate, gaussian_filter, gaussian_weights, motion_filter, sum_center_zooms
 
 __all__ = ["defocus_blur", "gaussian_blur", "glass_blur", "motion_blur", "zoom_blur"]
 
 
-def defocus_blur(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
+def defocus_blur(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
     """The disk of a lens out of focus."""
     return correlate(x, _disk(*constants))
 
 
-def gaussian_blur(x: Tensor, draws: Draws, sigma: float) -> Tensor:
+def gaussian_blur(x: Tensor, rng: CounterRNG, sigma: float) -> Tensor:
     """Plain Gaussian blur."""
-    return gaussian(x, sigma)
+    return gaussian_filter(x, sigma)
 
 
-def motion_blur(x: Tensor, draws: Draws, constants: tuple[int, float]) -> Tensor:
+def motion_blur(x: Tensor, rng: CounterRNG, constants: tuple[int, float]) -> Tensor:
     """A streak in a random direction within 45° of the horizontal."""
     radius, sigma = constants
-    return motion(x, radius, sigma, draws.uniform(low=-45.0, high=45.0))
+    return motion_filter(x, radius, sigma, rng.uniform(low=-45.0, high=45.0))
 
 
-def zoom_blur(x: Tensor, draws: Draws, factors: tuple[float, ...]) -> Tensor:
+def zoom_blur(x: Tensor, rng: CounterRNG, factors: tuple[float, ...]) -> Tensor:
     """The mean over zooming in while the shutter is open."""
-    return (x + centre_zooms(x, factors)) / (len(factors) + 1)
+    return (x + sum_center_zooms(x, factors)) / (len(factors) + 1)
 
 
-def glass_blur(x: Tensor, draws: Draws, constants: tuple[float, int, int]) -> Tensor:
+def glass_blur(x: Tensor, rng: CounterRNG, constants: tuple[float, int, int]) -> Tensor:
     """Seen through frosted glass: pixels take the place of near-by ones.
 
     As in the reference, whose exchange of two pixels copies one way only: (h, w) receives the other, which keeps its
@@ -40,13 +40,13 @@ def glass_blur(x: Tensor, draws: Draws, constants: tuple[float, int, int]) -> Te
     """
     sigma, reach, rounds = constants
     count, channels, height, width = x.shape
-    planes = torch.floor(gaussian(x, sigma).clamp(0, 1) * 255).reshape(count, channels, -1)
+    planes = torch.floor(gaussian_filter(x, sigma).clamp(0, 1) * 255).reshape(count, channels, -1)
     for _ in range(rounds):
-        across = draws.integers(height, width, low=-reach, high=reach)
-        down = draws.integers(height, width, low=-reach, high=reach)
+        across = rng.integers(height, width, low=-reach, high=reach)
+        down = rng.integers(height, width, low=-reach, high=reach)
         origin = _glass_origins(across, down, reach)
         planes = planes.gather(2, origin.unsqueeze(1).expand(-1, channels, -1))
-    return gaussian(planes.view_as(x) / 255, sigma)
+    return gaussian_filter(planes.view_as(x) / 255, sigma)
 
 
 def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
@@ -59,10 +59,10 @@ def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
     rows = torch.arange(height, device=across.device).view(1, -1, 1)
     columns = torch.arange(width, device=across.device).view(1, 1, -1)
     own = rows * width + columns
-    inner = _inner(height, rows, reach) & _inner(width, columns, reach)
+    inner = _is_inner(height, rows, reach) & _is_inner(width, columns, reach)
     other_row, other_column = rows + down, columns + across
     other = other_row * width + other_column
-    visited = _inner(height, other_row, reach) & _inner(width, other_column, reach) & (other > own)
+    visited = _is_inner(height, other_row, reach) & _is_inner(width, other_column, reach) & (other > own)
     pixels = height * width
     # Nodes 0..pixels−1 are links still to follow, pixels..2·pixels−1 their ends.
     link = torch.where(inner, torch.where(visited, other, other + pixels), own + pixels).view(count, pixels)
@@ -73,7 +73,7 @@ def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
     return link[:, :pixels] - pixels
 
 
-def _inner(side: int, place: Tensor, reach: int) -> Tensor:
+def _is_inner(side: int, place: Tensor, reach: int) -> Tensor:
     return (place > reach) & (place <= side - reach)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["CONSTANTS", "constants_for"]
 
 
-def _factors(last: float, step: float) -> tuple[float, ...]:
+def _zoom_factors(last: float, step: float) -> tuple[float, ...]:
     """The factors of the published sets, to the last bit: how many pixels an image is enlarged to can hang on it.
 
     They come from NumPy's `arange`, which counts in the step as it is rounded beside the first of them.
@@ -22,7 +22,7 @@ def _factors(last: float, step: float) -> tuple[float, ...]:
     return tuple(1.0 + rounded * index for index in range(count))
 
 
-_ZOOM_SMALL = tuple(_factors(last, 0.01) for last in (1.06, 1.11, 1.15, 1.20, 1.25))
+_ZOOM_SMALL = tuple(_zoom_factors(last, 0.01) for last in (1.06, 1.11, 1.15, 1.20, 1.25))
 
 CONSTANTS: dict[int, dict[str, tuple[Any, ...]]] = {
     32: {
@@ -111,11 +111,11 @@ CONSTANTS: dict[int, dict[str, tuple[Any, ...]]] = {
         "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
         "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
         "zoom_blur": (
-            _factors(1.11, 0.01),
-            _factors(1.15, 0.01),
-            _factors(1.20, 0.02),
-            _factors(1.24, 0.02),
-            _factors(1.30, 0.03),
+            _zoom_factors(1.11, 0.01),
+            _zoom_factors(1.15, 0.01),
+            _zoom_factors(1.20, 0.02),
+            _zoom_factors(1.24, 0.02),
+            _zoom_factors(1.30, 0.03),
         ),
         "snow": (
             (0.1, 0.3, 3, 0.5, 10, 4, 0.8),

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from driftproof.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from driftproof.corruptions.constants import CONSTANTS, constants_for
+from driftproof.corruptions.counter_rng import CounterRNG, image_keys
 from driftproof.corruptions.digital import contrast, elastic_transform, jpeg_compression, pixelate, saturate
-from driftproof.corruptions.draws import Draws, image_keys
 from driftproof.corruptions.frost_photos import FrostPhotos, find_frost_photos
 from driftproof.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from driftproof.corruptions.spatter import spatter
@@ -19,7 +19,7 @@ from driftproof.validation import check_choice
 
 __all__ = ["CORRUPTIONS", "HELD_OUT", "check_corruption", "corrupt"]
 
-_SIMPLE: dict[str, Callable[[Tensor, Draws, Any], Tensor]] = {
+_FUNCTIONS: dict[str, Callable[[Tensor, CounterRNG, Any], Tensor]] = {
     "gaussian_noise": gaussian_noise,
     "shot_noise": shot_noise,
     "impulse_noise": impulse_noise,
@@ -43,7 +43,7 @@ HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 CORRUPTIONS = tuple(name for name in CONSTANTS[32] if name not in HELD_OUT)
 
 _ELASTIC_REFERENCE = {32: 32, 64: 64, 224: 244}  # the reference's own constant for ImageNet
-_PIXELS_AT_ONCE = {"cpu": 2**17, "cuda": 2**23}
+_PIXELS_PER_CHUNK = {"cpu": 2**17, "cuda": 2**23}
 
 
 def corrupt(
@@ -79,38 +79,38 @@ def corrupt(
         >>> torch.equal(whole[2:3], corrupt(images[2:3], "fog", severity=3, indices=torch.tensor([2])))
         True
     """
-    _expect(images, name, severity, constants)
+    _validate(images, name, severity, constants)
     constants = constants or constants_for(min(images.shape[2:]))
     indices = torch.arange(len(images)) if indices is None else indices
     if len(indices) != len(images):
         raise InputError(f"Expected one index per image, but got {len(indices)} for {len(images)} images.")
     keys = image_keys(dataset, name, severity, indices.to(images.device, torch.int64))
     strength = CONSTANTS[constants][name][severity - 1]
-    apply = _bound(name, strength, constants, frost_photos, images.device)
-    at_once = max(1, _PIXELS_AT_ONCE.get(images.device.type, 2**17) // (images.shape[2] * images.shape[3]))
+    apply = _bind_constants(name, strength, constants, frost_photos, images.device)
+    at_once = max(1, _PIXELS_PER_CHUNK.get(images.device.type, 2**17) // (images.shape[2] * images.shape[3]))
     parts = [
-        _truncated(apply(some.to(torch.float32) / 255, Draws(some_keys)))
+        _to_uint8(apply(some.to(torch.float32) / 255, CounterRNG(some_keys)))
         for some, some_keys in zip(torch.split(images, at_once), torch.split(keys, at_once), strict=True)
     ]
     return torch.cat(parts) if parts else images
 
 
-def _bound(
+def _bind_constants(
     name: str,
     strength: Any,  # noqa: ANN401  # a number or a tuple of them
     constants: int,
     photos: FrostPhotos | None,
     device: torch.device,
-) -> Callable[[Tensor, Draws], Tensor]:
+) -> Callable[[Tensor, CounterRNG], Tensor]:
     if name == "frost":
         scaled = (photos or find_frost_photos()).scaled(constants, device)
-        return lambda x, draws: frost(x, draws, strength, scaled)
+        return lambda x, rng: frost(x, rng, strength, scaled)
     if name == "elastic_transform":
-        return lambda x, draws: elastic_transform(x, draws, strength, _ELASTIC_REFERENCE[constants])
-    return lambda x, draws: _SIMPLE[name](x, draws, strength)
+        return lambda x, rng: elastic_transform(x, rng, strength, _ELASTIC_REFERENCE[constants])
+    return lambda x, rng: _FUNCTIONS[name](x, rng, strength)
 
 
-def _truncated(x: Tensor) -> Tensor:
+def _to_uint8(x: Tensor) -> Tensor:
     # A value that is whole but for rounding stays whole: only the corruption itself is truncated.
     return torch.floor(x.clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
 
@@ -122,7 +122,7 @@ def check_corruption(name: str, severity: int) -> None:
         raise ConfigurationError(f"Expected `severity` to be an integer in 1..5, but got {severity!r}.")
 
 
-def _expect(images: Tensor, name: str, severity: int, constants: int | None) -> None:
+def _validate(images: Tensor, name: str, severity: int, constants: int | None) -> None:
     check_corruption(name, severity)
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise InputError(

@@ -7,22 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from driftproof.corruptions.draws import Draws
-from driftproof.corruptions.filters import box_resize, gaussian_weights, reflected
+from driftproof.corruptions.counter_rng import CounterRNG
+from driftproof.corruptions.filters import box_resize, gaussian_weights, reflect
 from driftproof.optional import require
 
 __all__ = ["contrast", "elastic_transform", "jpeg", "jpeg_compression", "pixelate", "saturate"]
 
-_WORTH_A_THREAD = 128 * 128  # pixels; below, threads wait for each other longer than they work
+_MIN_PIXELS_PER_THREAD = 128 * 128  # pixels; below, threads wait for each other longer than they work
 
 
-def contrast(x: Tensor, draws: Draws, factor: float) -> Tensor:
+def contrast(x: Tensor, rng: CounterRNG, factor: float) -> Tensor:
     """Less contrast around the mean of each channel."""
     mean = x.double().mean(dim=(2, 3), keepdim=True).to(x.dtype)
     return (x - mean) * factor + mean
 
 
-def saturate(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
+def saturate(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
     """Stronger or paler colors; a grey pixel that gains color turns red, whose hue is zero."""
     factor, offset = constants
     value = x.amax(dim=1, keepdim=True)
@@ -34,14 +34,14 @@ def saturate(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
     return torch.where(chroma > 0, colored, red)
 
 
-def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:
+def pixelate(x: Tensor, rng: CounterRNG, share: float) -> Tensor:
     """Fewer, larger pixels."""
     height, width = x.shape[2:]
     small = box_resize(torch.round(x * 255), max(1, int(height * share)), max(1, int(width * share)))
     return box_resize(small, height, width) / 255
 
 
-def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
+def jpeg_compression(x: Tensor, rng: CounterRNG, quality: int) -> Tensor:
     """The blocks and ringing of strong JPEG compression."""
     return jpeg(torch.round(x * 255).to(torch.uint8), quality).to(x.dtype) / 255
 
@@ -63,40 +63,40 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
     if len(images) == 0:
         return images
     rows = images.permute(0, 2, 3, 1).contiguous().cpu()
-    cores = (os.cpu_count() or 1) if height * width >= _WORTH_A_THREAD else 1
+    cores = (os.cpu_count() or 1) if height * width >= _MIN_PIXELS_PER_THREAD else 1
     with ThreadPoolExecutor(cores) as pool:
         decoded = b"".join(pool.map(round_trips, torch.chunk(rows, cores)))
     return torch.frombuffer(bytearray(decoded), dtype=torch.uint8).view_as(rows).permute(0, 3, 1, 2).to(images.device)
 
 
-def elastic_transform(x: Tensor, draws: Draws, constants: tuple[float, float, float], reference: int) -> Tensor:
+def elastic_transform(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float], reference: int) -> Tensor:
     """A random affine motion, then a smooth random displacement of every pixel.
 
     Args:
         x: Images.
-        draws: Their random numbers.
+        rng: Their random numbers.
         constants: Strength, smoothness and affine motion, as fractions of the reference side.
         reference: That side: 32, 64, or 244 for ImageNet.
     """
     alpha, sigma, jitter = (value * reference for value in constants)
-    x = _sampled(x, *_affine_places(x, draws, jitter), repeat_edge=False)
+    x = _sample_bilinear(x, *_affine_coordinates(x, rng, jitter), repeat_edge=False)
     if alpha == 0:
         return x
     height, width = x.shape[2:]
-    noise = draws.uniform(2, height, width, low=-1.0, high=1.0).to(torch.float64)
-    down, across = _smoothing(height, sigma, x.device), _smoothing(width, sigma, x.device)
+    noise = rng.uniform(2, height, width, low=-1.0, high=1.0).to(torch.float64)
+    down, across = _smoothing_matrix(height, sigma, x.device), _smoothing_matrix(width, sigma, x.device)
     shift = (alpha * (down @ noise @ across.T)).to(x.dtype)
     rows = torch.arange(height, device=x.device, dtype=x.dtype).view(1, -1, 1) + shift[:, 1]
     columns = torch.arange(width, device=x.device, dtype=x.dtype).view(1, 1, -1) + shift[:, 0]
-    return _sampled(x, rows, columns, repeat_edge=True)
+    return _sample_bilinear(x, rows, columns, repeat_edge=True)
 
 
-def _affine_places(x: Tensor, draws: Draws, jitter: float) -> tuple[Tensor, Tensor]:
+def _affine_coordinates(x: Tensor, rng: CounterRNG, jitter: float) -> tuple[Tensor, Tensor]:
     """Where each pixel is read when three anchor points around the centre are moved a little."""
     height, width = x.shape[2:]
     reach = min(height, width) // 3
     middle_x, middle_y = width // 2, height // 2
-    moves = draws.uniform(3, 2, low=-jitter, high=jitter).to(torch.float64)
+    moves = rng.uniform(3, 2, low=-jitter, high=jitter).to(torch.float64)
     along_x = (moves[:, 1] - moves[:, 2]) / (2 * reach) + moves.new_tensor([1.0, 0.0])
     along_y = (moves[:, 0] - moves[:, 1]) / (2 * reach) + moves.new_tensor([0.0, 1.0])
     (xx, yx), (xy, yy) = along_x.unbind(1), along_y.unbind(1)
@@ -114,21 +114,21 @@ def _affine_places(x: Tensor, draws: Draws, jitter: float) -> tuple[Tensor, Tens
     return solved(-yx, xx, anchor[1]), solved(yy, -xy, anchor[0])
 
 
-def _smoothing(side: int, sigma: float, device: torch.device) -> Tensor:
+def _smoothing_matrix(side: int, sigma: float, device: torch.device) -> Tensor:
     """A Gaussian blur of one axis as a matrix: truncated at 3σ, the border mirrored with its edge."""
     radius = int(3.0 * sigma + 0.5)
     weights = gaussian_weights(sigma, radius) if radius else [1.0]
     places = torch.arange(side, dtype=torch.float64).unsqueeze(1) + torch.arange(-radius, radius + 1)
-    places = reflected(places, side, repeat_edge=True).round().clamp(0, side - 1).to(torch.int64)
+    places = reflect(places, side, repeat_edge=True).round().clamp(0, side - 1).to(torch.int64)
     matrix = torch.zeros(side, side, dtype=torch.float64)
     return matrix.scatter_add_(1, places, torch.tensor(weights, dtype=torch.float64).expand(side, -1)).to(device)
 
 
-def _sampled(x: Tensor, rows: Tensor, columns: Tensor, *, repeat_edge: bool) -> Tensor:
+def _sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor, *, repeat_edge: bool) -> Tensor:
     """Bilinear interpolation at the given places, mirrored at the border."""
     count, channels, height, width = x.shape
-    rows = reflected(rows, height, repeat_edge=repeat_edge).clamp(0, height - 1)
-    columns = reflected(columns, width, repeat_edge=repeat_edge).clamp(0, width - 1)
+    rows = reflect(rows, height, repeat_edge=repeat_edge).clamp(0, height - 1)
+    columns = reflect(columns, width, repeat_edge=repeat_edge).clamp(0, width - 1)
     top, left = rows.floor().to(torch.int64), columns.floor().to(torch.int64)
     bottom, right = (top + 1).clamp(max=height - 1), (left + 1).clamp(max=width - 1)
     down, across = (rows - top).unsqueeze(1), (columns - left).unsqueeze(1)

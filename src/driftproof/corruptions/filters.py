@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["box_resize", "centre_zooms", "correlate", "gaussian", "gaussian_weights", "gray", "motion", "reflected"]
+__all__ = [
+    "box_resize",
+    "correlate",
+    "gaussian_filter",
+    "gaussian_weights",
+    "motion_filter",
+    "reflect",
+    "sum_center_zooms",
+    "to_grayscale",
+]
 
 
 def gaussian_weights(sigma: float, radius: int) -> list[float]:
@@ -21,16 +30,16 @@ def gaussian_weights(sigma: float, radius: int) -> list[float]:
     return [tap / sum(taps) for tap in taps]
 
 
-def gaussian(x: Tensor, sigma: float) -> Tensor:
+def gaussian_filter(x: Tensor, sigma: float) -> Tensor:
     """Gaussian blur over the last two dimensions, truncated at 4σ, the border pixels repeated."""
     radius = int(4.0 * sigma + 0.5)
     if radius == 0:
         return x
     weights = gaussian_weights(sigma, radius)
     padded = F.pad(x, (0, 0, radius, radius), mode="replicate")
-    rows = _weighted(weights, [padded[..., k : k + x.shape[-2], :] for k in range(2 * radius + 1)])
+    rows = _weighted_sum(weights, [padded[..., k : k + x.shape[-2], :] for k in range(2 * radius + 1)])
     padded = F.pad(rows, (radius, radius, 0, 0), mode="replicate")
-    return _weighted(weights, [padded[..., k : k + x.shape[-1]] for k in range(2 * radius + 1)])
+    return _weighted_sum(weights, [padded[..., k : k + x.shape[-1]] for k in range(2 * radius + 1)])
 
 
 def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
@@ -38,14 +47,14 @@ def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
     height, width = x.shape[-2:]
     radius = len(kernel) // 2
     # Mirrored by place, as often as need be: an image may be smaller than the kernel.
-    rows, columns = (_mirrored_places(side, radius, x.device) for side in (height, width))
+    rows, columns = (_reflect_indices(side, radius, x.device) for side in (height, width))
     padded = x.index_select(-2, rows).index_select(-1, columns)
     taps = [(row, column) for row in range(len(kernel)) for column in range(len(kernel)) if kernel[row][column] != 0.0]
     views = [padded[..., row : row + height, column : column + width] for row, column in taps]
-    return _weighted([kernel[row][column] for row, column in taps], views)
+    return _weighted_sum([kernel[row][column] for row, column in taps], views)
 
 
-def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
+def motion_filter(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     """One-sided blur along a direction per image, the border pixels repeated.
 
     Tap i of 0..2·radius reads at (⌈i cos φ − ½⌉, ⌈i sin φ − ½⌉) in x and y with weight ∝ exp(−i²/2σ²).
@@ -65,27 +74,27 @@ def motion(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
     return total.view_as(x)
 
 
-def centre_zooms(x: Tensor, factors: Sequence[float]) -> Tensor:
+def sum_center_zooms(x: Tensor, factors: Sequence[float]) -> Tensor:
     """The sum of the enlarged centres, one per factor: linear interpolation, trimmed to the old size.
 
     Whole pixels in and out leave few distinct zooms among close factors, so each is computed once and counted.
     """
     height, width = x.shape[-2:]
-    zooms = Counter((_zoom(height, factor), _zoom(width, factor)) for factor in factors)
+    zooms = Counter((_zoom_sizes(height, factor), _zoom_sizes(width, factor)) for factor in factors)
     # Images last: choosing rows or columns then copies long runs.
     pixels = x.reshape(-1, height, width).permute(1, 2, 0).contiguous()
     total = torch.zeros_like(pixels)
     for (down, across), times in zooms.items():
-        total = torch.add(total, _interpolated(_interpolated(pixels, 0, down), 1, across), alpha=times)
+        total = torch.add(total, _zoom_axis(_zoom_axis(pixels, 0, down), 1, across), alpha=times)
     return total.permute(2, 0, 1).reshape(x.shape)
 
 
-def _zoom(side: int, factor: float) -> tuple[int, int]:
+def _zoom_sizes(side: int, factor: float) -> tuple[int, int]:
     part = math.ceil(side / factor)
     return part, round(part * factor)
 
 
-def _interpolated(pixels: Tensor, axis: int, zoom: tuple[int, int]) -> Tensor:
+def _zoom_axis(pixels: Tensor, axis: int, zoom: tuple[int, int]) -> Tensor:
     side = pixels.shape[axis]
     part, enlarged = zoom
     if part == enlarged == side:
@@ -119,7 +128,7 @@ def box_resize(x: Tensor, height: int, width: int) -> Tensor:
     return x
 
 
-def reflected(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
+def reflect(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
     """Coordinates mirrored into 0..side − 1, with or without repeating the edge pixel."""
     if repeat_edge:
         place = torch.remainder(place + 0.5, 2.0 * side)
@@ -129,17 +138,17 @@ def reflected(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
     return torch.where(place > side - 1, period - place, place)
 
 
-def _mirrored_places(side: int, radius: int, device: torch.device) -> Tensor:
+def _reflect_indices(side: int, radius: int, device: torch.device) -> Tensor:
     places = torch.arange(-radius, side + radius, device=device)
-    return reflected(places, side, repeat_edge=False).long().clamp(max=side - 1)
+    return reflect(places, side, repeat_edge=False).long().clamp(max=side - 1)
 
 
-def gray(x: Tensor) -> Tensor:
+def to_grayscale(x: Tensor) -> Tensor:
     """Luma of RGB images, one channel."""
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
-def _weighted(weights: list[float], views: list[Tensor]) -> Tensor:
+def _weighted_sum(weights: list[float], views: list[Tensor]) -> Tensor:
     total = views[0] * weights[0]
     for weight, view in zip(weights[1:], views[1:], strict=True):
         total = torch.add(total, view, alpha=weight)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from driftproof.corruptions.draws import Draws, image_keys
-from driftproof.corruptions.weather import plasma
+from driftproof.corruptions.counter_rng import CounterRNG, image_keys
+from driftproof.corruptions.weather import plasma_fractal
 from driftproof.errors import InputError
 from driftproof.optional import require
 
@@ -61,9 +61,9 @@ def find_frost_photos(folder: Path | None = None) -> FrostPhotos:
 
 def procedural_frost() -> FrostPhotos:
     """A substitute made of fractal clouds with crystalline ridges: not the benchmark's frost, and said to be so."""
-    draws = Draws(image_keys("procedural", "frost", 0, torch.arange(5)))
-    ridges = 1 - 2 * (plasma(draws, 512, 1.6) - 0.5).abs()
-    veil = plasma(draws, 512, 2.5)
+    rng = CounterRNG(image_keys("procedural", "frost", 0, torch.arange(5)))
+    ridges = 1 - 2 * (plasma_fractal(rng, 512, 1.6) - 0.5).abs()
+    veil = plasma_fractal(rng, 512, 2.5)
     grey = 255 * (0.35 + 0.45 * ridges**4 + 0.2 * veil)
     tint = torch.tensor([0.92, 0.97, 1.0]).view(1, 3, 1, 1)
     return FrostPhotos(tuple((grey.unsqueeze(1) * tint).clamp(0, 255)), "procedural")

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftproof.corruptions.draws import Draws
-from driftproof.corruptions.filters import gaussian
+from driftproof.corruptions.counter_rng import CounterRNG
+from driftproof.corruptions.filters import gaussian_filter
 from driftproof.optional import require
 
 __all__ = ["spatter"]
@@ -19,21 +19,21 @@ _MUD = (63 / 255, 42 / 255, 20 / 255)
 _EMBOSS = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 
 
-def spatter(x: Tensor, draws: Draws, constants: tuple[float, float, float, float, float, int]) -> Tensor:
+def spatter(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, float, float, int]) -> Tensor:
     """Drops where smooth noise is high: bright water with shaded rims, or opaque mud."""
     mean, sigma, blur, threshold, strength, mud = constants
-    layer = gaussian(mean + sigma * draws.normal(1, *x.shape[2:]), blur)
+    layer = gaussian_filter(mean + sigma * rng.normal(1, *x.shape[2:]), blur)
     layer = torch.where(layer < threshold, torch.zeros_like(layer), layer)
     if mud:
-        mask = gaussian((layer > threshold).to(x.dtype), strength)
+        mask = gaussian_filter((layer > threshold).to(x.dtype), strength)
         mask = torch.where(mask < 0.8, torch.zeros_like(mask), mask)
         return x * (1 - mask) + mask * x.new_tensor(_MUD).view(1, 3, 1, 1)
-    drops = _shaded(layer)
+    drops = _shade_drops(layer)
     drops = drops / drops.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1e-12) * strength
     return x + drops * x.new_tensor(_WATER).view(1, 3, 1, 1)
 
 
-def _shaded(layer: Tensor) -> Tensor:
+def _shade_drops(layer: Tensor) -> Tensor:
     """Light and shade on the rims of drops, from edges and the distance to them."""
     cv2 = require("cv2", "Spatter of water", "opencv-python-headless")
 

@@ -6,38 +6,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from driftproof.corruptions.draws import Draws
-from driftproof.corruptions.filters import centre_zooms, gray, motion
+from driftproof.corruptions.counter_rng import CounterRNG
+from driftproof.corruptions.filters import motion_filter, sum_center_zooms, to_grayscale
 
-__all__ = ["brightness", "fog", "frost", "plasma", "snow"]
+__all__ = ["brightness", "fog", "frost", "plasma_fractal", "snow"]
 
 
-def snow(x: Tensor, draws: Draws, constants: tuple[float, float, float, float, int, float, float]) -> Tensor:
+def snow(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, float, int, float, float]) -> Tensor:
     """A white-out with streaks of flakes falling both ways."""
     mean, sigma, zoom, threshold, radius, blur, mix = constants
-    flakes = centre_zooms(mean + sigma * draws.normal(1, *x.shape[2:]), [zoom])
+    flakes = sum_center_zooms(mean + sigma * rng.normal(1, *x.shape[2:]), [zoom])
     flakes = torch.where(flakes < threshold, torch.zeros_like(flakes), flakes)
     flakes = torch.floor(flakes.clamp(0, 1) * 255)
-    flakes = torch.round(motion(flakes, radius, blur, draws.uniform(low=-135.0, high=-45.0))) / 255
-    whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * gray(x) + 0.5)
+    flakes = torch.round(motion_filter(flakes, radius, blur, rng.uniform(low=-135.0, high=-45.0))) / 255
+    whitened = mix * x + (1 - mix) * torch.maximum(x, 1.5 * to_grayscale(x) + 0.5)
     return whitened + flakes + flakes.flip(-1, -2)
 
 
-def frost(x: Tensor, draws: Draws, constants: tuple[float, float], photos: list[Tensor]) -> Tensor:
+def frost(x: Tensor, rng: CounterRNG, constants: tuple[float, float], photos: list[Tensor]) -> Tensor:
     """Ice on the window: a random piece of a random photo of frost, laid over the image.
 
     Args:
         x: Images.
-        draws: Their random numbers.
+        rng: Their random numbers.
         constants: The shares of the image and of the ice.
         photos: Photos of frost, (3, H, W) with values 0..255; those that are smaller than the images are enlarged.
     """
     own, ice = constants
     height, width = x.shape[2:]
-    which = draws.integers(low=0, high=len(photos))
-    top, left = draws.uniform(), draws.uniform()
+    which = rng.integers(low=0, high=len(photos))
+    top, left = rng.uniform(), rng.uniform()
     layer = torch.empty_like(x)
-    for index, photo in enumerate(_covering(photo, height, width) for photo in photos):
+    for index, photo in enumerate(_enlarge_to_cover(photo, height, width) for photo in photos):
         chosen = (which == index).nonzero().flatten()
         rows = (top[chosen] * (photo.shape[1] - height)).to(torch.int64).view(-1, 1, 1)
         columns = (left[chosen] * (photo.shape[2] - width)).to(torch.int64).view(-1, 1, 1)
@@ -47,7 +47,7 @@ def frost(x: Tensor, draws: Draws, constants: tuple[float, float], photos: list[
     return own * x + ice * layer / 255
 
 
-def _covering(photo: Tensor, height: int, width: int) -> Tensor:
+def _enlarge_to_cover(photo: Tensor, height: int, width: int) -> Tensor:
     """A photo, enlarged as far as it takes to cover so many pixels."""
     scale = max(height / photo.shape[1], width / photo.shape[2])
     if scale <= 1:
@@ -56,32 +56,32 @@ def _covering(photo: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(photo.unsqueeze(0), size=size, mode="bilinear", align_corners=False)[0]
 
 
-def fog(x: Tensor, draws: Draws, constants: tuple[float, float]) -> Tensor:
+def fog(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
     """A bright veil of uneven thickness."""
     thickness, decay = constants
     height, width = x.shape[2:]
-    veil = plasma(draws, 2 ** math.ceil(math.log2(max(height, width))), decay)[:, None, :height, :width]
+    veil = plasma_fractal(rng, 2 ** math.ceil(math.log2(max(height, width))), decay)[:, None, :height, :width]
     brightest = x.amax(dim=(1, 2, 3), keepdim=True)
     return (x + thickness * veil) * brightest / (brightest + thickness)
 
 
-def brightness(x: Tensor, draws: Draws, amount: float) -> Tensor:
+def brightness(x: Tensor, rng: CounterRNG, amount: float) -> Tensor:
     """More light: the value of every color is raised."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + amount).clamp(0, 1)
     return torch.where(value > 0, x * (raised / value.clamp(min=1e-12)), raised)
 
 
-def plasma(draws: Draws, side: int, decay: float) -> Tensor:
+def plasma_fractal(rng: CounterRNG, side: int, decay: float) -> Tensor:
     """Fractal clouds on a torus by the diamond–square algorithm, (N, side, side), scaled to [0, 1].
 
     As in the reference, the noise of each round is w·U[−w, w], so its amplitude is the square of the wobble w.
     """
-    cloud = torch.zeros(len(draws), side, side, device=draws.device)
+    cloud = torch.zeros(len(rng), side, side, device=rng.device)
     step, wobble = side, 100.0
 
     def noisy(neighbours: Tensor) -> Tensor:
-        return neighbours / 4 + wobble * draws.uniform(*neighbours.shape[1:], low=-wobble, high=wobble)
+        return neighbours / 4 + wobble * rng.uniform(*neighbours.shape[1:], low=-wobble, high=wobble)
 
     while step >= 2:
         half = step // 2

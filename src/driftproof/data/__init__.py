@@ -5,21 +5,21 @@ of driving scenes, which have a class for every pixel, as `reader(root, …) -> 
 stored in, files being sorted by name; shuffling is a stream's affair.
 """
 
-from driftproof.data.catalogue import SOURCES, RemoteFile, Source, source
+from driftproof.data.auto import open_dataset
+from driftproof.data.catalogue import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
-from driftproof.data.corrupted import Corrupted, kept, stacked
+from driftproof.data.corrupted import Corrupted, cache_to_disk, stack_severities
 from driftproof.data.corrupted_files import write_files
 from driftproof.data.digits import digits, digits_unknown
-from driftproof.data.download import Finding, fetch, unpack, verify
+from driftproof.data.download import FileCheck, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
-from driftproof.data.images import ArraySet, FileSet, ImageSet, ShorterSide, Subset
+from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeShorterSide, Subset
 from driftproof.data.open_sets import imagenet_o_c, svhn_c
-from driftproof.data.opened import opened
 from driftproof.data.scenes import (
     UNKNOWN,
     VOID,
-    Height,
+    FitHeight,
     Scenes,
     bdd100k,
     camvid,
@@ -33,22 +33,23 @@ from driftproof.data.svhn import svhn
 from driftproof.data.tiny_imagenet import tiny_imagenet, tiny_imagenet_c
 
 __all__ = [
-    "SOURCES",
+    "DATASETS",
     "UNKNOWN",
     "VOID",
     "ArraySet",
     "Corrupted",
+    "DatasetInfo",
+    "FileCheck",
     "FileSet",
-    "Finding",
-    "Height",
+    "FitHeight",
     "ImageSet",
     "RemoteFile",
+    "ResizeShorterSide",
     "Scenes",
-    "ShorterSide",
-    "Source",
     "Subset",
     "array_folder",
     "bdd100k",
+    "cache_to_disk",
     "camvid",
     "cifar10",
     "cifar10_c",
@@ -60,16 +61,15 @@ __all__ = [
     "fetch",
     "folder",
     "frames",
+    "get_dataset_info",
     "gtav",
     "imagenet",
     "imagenet_c",
     "imagenet_o",
     "imagenet_o_c",
-    "kept",
     "mapillary",
-    "opened",
-    "source",
-    "stacked",
+    "open_dataset",
+    "stack_severities",
     "svhn",
     "svhn_c",
     "synthia",

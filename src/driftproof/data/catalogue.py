@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from driftproof.validation import check_choice
 
-__all__ = ["SOURCES", "RemoteFile", "Source", "source"]
+__all__ = ["DATASETS", "DatasetInfo", "RemoteFile", "get_dataset_info"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetInfo:
     """A data set as its authors publish it.
 
     Attributes:
@@ -64,14 +64,14 @@ class Source:
     note: str = ""
 
 
-def source(name: str) -> Source:
+def get_dataset_info(name: str) -> DatasetInfo:
     """The data set of this name.
 
     Examples:
-        >>> source("cifar10").files[0].name
+        >>> get_dataset_info("cifar10").files[0].name
         'cifar-10-python.tar.gz'
     """
-    return SOURCES[check_choice("data set", name, SOURCES)]
+    return DATASETS[check_choice("data set", name, DATASETS)]
 
 
 def _imagenet_c(part: str, size: int, md5: str, *corruptions: str) -> RemoteFile:
@@ -82,7 +82,7 @@ def _imagenet_c(part: str, size: int, md5: str, *corruptions: str) -> RemoteFile
 _IMAGENET_TERMS = "ImageNet's terms of access: non-commercial research and education"
 
 _ALL = (
-    Source(
+    DatasetInfo(
         "cifar10",
         (
             RemoteFile(
@@ -96,7 +96,7 @@ _ALL = (
         licence="none stated; cite Krizhevsky, 2009",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
-    Source(
+    DatasetInfo(
         "cifar100",
         (
             RemoteFile(
@@ -110,7 +110,7 @@ _ALL = (
         licence="none stated; cite Krizhevsky, 2009",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
-    Source(
+    DatasetInfo(
         "cifar10-c",
         (
             RemoteFile(
@@ -124,7 +124,7 @@ _ALL = (
         licence="CC BY 4.0",
         homepage="https://zenodo.org/records/2535967",
     ),
-    Source(
+    DatasetInfo(
         "cifar100-c",
         (
             RemoteFile(
@@ -138,7 +138,7 @@ _ALL = (
         licence="CC BY 4.0",
         homepage="https://zenodo.org/records/3555552",
     ),
-    Source(
+    DatasetInfo(
         "svhn",
         (
             RemoteFile(
@@ -152,7 +152,7 @@ _ALL = (
         homepage="http://ufldl.stanford.edu/housenumbers/",
         note="The test images only. SVHN-C is not published: it is made from these.",
     ),
-    Source(
+    DatasetInfo(
         "tiny-imagenet",
         (
             RemoteFile(
@@ -166,7 +166,7 @@ _ALL = (
         licence=_IMAGENET_TERMS,
         homepage="http://cs231n.stanford.edu/",
     ),
-    Source(
+    DatasetInfo(
         "tiny-imagenet-c",
         (
             RemoteFile(
@@ -180,7 +180,7 @@ _ALL = (
         homepage="https://zenodo.org/records/2536630",
         note="Only length and MD5 are published. Made from other photographs than Tiny-ImageNet's validation images.",
     ),
-    Source(
+    DatasetInfo(
         "imagenet-c",
         (
             _imagenet_c(
@@ -232,7 +232,7 @@ _ALL = (
         homepage="https://zenodo.org/records/2235448",
         note="Only lengths and MD5s are published. The last part holds the four held-out corruptions.",
     ),
-    Source(
+    DatasetInfo(
         "imagenet-o",
         (
             RemoteFile(
@@ -245,7 +245,7 @@ _ALL = (
         homepage="https://github.com/hendrycks/natural-adv-examples",
         note="Only the MD5 is known.",
     ),
-    Source(
+    DatasetInfo(
         "imagenet",
         (
             RemoteFile(
@@ -265,7 +265,7 @@ _ALL = (
             "kit's validation ground truth gives for it."
         ),
     ),
-    Source(
+    DatasetInfo(
         "cityscapes",
         (),
         licence="Cityscapes' own: non-commercial research and education, no redistribution",
@@ -275,7 +275,7 @@ _ALL = (
             "and unpack both in cityscapes/, which then holds leftImg8bit and gtFine."
         ),
     ),
-    Source(
+    DatasetInfo(
         "bdd100k",
         (),
         licence="the Regents' of the University of California: education, research and not-for-profit purposes",
@@ -285,7 +285,7 @@ _ALL = (
             "which then holds images/10k and labels/sem_seg/masks."
         ),
     ),
-    Source(
+    DatasetInfo(
         "mapillary",
         (),
         licence="CC BY-NC-SA 4.0",
@@ -295,7 +295,7 @@ _ALL = (
             "and validation. Labels of version 1.2 are read, which version 2.0 holds too."
         ),
     ),
-    Source(
+    DatasetInfo(
         "gtav",
         (),
         licence="none stated; for research and education, and Rockstar Games' policy on footage of the game",
@@ -305,7 +305,7 @@ _ALL = (
             "labels and the split, and unpack them in gtav/, which then holds images, labels and split.mat."
         ),
     ),
-    Source(
+    DatasetInfo(
         "synthia",
         (),
         licence="CC BY-NC-SA 3.0",
@@ -315,7 +315,7 @@ _ALL = (
             "are looked for."
         ),
     ),
-    Source(
+    DatasetInfo(
         "camvid",
         (),
         licence="none stated for the frames; the arrangement's repository is for non-commercial research",
@@ -327,5 +327,5 @@ _ALL = (
     ),
 )
 
-SOURCES = {entry.name: entry for entry in _ALL}
+DATASETS = {entry.name: entry for entry in _ALL}
 """Every data set that is known here, by name."""

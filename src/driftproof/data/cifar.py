@@ -27,7 +27,7 @@ def cifar10(root: Path, *, train: bool = False) -> ImageSet:
     there = [path for path in files if path.exists()]
     if not there:
         raise InputError(f"Expected {files[0].name} in {home}, but it is not there.")
-    classes = _names(home / "batches.meta", "label_names")
+    classes = _read_class_names(home / "batches.meta", "label_names")
     return _read(there, "labels", classes, "cifar10/train" if train else "cifar10")
 
 
@@ -40,21 +40,21 @@ def cifar100(root: Path, *, train: bool = False) -> ImageSet:
     """
     home = locate(root, "cifar-100-python", source="cifar100")
     path = locate(home, "train" if train else "test", source="cifar100")
-    classes = _names(home / "meta", "fine_label_names")
+    classes = _read_class_names(home / "meta", "fine_label_names")
     return _read([path], "fine_labels", classes, "cifar100/train" if train else "cifar100")
 
 
 def cifar10_c(root: Path, corruption: str, severity: int) -> ImageSet:
     """CIFAR-10-C: the test images with one corruption at one severity, left on disk."""
-    return _corrupted(locate(root, "CIFAR-10-C", source="cifar10-c"), "cifar10-c", corruption, severity)
+    return _read_corrupted(locate(root, "CIFAR-10-C", source="cifar10-c"), "cifar10-c", corruption, severity)
 
 
 def cifar100_c(root: Path, corruption: str, severity: int) -> ImageSet:
     """CIFAR-100-C: the test images with one corruption at one severity, left on disk."""
-    return _corrupted(locate(root, "CIFAR-100-C", source="cifar100-c"), "cifar100-c", corruption, severity)
+    return _read_corrupted(locate(root, "CIFAR-100-C", source="cifar100-c"), "cifar100-c", corruption, severity)
 
 
-def _corrupted(home: Path, name: str, corruption: str, severity: int) -> ImageSet:
+def _read_corrupted(home: Path, name: str, corruption: str, severity: int) -> ImageSet:
     check_corruption(corruption, severity)
     images = load_array(locate(home, f"{corruption}.npy", source=name))
     labels = load_array(locate(home, "labels.npy", source=name))
@@ -71,7 +71,7 @@ def _corrupted(home: Path, name: str, corruption: str, severity: int) -> ImageSe
 def _read(paths: list[Path], key: str, classes: tuple[str, ...], name: str) -> ImageSet:
     images, labels = [], []
     for path in paths:
-        content = _unpickled(path)
+        content = _load_pickle(path)
         pixels, own = _array(content.get("data")), content.get(key)
         if pixels is None or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3 * 32 * 32:
             raise InputError(f"Expected `data` in {path} to be uint8 of shape (N, 3072). Download the archive again.")
@@ -82,16 +82,16 @@ def _read(paths: list[Path], key: str, classes: tuple[str, ...], name: str) -> I
     return ArraySet(np.concatenate(images), labels, classes=classes, name=name)
 
 
-def _names(path: Path, key: str) -> tuple[str, ...]:
+def _read_class_names(path: Path, key: str) -> tuple[str, ...]:
     if not path.exists():
         return ()
-    names = _unpickled(path).get(key)
+    names = _load_pickle(path).get(key)
     if not isinstance(names, list):
         raise InputError(f"Expected `{key}` in {path} to be a list of names.")
-    return tuple(_text(name) for name in names)
+    return tuple(_to_str(name) for name in names)
 
 
-def _unpickled(path: Path) -> dict[str, Any]:
+def _load_pickle(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             content = _Unpickler(stream, encoding="bytes").load()
@@ -102,10 +102,10 @@ def _unpickled(path: Path) -> dict[str, Any]:
         raise InputError(f"Expected {path} to be a whole pickle, but it cannot be read: {error!r}.") from error
     if not isinstance(content, dict):
         raise InputError(f"Expected {path} to hold a dictionary, but it holds {type(content).__name__}.")
-    return {_text(key): value for key, value in content.items()}
+    return {_to_str(key): value for key, value in content.items()}
 
 
-def _text(value: object) -> str:
+def _to_str(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
@@ -113,16 +113,16 @@ def _array(value: object) -> npt.NDArray[Any] | None:
     return value.values if isinstance(value, _Array) else None
 
 
-class _Kind:
+class _DType:
     """Stands in for `numpy.dtype`, of which a pickle may only choose one of integers."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
-        self.dtype = np.dtype(_text(code))
+        self.dtype = np.dtype(_to_str(code))
         if self.dtype.kind not in "iu":
             raise ValueError(f"an array of {self.dtype}")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order = _text(state[1])
+        order = _to_str(state[1])
         self.dtype = self.dtype if order == "|" else self.dtype.newbyteorder(order)  # type: ignore[arg-type]
 
 
@@ -134,14 +134,14 @@ class _Array:
     def __init__(self, *_: object) -> None:
         pass
 
-    def __setstate__(self, state: tuple[int, tuple[int, ...], _Kind, bool, bytes]) -> None:
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _DType, bool, bytes]) -> None:
         _, shape, kind, columns_first, raw = state
         self.values = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if columns_first else "C")
 
 
-def _from_buffer(raw: bytes, kind: _Kind, shape: tuple[int, ...], order: str | bytes) -> _Array:
+def _from_buffer(raw: bytes, kind: _DType, shape: tuple[int, ...], order: str | bytes) -> _Array:
     array = _Array()
-    array.__setstate__((1, shape, kind, _text(order) == "F", raw))
+    array.__setstate__((1, shape, kind, _to_str(order) == "F", raw))
     return array
 
 
@@ -149,9 +149,9 @@ def _latin1(text: str, *_: object) -> bytes:
     return text.encode("latin1")
 
 
-_STAND_INS = {
+_ALLOWED_GLOBALS = {
     "_codecs.encode": _latin1,
-    "numpy.dtype": _Kind,
+    "numpy.dtype": _DType,
     "numpy.ndarray": _Array,
     "numpy.core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray._reconstruct": _Array,
@@ -165,6 +165,6 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         try:
-            return _STAND_INS[f"{module}.{name}"]
+            return _ALLOWED_GLOBALS[f"{module}.{name}"]
         except KeyError:
             raise InputError(f"`{module}.{name}`; nothing was executed. Download the archive again") from None

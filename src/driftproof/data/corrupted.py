@@ -18,14 +18,14 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 
-__all__ = ["PUBLISHED_QUALITY", "Corrupted", "kept", "refuse_other_protocol", "stacked"]
+__all__ = ["PUBLISHED_QUALITY", "Corrupted", "cache_to_disk", "check_same_protocol", "stack_severities"]
 
 Progress = Callable[[str, int], None]
 
 PUBLISHED_QUALITY = 85
 """JPEG quality with which the published sets that consist of files were saved after corruption."""
 
-_AT_ONCE = 1000
+_CHUNK_SIZE = 1000
 
 
 class Corrupted(ImageSet):
@@ -103,7 +103,7 @@ class Corrupted(ImageSet):
         return (result if self.resave is None else jpeg(result, self.resave)).cpu()
 
 
-def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progress | None = None) -> ImageSet:
+def cache_to_disk(images: Corrupted, folder: Path, *, make: bool = True, progress: Progress | None = None) -> ImageSet:
     """The corrupted set as an array on disk, made if it is not there yet.
 
     Interrupted work is taken up where it stopped; an unfinished file bears another name and is never read as finished.
@@ -122,12 +122,12 @@ def kept(images: Corrupted, folder: Path, *, make: bool = True, progress: Progre
             images.batch([0])  # what they need and is not there is missed now, not on the way through a stream
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
-        _make_once(images, path, progress)
-    refuse_other_protocol(path, _protocol_of(path), images.protocol)
+        _generate_locked(images, path, progress)
+    check_same_protocol(path, _read_protocol(path), images.protocol)
     return ArraySet(load_array(path), images.labels, classes=images.classes, name=images.name)
 
 
-def stacked(clean: ImageSet, corruption: str, folder: Path) -> Path:
+def stack_severities(clean: ImageSet, corruption: str, folder: Path) -> Path:
     """Join the five kept severities of a corruption in one file, as the published CIFAR-C sets are laid out.
 
     Args:
@@ -148,38 +148,38 @@ def stacked(clean: ImageSet, corruption: str, folder: Path) -> Path:
     return path
 
 
-def _make_once(images: Corrupted, path: Path, progress: Progress | None) -> None:
+def _generate_locked(images: Corrupted, path: Path, progress: Progress | None) -> None:
     """Make a set, or wait for whoever is making it: two at work on one file would spoil it for both."""
     lock = path.with_suffix(".lock")
     with FileLock(lock):
         if not path.exists():
-            _make(images, path, progress)
+            _generate(images, path, progress)
     # Whoever still waits for it finds the set made.
     with contextlib.suppress(OSError):
         lock.unlink()
 
 
-def _make(images: Corrupted, path: Path, progress: Progress | None) -> None:
+def _generate(images: Corrupted, path: Path, progress: Progress | None) -> None:
     unfinished, journal = path.with_suffix(".part.npy"), path.with_suffix(".part.json")
-    done = _done_before(images, unfinished, journal)
+    done = _resume_position(images, unfinished, journal)
     shape = (len(images), *_stored_shape(images))
     mode = "r+" if done else "w+"
     array = np.lib.format.open_memmap(unfinished, mode=mode, dtype=np.uint8, shape=None if done else shape)
-    for start in range(done, len(images), _AT_ONCE):
-        places = torch.arange(start, min(start + _AT_ONCE, len(images)))
+    for start in range(done, len(images), _CHUNK_SIZE):
+        places = torch.arange(start, min(start + _CHUNK_SIZE, len(images)))
         array[start : start + len(places)] = images.batch(places).permute(0, 2, 3, 1).numpy()
         array.flush()
         done = start + len(places)
-        _written(journal, {"done": done, "protocol": images.protocol})
+        _write_json(journal, {"done": done, "protocol": images.protocol})
         if progress is not None:
             progress(images.name, done)
     del array
-    _written(path.with_suffix(".json"), images.protocol)
+    _write_json(path.with_suffix(".json"), images.protocol)
     unfinished.replace(path)
     journal.unlink(missing_ok=True)
 
 
-def _done_before(images: Corrupted, unfinished: Path, journal: Path) -> int:
+def _resume_position(images: Corrupted, unfinished: Path, journal: Path) -> int:
     try:
         noted = json.loads(journal.read_text())
         shape = load_array(unfinished).shape
@@ -194,7 +194,7 @@ def _stored_shape(images: Corrupted) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _protocol_of(path: Path) -> dict[str, Any]:
+def _read_protocol(path: Path) -> dict[str, Any]:
     try:
         protocol: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
     except (OSError, ValueError) as error:
@@ -204,7 +204,7 @@ def _protocol_of(path: Path) -> dict[str, Any]:
     return protocol
 
 
-def refuse_other_protocol(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_same_protocol(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to mix what was made in one way with what would be made in another.
 
     Args:
@@ -219,6 +219,6 @@ def refuse_other_protocol(path: Path, found: dict[str, Any], wanted: dict[str, A
         raise InputError(f"{path} was made differently: {'; '.join(different)}. Remove it or choose another folder.")
 
 
-def _written(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content))

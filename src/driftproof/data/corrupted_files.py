@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, refuse_other_protocol
+from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, check_same_protocol
 from driftproof.data.images import FileSet
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
@@ -16,7 +16,7 @@ from driftproof.optional import require
 
 __all__ = ["write_files"]
 
-_AT_ONCE = 64
+_CHUNK_SIZE = 64
 
 
 def write_files(images: Corrupted, destination: Path, *, progress: Progress | None = None) -> int:
@@ -32,11 +32,11 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
         progress: Called with the set's name and the number of images done.
     """
     pillow = require("PIL.Image", "Writing image files")
-    targets = _targets(images, destination)
-    _keep_protocol(images, destination / images.corruption / str(images.severity), targets)
+    targets = _target_paths(images, destination)
+    _check_and_write_protocol(images, destination / images.corruption / str(images.severity), targets)
     missing = [index for index, target in enumerate(targets) if not target.exists()]
     done = len(targets) - len(missing)
-    for indices, batch in _batches(images, missing):
+    for indices, batch in _iter_batches(images, missing):
         for index, pixels in zip(indices, batch.permute(0, 2, 3, 1).numpy(), strict=True):
             targets[index].parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(targets[index]) as unfinished:
@@ -47,7 +47,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
     return len(missing)
 
 
-def _keep_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None:
+def _check_and_write_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None:
     assert isinstance(images.clean, FileSet)
     path, names = folder / ".protocol.json", [target.relative_to(folder).as_posix() for target in targets]
     # Not which images there are: more may be added, after those that are there.
@@ -55,22 +55,22 @@ def _keep_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None
     protocol = same | {"size": str(images.clean.size)}
     if path.exists():
         found = json.loads(path.read_text())
-        refuse_other_protocol(folder, found, protocol)
-        if found.get("names") != _digest(names[: found.get("images", 0)]):
+        check_same_protocol(folder, found, protocol)
+        if found.get("names") != _hash_names(names[: found.get("images", 0)]):
             raise InputError(
                 f"Expected new images to come after those of {folder}, in the order of their names, but one comes "
                 "before or is gone: what is random in an image goes by its place. Remove the folder."
             )
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished:
-        unfinished.write_text(json.dumps(protocol | {"images": len(names), "names": _digest(names)}))
+        unfinished.write_text(json.dumps(protocol | {"images": len(names), "names": _hash_names(names)}))
 
 
-def _digest(names: list[str]) -> str:
+def _hash_names(names: list[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def _targets(images: Corrupted, destination: Path) -> list[Path]:
+def _target_paths(images: Corrupted, destination: Path) -> list[Path]:
     if not isinstance(images.clean, FileSet):
         raise InputError(f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `kept`.")
     paths = images.clean.paths
@@ -87,10 +87,10 @@ def _targets(images: Corrupted, destination: Path) -> list[Path]:
     return targets
 
 
-def _batches(images: Corrupted, indices: list[int]) -> Iterator[tuple[list[int], Tensor]]:
+def _iter_batches(images: Corrupted, indices: list[int]) -> Iterator[tuple[list[int], Tensor]]:
     assert isinstance(images.clean, FileSet)
     # Unscaled, images may differ in size and are taken one by one.
-    at_once = 1 if images.clean.size is None else _AT_ONCE
+    at_once = 1 if images.clean.size is None else _CHUNK_SIZE
     for start in range(0, len(indices), at_once):
         some = indices[start : start + at_once]
         yield some, images.batch(some)

@@ -23,7 +23,7 @@ def digits(*, train: bool = False) -> ImageSet:
         >>> digits()
         ArraySet('digits', 542 images, 6 classes)
     """
-    images, labels = _all()
+    images, labels = _load_digits()
     places = torch.nonzero(labels < _KNOWN).flatten()
     half = len(places) // 2
     chosen = places[:half] if train else places[half:]
@@ -33,11 +33,11 @@ def digits(*, train: bool = False) -> ImageSet:
 
 def digits_unknown() -> ImageSet:
     """The digits 6 to 9, which a model trained on the others has never seen."""
-    images, labels = _all()
+    images, labels = _load_digits()
     return ArraySet(images[labels >= _KNOWN], labels[labels >= _KNOWN], classes=_NAMES, name="digits-unknown")
 
 
-def _all() -> tuple[torch.Tensor, torch.Tensor]:
+def _load_digits() -> tuple[torch.Tensor, torch.Tensor]:
     bunch = require("sklearn.datasets", "The demo", "'driftproof[demo]'").load_digits()
     order = np.random.default_rng(0).permutation(len(bunch.target))
     ink = torch.from_numpy(bunch.images[order]).unsqueeze(1) / 16

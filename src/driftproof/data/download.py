@@ -20,20 +20,20 @@ from typing import Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from driftproof.data.catalogue import RemoteFile, Source
+from driftproof.data.catalogue import DatasetInfo, RemoteFile
 from driftproof.errors import ConfigurationError, DownloadError
 from driftproof.files import atomic_write
 
-__all__ = ["DownloadProgress", "Finding", "fetch", "unpack", "verify"]
+__all__ = ["DownloadProgress", "FileCheck", "fetch", "unpack", "verify"]
 
 DownloadProgress = Callable[[int, int | None], None]
 State = Literal["present", "missing", "wrong length", "wrong checksum", "unchecked"]
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 30
-_LONGEST_PAUSE_SECONDS = 30.0
-_TEMPORARY_ANSWERS = {408, 425, 429}
-_DAMAGED = (
+_MAX_BACKOFF_SECONDS = 30.0
+_RETRYABLE_CODES = {408, 425, 429}
+_ARCHIVE_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
@@ -45,12 +45,12 @@ _DAMAGED = (
 )
 
 
-class _BrokenOffError(Exception):
+class _InterruptedDownloadError(Exception):
     """The transfer broke off; another attempt may succeed."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileCheck:
     """What `verify` found out about one file.
 
     Attributes:
@@ -91,21 +91,21 @@ def fetch(
         raise ConfigurationError(f"Expected `attempts` to be at least 1, but got {attempts}.")
     target = Path(folder) / file.name
     if target.exists():
-        _require_whole(file, target, target, fix=f"Delete {target} to download it again.")
+        _check_complete(file, target, target, fix=f"Delete {target} to download it again.")
         return target
     if file.manual or not file.url.startswith(("http://", "https://")):
         raise DownloadError(f"Expected {file.url} to be free to download, but it is not: put it at {target} by hand.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = _Part(target)
-    _receive_all(file, part, progress, attempts, sleep)
+    part = _PartialFile(target)
+    _download_with_retries(file, part, progress, attempts, sleep)
     try:
-        _require_whole(file, part.path, target, fix="What came was deleted; try again.")
+        _check_complete(file, part.path, target, fix="What came was deleted; try again.")
     except DownloadError:
         part.discard()
         raise
     if file.sha256 is None:
-        with atomic_write(_record(target)) as unfinished:
-            unfinished.write_text(f"{_digests(part.path, ['sha256'])['sha256']}  {file.name}\n", "utf-8")
+        with atomic_write(_checksum_path(target)) as unfinished:
+            unfinished.write_text(f"{_compute_digests(part.path, ['sha256'])['sha256']}  {file.name}\n", "utf-8")
     part.finish(target)
     return target
 
@@ -132,13 +132,13 @@ def unpack(archive: Path, folder: Path) -> list[Path]:
         for entry in sorted(scratch.iterdir()):
             made.append(entry.rename(folder / entry.name))
         return made
-    except _DAMAGED as error:
+    except _ARCHIVE_ERRORS as error:
         raise DownloadError(f"Expected {archive} to be a whole and harmless archive, but {error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def verify(source: Source, root: Path) -> list[Finding]:
+def verify(source: DatasetInfo, root: Path) -> list[FileCheck]:
     """Compare what is on disk with the catalogue.
 
     An archive that was deleted after unpacking can no longer be checked: its contents are reported as unchecked.
@@ -147,43 +147,43 @@ def verify(source: Source, root: Path) -> list[Finding]:
         source: The data set.
         root: The folder it was downloaded to.
     """
-    return [_found(file, Path(root), source.name) for file in source.files]
+    return [_check_file(file, Path(root), source.name) for file in source.files]
 
 
-def _found(file: RemoteFile, root: Path, name: str) -> Finding:
+def _check_file(file: RemoteFile, root: Path, name: str) -> FileCheck:
     for path in (root / file.name, root / name / file.name):  # readers look in a folder of the set's name, too
         if path.exists():
-            return _compared(file, path, path)
+            return _compare(file, path, path)
     if file.unpacks_to and all((root / made).exists() for made in file.unpacks_to):
-        return Finding(file.name, "unchecked", "unpacked; the archive itself is gone")
-    return Finding(file.name, "missing", f"get it from {file.url}")
+        return FileCheck(file.name, "unchecked", "unpacked; the archive itself is gone")
+    return FileCheck(file.name, "missing", f"get it from {file.url}")
 
 
-def _compared(file: RemoteFile, path: Path, target: Path) -> Finding:
+def _compare(file: RemoteFile, path: Path, target: Path) -> FileCheck:
     length = path.stat().st_size
     if file.size is not None and length != file.size:
-        return Finding(file.name, "wrong length", f"expected {file.size:,} bytes, but got {length:,}")
-    expected = {"sha256": file.sha256 or _recorded(target), "md5": file.md5 if file.sha256 is None else None}
+        return FileCheck(file.name, "wrong length", f"expected {file.size:,} bytes, but got {length:,}")
+    expected = {"sha256": file.sha256 or _read_checksum(target), "md5": file.md5 if file.sha256 is None else None}
     known = {algorithm: value for algorithm, value in expected.items() if value is not None}
     if not known:
-        return Finding(file.name, "unchecked", "no checksum is known")
-    for algorithm, seen in _digests(path, list(known)).items():
+        return FileCheck(file.name, "unchecked", "no checksum is known")
+    for algorithm, seen in _compute_digests(path, list(known)).items():
         if seen != known[algorithm]:
-            told = f"by {_record(target)} " if file.sha256 is None and algorithm == "sha256" else ""
+            told = f"by {_checksum_path(target)} " if file.sha256 is None and algorithm == "sha256" else ""
             detail = f"expected {told}{algorithm} {known[algorithm]}, but got {seen}"
-            return Finding(file.name, "wrong checksum", detail)
-    return Finding(file.name, "present", f"{' and '.join(known)} as expected")
+            return FileCheck(file.name, "wrong checksum", detail)
+    return FileCheck(file.name, "present", f"{' and '.join(known)} as expected")
 
 
-def _require_whole(file: RemoteFile, path: Path, target: Path, *, fix: str) -> None:
-    finding = _compared(file, path, target)
+def _check_complete(file: RemoteFile, path: Path, target: Path, *, fix: str) -> None:
+    finding = _compare(file, path, target)
     if finding.state in ("wrong length", "wrong checksum"):
         raise DownloadError(
             f"Expected {file.name} as published, but it has the {finding.state}: {finding.detail}. {fix}"
         )
 
 
-def _digests(path: Path, algorithms: list[str]) -> dict[str, str]:
+def _compute_digests(path: Path, algorithms: list[str]) -> dict[str, str]:
     hashes = {algorithm: hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms}
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -192,17 +192,17 @@ def _digests(path: Path, algorithms: list[str]) -> dict[str, str]:
     return {algorithm: digest.hexdigest() for algorithm, digest in hashes.items()}
 
 
-def _record(target: Path) -> Path:
+def _checksum_path(target: Path) -> Path:
     return target.with_name(f"{target.name}.sha256")
 
 
-def _recorded(target: Path) -> str | None:
-    record = _record(target)
+def _read_checksum(target: Path) -> str | None:
+    record = _checksum_path(target)
     words = record.read_text("utf-8").split() if record.exists() else []
     return words[0] if words else None
 
 
-class _Part:
+class _PartialFile:
     """What has come so far, and the server's mark of the version it came from."""
 
     def __init__(self, target: Path) -> None:
@@ -234,14 +234,18 @@ class _Part:
         self._mark.unlink(missing_ok=True)
 
 
-def _receive_all(
-    file: RemoteFile, part: _Part, progress: DownloadProgress | None, attempts: int, sleep: Callable[[float], None]
+def _download_with_retries(
+    file: RemoteFile,
+    part: _PartialFile,
+    progress: DownloadProgress | None,
+    attempts: int,
+    sleep: Callable[[float], None],
 ) -> None:
     longest, failures = part.length, 0
     while file.size is None or part.length != file.size:
         try:
-            return _receive(file, part, progress)
-        except _BrokenOffError as reason:
+            return _download(file, part, progress)
+        except _InterruptedDownloadError as reason:
             failures = 1 if part.length > longest else failures + 1
             longest = max(longest, part.length)
             if failures >= attempts:
@@ -249,11 +253,11 @@ def _receive_all(
                     f"Expected {file.url} to arrive, but gave up because {reason}. "
                     f"{part.length:,} bytes are kept: the next attempt goes on from there."
                 ) from reason
-            sleep(min(2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS))
+            sleep(min(2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
     return None
 
 
-def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -> None:
+def _download(file: RemoteFile, part: _PartialFile, progress: DownloadProgress | None) -> None:
     # Without a version to compare or a checksum to fail, another file's end could be joined to this one's beginning.
     if part.version is None and file.sha256 is None and file.md5 is None:
         part.discard()
@@ -262,12 +266,12 @@ def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -
         return
     with answer as response:
         if response.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
-            raise _page(file)
+            raise _web_page_error(file)
         resumed = response.status == 206
-        if resumed and not _continues(response, part):
+        if resumed and not _is_continuation(response, part):
             part.discard()
-            raise _BrokenOffError("the file has changed on the server")
-        total = _total(response)
+            raise _InterruptedDownloadError("the file has changed on the server")
+        total = _total_length(response)
         if file.size is not None and total is not None and total != file.size:
             part.discard()
             raise DownloadError(f"Expected {file.url} to have {file.size:,} bytes, but the server has {total:,}.")
@@ -275,18 +279,18 @@ def _receive(file: RemoteFile, part: _Part, progress: DownloadProgress | None) -
         if not resumed:
             first = next(chunks, None)
             if first is None:
-                raise _BrokenOffError("the server sent nothing")
+                raise _InterruptedDownloadError("the server sent nothing")
             if re.match(rb"\s*<(!doctype\s+html|html)", first, re.IGNORECASE):
-                raise _page(file)
-            part.begin(_version(response))
+                raise _web_page_error(file)
+            part.begin(_get_version(response))
             chunks = chain([first], chunks)
         _append(part, chunks, total, progress)
     expected = total or file.size
     if expected is not None and part.length < expected:
-        raise _BrokenOffError(f"the connection ended after {part.length:,} of {expected:,} bytes")
+        raise _InterruptedDownloadError(f"the connection ended after {part.length:,} of {expected:,} bytes")
 
 
-def _append(part: _Part, chunks: Iterable[bytes], total: int | None, progress: DownloadProgress | None) -> None:
+def _append(part: _PartialFile, chunks: Iterable[bytes], total: int | None, progress: DownloadProgress | None) -> None:
     done = part.length
     with part.path.open("ab") as sink:
         for chunk in chunks:
@@ -296,7 +300,7 @@ def _append(part: _Part, chunks: Iterable[bytes], total: int | None, progress: D
                 progress(done, total)
 
 
-def _opened(file: RemoteFile, part: _Part) -> HTTPResponse | None:
+def _opened(file: RemoteFile, part: _PartialFile) -> HTTPResponse | None:
     """The server's answer, from where the part ends; None where it says that this is the end of the file."""
     headers = {"User-Agent": "driftproof"}
     if part.length:
@@ -311,13 +315,13 @@ def _opened(file: RemoteFile, part: _Part) -> HTTPResponse | None:
             if error.headers.get("Content-Range") == f"bytes */{part.length}":
                 return None
             part.discard()
-        if error.code == 416 or error.code in _TEMPORARY_ANSWERS or error.code >= 500:
-            raise _BrokenOffError(f"the server answered {error.code} {error.reason}") from error
+        if error.code == 416 or error.code in _RETRYABLE_CODES or error.code >= 500:
+            raise _InterruptedDownloadError(f"the server answered {error.code} {error.reason}") from error
         raise DownloadError(
             f"Expected {file.url} to be there, but the server answered {error.code} {error.reason}."
         ) from error
     except (OSError, HTTPException) as error:
-        raise _BrokenOffError(f"there is no connection ({error})") from error
+        raise _InterruptedDownloadError(f"there is no connection ({error})") from error
     return response
 
 
@@ -326,32 +330,32 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
         try:
             chunk = response.read1(_CHUNK)
         except (OSError, HTTPException) as error:
-            raise _BrokenOffError(f"the connection was lost ({error!r})") from error
+            raise _InterruptedDownloadError(f"the connection was lost ({error!r})") from error
         if not chunk:
             return
         yield chunk
 
 
-def _page(file: RemoteFile) -> DownloadError:
+def _web_page_error(file: RemoteFile) -> DownloadError:
     return DownloadError(
         f"Expected {file.url} to be the file itself, but the server sent a web page, such as a login or an error. "
         "Open the address in a browser to see it."
     )
 
 
-def _version(response: HTTPResponse) -> str | None:
+def _get_version(response: HTTPResponse) -> str | None:
     tag: str | None = response.headers.get("ETag")
     # If-Range takes no weak tags.
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
 
 
-def _continues(response: HTTPResponse, part: _Part) -> bool:
+def _is_continuation(response: HTTPResponse, part: _PartialFile) -> bool:
     place = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    same = part.version is None or _version(response) in (None, part.version)
+    same = part.version is None or _get_version(response) in (None, part.version)
     return same and place is not None and int(place[1]) == part.length
 
 
-def _total(response: HTTPResponse) -> int | None:
+def _total_length(response: HTTPResponse) -> int | None:
     if response.status == 206:
         whole = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
         return int(whole[1]) if whole else None
@@ -364,18 +368,18 @@ def _extract(archive: Path, scratch: Path, folder: Path) -> None:
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tarred:
             for member in tarred:
-                _require_harmless(member.name, folder)
+                _check_safe_path(member.name, folder)
                 tarred.extract(member, scratch, filter="data")
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
-                _require_harmless(entry.filename, folder)
+                _check_safe_path(entry.filename, folder)
                 zipped.extract(entry, scratch)
     else:
         raise ValueError("it is neither a tar nor a zip archive")
 
 
-def _require_harmless(name: str, folder: Path) -> None:
+def _check_safe_path(name: str, folder: Path) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
         raise ValueError(f"{name!r} in it leads out of the folder")

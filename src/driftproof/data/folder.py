@@ -51,15 +51,15 @@ def folder(root: Path, *, size: Size = None) -> ImageSet:
             "Remove it if it is no class."
         )
     if classes:
-        return class_folders(root, classes=classes, size=size, name=_name(root))
-    return FileSet(loose, size=size, name=_name(root), root=root)
+        return class_folders(root, classes=classes, size=size, name=_folder_name(root))
+    return FileSet(loose, size=size, name=_folder_name(root), root=root)
 
 
 def array_folder(root: Path) -> ImageSet:
     """A folder with `images.npy`, uint8 of shape (N, H, W, 3), and `labels.npy`; the images stay on disk."""
     root = Path(root)
     images, labels = (load_array(locate(root, name)) for name in ("images.npy", "labels.npy"))
-    return ArraySet(images, labels, name=_name(root))
+    return ArraySet(images, labels, name=_folder_name(root))
 
 
 def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Size = None, name: str) -> FileSet:
@@ -84,11 +84,11 @@ def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Siz
 
 def image_files(root: Path) -> list[Path]:
     """The images below a folder, in sorted order, links to folders followed; none if there is no such folder."""
-    found = _images_below(root) if root.is_dir() else ()
+    found = _iter_images(root) if root.is_dir() else ()
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def _images_below(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+def _iter_images(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     here = root.resolve()
     if here in above:  # a link that leads back would be followed for ever
         return
@@ -96,7 +96,7 @@ def _images_below(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         seen = [(root / entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
     for path, is_folder in seen:
         if is_folder:
-            yield from _images_below(path, (*above, here))
+            yield from _iter_images(path, (*above, here))
         elif path.suffix.lower() in _SUFFIXES:
             yield path
 
@@ -130,7 +130,7 @@ def load_array(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def _name(root: Path) -> str:
+def _folder_name(root: Path) -> str:
     """What a folder is called, from inside as well: random corruptions depend on it."""
     return root.name or root.resolve().name
 

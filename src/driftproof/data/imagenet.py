@@ -4,15 +4,15 @@ from pathlib import Path
 
 from driftproof.corruptions import check_corruption
 from driftproof.data.folder import class_folders, image_files, locate
-from driftproof.data.images import FileSet, ImageSet, ShorterSide, Size
+from driftproof.data.images import FileSet, ImageSet, ResizeShorterSide, Size
 from driftproof.errors import InputError
 
 __all__ = ["imagenet", "imagenet_c", "imagenet_o"]
 
-_USUAL = ShorterSide(256, crop=224)
+_DEFAULT_SIZE = ResizeShorterSide(256, crop=224)
 
 
-def imagenet(root: Path, *, size: Size = _USUAL) -> ImageSet:
+def imagenet(root: Path, *, size: Size = _DEFAULT_SIZE) -> ImageSet:
     """ImageNet's validation images from `val/{class}`, or `imagenet/val/{class}`.
 
     Labels count the WordNet identifiers in sorted order.
@@ -47,7 +47,7 @@ def imagenet_c(root: Path, corruption: str, severity: int, *, size: Size = None)
     return class_folders(part, size=size, name=f"imagenet-c/{corruption}/{severity}")
 
 
-def imagenet_o(root: Path, *, size: Size = _USUAL) -> ImageSet:
+def imagenet_o(root: Path, *, size: Size = _DEFAULT_SIZE) -> ImageSet:
     """ImageNet-O from `imagenet-o/{class}`: objects of none of ImageNet's thousand classes, so all unlabelled.
 
     Args:

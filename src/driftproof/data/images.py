@@ -21,11 +21,11 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ShorterSide", "Size", "Subset", "as_rgb"]
+__all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeShorterSide", "Size", "Subset", "to_rgb"]
 
 
 @dataclass(frozen=True)
-class ShorterSide:
+class ResizeShorterSide:
     """Scale the shorter side to `side` pixels, then take the centre square of `crop`, as is usual on ImageNet."""
 
     side: int = 256
@@ -36,7 +36,7 @@ class ShorterSide:
             raise ConfigurationError(f"Expected 1 <= `crop` <= `side`, but got crop {self.crop} and side {self.side}.")
 
 
-Size = tuple[int, int] | ShorterSide | None
+Size = tuple[int, int] | ResizeShorterSide | None
 
 
 class ImageSet(ABC):
@@ -61,7 +61,7 @@ class ImageSet(ABC):
             raise InputError(f"Expected at least one image in {name}, but it is empty.")
         self.name = name
         self.classes = tuple(classes)
-        self.labels = _checked_labels(labels, count, len(self.classes), name)
+        self.labels = _validate_labels(labels, count, len(self.classes), name)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -119,7 +119,7 @@ class ArraySet(ImageSet):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices."""
-        places = positions(indices, len(self))
+        places = check_indices(indices, len(self))
         if isinstance(self._images, Tensor):
             picked = self._images[places.to(self._images.device)]
         else:
@@ -136,7 +136,7 @@ class FileSet(ImageSet):
     Args:
         paths: The files.
         labels: As in `ImageSet`.
-        size: (height, width) to scale to exactly that, ignoring the aspect; a `ShorterSide`; None for as stored, in
+        size: (height, width) to scale to exactly that, ignoring the aspect; a `ResizeShorterSide`; None for as stored, in
             which case the images of one batch have to agree.
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
@@ -167,7 +167,7 @@ class FileSet(ImageSet):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices, decoded in parallel."""
-        places = positions(indices, len(self)).tolist()
+        places = check_indices(indices, len(self)).tolist()
         if not places:
             return self.batch([0])[:0]
         paths = [self.paths[place] for place in places]
@@ -176,8 +176,8 @@ class FileSet(ImageSet):
         for path, image in zip(paths, images, strict=True):
             if image.shape != images[0].shape:
                 raise InputError(
-                    f"Expected the images of a batch to be of one size, but {paths[0]} is {_extent(images[0])} and "
-                    f"{path} is {_extent(image)}. Pass `size` to scale them."
+                    f"Expected the images of a batch to be of one size, but {paths[0]} is {_format_size(images[0])} and "
+                    f"{path} is {_format_size(image)}. Pass `size` to scale them."
                 )
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
@@ -185,7 +185,7 @@ class FileSet(ImageSet):
         pillow = _pillow()
         try:
             with pillow.open(path) as opened:
-                return np.array(_scaled(as_rgb(opened), self.size))
+                return np.array(_resize(to_rgb(opened), self.size))
         # Pillow's readers let almost any exception through when a file is damaged.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
@@ -206,17 +206,17 @@ class Subset(ImageSet):
     """
 
     def __init__(self, images: ImageSet, indices: Sequence[int] | Tensor, *, name: str | None = None) -> None:
-        places = positions(indices, len(images))
+        places = check_indices(indices, len(images))
         super().__init__(len(places), images.labels[places], classes=images.classes, name=name or images.name)
         self._images = images
         self._places = places
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The images at these indices of the subset."""
-        return self._images.batch(self._places[positions(indices, len(self))])
+        return self._images.batch(self._places[check_indices(indices, len(self))])
 
 
-def positions(indices: Sequence[int] | Tensor, count: int) -> Tensor:
+def check_indices(indices: Sequence[int] | Tensor, count: int) -> Tensor:
     """Indices as one row of int64, refused unless every one is in 0..count − 1."""
     places = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
     if places.numel() == 0:
@@ -230,7 +230,7 @@ def positions(indices: Sequence[int] | Tensor, count: int) -> Tensor:
     return places.to("cpu", torch.int64)
 
 
-def _checked_labels(labels: npt.ArrayLike | Tensor | None, count: int, classes: int, name: str) -> Tensor:
+def _validate_labels(labels: npt.ArrayLike | Tensor | None, count: int, classes: int, name: str) -> Tensor:
     if labels is None:
         return torch.full((count,), -1)
     given = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
@@ -249,7 +249,7 @@ def _pillow() -> ModuleType:
     return require("PIL.Image", "Reading image files")
 
 
-def as_rgb(image: "Image.Image") -> "Image.Image":
+def to_rgb(image: "Image.Image") -> "Image.Image":
     """Any image that Pillow has opened as 8-bit RGB, by the rules of `FileSet`."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 2**16 - 1)
@@ -261,20 +261,20 @@ def as_rgb(image: "Image.Image") -> "Image.Image":
     return image.convert("RGB")
 
 
-def _scaled(image: "Image.Image", size: Size) -> "Image.Image":
+def _resize(image: "Image.Image", size: Size) -> "Image.Image":
     if size is None:
         return image
     if isinstance(size, tuple):
-        return _resized(image, (size[1], size[0]))
+        return _resize_exact(image, (size[1], size[0]))
     shorter = min(image.size)
     width, height = (int(size.side * length / shorter) for length in image.size)
     left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
-    return _resized(image, (width, height)).crop((left, top, left + size.crop, top + size.crop))
+    return _resize_exact(image, (width, height)).crop((left, top, left + size.crop, top + size.crop))
 
 
-def _resized(image: "Image.Image", width_height: tuple[int, int]) -> "Image.Image":
+def _resize_exact(image: "Image.Image", width_height: tuple[int, int]) -> "Image.Image":
     return image if image.size == width_height else image.resize(width_height, _pillow().Resampling.BILINEAR)
 
 
-def _extent(image: npt.NDArray[np.uint8]) -> str:
+def _format_size(image: npt.NDArray[np.uint8]) -> str:
     return f"{image.shape[0]}×{image.shape[1]}"

@@ -5,15 +5,15 @@ from pathlib import Path
 import torch
 
 from driftproof.corruptions import FrostPhotos
-from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, kept
+from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, cache_to_disk
 from driftproof.data.imagenet import imagenet_o
-from driftproof.data.images import ImageSet, ShorterSide, Size
+from driftproof.data.images import ImageSet, ResizeShorterSide, Size
 from driftproof.data.svhn import svhn
 from driftproof.errors import ConfigurationError
 
 __all__ = ["imagenet_o_c", "svhn_c"]
 
-_SIZES: dict[int, Size] = {64: (64, 64), 224: ShorterSide(256, crop=224)}
+_SIZES: dict[int, Size] = {64: (64, 64), 224: ResizeShorterSide(256, crop=224)}
 
 
 def svhn_c(
@@ -42,7 +42,7 @@ def svhn_c(
     images = Corrupted(
         svhn(root, limit=10_000), corruption, severity, constants=32, frost_photos=frost_photos, device=device
     )
-    return kept(images, Path(root) / "SVHN-C", make=make, progress=progress)
+    return cache_to_disk(images, Path(root) / "SVHN-C", make=make, progress=progress)
 
 
 def imagenet_o_c(
@@ -81,4 +81,4 @@ def imagenet_o_c(
         frost_photos=frost_photos,
         device=device,
     )
-    return kept(images, Path(root) / f"ImageNet-O-C-{side}", make=make, progress=progress)
+    return cache_to_disk(images, Path(root) / f"ImageNet-O-C-{side}", make=make, progress=progress)

@@ -23,7 +23,7 @@ def svhn(root: Path, *, limit: int | None = None) -> ImageSet:
     if limit is not None and limit < 1:
         raise ConfigurationError(f"Expected `limit` to be at least 1, but got {limit}.")
     path = locate(root, "svhn/test_32x32.mat", "test_32x32.mat", source="svhn")
-    content = _loaded(path)
+    content = _load_mat(path)
     images, labels = content.get("X"), content.get("y")
     if images is None or labels is None or images.ndim != 4 or labels.size != images.shape[3]:
         raise InputError(f"Expected {path} to hold X of shape (32, 32, 3, N) and y of N labels. Download it again.")
@@ -33,7 +33,7 @@ def svhn(root: Path, *, limit: int | None = None) -> ImageSet:
     return ArraySet(kept, digits, classes=[str(digit) for digit in range(10)], name="svhn")
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _load_mat(path: Path) -> dict[str, Any]:
     matlab = require("scipy.io", "Reading SVHN")
     try:
         return dict(matlab.loadmat(path, variable_names=("X", "y")))

@@ -26,8 +26,8 @@ def tiny_imagenet(root: Path, *, train: bool = False) -> ImageSet:
     name = "tiny-imagenet/train" if train else "tiny-imagenet"
     annotations = part / "val_annotations.txt"
     if annotations.exists() and (part / "images").is_dir():
-        return _annotated(part / "images", annotations, _identifiers(home), name)
-    return class_folders(part, classes=_identifiers(home), size=_SIZE, name=name)
+        return _read_annotated(part / "images", annotations, _read_wnids(home), name)
+    return class_folders(part, classes=_read_wnids(home), size=_SIZE, name=name)
 
 
 def tiny_imagenet_c(root: Path, corruption: str, severity: int) -> ImageSet:
@@ -38,16 +38,16 @@ def tiny_imagenet_c(root: Path, corruption: str, severity: int) -> ImageSet:
     check_corruption(corruption, severity)
     home = locate(root, "Tiny-ImageNet-C", source="tiny-imagenet-c")
     part = locate(home, f"{corruption}/{severity}", source="tiny-imagenet-c")
-    classes = _identifiers(Path(root) / "tiny-imagenet-200")
+    classes = _read_wnids(Path(root) / "tiny-imagenet-200")
     return class_folders(part, classes=classes, size=_SIZE, name=f"tiny-imagenet-c/{corruption}/{severity}")
 
 
-def _identifiers(home: Path) -> list[str] | None:
+def _read_wnids(home: Path) -> list[str] | None:
     listed = home / "wnids.txt"
     return sorted(listed.read_text("utf-8").split()) if listed.exists() else None
 
 
-def _annotated(images: Path, annotations: Path, classes: list[str] | None, name: str) -> ImageSet:
+def _read_annotated(images: Path, annotations: Path, classes: list[str] | None, name: str) -> ImageSet:
     lines = [line.split() for line in annotations.read_text("utf-8").splitlines() if line.strip()]
     if any(len(line) < 2 for line in lines):
         raise InputError(f"Expected every line of {annotations} to start with a file name and a class.")

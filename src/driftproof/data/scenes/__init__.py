@@ -5,27 +5,27 @@ CamVid are mapped to the nineteen classes of Cityscapes. Frames are sorted by na
 """
 
 from driftproof.data.scenes.bdd100k import bdd100k
-from driftproof.data.scenes.camvid import CAMVID, UNTAUGHT, camvid, camvid_classes
+from driftproof.data.scenes.camvid import CAMVID, HELD_OUT_CLASSES, camvid, camvid_classes
 from driftproof.data.scenes.cityscapes import cityscapes
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, SceneClass
 from driftproof.data.scenes.frames import frames
 from driftproof.data.scenes.gtav import gtav
 from driftproof.data.scenes.mapillary import mapillary
-from driftproof.data.scenes.pictures import Pictures
+from driftproof.data.scenes.scene_images import SceneImages
 from driftproof.data.scenes.scenes import Scene, Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 from driftproof.data.scenes.synthia import synthia
 
 __all__ = [
     "CAMVID",
     "CITYSCAPES",
+    "HELD_OUT_CLASSES",
     "UNKNOWN",
-    "UNTAUGHT",
     "VOID",
-    "Height",
-    "Pictures",
+    "FitHeight",
     "Scene",
     "SceneClass",
+    "SceneImages",
     "Scenes",
     "bdd100k",
     "camvid",

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.classes import UNKNOWN, VOID, SceneClass
-from driftproof.data.scenes.labels import Numbered
-from driftproof.data.scenes.layout import alike, home, labelled, splits
+from driftproof.data.scenes.labels import IdLabels
+from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_with_labels, parse_splits
 from driftproof.data.scenes.scenes import Scene, Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
 
-__all__ = ["CAMVID", "UNTAUGHT", "camvid", "camvid_classes"]
+__all__ = ["CAMVID", "HELD_OUT_CLASSES", "camvid", "camvid_classes"]
 
 CAMVID = (
     SceneClass("sky", (128, 128, 128)),
@@ -29,7 +29,7 @@ CAMVID = (
 )
 """The eleven classes of CamVid, in the order of its labels."""
 
-UNTAUGHT = ("pedestrian", "bicyclist", "sign")
+HELD_OUT_CLASSES = ("pedestrian", "bicyclist", "sign")
 """The classes that stand for the unknown unless others are chosen."""
 
 
@@ -37,8 +37,8 @@ def camvid(
     root: Path,
     *,
     split: str = "test",
-    unknown: Sequence[str] = UNTAUGHT,
-    size: Height | None = None,
+    unknown: Sequence[str] = HELD_OUT_CLASSES,
+    size: FitHeight | None = None,
 ) -> Scenes:
     """CamVid in the usual arrangement: `train`, `val` and `test` beside `trainannot`, `valannot` and `testannot`.
 
@@ -50,15 +50,15 @@ def camvid(
         unknown: Names of the classes that the model has not been taught.
         size: What to bring every frame to; stored are 360×480.
     """
-    root, known, scenes = home(root, "CamVid"), camvid_classes(unknown), list[Scene]()
-    for part in splits(split, ("train", "val", "test")):
+    root, known, scenes = dataset_root(root, "CamVid"), camvid_classes(unknown), list[Scene]()
+    for part in parse_splits(split, ("train", "val", "test")):
         frames = locate(root, part, source="camvid")
-        scenes += labelled(image_files(frames), alike(frames.with_name(f"{part}annot")))
-    meanings = {number: known.index(each) if each in known else UNKNOWN for number, each in enumerate(CAMVID)}
-    return Scenes(f"camvid/{split}", tuple(scenes), known, Numbered({**meanings, len(CAMVID): VOID}), size)
+        scenes += pair_with_labels(image_files(frames), labels_with_stem(frames.with_name(f"{part}annot")))
+    mapping = {number: known.index(each) if each in known else UNKNOWN for number, each in enumerate(CAMVID)}
+    return Scenes(f"camvid/{split}", tuple(scenes), known, IdLabels({**mapping, len(CAMVID): VOID}), size)
 
 
-def camvid_classes(unknown: Sequence[str] = UNTAUGHT) -> tuple[SceneClass, ...]:
+def camvid_classes(unknown: Sequence[str] = HELD_OUT_CLASSES) -> tuple[SceneClass, ...]:
     """The classes of CamVid without the unknown ones.
 
     Examples:

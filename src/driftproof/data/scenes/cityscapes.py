@@ -5,31 +5,31 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID
-from driftproof.data.scenes.labels import Numbered
-from driftproof.data.scenes.layout import home, labelled, splits
+from driftproof.data.scenes.labels import IdLabels
+from driftproof.data.scenes.layout import dataset_root, pair_with_labels, parse_splits
 from driftproof.data.scenes.scenes import Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 
 __all__ = ["LABEL_IDS", "TRAIN_IDS", "cityscapes"]
 
-_TRAINED = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-_SAYING_NOTHING = range(4)  # unlabelled, ego vehicle, rectification border, out of the region of interest
+_TRAIN_LABELS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_VOID_LABELS = range(4)  # unlabelled, ego vehicle, rectification border, out of the region of interest
 _LICENCE_PLATE = (34, 255)  # −1, as GTAV and as 8 bits write it
 
-LABEL_IDS = Numbered(
+LABEL_IDS = IdLabels(
     {
         **dict.fromkeys((*range(34), *_LICENCE_PLATE), UNKNOWN),
-        **dict.fromkeys(_SAYING_NOTHING, VOID),
-        **{number: place for place, number in enumerate(_TRAINED)},
+        **dict.fromkeys(_VOID_LABELS, VOID),
+        **{number: place for place, number in enumerate(_TRAIN_LABELS)},
     }
 )
 """Cityscapes' own numbers, which GTAV shares."""
 
-TRAIN_IDS = Numbered({**{place: place for place in range(len(CITYSCAPES))}, 255: UNKNOWN})
+TRAIN_IDS = IdLabels({**{place: place for place in range(len(CITYSCAPES))}, 255: UNKNOWN})
 """Numbers of the nineteen classes; 255, which is all the rest, counts as unknown."""
 
 
-def cityscapes(root: Path, *, split: str = "val", size: Height | None = None) -> Scenes:
+def cityscapes(root: Path, *, split: str = "val", size: FitHeight | None = None) -> Scenes:
     """Cityscapes from `leftImg8bit` and `gtFine`.
 
     The label images called `labelIds` tell what is unknown from what is void. Where only `labelTrainIds` are there,
@@ -40,17 +40,17 @@ def cityscapes(root: Path, *, split: str = "val", size: Height | None = None) ->
         split: train, val or test, or several joined by a plus sign.
         size: What to bring every frame to; stored are 1024×2048.
     """
-    pictures = locate(home(root, "cityscapes"), "leftImg8bit", source="cityscapes")
+    pictures = locate(dataset_root(root, "cityscapes"), "leftImg8bit", source="cityscapes")
     found = [
         frame
-        for part in splits(split, ("train", "val", "test"))
+        for part in parse_splits(split, ("train", "val", "test"))
         for frame in image_files(locate(pictures, part, source="cityscapes"))
     ]
-    original = any(_labels_of("labelIds", frame).exists() for frame in found)
+    original = any(_label_path("labelIds", frame).exists() for frame in found)
     kind, numbers = ("labelIds", LABEL_IDS) if original else ("labelTrainIds", TRAIN_IDS)
-    return Scenes(f"cityscapes/{split}", labelled(found, partial(_labels_of, kind)), CITYSCAPES, numbers, size)
+    return Scenes(f"cityscapes/{split}", pair_with_labels(found, partial(_label_path, kind)), CITYSCAPES, numbers, size)
 
 
-def _labels_of(kind: str, frame: Path) -> Path:
+def _label_path(kind: str, frame: Path) -> Path:
     *above, _, split, city, name = frame.parts
     return Path(*above, "gtFine", split, city, f"{Path(name).stem.removesuffix('_leftImg8bit')}_gtFine_{kind}.png")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files
 from driftproof.data.scenes.scenes import Scene, Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import InputError
 
 __all__ = ["frames"]
 
 
-def frames(folder: Path, *, size: Height | None = None) -> Scenes:
+def frames(folder: Path, *, size: FitHeight | None = None) -> Scenes:
     """Every image below a folder, in sorted order, without labels.
 
     Args:

@@ -5,10 +5,10 @@ from pathlib import Path
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.cityscapes import LABEL_IDS
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, Color
-from driftproof.data.scenes.labels import Colored
-from driftproof.data.scenes.layout import alike, home, labelled, splits
+from driftproof.data.scenes.labels import ColorLabels
+from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_with_labels, parse_splits
 from driftproof.data.scenes.scenes import Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import InputError
 from driftproof.optional import require
 
@@ -27,7 +27,7 @@ _OTHERS: tuple[Color, ...] = (
     (0, 0, 110),  # trailer
 )
 
-_LABELS = Colored(
+_LABELS = ColorLabels(
     {
         (0, 0, 0): VOID,
         **dict.fromkeys(_OTHERS, UNKNOWN),
@@ -37,7 +37,7 @@ _LABELS = Colored(
 )
 
 
-def gtav(root: Path, *, split: str = "all", size: Height | None = None) -> Scenes:
+def gtav(root: Path, *, split: str = "all", size: FitHeight | None = None) -> Scenes:
     """GTAV from `images` and `labels`.
 
     Labels are told by color, whether through a palette or directly; grey ones are Cityscapes' own numbers.
@@ -47,18 +47,18 @@ def gtav(root: Path, *, split: str = "all", size: Height | None = None) -> Scene
         split: all; or train, val or test of the official `split.mat`, which then has to be there too, or several of
             them joined by a plus sign.
         size: What to bring every frame to. Most are stored as 1052×1914, a few differ by some rows:
-            `Height(800, width=1455)` makes them one size.
+            `FitHeight(800, width=1455)` makes them one size.
     """
-    folder = locate(home(root, "gtav"), "images", source="gtav")
+    folder = locate(dataset_root(root, "gtav"), "images", source="gtav")
     frames = image_files(folder)
     if split != "all":
-        frames = _chosen(frames, locate(folder.parent, "split.mat", source="gtav"), split)
-    scenes = labelled(frames, alike(folder.with_name("labels")))
+        frames = _select_split(frames, locate(folder.parent, "split.mat", source="gtav"), split)
+    scenes = pair_with_labels(frames, labels_with_stem(folder.with_name("labels")))
     return Scenes(f"gtav/{split}", scenes, CITYSCAPES, _LABELS, size)
 
 
-def _chosen(frames: list[Path], table: Path, split: str) -> list[Path]:
-    reader, parts = require("scipy.io", "Reading GTAV's split"), splits(split, ("train", "val", "test"))
+def _select_split(frames: list[Path], table: Path, split: str) -> list[Path]:
+    reader, parts = require("scipy.io", "Reading GTAV's split"), parse_splits(split, ("train", "val", "test"))
     try:
         content = reader.loadmat(table)
         numbers = {int(number) for part in parts for number in content[f"{part}Ids"].flat}

@@ -17,13 +17,13 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["Colored", "Numbered"]
+__all__ = ["ColorLabels", "IdLabels"]
 
 _UNMAPPED = -1
 
 
 @dataclass(frozen=True)
-class Numbered:
+class IdLabels:
     """Label images whose pixels are numbers: grey, of 8 or 16 bits, or places in a palette.
 
     Of 16-bit color images, the first channel is the number, as in SYNTHIA.
@@ -33,29 +33,29 @@ class Numbered:
         divisor: Numbers are divided by this first, the remainder counting instances.
     """
 
-    meanings: Mapping[int, int]
+    mapping: Mapping[int, int]
     divisor: int = 1
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         """The class of every pixel of a label image."""
         with _opened(path) as image:
-            numbers = _numbers(image, path) // self.divisor
+            numbers = _read_ids(image, path) // self.divisor
         found = self._table[numbers.clip(-1, len(self._table) - 1)]
         if (found == _UNMAPPED).any():
-            _refuse(path, "numbers", numbers[found == _UNMAPPED])
+            _raise_unmapped(path, "numbers", numbers[found == _UNMAPPED])
         classes: npt.NDArray[np.uint8] = found.astype(np.uint8)
         return classes
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int16]:
         """Class by number; the last row, which is also that before the first, stands for whatever is not listed."""
-        table = np.full(max(self.meanings) + 2, _UNMAPPED, dtype=np.int16)
-        table[list(self.meanings)] = list(self.meanings.values())
+        table = np.full(max(self.mapping) + 2, _UNMAPPED, dtype=np.int16)
+        table[list(self.mapping)] = list(self.mapping.values())
         return table
 
 
 @dataclass(frozen=True)
-class Colored:
+class ColorLabels:
     """Label images whose pixels are colors, directly or through a palette.
 
     Attributes:
@@ -63,28 +63,28 @@ class Colored:
         grey: How to read an image that has no colors.
     """
 
-    meanings: Mapping[Color, int]
-    grey: Numbered
+    mapping: Mapping[Color, int]
+    grey: IdLabels
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         """The class of every pixel of a label image."""
         with _opened(path) as image:
             if image.mode not in ("P", "RGB", "RGBA"):
                 return self.grey(path)
-            colors = _packed(np.asarray(image.convert("RGB")))
-        known, classes = self._sorted
+            colors = _pack_colors(np.asarray(image.convert("RGB")))
+        known, classes = self._sorted_colors
         places = np.searchsorted(known, colors).clip(max=len(known) - 1)
         if (known[places] != colors).any():
             strange = colors[known[places] != colors]
-            _refuse(path, "colors", np.stack([strange >> 16, strange >> 8 & 255, strange & 255], axis=-1))
+            _raise_unmapped(path, "colors", np.stack([strange >> 16, strange >> 8 & 255, strange & 255], axis=-1))
         found: npt.NDArray[np.uint8] = classes[places]
         return found
 
     @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        known = _packed(np.array(list(self.meanings)))
+    def _sorted_colors(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        known = _pack_colors(np.array(list(self.mapping)))
         order = np.argsort(known)
-        return known[order], np.array(list(self.meanings.values()), dtype=np.uint8)[order]
+        return known[order], np.array(list(self.mapping.values()), dtype=np.uint8)[order]
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _opened(path: Path) -> "Iterator[ImageFile]":
         raise InputError(f"Expected {path} to be a label image, but it cannot be read: {error}.") from error
 
 
-def _numbers(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
+def _read_ids(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
     if _is_deep_color(image):
         return _first_channel(image, path)
     if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
@@ -124,12 +124,12 @@ def _first_channel(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
     return np.asarray(image)[..., 0].astype(np.int32) * 256 + low
 
 
-def _packed(colors: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+def _pack_colors(colors: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     wide = colors.astype(np.int32)
     return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 
-def _refuse(path: Path, what: str, strange: npt.NDArray[Any]) -> None:
+def _raise_unmapped(path: Path, what: str, strange: npt.NDArray[Any]) -> None:
     distinct = np.unique(strange, axis=0).tolist()
     shown = ", ".join(map(str, distinct[:5])) + ", …" * (len(distinct) > 5)
     raise InputError(

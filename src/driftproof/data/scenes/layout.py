@@ -7,38 +7,38 @@ from driftproof.data.scenes.scenes import Scene
 from driftproof.errors import InputError
 from driftproof.validation import check_choice
 
-__all__ = ["alike", "home", "labelled", "splits"]
+__all__ = ["dataset_root", "labels_with_stem", "pair_with_labels", "parse_splits"]
 
 
-def splits(split: str, known: Sequence[str]) -> list[str]:
+def parse_splits(split: str, known: Sequence[str]) -> list[str]:
     """The splits that are meant: one, or several joined by a plus sign.
 
     Examples:
-        >>> splits("val+test", ["train", "val", "test"])
+        >>> parse_splits("val+test", ["train", "val", "test"])
         ['val', 'test']
     """
     return [check_choice("split", name, known) for name in split.split("+")]
 
 
-def home(root: Path, name: str) -> Path:
+def dataset_root(root: Path, name: str) -> Path:
     """Where a data set lies: in a folder of its name, if there is one, so that several can share a root."""
     own = Path(root) / name
     return own if own.is_dir() else Path(root)
 
 
-def alike(folder: Path, ending: str = ".png") -> Callable[[Path], Path]:
+def labels_with_stem(folder: Path, ending: str = ".png") -> Callable[[Path], Path]:
     """Where label images are that are called like their frames, but for how they end."""
     return lambda frame: folder / f"{frame.stem}{ending}"
 
 
-def labelled(frames: Iterable[Path], labels_of: Callable[[Path], Path]) -> tuple[Scene, ...]:
+def pair_with_labels(frames: Iterable[Path], label_path: Callable[[Path], Path]) -> tuple[Scene, ...]:
     """Frames with their label images, every one of which has to be there.
 
     Args:
         frames: The frames.
-        labels_of: Where the label image of a frame is.
+        label_path: Where the label image of a frame is.
     """
-    scenes = [(frame, labels_of(frame)) for frame in frames]
+    scenes = [(frame, label_path(frame)) for frame in frames]
     missing = [(frame, labels) for frame, labels in scenes if not labels.exists()]
     if missing:
         frame, labels = missing[0]

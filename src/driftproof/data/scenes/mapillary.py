@@ -4,16 +4,16 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID
-from driftproof.data.scenes.labels import Numbered
-from driftproof.data.scenes.layout import alike, home, labelled, splits
+from driftproof.data.scenes.labels import IdLabels
+from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_with_labels, parse_splits
 from driftproof.data.scenes.scenes import Scene, Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 
 __all__ = ["mapillary"]
 
 _FOLDERS = {"train": "training", "val": "validation"}
 
-_TRAINED: dict[int, tuple[int, ...]] = {
+_TRAIN_LABELS: dict[int, tuple[int, ...]] = {
     0: (13, 24, 41),
     1: (2, 15),
     2: (17,),
@@ -34,18 +34,18 @@ _TRAINED: dict[int, tuple[int, ...]] = {
     17: (57,),
     18: (52,),
 }
-_SAYING_NOTHING = (63, 64, 65)  # car mount, ego vehicle, unlabelled
+_VOID_LABELS = (63, 64, 65)  # car mount, ego vehicle, unlabelled
 
 _MEANINGS = {
     **dict.fromkeys(range(66), UNKNOWN),
-    **dict.fromkeys(_SAYING_NOTHING, VOID),
-    **{number: place for place, numbers in _TRAINED.items() for number in numbers},
+    **dict.fromkeys(_VOID_LABELS, VOID),
+    **{number: place for place, numbers in _TRAIN_LABELS.items() for number in numbers},
 }
-_LABELS, _INSTANCES = Numbered(_MEANINGS), Numbered(_MEANINGS, divisor=256)
-_PLACES = {"labels": _LABELS, "v1.2/labels": _LABELS, "instances": _INSTANCES, "v1.2/instances": _INSTANCES}
+_LABELS, _INSTANCES = IdLabels(_MEANINGS), IdLabels(_MEANINGS, divisor=256)
+_LABEL_FOLDERS = {"labels": _LABELS, "v1.2/labels": _LABELS, "instances": _INSTANCES, "v1.2/instances": _INSTANCES}
 
 
-def mapillary(root: Path, *, split: str = "val", size: Height | None = None) -> Scenes:
+def mapillary(root: Path, *, split: str = "val", size: FitHeight | None = None) -> Scenes:
     """Mapillary Vistas v1.2, with 66 labels, from `training` and `validation`.
 
     The label images are those in `labels`, or the 16-bit ones in `instances` where the former are missing; archives
@@ -54,12 +54,12 @@ def mapillary(root: Path, *, split: str = "val", size: Height | None = None) -> 
     Args:
         root: The folder that holds them, or that holds one called mapillary which does.
         split: train or val, or both joined by a plus sign.
-        size: What to bring every frame to. The stored ones differ, so a stream needs it: `Height(800, width=1422)`.
+        size: What to bring every frame to. The stored ones differ, so a stream needs it: `FitHeight(800, width=1422)`.
     """
-    root, scenes = home(root, "mapillary"), list[Scene]()
-    parts = [locate(root, _FOLDERS[part], source="mapillary") for part in splits(split, tuple(_FOLDERS))]
-    complete = [below for below in _PLACES if all((part / below).is_dir() for part in parts)]
+    root, scenes = dataset_root(root, "mapillary"), list[Scene]()
+    parts = [locate(root, _FOLDERS[part], source="mapillary") for part in parse_splits(split, tuple(_FOLDERS))]
+    complete = [below for below in _LABEL_FOLDERS if all((part / below).is_dir() for part in parts)]
     below = complete[0] if complete else "labels"
     for part in parts:
-        scenes += labelled(image_files(part / "images"), alike(part / below))
-    return Scenes(f"mapillary/{split}", tuple(scenes), CITYSCAPES, _PLACES[below], size)
+        scenes += pair_with_labels(image_files(part / "images"), labels_with_stem(part / below))
+    return Scenes(f"mapillary/{split}", tuple(scenes), CITYSCAPES, _LABEL_FOLDERS[below], size)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from driftproof.data.images import as_rgb
+from driftproof.data.images import to_rgb
 from driftproof.data.scenes.classes import VOID, SceneClass
-from driftproof.data.scenes.sizes import Box, Height
+from driftproof.data.scenes.sizes import Box, FitHeight
 from driftproof.errors import InputError
 from driftproof.optional import require
 
@@ -49,8 +49,8 @@ class Scenes:
     name: str
     scenes: tuple[Scene, ...]
     palette: tuple[SceneClass, ...] = ()
-    labels_of: Callable[[Path], npt.NDArray[np.uint8]] | None = None
-    size: Height | None = None
+    label_reader: Callable[[Path], npt.NDArray[np.uint8]] | None = None
+    size: FitHeight | None = None
 
     def __post_init__(self) -> None:
         if not self.scenes:
@@ -70,7 +70,7 @@ class Scenes:
     @cached_property
     def extent(self) -> tuple[int, int]:
         """Height and width of every frame."""
-        return self._fitted_extent(*_stored_extent(self.scenes[0].frame))
+        return self._fitted_extent(*_read_extent(self.scenes[0].frame))
 
     def read(self, index: int) -> tuple[Tensor, Tensor | None]:
         """A frame, uint8 of shape (3, H, W), and the class of each of its pixels, uint8 of shape (H, W), if known.
@@ -86,14 +86,14 @@ class Scenes:
         Args:
             index: Place of the frame, counted from 0.
         """
-        scene = self._at(index)
+        scene = self._get_scene(index)
         frame = self._read_frame(scene.frame)
         if frame.shape[:2] != self.extent:
             (height, width), (other_height, other_width) = self.extent, frame.shape[:2]
             raise InputError(
                 f"Expected the frames of {self.name} to be of one size, but {self.scenes[0].frame} is {height}×{width} "
                 f"and {scene.frame} is {other_height}×{other_width}. "
-                f"Pass `size=Height({height}, width={width})`, or `--height {height} --width {width}` to a command, "
+                f"Pass `size=FitHeight({height}, width={width})`, or `--height {height} --width {width}` to a command, "
                 "to scale them and cut or pad their sides."
             )
         return torch.from_numpy(frame).permute(2, 0, 1).contiguous()
@@ -104,19 +104,19 @@ class Scenes:
         Args:
             index: Place of the frame, counted from 0.
         """
-        scene = self._at(index)
+        scene = self._get_scene(index)
         return None if scene.labels is None else torch.from_numpy(self._read_labels(scene.labels, scene.frame))
 
-    def inside(self, index: int) -> Box:
+    def content_box(self, index: int) -> Box:
         """The part of a frame that shows the picture; what lies outside is padding, and nothing to learn from.
 
         Args:
             index: Place of the frame, counted from 0.
         """
-        height, width = _stored_extent(self._at(index).frame)
-        return (0, 0, height, width) if self.size is None else self.size.inside(height, width)
+        height, width = _read_extent(self._get_scene(index).frame)
+        return (0, 0, height, width) if self.size is None else self.size.content_box(height, width)
 
-    def _at(self, index: int) -> Scene:
+    def _get_scene(self, index: int) -> Scene:
         if not 0 <= index < len(self):
             raise InputError(f"Expected an index in 0..{len(self) - 1} of {self.name}, but got {index}.")
         return self.scenes[index]
@@ -128,17 +128,17 @@ class Scenes:
         pillow = require("PIL.Image", "Reading frames")
         try:
             with pillow.open(path) as opened:
-                image = as_rgb(opened)
+                image = to_rgb(opened)
                 return np.array(image if self.size is None else self.size.fit(image, smooth=True))
         # Pillow's readers let almost any exception through when a file is damaged.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
 
     def _read_labels(self, path: Path, frame: Path) -> npt.NDArray[np.uint8]:
-        assert self.labels_of is not None  # whoever names label images says how to read them
+        assert self.label_reader is not None  # whoever names label images says how to read them
         pillow = require("PIL.Image", "Reading label images")
-        image = pillow.fromarray(self.labels_of(path))
-        height, width = _stored_extent(frame)
+        image = pillow.fromarray(self.label_reader(path))
+        height, width = _read_extent(frame)
         if abs(image.width * height / (image.height * width) - 1) > _ASPECT_TOLERANCE:
             raise InputError(
                 f"Expected {path} to label every pixel of {frame}, which is {height}×{width}, "
@@ -149,7 +149,7 @@ class Scenes:
         return np.array(image if self.size is None else self.size.fit(image, smooth=False, padding=VOID))
 
 
-def _stored_extent(path: Path) -> tuple[int, int]:
+def _read_extent(path: Path) -> tuple[int, int]:
     try:
         with require("PIL.Image", "Reading frames").open(path) as image:
             return image.height, image.width

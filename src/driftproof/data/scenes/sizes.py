@@ -9,14 +9,14 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Box", "Height"]
+__all__ = ["Box", "FitHeight"]
 
 Box = tuple[int, int, int, int]
 """(top, left, bottom, right), the last two exclusive."""
 
 
 @dataclass(frozen=True)
-class Height:
+class FitHeight:
     """Scale to a height, the width following; then, if asked, cut or pad the sides to a width.
 
     Frames are scaled bicubically, labels by the nearest pixel. What is padded is black in the frame and void in the
@@ -28,9 +28,9 @@ class Height:
             batch.
 
     Examples:
-        >>> Height(800).extent(1052, 1914)
+        >>> FitHeight(800).extent(1052, 1914)
         (800, 1455)
-        >>> Height(800, width=1422).inside(1200, 1600)
+        >>> FitHeight(800, width=1422).content_box(1200, 1600)
         (0, 178, 800, 1244)
     """
 
@@ -47,10 +47,10 @@ class Height:
         """Height and width that a picture of this height and width comes out at."""
         return self.height, self.width or self._scaled_width(height, width)
 
-    def inside(self, height: int, width: int) -> Box:
+    def content_box(self, height: int, width: int) -> Box:
         """The part of the result that shows the picture; the rest is padding."""
         scaled = self._scaled_width(height, width)
-        left = _surplus(scaled, self.width)
+        left = _columns_to_cut(scaled, self.width)
         return 0, max(0, -left), self.height, min(self.width or scaled, scaled - left)
 
     def fit(self, image: "Image.Image", *, smooth: bool, padding: int = 0) -> "Image.Image":
@@ -68,13 +68,13 @@ class Height:
         if self.width in (None, image.width):
             return image
         fitted: Image.Image = pillow.new(image.mode, (self.width, self.height), (padding,) * len(image.getbands()))
-        fitted.paste(image, (-_surplus(image.width, self.width), 0))
+        fitted.paste(image, (-_columns_to_cut(image.width, self.width), 0))
         return fitted
 
     def _scaled_width(self, height: int, width: int) -> int:
         return max(1, width * self.height // height)
 
 
-def _surplus(scaled: int, wanted: int | None) -> int:
+def _columns_to_cut(scaled: int, wanted: int | None) -> int:
     """Columns to cut on the left; negative, columns to add."""
     return 0 if wanted is None else (scaled - wanted) // 2

@@ -4,26 +4,26 @@ from pathlib import Path
 
 from driftproof.data.folder import image_files, locate
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID
-from driftproof.data.scenes.labels import Numbered
-from driftproof.data.scenes.layout import alike, home, labelled
+from driftproof.data.scenes.labels import IdLabels
+from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_with_labels
 from driftproof.data.scenes.scenes import Scenes
-from driftproof.data.scenes.sizes import Height
+from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import InputError
 
 __all__ = ["synthia"]
 
-_TRAINED = (3, 4, 2, 21, 5, 7, 15, 9, 6, 16, 1, 10, 17, 8, 18, 19, 20, 12, 11)
+_TRAIN_LABELS = (3, 4, 2, 21, 5, 7, 15, 9, 6, 16, 1, 10, 17, 8, 18, 19, 20, 12, 11)
 
-_LABELS = Numbered(
+_LABELS = IdLabels(
     {
         **dict.fromkeys(range(23), UNKNOWN),
         0: VOID,
-        **{number: place for place, number in enumerate(_TRAINED)},
+        **{number: place for place, number in enumerate(_TRAIN_LABELS)},
     }
 )
 
 
-def synthia(root: Path, *, listing: Path | None = None, size: Height | None = None) -> Scenes:
+def synthia(root: Path, *, listing: Path | None = None, size: FitHeight | None = None) -> Scenes:
     """SYNTHIA-RAND-CITYSCAPES from `RGB` and `GT/LABELS`.
 
     Args:
@@ -31,16 +31,16 @@ def synthia(root: Path, *, listing: Path | None = None, size: Height | None = No
         listing: A text file that names the frames to take, one in a line; None for all. There is no official split.
         size: What to bring every frame to; stored are 760×1280.
     """
-    folder = locate(home(root, "synthia"), "RGB", source="synthia")
+    folder = locate(dataset_root(root, "synthia"), "RGB", source="synthia")
     frames = image_files(folder)
     if listing is not None:
-        frames = _listed(frames, Path(listing))
-    scenes = labelled(frames, alike(folder.parent / "GT" / "LABELS"))
+        frames = _select_listed(frames, Path(listing))
+    scenes = pair_with_labels(frames, labels_with_stem(folder.parent / "GT" / "LABELS"))
     name = "synthia" if listing is None else f"synthia/{Path(listing).stem}"
     return Scenes(name, scenes, CITYSCAPES, _LABELS, size)
 
 
-def _listed(frames: list[Path], listing: Path) -> list[Path]:
+def _select_listed(frames: list[Path], listing: Path) -> list[Path]:
     try:
         lines = listing.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

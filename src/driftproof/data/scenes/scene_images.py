@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from driftproof.data.images import ImageSet, positions
+from driftproof.data.images import ImageSet, check_indices
 from driftproof.data.scenes.scenes import Scenes
 
-__all__ = ["Pictures"]
+__all__ = ["SceneImages"]
 
 
-class Pictures(ImageSet):
+class SceneImages(ImageSet):
     """The frames of scenes, read when asked for; as whole images they have no class.
 
     Args:
@@ -28,7 +28,7 @@ class Pictures(ImageSet):
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The frames at these indices, decoded in parallel."""
-        places = positions(indices, len(self)).tolist()
+        places = check_indices(indices, len(self)).tolist()
         if not places:
             return torch.empty(0, 3, *self.scenes.extent, dtype=torch.uint8)
         with ThreadPoolExecutor(min(self._workers, len(places))) as pool:

@@ -5,21 +5,21 @@ from collections.abc import Iterable, Sequence
 from rich.console import RenderableType
 from rich.progress import Progress, Task
 
-__all__ = ["FittingProgress"]
+__all__ = ["BoundedProgress"]
 
 
-class FittingProgress(Progress):
+class BoundedProgress(Progress):
     """Shows those at work and the latest of the others while it runs, and all of them at the end."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The lines to show."""
         tasks = [task for task in self.tasks if task.visible]
         if tasks and self.live.is_started and self.console.is_terminal:  # without tasks, it may not be made yet
-            tasks = _fitting(tasks, self.console.height)
+            tasks = _select_tasks(tasks, self.console.height)
         yield self.make_tasks_table(tasks)
 
 
-def _fitting(tasks: Sequence[Task], room: int) -> list[Task]:
+def _select_tasks(tasks: Sequence[Task], room: int) -> list[Task]:
     surplus = max(0, len(tasks) - room)
     given_up = {task.id for task in [task for task in tasks if task.finished][:surplus]}
     return [task for task in tasks if task.id not in given_up][-room:]

@@ -7,8 +7,8 @@ NETWORKS = (
     *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
 )
 
-_SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
-METHODS = ("source", "bn_adapt", "ttn", *_SELECTING, *(f"{name}+crowd" for name in _SELECTING))
+_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
+METHODS = ("source", "bn_adapt", "ttn", *_SELECTION_METHODS, *(f"{name}+crowd" for name in _SELECTION_METHODS))
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),

@@ -10,7 +10,7 @@ from driftproof.data.svhn import svhn
 from driftproof.data.tiny_imagenet import tiny_imagenet
 from driftproof.errors import InputError
 
-__all__ = ["opened"]
+__all__ = ["open_dataset"]
 
 _LAYOUTS: dict[str, Callable[[Path], ImageSet]] = {
     "cifar-10-batches-py": cifar10,
@@ -21,7 +21,7 @@ _LAYOUTS: dict[str, Callable[[Path], ImageSet]] = {
 }
 
 
-def opened(path: Path, *, size: Size = None) -> ImageSet:
+def open_dataset(path: Path, *, size: Size = None) -> ImageSet:
     """The image set at `path`: an official layout, an array folder, or any folder of images.
 
     Args:

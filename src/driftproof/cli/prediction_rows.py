@@ -11,12 +11,12 @@ from driftproof.files import atomic_write
 from driftproof.optional import require
 from driftproof.validation import check_choice
 
-__all__ = ["Row", "written_rows"]
+__all__ = ["PredictionRow", "open_writer"]
 
 _ROWS_PER_GROUP = 2**16
 
 
-class Row(NamedTuple):
+class PredictionRow(NamedTuple):
     """What is known of one image.
 
     Attributes:
@@ -36,11 +36,11 @@ class Row(NamedTuple):
     alarm: bool | None
 
 
-Write = Callable[[Sequence[Row]], None]
+WriteRows = Callable[[Sequence[PredictionRow]], None]
 
 
 @contextmanager
-def written_rows(path: Path) -> Iterator[Write]:
+def open_writer(path: Path) -> Iterator[WriteRows]:
     """A function that takes rows; at the end the file is there whole, or not at all.
 
     Args:
@@ -49,46 +49,46 @@ def written_rows(path: Path) -> Iterator[Write]:
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     with written_rows(Path(folder, "seen.csv")) as write:
-        ...         write([Row("a.png", 3, 0.75, 0.5, True, None)])
+        ...     with open_writer(Path(folder, "seen.csv")) as write:
+        ...         write([PredictionRow("a.png", 3, 0.75, 0.5, True, None)])
         ...     print(Path(folder, "seen.csv").read_text())
         path,predicted,probability,novelty,selected,alarm
         a.png,3,0.75,0.5,true,
         <BLANKLINE>
     """
-    kind = _KINDS[check_choice("kind of table", path.suffix.lower(), _KINDS)]
+    kind = _WRITERS[check_choice("kind of table", path.suffix.lower(), _WRITERS)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished, kind(unfinished) as write:
         yield write
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[Write]:
+def _csv_writer(path: Path) -> Iterator[WriteRows]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(Row._fields)
-        yield lambda rows: table.writerows([_cell(value) for value in row] for row in rows)
+        table.writerow(PredictionRow._fields)
+        yield lambda rows: table.writerows([_format_cell(value) for value in row] for row in rows)
 
 
-def _cell(value: object) -> object:
+def _format_cell(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
 @contextmanager
-def _jsonl(path: Path) -> Iterator[Write]:
+def _jsonl_writer(path: Path) -> Iterator[WriteRows]:
     with path.open("w", encoding="utf-8") as file:
         yield lambda rows: file.writelines(f"{json.dumps(row._asdict())}\n" for row in rows)
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
+def _parquet_writer(path: Path) -> Iterator[WriteRows]:
     purpose, install = "Writing Parquet", "'driftproof[report]'"
     arrow, parquet = (require(module, purpose, install) for module in ("pyarrow", "pyarrow.parquet"))
     kinds = (arrow.string(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.bool_(), arrow.bool_())
-    schema = arrow.schema(list(zip(Row._fields, kinds, strict=True)))
-    waiting: list[Row] = []
+    schema = arrow.schema(list(zip(PredictionRow._fields, kinds, strict=True)))
+    waiting: list[PredictionRow] = []
 
-    def write(rows: Sequence[Row], least: int = _ROWS_PER_GROUP) -> None:
+    def write(rows: Sequence[PredictionRow], least: int = _ROWS_PER_GROUP) -> None:
         waiting.extend(rows)
         if len(waiting) >= least:
             writer.write_table(arrow.Table.from_pylist([row._asdict() for row in waiting], schema))
@@ -99,4 +99,4 @@ def _parquet(path: Path) -> Iterator[Write]:
         write([], least=0)
 
 
-_KINDS = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+_WRITERS = {".csv": _csv_writer, ".jsonl": _jsonl_writer, ".parquet": _parquet_writer}

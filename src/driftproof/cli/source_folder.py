@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.data import ImageSet
 
-__all__ = ["SourceImages", "expect_classes"]
+__all__ = ["SourceFolder", "check_class_count"]
 
 
-class SourceImages:
+class SourceFolder:
     """Labelled images of a folder in batches, mixed, and in the same order on every pass.
 
     Args:
@@ -42,7 +42,7 @@ class SourceImages:
             yield self.images.batch(places).float().div_(255), self.images.labels[places]
 
 
-def expect_classes(adapter: "Adapter", source: SourceImages) -> None:
+def check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
     """Refuse source images whose classes cannot be the model's, before a part stumbles over their labels."""
     import torch
 

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Draws", "image_keys"]
+__all__ = ["CounterRNG", "image_keys"]
 
 # The finaliser of SplitMix64; torch has no unsigned type for this, so the constants are written as signed ones.
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
@@ -14,7 +14,7 @@ _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 
 
-class Draws:
+class CounterRNG:
     """A source of random numbers, one independent stream per image.
 
     Every number is a hash of the image's key and a running count, so an image draws the same numbers alone, in any
@@ -41,7 +41,7 @@ class Draws:
         count = math.prod(shape)
         counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device)
         self._used += count
-        bits = _shifted(_mixed(self._keys.unsqueeze(1) + counter * _INCREMENT), 40)
+        bits = _shift_right(_mix(self._keys.unsqueeze(1) + counter * _INCREMENT), 40)
         unit = (bits.to(torch.float32) + 0.5) * 2.0**-24
         return (low + (high - low) * unit).view(len(self._keys), *shape)
 
@@ -59,15 +59,15 @@ def image_keys(dataset: str, corruption: str, severity: int, indices: Tensor) ->
     """The key of each image: a hash of the data set, the corruption, the severity and the image's index in the set."""
     name = f"{dataset}/{corruption}/{severity}".encode()
     start = int.from_bytes(hashlib.sha256(name).digest()[:8], "little", signed=True)
-    return _mixed(torch.full_like(indices, start) + (indices + 1) * _INCREMENT)
+    return _mix(torch.full_like(indices, start) + (indices + 1) * _INCREMENT)
 
 
-def _mixed(z: Tensor) -> Tensor:
-    z = (z ^ _shifted(z, 30)) * _FIRST
-    z = (z ^ _shifted(z, 27)) * _SECOND
-    return z ^ _shifted(z, 31)
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift_right(z, 30)) * _FIRST
+    z = (z ^ _shift_right(z, 27)) * _SECOND
+    return z ^ _shift_right(z, 31)
 
 
-def _shifted(z: Tensor, places: int) -> Tensor:
+def _shift_right(z: Tensor, places: int) -> Tensor:
     """A logical shift to the right; the operator's own keeps the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)
