@@ -20,8 +20,8 @@ import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
 from driftproof.data import cifar10
-from driftproof.models import restore
-from tables import conditions, write
+from driftproof.models import build_from_checkpoint
+from tables import format_protocol, write_results
 
 # The eager one comes last: those that are led start from where it was before the batch.
 CONTESTANTS = {
@@ -83,7 +83,7 @@ def rounds(arguments: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     device, images = torch.device(arguments.device), cifar10(arguments.data)
     clean, labels = images.batch(range(len(images))).to(device), images.labels.to(device)
     photos = find_frost_photos(arguments.frost)
-    model = restore(arguments.weights).to(device)
+    model = build_from_checkpoint(arguments.weights).to(device)
     common: dict[str, Any] = {"select": dp.ConfidenceDifference(), "precision": arguments.precision}
     adapters = {name: dp.tent(model, **common | settings) for name, settings in CONTESTANTS.items()}
     found = []
@@ -113,7 +113,7 @@ def told(found: dict[str, Any]) -> str:
     for name in CONTESTANTS:
         shares = (number for each in found["rounds"] for number in each[name].values())
         lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in shares) + " |")
-    return "\n".join([*lines, *conditions(found["protocol"])])
+    return "\n".join([*lines, *format_protocol(found["protocol"])])
 
 
 def main() -> int:
@@ -146,7 +146,7 @@ def main() -> int:
     print(told(found))
     if arguments.out:
         name = f"agreement-{arguments.precision}"
-        write(arguments.out, name, found, **{name: told(found)})
+        write_results(arguments.out, name, found, **{name: told(found)})
     return 0 if all(map(agrees, everything)) else 1
 
 

@@ -23,12 +23,12 @@ from torch.nn.functional import one_hot
 import driftproof as dp
 from driftproof.bench import Spec
 from driftproof.bench.environment import hardware
-from driftproof.bench.suites.settings import make_spec
 from driftproof.bench.local_files import LocalFiles
+from driftproof.bench.suites.settings import make_spec
 from driftproof.corruptions import find_frost_photos
 from driftproof.metrics import auroc, fpr_at_tpr
 from driftproof.scores import confidence_difference
-from tables import conditions, write
+from tables import format_protocol, write_results
 
 CERTAIN = 1e4
 """A logit beside which all others, at zero, come to nothing."""
@@ -80,7 +80,7 @@ def page_of(by_class: dict[str, dict[str, float]], protocol: dict[str, Any]) -> 
     shown = [*(f"{told}/{measure}" for told in PROTOCOLS for measure in MEASURES), "taken"]
     for left in (ranked[step] for step in steps):
         lines.append(f"| {left} | " + " | ".join(f"{by_class[left][name]:.1f}" for name in shown) + " |")
-    return "\n".join([*lines, *conditions(protocol)])
+    return "\n".join([*lines, *format_protocol(protocol)])
 
 
 def main() -> int:
@@ -120,7 +120,7 @@ def main() -> int:
     page = page_of(by_class, protocol)
     print(page)
     if arguments.out:
-        write(arguments.out, spec.images, {"protocol": protocol, "classes": by_class}, **{spec.images: page})
+        write_results(arguments.out, spec.images, {"protocol": protocol, "classes": by_class}, **{spec.images: page})
     return 0
 
 

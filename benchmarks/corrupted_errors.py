@@ -19,7 +19,7 @@ import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT, corrupt, find_frost_photos
 from driftproof.data import ImageSet, cifar10, cifar100
-from driftproof.models import restore
+from driftproof.models import build_from_checkpoint
 from tables import write_json
 
 SETS: dict[str, Callable[[Path], ImageSet]] = {"cifar10": cifar10, "cifar100": cifar100}
@@ -37,7 +37,7 @@ def error(adapter: dp.Adapter, images: Tensor, labels: Tensor) -> float:
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """The errors of every corruption, with the protocol they were measured under."""
     images = SETS[arguments.set](arguments.data)
-    model = restore(arguments.weights).to(arguments.device)
+    model = build_from_checkpoint(arguments.weights).to(arguments.device)
     clean = images.batch(range(len(images))).to(arguments.device)
     labels = images.labels.to(arguments.device)
     photos = find_frost_photos(arguments.frost)

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from driftproof.bench import Results, Spec
 from driftproof.files import atomic_write
-from driftproof.report.lines import distinguishing_fields
+from driftproof.report.series import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 LIMIT = 0.3

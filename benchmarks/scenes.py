@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import driftproof as dp
-from driftproof.analyses import components, method_memory, peak_memory, synchronizer, time_steps
+from driftproof.analyses import count_memory, method_memory, peak_memory, synchronizer, time_steps
 from driftproof.bench.environment import hardware
-from driftproof.models import build
-from tables import conditions, ratio_table, write
+from driftproof.models import build_model
+from tables import format_protocol, format_ratios, write_results
 
 MARGIN = dp.ConfidenceDifference(margin=-0.2)
 CONTESTANTS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def peak(name: str, model: nn.Module, images: Tensor, settings: dict[str, Any]) 
 
 def limits(model: nn.Module, images: Tensor) -> dict[str, float]:
     """What the ratios may be."""
-    counted = components(model, images.shape[1:])
+    counted = count_memory(model, images.shape[1:])
     one, other = (method_memory(name, counted, batch=len(images)) for name in ("tent+crowd", "tent"))
     return {TIME: 1.3, MEMORY: 1.15 * one / other}
 
@@ -71,7 +71,9 @@ def told(found: dict[str, Any]) -> str:
         peak = found["peak"][name]
         above = "" if peak is None else f"{peak / 2**20:.0f}"
         lines.append(f"| {name} | {taken:.2f} | {taken / times['tent']:.3f} | {above} |")
-    return "\n".join([*lines, "", *ratio_table(found["ratios"], found["limits"]), *conditions(found["protocol"])])
+    return "\n".join(
+        [*lines, "", *format_ratios(found["ratios"], found["limits"]), *format_protocol(found["protocol"])]
+    )
 
 
 def main() -> int:
@@ -91,7 +93,7 @@ def main() -> int:
     device = torch.device(arguments.device)
     settings = {name: getattr(arguments, name) for name in ("engine", "precision", "channels_last")}
     torch.manual_seed(0)
-    model = build(arguments.network).to(device)
+    model = build_model(arguments.network).to(device)
     images = torch.rand(arguments.batch, 3, arguments.height, arguments.width, device=device)
     peaks = {name: peak(name, model, images, settings) for name in CONTESTANTS}
     adapters = {name: adapter_for(name, model, settings) for name in CONTESTANTS}
@@ -111,7 +113,7 @@ def main() -> int:
     found = {"protocol": protocol, "ms": times, "peak": peaks, "ratios": ratios, "limits": allowed}
     print(told(found))
     if arguments.out:
-        write(arguments.out, "scenes", found, scenes=told(found))
+        write_results(arguments.out, "scenes", found, scenes=told(found))
     return 0 if all(ratio <= allowed[name] for name, ratio in ratios.items()) else 1
 
 
