@@ -1,4 +1,4 @@
-"""What the processes of the tests of data-parallel adaptation do; imported by each of them, so it imports little."""
+"""Worker processes for the tests of data-parallel adaptation. Every process imports this module: keep it light."""
 
 import datetime
 import itertools
@@ -12,125 +12,66 @@ import driftproof as dp
 from cases import CASES, adapter_for, batches, source_data
 from networks import build, lively
 
-EVERY_CASE = tuple(case for case in CASES if case != "source")
-BATCHES = 20
-PATIENCE = 5.0
+BATCHES = 10
+TIMEOUT = 5.0
 
 
-class Dark(dp.selection.Selection):
-    """Learn from dark images alone."""
+class DarkImages(dp.selection.Selection):
+    """Select dark images only."""
 
     def weights(self, step):
         return (step.images.mean(dim=(1, 2, 3)) < 0.5).to(step.weights.dtype)
 
 
-def model_of(network):
+def make_model(network):
     return build(network).double()
 
 
-def make(case, network="wide_resnet", **settings):
+def make_adapter(case, network="wide_resnet", **settings):
     segmentation = network == "segmentation"
-    adapter = adapter_for(case, model_of(network), segmentation=segmentation, prepared=False, **settings)
+    adapter = adapter_for(case, make_model(network), segmentation=segmentation, prepared=False, **settings)
     source = [(images.double(), labels) for images, labels in source_data(segmentation=segmentation)]
     return adapter if adapter.prepared else adapter.prepare(source)
 
 
-def stream(count=BATCHES, size=7):
+def make_stream(count=BATCHES, size=7):
     return [images.double() for images in batches(count, size=size)]
 
 
-def shares(index, size, ranks):
-    """An uneven split of a batch that changes from batch to batch."""
-    cuts = sorted((index * 3 + rank * 5) % (size - ranks) for rank in range(ranks - 1))
+def split_rows(index, size, world_size):
+    """Split a batch unevenly; the split changes from batch to batch."""
+    cuts = sorted((index * 3 + rank * 5) % (size - world_size) for rank in range(world_size - 1))
     edges = [0, *(cut + rank + 1 for rank, cut in enumerate(cuts)), size]
     return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
 
-def follow(adapter, images_of_all, rank=0, ranks=1):
-    """Run a rank's share of a stream; everything that can be compared with one process."""
-    logits, selected, losses, novelty, skipped = [], [], [], [], []
-    for index, images in enumerate(images_of_all):
-        logits.append(adapter(images[shares(index, len(images), ranks)[rank]]))
-        for kept, value in zip(
-            (selected, novelty, losses, skipped),
-            (adapter.last.selected, adapter.last.novelty, adapter.last.loss, adapter.last.skipped),
-            strict=True,
-        ):
-            kept.append(value)
+def adapt_to(adapter, stream, rank=0, world_size=1):
+    """Adapt to one rank's rows of a stream; return all that is comparable with a single process."""
+    results = {"logits": [], "selected": [], "novelty": [], "loss": [], "skipped": []}
+    for index, images in enumerate(stream):
+        results["logits"].append(adapter(images[split_rows(index, len(images), world_size)[rank]]))
+        for name in ("selected", "novelty", "loss", "skipped"):
+            results[name].append(getattr(adapter.last, name))
     state = {name: tensor for name, tensor in adapter.state_dict().items() if name != "meta"}
-    return {
-        "logits": logits,
-        "selected": selected,
-        "novelty": novelty,
-        "losses": losses,
-        "skipped": skipped,
-        "state": state,
-    }
+    return results | {"state": state}
 
 
-def bright_on_the_last_rank():
-    """The last image of each batch, which the last rank always has, is bright; every fourth batch is all bright."""
-    images = stream(8)
-    for index, batch in enumerate(images):
-        start = 0 if index % 4 == 3 else shares(index, len(batch), 2)[1].start
-        batch[start:] = 0.5 + 0.5 * batch[start:]
-    return images
+def stream_with_bright_last_rank():
+    """Return batches whose rows of rank 1 are all bright; in every fourth batch all images are."""
+    stream = make_stream(8)
+    for index, images in enumerate(stream):
+        start = 0 if index % 4 == 3 else split_rows(index, len(images), 2)[1].start
+        images[start:] = 0.5 + 0.5 * images[start:]
+    return stream
 
 
-def with_a_nan():
-    images = stream(6)
-    images[2][-1, 0, 3, 3] = float("nan")
-    return images
+def stream_with_nan():
+    stream = make_stream(6)
+    stream[2][-1, 0, 3, 3] = float("nan")
+    return stream
 
 
-# Name: how to make the adapter, which stream, among how many ranks.
-SCENES = {case: (lambda case=case, **more: make(case, **more), stream, 2) for case in EVERY_CASE}
-SCENES |= {
-    "three ranks, tent+crowd": (lambda **more: make("tent+crowd", **more), lambda: stream(8), 3),
-    "three ranks, eata": (lambda **more: make("eata", **more), lambda: stream(8), 3),
-    "three ranks, swr+crowd": (lambda **more: make("swr+crowd", **more), lambda: stream(8), 3),
-    "pixels, tent+crowd": (lambda **more: make("tent+crowd", "segmentation", **more), lambda: stream(6), 2),
-    "pixels, cotta": (lambda **more: make("cotta", "segmentation", **more), lambda: stream(4), 2),
-    "pixels, ttn": (lambda **more: make("ttn", "segmentation", **more), lambda: stream(6), 2),
-    "group norm": (lambda **more: make("tent+crowd", "group_norm", **more), lambda: stream(6), 2),
-    "accumulate": (lambda **more: make("tent+crowd", accumulate=3, **more), lambda: stream(8), 2),
-    "answer after the step": (lambda **more: make("tent", output="after", **more), lambda: stream(6), 2),
-    "over the batch": (
-        lambda **more: make("eata", average_over="batch", mean_entropy=0.3, mean_entropy_over="selected", **more),
-        lambda: stream(8),
-        2,
-    ),
-    "blend": (
-        lambda **more: make("tent", statistics=dp.statistics.Blend(0.4, momentum=0.3), **more),
-        lambda: stream(8),
-        2,
-    ),
-    "no running statistics": (
-        lambda **more: dp.tent(_without_statistics(), lr=0.1, **more),
-        lambda: stream(6),
-        2,
-    ),
-    "one rank rejects all": (
-        lambda **more: make("tent", select=Dark(), **more),
-        bright_on_the_last_rank,
-        2,
-    ),
-    "one rank rejects all, eata": (
-        lambda **more: make("eata", select=Dark() & dp.NonRedundant(0.9), **more),
-        bright_on_the_last_rank,
-        2,
-    ),
-    "one rank rejects all, swr": (
-        lambda **more: make("swr", select=Dark(), **more),
-        bright_on_the_last_rank,
-        2,
-    ),
-    "a NaN": (lambda **more: make("eata", **more), with_a_nan, 2),
-    "a NaN, nothing moves": (lambda **more: make("ttn", **more), with_a_nan, 2),
-}
-
-
-def _without_statistics():
+def make_model_without_running_statistics():
     torch.manual_seed(3)
     norm = torch.nn.BatchNorm2d(8, track_running_stats=False)
     head = torch.nn.Linear(8, 5)
@@ -138,34 +79,90 @@ def _without_statistics():
     return lively(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm, pool, torch.nn.Flatten(), head)).double()
 
 
-def work(rank, folder):
-    """One of three processes: play every scene, then get into trouble."""
+# Name -> (make the adapter, make the stream, number of ranks).
+SCENARIOS = {
+    case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2) for case in CASES if case != "source"
+}
+SCENARIOS |= {
+    "three ranks, tent+crowd": (lambda **more: make_adapter("tent+crowd", **more), lambda: make_stream(8), 3),
+    "three ranks, eata": (lambda **more: make_adapter("eata", **more), lambda: make_stream(8), 3),
+    "three ranks, swr+crowd": (lambda **more: make_adapter("swr+crowd", **more), lambda: make_stream(8), 3),
+    "pixels, tent+crowd": (
+        lambda **more: make_adapter("tent+crowd", "segmentation", **more),
+        lambda: make_stream(6),
+        2,
+    ),
+    "pixels, cotta": (lambda **more: make_adapter("cotta", "segmentation", **more), lambda: make_stream(4), 2),
+    "pixels, ttn": (lambda **more: make_adapter("ttn", "segmentation", **more), lambda: make_stream(6), 2),
+    "group norm": (lambda **more: make_adapter("tent+crowd", "group_norm", **more), lambda: make_stream(6), 2),
+    "accumulate": (lambda **more: make_adapter("tent+crowd", accumulate=3, **more), lambda: make_stream(8), 2),
+    "output after the step": (lambda **more: make_adapter("tent", output="after", **more), lambda: make_stream(6), 2),
+    "average over the batch": (
+        lambda **more: make_adapter(
+            "eata", average_over="batch", mean_entropy=0.3, mean_entropy_over="selected", **more
+        ),
+        lambda: make_stream(8),
+        2,
+    ),
+    "blend": (
+        lambda **more: make_adapter("tent", statistics=dp.statistics.Blend(0.4, momentum=0.3), **more),
+        lambda: make_stream(8),
+        2,
+    ),
+    "no running statistics": (
+        lambda **more: dp.tent(make_model_without_running_statistics(), lr=0.1, **more),
+        lambda: make_stream(6),
+        2,
+    ),
+    "rank 1 selects nothing": (
+        lambda **more: make_adapter("tent", select=DarkImages(), **more),
+        stream_with_bright_last_rank,
+        2,
+    ),
+    "rank 1 selects nothing, eata": (
+        lambda **more: make_adapter("eata", select=DarkImages() & dp.NonRedundant(0.9), **more),
+        stream_with_bright_last_rank,
+        2,
+    ),
+    "rank 1 selects nothing, swr": (
+        lambda **more: make_adapter("swr", select=DarkImages(), **more),
+        stream_with_bright_last_rank,
+        2,
+    ),
+    "NaN": (lambda **more: make_adapter("eata", **more), stream_with_nan, 2),
+    "NaN, nothing trained": (lambda **more: make_adapter("ttn", **more), stream_with_nan, 2),
+}
+
+
+def run_worker(rank, folder):
+    """Run one of three processes: all scenarios, then the failure cases."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/meeting",
+        init_method=f"file://{folder}/store",
         rank=rank,
         world_size=3,
         timeout=datetime.timedelta(seconds=120),
     )
     pair = dist.new_group([0, 1])
     results = {}
-    for name, (build_it, images, ranks) in SCENES.items():
-        if rank < ranks:
-            results[name] = follow(build_it(process_group="all" if ranks == 3 else pair), images(), rank, ranks)
+    for name, (make, stream, world_size) in SCENARIOS.items():
+        if rank < world_size:
+            group = "all" if world_size == 3 else pair
+            results[name] = adapt_to(make(process_group=group), stream(), rank, world_size)
     if rank < 2:
-        results |= {check.__name__: check(rank, pair, folder) for check in CHECKS}
+        results |= {case.__name__: case(rank, pair, folder) for case in PAIR_CASES}
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.barrier()
-    losing = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=PATIENCE))
-    torch.save(lose_a_rank(rank, losing, folder), f"{folder}/lost{rank}.pt")
-    os._exit(0)  # no farewell: the group is broken
+    group = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=TIMEOUT))
+    torch.save(fail_mid_step(rank, group, folder), f"{folder}/failed{rank}.pt")
+    os._exit(0)  # the process group is broken and cannot be destroyed
 
 
-# --- trouble, and what comes of it ----------------------------------------------------------------------------------
+# --- cases with two ranks -------------------------------------------------------------------------------------------
 
 
-def error_of(call):
+def catch_error(call):
     try:
         call()
     except dp.errors.DriftproofError as error:
@@ -173,25 +170,26 @@ def error_of(call):
     return None
 
 
-def own(images, rank):
+def local_rows(images, rank):
     return images[:3] if rank == 0 else images[3:]
 
 
-def saved_and_resumed(rank, pair, folder):
-    """Half the stream, a file, and the rest in another adapter."""
-    adapter, images = make("eata+crowd", process_group=pair), stream(8)
-    follow(adapter, images[:4], rank, 2)
-    adapter.save(f"{folder}/by-ranks.safetensors")
-    return follow(make("eata+crowd", process_group=pair).load(f"{folder}/by-ranks.safetensors"), images[4:], rank, 2)
+def save_and_resume(rank, pair, folder):
+    """Adapt to half the stream, save, and continue in a new adapter."""
+    adapter, stream = make_adapter("eata+crowd", process_group=pair), make_stream(8)
+    adapt_to(adapter, stream[:4], rank, 2)
+    adapter.save(f"{folder}/two-ranks.safetensors")
+    resumed = make_adapter("eata+crowd", process_group=pair).load(f"{folder}/two-ranks.safetensors")
+    return adapt_to(resumed, stream[4:], rank, 2)
 
 
-def loaded_from_one_process(rank, pair, folder):
-    adapter = make("eata+crowd", process_group=pair).load(f"{folder}/by-one.safetensors")
-    return follow(adapter, stream(8)[4:], rank, 2)
+def load_from_single_process(rank, pair, folder):
+    adapter = make_adapter("eata+crowd", process_group=pair).load(f"{folder}/single.safetensors")
+    return adapt_to(adapter, make_stream(8)[4:], rank, 2)
 
 
-def nothing_to_write_to(rank, pair, folder):
-    adapter = make("tent", process_group=pair)
+def save_to_missing_folder(rank, pair, folder):
+    adapter = make_adapter("tent", process_group=pair)
     try:
         adapter.save(f"{folder}/no/such/folder/state.safetensors")
     except (OSError, dp.errors.DistributedError) as error:
@@ -199,86 +197,89 @@ def nothing_to_write_to(rank, pair, folder):
     return None
 
 
-def bad_batches(rank, pair, _):
-    """One rank has a batch that cannot be used; then all go on as if it had not been."""
-    adapter, images = make("tent+crowd", process_group=pair), stream(3)
-    adapter(own(images[0], rank))
-    good = images[1]
-    bad = {
-        "empty": good[:0],
-        "integers": good.int(),
-        "no tensor": good.tolist(),
-        "wrong rank": good.flatten(1),
-        "other precision": good.float(),
+def pass_invalid_batches(rank, pair, _):
+    """Pass an invalid batch on rank 1, then continue with valid ones."""
+    adapter, stream = make_adapter("tent+crowd", process_group=pair), make_stream(3)
+    adapter(local_rows(stream[0], rank))
+    valid = stream[1]
+    invalid = {
+        "empty": valid[:0],
+        "integers": valid.int(),
+        "no tensor": valid.tolist(),
+        "wrong ndim": valid.flatten(1),
+        "other dtype": valid.float(),
     }
     errors = {
-        name: error_of(lambda batch=batch: adapter(own(good, rank) if rank == 0 else batch))
-        for name, batch in bad.items()
+        name: catch_error(lambda batch=batch: adapter(local_rows(valid, rank) if rank == 0 else batch))
+        for name, batch in invalid.items()
     }
-    errors["wrong for all"] = error_of(lambda: adapter(own(good, rank)[:, :2]))
-    errors["other size"] = error_of(lambda: adapter(own(good, rank)[..., : 8 - 2 * rank]))
-    adapter(own(images[1], rank))
-    return errors, adapter(own(images[2], rank))
+    errors["wrong channels on all"] = catch_error(lambda: adapter(local_rows(valid, rank)[:, :2]))
+    errors["other size"] = catch_error(lambda: adapter(local_rows(valid, rank)[..., : 8 - 2 * rank]))
+    adapter(local_rows(stream[1], rank))
+    return errors, adapter(local_rows(stream[2], rank))
 
 
-def strangers(rank, pair, _):
-    """Ranks that are not alike; a cure where there is one."""
-    images = own(stream(1)[0], rank)
-    other = model_of("wide_resnet")
+def disagree(rank, pair, _):
+    """Build adapters that differ between the ranks; resetting both makes them agree again."""
+    images = local_rows(make_stream(1)[0], rank)
+    model = make_model("wide_resnet")
     if rank == 1:
         with torch.no_grad():
-            other.fc.bias.add_(1e-3)
-    ahead = make("tent", process_group=pair)
-    ahead(images)
+            model.fc.bias.add_(1e-3)
+    adapter = make_adapter("tent", process_group=pair)
+    adapter(images)
     if rank == 1:
-        ahead.reset()
+        adapter.reset()
     return {
-        "method": error_of(lambda: make("tent" if rank == 0 else "gce", process_group=pair)(images)),
-        "seed": error_of(lambda: make("tent", seed=rank, process_group=pair)(images)),
-        "learning rate": error_of(lambda: make("tent", lr=0.1 + rank, process_group=pair)(images)),
-        "weights": error_of(lambda: dp.tent(other, process_group=pair)(images)),
-        "reset on one": error_of(lambda: ahead(images)),
-        "reset on both": error_of(lambda: ahead.reset()(images)),
-        "prepare": error_of(lambda: make("eata" if rank == 0 else "swr", process_group=pair)),
+        "method": catch_error(lambda: make_adapter("tent" if rank == 0 else "gce", process_group=pair)(images)),
+        "seed": catch_error(lambda: make_adapter("tent", seed=rank, process_group=pair)(images)),
+        "learning rate": catch_error(lambda: make_adapter("tent", lr=0.1 + rank, process_group=pair)(images)),
+        "weights": catch_error(lambda: dp.tent(model, process_group=pair)(images)),
+        "reset on one": catch_error(lambda: adapter(images)),
+        "reset on both": catch_error(lambda: adapter.reset()(images)),
+        "prepare": catch_error(lambda: make_adapter("eata" if rank == 0 else "swr", process_group=pair)),
     }
 
 
-def prepared_from_other_orders(rank, pair, _):
-    """The source data of each rank is in another order; what they know afterwards is the first rank's."""
+def prepare_in_different_order(rank, pair, _):
+    """Prepare with source data in another order on each rank; rank 0's result is kept."""
     source = [(images.double(), labels) for images, labels in source_data()]
-    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, fisher_batch_size=3, process_group=pair)
+    adapter = adapter_for("eata", make_model("wide_resnet"), prepared=False, fisher_batch_size=3, process_group=pair)
     return adapter.prepare(source[::-1] if rank else source).regularizer.importance
 
 
-def source_data_on_one(rank, pair, _):
-    adapter = adapter_for("eata", model_of("wide_resnet"), prepared=False, process_group=pair)
-    failed = error_of(lambda: adapter.prepare([] if rank else [(stream(1)[0], torch.arange(7) % 5)]))
-    return failed, adapter.prepared
+def prepare_without_data_on_rank_one(rank, pair, _):
+    adapter = adapter_for("eata", make_model("wide_resnet"), prepared=False, process_group=pair)
+    error = catch_error(lambda: adapter.prepare([] if rank else [(make_stream(1)[0], torch.arange(7) % 5)]))
+    return error, adapter.prepared
 
 
-def refusals(rank, pair, _):
+def configure(rank, pair, _):
     return {
-        "graph": error_of(lambda: make("tent", engine="graph", process_group=pair)),
-        "compile": error_of(lambda: make("tent", engine="compile", process_group=pair)),
-        "nonsense": error_of(lambda: make("tent", process_group="both")),
-        "printed": repr(make("tent", process_group=pair)),
+        "graph": catch_error(lambda: make_adapter("tent", engine="graph", process_group=pair)),
+        "compile": catch_error(lambda: make_adapter("tent", engine="compile", process_group=pair)),
+        "unknown group": catch_error(lambda: make_adapter("tent", process_group="both")),
+        "repr": repr(make_adapter("tent", process_group=pair)),
     }
 
 
-CHECKS = (
-    saved_and_resumed,
-    loaded_from_one_process,
-    nothing_to_write_to,
-    bad_batches,
-    strangers,
-    prepared_from_other_orders,
-    source_data_on_one,
-    refusals,
+PAIR_CASES = (
+    save_and_resume,
+    load_from_single_process,
+    save_to_missing_folder,
+    pass_invalid_batches,
+    disagree,
+    prepare_in_different_order,
+    prepare_without_data_on_rank_one,
+    configure,
 )
 
 
-class Fatal(dp.selection.Selection):
-    """Ends the process, or just fails, when parts are told that a batch went well: parameters have moved by then."""
+# --- failure after the handshake ------------------------------------------------------------------------------------
+
+
+class FailingSelection(dp.selection.Selection):
+    """Raises, or ends the process, in `on_batch`: the parameters are already updated by then."""
 
     def __init__(self, rank, at, how):
         super().__init__()
@@ -289,27 +290,27 @@ class Fatal(dp.selection.Selection):
 
     def on_batch(self, step):
         if dist.get_rank() == self.rank and step.index == self.at:
-            if self.how == "dies":
+            if self.how == "exits":
                 os._exit(0)
-            raise RuntimeError("a part gave up")
+            raise RuntimeError("failed on purpose")
 
     def __repr__(self):
-        return "Fatal()"
+        return "FailingSelection()"
 
 
-def lose_a_rank(rank, group, folder):
-    """Rank 1 leaves the others in the middle of the third step; later rank 2 dies."""
-    images, heard = stream(4, size=9), {}
-    for how, victim in (("fails", 1), ("dies", 2)):
-        others = group if how == "fails" else dist.new_group([0, 2], timeout=datetime.timedelta(seconds=PATIENCE))
-        place = {0: 0, 1: 1, 2: 2} if how == "fails" else {0: 0, 2: 1}
-        if rank not in place:
-            return heard
-        select = Fatal(victim, 2, how) & dp.NonRedundant(0.95)
-        adapter = dp.eata(model_of("wide_resnet"), lr=0.1, fisher=0.0, select=select, process_group=others)
-        rows = [batch.tensor_split(len(place))[place[rank]] for batch in images]
-        for batch in rows[:2]:
-            adapter(batch)
+def fail_mid_step(rank, group, folder):
+    """Let rank 1 raise in the third step; then, in a group of the other two, let rank 2 exit."""
+    stream, results = make_stream(4, size=9), {}
+    for how, failing, ranks in (("raises", 1, [0, 1, 2]), ("exits", 2, [0, 2])):
+        if how == "exits":
+            group = dist.new_group(ranks, timeout=datetime.timedelta(seconds=TIMEOUT))
+        if rank not in ranks:
+            return results
+        select = FailingSelection(failing, 2, how) & dp.NonRedundant(0.95)
+        adapter = dp.eata(make_model("wide_resnet"), lr=0.1, fisher=0.0, select=select, process_group=group)
+        rows = [images.tensor_split(len(ranks))[ranks.index(rank)] for images in stream]
+        for images in rows[:2]:
+            adapter(images)
         before = adapter.state_dict()
         started = time.monotonic()
         error = "none"
@@ -319,15 +320,15 @@ def lose_a_rank(rank, group, folder):
             error = type(failure).__name__
         waited = time.monotonic() - started
         after = adapter.state_dict()
-        intact = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
         path = f"{folder}/{how}{rank}.safetensors"
         adapter.save(path)
-        heard[how] = {
+        results[how] = {
             "error": error,
             "waited": waited,
-            "intact": intact,
-            "next": error_of(lambda adapter=adapter, batch=rows[3]: adapter(batch)),
-            "saved": path,
-            "after": after,
+            "unchanged": before.keys() == after.keys()
+            and all(torch.equal(before[name], after[name]) for name in before),
+            "next": catch_error(lambda adapter=adapter, images=rows[3]: adapter(images)),
+            "path": path,
+            "state": after,
         }
-    return heard
+    return results

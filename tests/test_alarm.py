@@ -1,4 +1,4 @@
-"""Alarms against scipy's connected components."""
+"""`Alarm` against connected components from scipy."""
 
 import pytest
 import scipy.ndimage
@@ -18,8 +18,8 @@ def novelty_maps(draw):
     return torch.rand(shape, generator=generator)
 
 
-def by_scipy(novelty, threshold, diagonal, min_area):
-    structure = torch.ones(3, 3).numpy() if diagonal else None
+def scipy_events(novelty, threshold, connectivity, min_area):
+    structure = torch.ones(3, 3).numpy() if connectivity == 8 else None
     events = set()
     for sample, image in enumerate(novelty.numpy()):
         labels, count = scipy.ndimage.label(image > threshold, structure)
@@ -33,18 +33,17 @@ def by_scipy(novelty, threshold, diagonal, min_area):
     return events
 
 
-@given(novelty_maps(), st.sampled_from([0.2, 0.4, 0.6, 2.0]), st.booleans(), st.integers(1, 3))
-def test_regions_equal_scipys(novelty, threshold, diagonal, min_area):
-    found = dp.Alarm(threshold, min_area=min_area, diagonal=diagonal)(novelty)
-    ours = {(event.sample, event.novelty, event.area, event.box) for event in found}
-    assert len(ours) == len(found)
-    assert ours == by_scipy(novelty, threshold, diagonal, min_area)
+@given(novelty_maps(), st.sampled_from([0.2, 0.4, 0.6, 2.0]), st.sampled_from([4, 8]), st.integers(1, 3))
+def test_regions_equal_scipy(novelty, threshold, connectivity, min_area):
+    events = dp.Alarm(threshold, min_area=min_area, connectivity=connectivity)(novelty)
+    actual = {(event.sample, event.novelty, event.area, event.box) for event in events}
+    assert len(actual) == len(events)
+    assert actual == scipy_events(novelty, threshold, connectivity, min_area)
 
 
-def test_long_winding_regions_are_one():
+def test_spiral_is_labeled_as_scipy_labels_it():
     spiral = torch.zeros(1, 41, 41)
     top, left, bottom, right = 0, 0, 40, 40
-    row, column = 0, 0
     while top <= bottom and left <= right:
         spiral[0, top, left : right + 1] = 1
         spiral[0, top : bottom + 1, right] = 1
@@ -52,26 +51,25 @@ def test_long_winding_regions_are_one():
         spiral[0, top + 2 : bottom + 1, left] = 1
         spiral[0, top + 2, left : left + 2] = 1
         top, left, bottom, right = top + 2, left + 2, bottom - 2, right - 2
-    assert row == column == 0
     events = dp.Alarm(0.5)(spiral)
-    assert len(events) == len(by_scipy(spiral, 0.5, diagonal=False, min_area=1))
+    assert len(events) == len(scipy_events(spiral, 0.5, connectivity=4, min_area=1))
 
 
-def test_samples():
+def test_sample_events():
     assert dp.Alarm(0.5)(torch.tensor([0.25, 0.75, 0.5])) == [dp.Event(1, 0.75)]
     assert dp.Alarm(0.5)(torch.empty(0)) == []
     assert dp.Alarm(0.5)(torch.zeros(2, 4, 4)) == []
 
 
 @given(st.integers(1, 200), st.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0]), st.integers(0, 2**31))
-def test_from_false_alarm_rate_stays_below_the_rate_and_close_to_it(count, rate, seed):
-    ordinary = torch.rand(count, generator=torch.Generator().manual_seed(seed))
-    alarms = len(dp.Alarm.from_false_alarm_rate(ordinary, rate)(ordinary))
+def test_from_false_alarm_rate_is_tight(count, rate, seed):
+    novelty = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    alarms = len(dp.Alarm.from_false_alarm_rate(novelty, rate)(novelty))
     assert alarms <= rate * count
     assert alarms >= rate * count - 1
 
 
-def test_the_alarm_rings_for_what_selection_rejects():
+def test_default_alarm_flags_samples_that_confidence_difference_rejects():
     adapter = dp.tent(build("wide_resnet"), lr=1e-2, select=dp.ConfidenceDifference())
     for images in batches(3, size=16):
         adapter(images)
@@ -80,7 +78,13 @@ def test_the_alarm_rings_for_what_selection_rejects():
     assert rejected
 
 
-def test_bad_input_is_refused():
+def test_connectivity_reaches_alarm_from_false_alarm_rate():
+    alarm = dp.Alarm.from_false_alarm_rate(torch.zeros(1), 0.0, min_area=2, connectivity=8)
+    assert (alarm.min_area, alarm.connectivity) == (2, 8)
+    assert len(alarm(torch.eye(3)[None])) == 1
+
+
+def test_invalid_input_raises():
     with pytest.raises(dp.errors.InputError, match=r"\(2, 3\)"):
         dp.Alarm()(torch.zeros(2, 3))
     with pytest.raises(dp.errors.InputError, match="at least one"):
@@ -93,3 +97,6 @@ def test_bad_input_is_refused():
         dp.Alarm(min_area=0)
     with pytest.raises(dp.errors.ConfigurationError, match="threshold"):
         dp.Alarm(float("nan"))
+    for connectivity in (6, True, "8", None):
+        with pytest.raises(dp.errors.ConfigurationError, match="`connectivity` to be 4 or 8"):
+            dp.Alarm(connectivity=connectivity)

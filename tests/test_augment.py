@@ -1,4 +1,4 @@
-"""Random views against per-image references from the standard library and scipy."""
+"""Augmentations against per-image references from the standard library and scipy."""
 
 import colorsys
 
@@ -24,19 +24,17 @@ def factor(values):
 @given(st.integers(0, 2**31))
 def test_hue_equals_colorsys(seed):
     images = torch.rand(3, 3, 4, 5, generator=generator(seed), dtype=torch.float64)
-    turns = [0.0, 0.21, -0.3]
-    turned = augment._hue(images, factor(turns))
-    for n, turn in enumerate(turns):
-        for y in range(4):
-            for x in range(5):
-                h, s, v = colorsys.rgb_to_hsv(*images[n, :, y, x].tolist())
-                expected = torch.tensor(colorsys.hsv_to_rgb((h + turn) % 1.0, s, v), dtype=torch.float64)
-                torch.testing.assert_close(turned[n, :, y, x], expected)
+    shifts = [0.0, 0.21, -0.3]
+    shifted = augment._hue(images, factor(shifts)).movedim(1, -1).flatten(1, 2)
+    for actual, pixels, shift in zip(shifted, images.movedim(1, -1).flatten(1, 2).tolist(), shifts, strict=True):
+        hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
+        expected = [colorsys.hsv_to_rgb((h + shift) % 1.0, s, v) for h, s, v in hsv]
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_hue_of_grey_is_grey():
-    grey = torch.rand(2, 1, 3, 3).expand(-1, 3, -1, -1)
-    torch.testing.assert_close(augment._hue(grey, torch.tensor(0.2)), grey)
+def test_hue_of_gray_is_gray():
+    gray = torch.rand(2, 1, 3, 3).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(augment._hue(gray, torch.tensor(0.2)), gray)
 
 
 @pytest.mark.parametrize("sigma", [0.15, 0.8, 1.3])
@@ -47,16 +45,16 @@ def test_blur_equals_scipy(sigma):
     torch.testing.assert_close(blurred, torch.from_numpy(expected))
 
 
-def test_color_jitter_written_out():
+def test_color_jitter_equals_formula():
     images = torch.rand(2, 3, 4, 4, dtype=torch.float64)
-    grey = (images * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    gray = (images * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(1, 3, 1, 1)).sum(1, keepdim=True)
     for n, amount in enumerate((0.4, 1.7)):
         amounts = factor([amount, amount])
         clip = {"min": 0, "max": 1}
         torch.testing.assert_close(augment._brightness(images, amounts)[n], (images[n] * amount).clamp(**clip))
-        mixed = (images[n] * amount + (1 - amount) * grey[n]).clamp(**clip)
+        mixed = (images[n] * amount + (1 - amount) * gray[n]).clamp(**clip)
         torch.testing.assert_close(augment._saturation(images, amounts)[n], mixed)
-        mixed = (images[n] * amount + (1 - amount) * grey[n].mean()).clamp(**clip)
+        mixed = (images[n] * amount + (1 - amount) * gray[n].mean()).clamp(**clip)
         torch.testing.assert_close(augment._contrast(images, amounts)[n], mixed)
 
 
@@ -65,7 +63,7 @@ def affine(images, angle=0.0, x=0.0, y=0.0, scale=1.0):
     return augment._affine(images, **{name: factor([value]) for name, value in values.items()})
 
 
-def test_affine_moves_turns_and_scales():
+def test_affine_translates_rotates_and_scales():
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     torch.testing.assert_close(affine(images), images)
     torch.testing.assert_close(affine(images, x=2 / 16)[..., 2:], images[..., :-2])
@@ -77,7 +75,7 @@ def test_affine_moves_turns_and_scales():
     np.testing.assert_allclose(larger, (16, 31), atol=0.2)
 
 
-def test_affine_keeps_angles_on_oblong_images():
+def test_affine_rotation_preserves_distance_on_non_square_images():
     spot = torch.zeros(1, 1, 21, 41, dtype=torch.float64)
     spot[..., 10, 28] = 1
     turned = scipy.ndimage.center_of_mass(affine(spot, angle=60.0)[0, 0].numpy())
@@ -87,7 +85,7 @@ def test_affine_keeps_angles_on_oblong_images():
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("view", [augment.photometric, augment.cotta_view])
-def test_views_are_images_of_the_same_kind(view, channels):
+def test_views_keep_shape_and_range_and_are_seeded(view, channels):
     images = torch.rand(5, channels, 8, 10)
     first = view(images, generator(3))
     assert first.shape == images.shape
@@ -97,15 +95,15 @@ def test_views_are_images_of_the_same_kind(view, channels):
     assert not torch.equal(first, view(images, generator(4)))
 
 
-def test_photometric_draws_per_image_and_cotta_per_batch():
+def test_photometric_draws_per_image_and_cotta_view_per_batch():
     images = torch.rand(1, 3, 8, 8).expand(4, -1, -1, -1)
-    drawn = augment.photometric(images, generator())
-    assert (drawn[0] - drawn[1]).abs().max() > 0.05
-    shared = augment.cotta_view(images, generator())
-    assert (shared[0] - shared[1]).abs().max() < 0.06, "only the noise differs"
+    per_image = augment.photometric(images, generator())
+    assert (per_image[0] - per_image[1]).abs().max() > 0.05
+    per_batch = augment.cotta_view(images, generator())
+    assert (per_batch[0] - per_batch[1]).abs().max() < 0.06, "only the noise differs"
 
 
-PARTS = {  # of each part of a view, its keyword or place, and the interval it is drawn from
+RANGES = {  # view -> operation -> argument -> range it is drawn from
     augment.photometric: {
         "_brightness": {1: (0.2, 1.8)},
         "_contrast": {1: (0.2, 1.8)},
@@ -129,39 +127,40 @@ PARTS = {  # of each part of a view, its keyword or place, and the interval it i
 }
 
 
-@pytest.mark.parametrize("view", PARTS, ids=lambda view: view.__name__)
-def test_views_draw_from_their_intervals_in_their_order(view, monkeypatch):
+@pytest.mark.parametrize("view", RANGES, ids=lambda view: view.__name__)
+def test_views_draw_from_documented_ranges_in_documented_order(view, monkeypatch):
     calls = []
 
-    def spied(name, own):
-        def spy(*given, **named):
-            calls.append((name, dict(enumerate(given)) | named))
-            return own(*given, **named)
+    def make_spy(name, function):
+        def spy(*args, **kwargs):
+            calls.append((name, dict(enumerate(args)) | kwargs))
+            return function(*args, **kwargs)
 
         return spy
 
-    for name in PARTS[view]:
-        monkeypatch.setattr(augment, name, spied(name, getattr(augment, name)))
-    draw, times = generator(), 400 if view is augment.cotta_view else 4
-    for _ in range(times):
-        view(torch.rand(100, 3, 2, 2), draw)
-    orders = {
-        tuple(name for name, _ in calls[start : start + len(PARTS[view])])
-        for start in range(0, len(calls), len(PARTS[view]))
-    }
-    fixed = ("_affine", "_blur") if view is augment.cotta_view else tuple(PARTS[view])
+    for name in RANGES[view]:
+        monkeypatch.setattr(augment, name, make_spy(name, getattr(augment, name)))
+    # 400 draws of each value: cotta_view draws once per batch, photometric once per image.
+    rng, calls_of_view, images = generator(), *((400, 1) if view is augment.cotta_view else (4, 100))
+    for _ in range(calls_of_view):
+        view(torch.rand(images, 3, 2, 2), rng)
+    length = len(RANGES[view])
+    orders = {tuple(name for name, _ in calls[start : start + length]) for start in range(0, len(calls), length)}
+    fixed = ("_affine", "_blur") if view is augment.cotta_view else tuple(RANGES[view])
     assert all(order[-len(fixed) :] == fixed for order in orders)
-    assert len(orders) == (1 if view is augment.photometric else 24), "colors are jittered in any order, or in one"
-    for name, drawn in PARTS[view].items():
-        for key, (low, high) in drawn.items():
-            values = torch.cat([given[key].flatten() for called, given in calls if called == name])
+    assert len(orders) == (1 if view is augment.photometric else 24), (
+        "cotta_view uses every order of the color operations"
+    )
+    for name, ranges in RANGES[view].items():
+        for key, (low, high) in ranges.items():
+            values = torch.cat([arguments[key].flatten() for called, arguments in calls if called == name])
             assert len(values) == 400
             assert low <= values.min() < low + 0.05 * (high - low)
             assert high - 0.05 * (high - low) < values.max() <= high
 
 
 @pytest.mark.parametrize("view", [augment.photometric, augment.cotta_view])
-def test_other_inputs_are_refused(view):
+def test_views_reject_inputs_that_are_not_images(view):
     with pytest.raises(dp.errors.InputError, match="augment="):
         view(torch.rand(4, 6), generator())
 
@@ -175,32 +174,32 @@ def small_network():
 
 
 def first_view(method, images, augment=None):
-    """Go so far with a method that it has made its first view of images."""
-    own = {} if augment is None else {"augment": augment}
+    """Run a method until it has augmented images once; return the adapter."""
+    options = {} if augment is None else {"augment": augment}
     if method == "cotta":
-        adapter = dp.cotta(small_network(), threshold=1.0, views=dp.losses.RandomViews(2, **own))
+        adapter = dp.cotta(small_network(), threshold=1.0, views=dp.losses.RandomViews(2, **options))
         adapter(images)
     elif method == "ttn":
-        adapter = dp.ttn(small_network(), statistics=dp.statistics.TTN(prior_batches=1, epochs=0, **own))
+        adapter = dp.ttn(small_network(), statistics=dp.statistics.TTN(prior_batches=1, epochs=0, **options))
         adapter.prepare([(images, torch.zeros(len(images), dtype=torch.long))])
     else:
-        adapter = dp.swr(small_network(), prototypes=False, **own)
+        adapter = dp.swr(small_network(), prototypes=False, **options)
         adapter.prepare([(images, torch.zeros(len(images), dtype=torch.long))])
     return adapter
 
 
 @pytest.mark.parametrize("method", ["cotta", "ttn", "swr"])
-def test_images_that_a_view_would_cut_off_are_refused(method):
+def test_images_outside_unit_range_raise_before_augmentation(method):
     pixels = torch.rand(4, 3, 8, 8, generator=generator())
     pixels[0, 0, 0, :2] = torch.tensor([0.0, 1.0])
     for wrong in ((pixels - 0.45) / 0.225, 2 * pixels - 1, 255 * pixels):
         with pytest.raises(dp.errors.InputError, match=r"values in \[0, 1\].*normalization inside the model"):
             first_view(method, wrong)
         first_view(method, wrong, augment=lambda images, _: images.flip(-1))
-    first_view(method, 1.2 * pixels - 0.1)  # scaling overshoots
+    first_view(method, 1.2 * pixels - 0.1)  # resampling overshoots
 
 
-def test_pixels_that_are_no_numbers_are_skipped_still():
+def test_non_finite_images_are_skipped_not_rejected():
     for value in (torch.nan, torch.inf):
         images = torch.rand(4, 3, 8, 8, generator=generator())
         images[0, 0, 0, 0] = value

@@ -1,4 +1,4 @@
-"""What `check` says of a model, and that the adapter agrees."""
+"""`check` finds the problems of a model, and the adapter rejects the errors."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import driftproof as dp
 from networks import AttentionNet, GroupNormNet, WideResNet
 
 
-def found(model):
+def problems_by_message(model):
     return {problem.message: problem for problem in dp.check(model)}
 
 
@@ -16,7 +16,7 @@ def severities(model):
     return [problem.severity for problem in dp.check(model)]
 
 
-def test_nothing_to_say_of_a_batch_norm_network():
+def test_batch_norm_network_has_no_problems():
     assert dp.check(WideResNet()) == []
 
 
@@ -25,7 +25,7 @@ class Uncopyable(WideResNet):
         raise TypeError("no")
 
 
-def compiled():
+def make_compiled():
     class OptimizedModule(nn.Module):
         def __init__(self):
             super().__init__()
@@ -35,12 +35,12 @@ def compiled():
 
 
 @pytest.mark.parametrize(
-    ("construct", "complaint"),
+    ("make_model", "message"),
     [
         (lambda: nn.DataParallel(WideResNet()), "wrapped in DataParallel"),
         (lambda: torch.jit.trace(WideResNet().eval(), torch.rand(1, 3, 8, 8)), "TorchScript"),
         (lambda: nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)), "layers are TorchScript"),
-        (compiled, "torch.compile"),
+        (make_compiled, "torch.compile"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "lazy"),
         (lambda: nn.Flatten(), "no floating-point parameters"),
         (lambda: WideResNet().to("meta"), "meta device"),
@@ -48,16 +48,16 @@ def compiled():
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_errors_are_what_the_adapter_refuses(construct, complaint):
-    model = construct()
+def test_adapter_rejects_models_with_errors(make_model, message):
+    model = make_model()
     problems = dp.check(model)
     assert problems[0].severity == "error"
-    assert complaint in problems[0].message
-    with pytest.raises(dp.errors.ModelError, match=complaint):
+    assert message in problems[0].message
+    with pytest.raises(dp.errors.ModelError, match=message):
         dp.source(model)
 
 
-def test_two_devices():
+def test_several_devices_is_an_error():
     model = WideResNet()
     model.extra = nn.Linear(2, 2, device="meta")
     assert "error" in severities(model)
@@ -65,14 +65,14 @@ def test_two_devices():
     assert severities(model) == ["warning"]
 
 
-def test_something_else_than_a_model():
+def test_non_module_raises():
     with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
         dp.tent(lambda x: x)
     with pytest.raises(dp.errors.ModelError, match=r"torch\.nn\.Module, but got function"):
         dp.check(lambda x: x)
 
 
-def test_no_normalization():
+def test_no_normalization_layers():
     (problem,) = dp.check(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert problem.severity == "warning"
     assert "no normalization layers" in problem.message
@@ -85,22 +85,22 @@ def test_no_batch_norm():
 
 
 def test_mixed_normalization_and_dropout():
-    problems = found(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.Dropout()))
-    assert problems["Some normalization layers are no batch norms"].layers == ("1",)
-    assert problems["Dropout and stochastic depth stay off during adaptation"].layers == ("2",)
-    assert any("Dropout" in what for what in found(AttentionNet()))
+    problems = problems_by_message(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.Dropout()))
+    assert problems["Some normalization layers are not batch norms"].layers == ("1",)
+    assert problems["Dropout and stochastic depth are off during adaptation"].layers == ("2",)
+    assert any("Dropout" in message for message in problems_by_message(AttentionNet()))
 
 
 def test_missing_affine_and_missing_statistics():
     model = nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Conv2d(3, 3, 1))
-    assert any("No normalization layer has a weight" in what for what in found(model))
+    assert any("No normalization layer has a weight" in message for message in problems_by_message(model))
     model.append(nn.BatchNorm2d(3, track_running_stats=False))
-    problems = found(model)
+    problems = problems_by_message(model)
     assert problems["Some normalization layers have no weight or bias"].layers == ("0",)
-    assert problems["Some batch norms keep no running statistics and always use the batch's"].layers == ("2",)
+    assert problems["Some batch norms have no running statistics and always use those of the batch"].layers == ("2",)
 
 
-def test_frozen_batch_norms_are_recognized_by_name():
+def test_frozen_batch_norm_is_found_by_class_name():
     class FrozenBatchNorm2d(nn.Module):
         pass
 
@@ -115,11 +115,11 @@ def test_frozen_parameters_and_half_precision():
     (problem,) = dp.check(model)
     assert problem.severity == "note"
     assert problem.layers == ("stem.weight",)
-    assert dp.check(WideResNet().requires_grad_(False)) == [], "a model frozen throughout was loaded for inference"
-    assert any("float16" in what for what in found(WideResNet().half()))
+    assert dp.check(WideResNet().requires_grad_(False)) == [], "all frozen: loaded for inference"
+    assert any("float16" in message for message in problems_by_message(WideResNet().half()))
 
 
-def test_errors_come_first_and_read_as_sentences():
+def test_problems_are_sorted_and_printable():
     model = nn.Sequential(
         *[nn.Sequential(nn.BatchNorm2d(3, affine=False)) for _ in range(5)], nn.Conv2d(3, 3, 1), nn.Dropout()
     )
