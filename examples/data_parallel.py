@@ -1,9 +1,9 @@
-"""Adapt one network in several processes at once, and see that they learn what one would.
+"""Adapt one model in several processes, and compare the result with a single process.
 
     torchrun --nproc-per-node 2 examples/data_parallel.py [--batches 20] [--batch 90] [--lr 1e-3]
 
-A small network learns the handwritten digits that ship with scikit-learn, then meets noisy ones. Every rank is given
-its rows of each batch. On machines with several GPUs the ranks speak NCCL, elsewhere gloo.
+A small network is trained on the handwritten digits of scikit-learn and adapted to noisy ones. Every rank gets its rows
+of each batch. The backend is NCCL if every rank has a GPU, else gloo.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import driftproof as dp
 from driftproof.models import WideResNet
 
 
-def digits() -> tuple[Tensor, Tensor]:
-    """All digits as 16×16 color images in [0, 1], in a fixed random order, with their labels."""
+def load_images() -> tuple[Tensor, Tensor]:
+    """Return all digits as 16×16 color images in [0, 1] and their labels, in a fixed random order."""
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     images = F.interpolate(images, size=16, mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
@@ -28,8 +28,8 @@ def digits() -> tuple[Tensor, Tensor]:
     return images[order].contiguous(), torch.tensor(bunch.target)[order]
 
 
-def trained(images: Tensor, labels: Tensor, epochs: int = 5) -> nn.Module:
-    """A small wide residual network that knows the clean digits."""
+def train(images: Tensor, labels: Tensor, epochs: int = 5) -> nn.Module:
+    """Train a small wide residual network on clean digits."""
     torch.manual_seed(0)
     model = WideResNet(depth=10, width=1, classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -41,16 +41,16 @@ def trained(images: Tensor, labels: Tensor, epochs: int = 5) -> nn.Module:
     return model.eval()
 
 
-def same_everywhere(model: nn.Module) -> nn.Module:
-    """Give every rank the weights of the first: adapters that differ refuse to work together."""
+def broadcast_weights(model: nn.Module) -> nn.Module:
+    """Copy the weights of rank 0 to every rank; adapters require equal source weights."""
     for tensor in model.state_dict().values():
         dist.broadcast(tensor, src=0)
     return model
 
 
 def main() -> None:
-    """Train, adapt together and alone, print both errors."""
-    parser = argparse.ArgumentParser(description="Adapt one network in several processes at once.")
+    """Train, adapt with all ranks and with one process, and print both errors."""
+    parser = argparse.ArgumentParser(description="Adapt one model in several processes.")
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--batch", type=int, default=90)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -62,13 +62,13 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    images, labels = digits()
+    images, labels = load_images()
     half = len(images) // 2
-    model = same_everywhere(trained(images[:half], labels[:half]).to(device))
-    together = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference(), process_group="all")
-    alone = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference())
+    model = broadcast_weights(train(images[:half], labels[:half]).to(device))
+    distributed = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference(), process_group="all")
+    single = dp.tent(model, lr=arguments.lr, select=dp.ConfidenceDifference())
 
     generator = torch.Generator().manual_seed(1)
     wrong = torch.zeros(2, device=device)
@@ -76,18 +76,18 @@ def main() -> None:
         chosen = half + torch.randint(half, (arguments.batch,), generator=generator)
         noisy = (images[chosen] + 0.4 * torch.randn(arguments.batch, 3, 16, 16, generator=generator)).clamp(0, 1)
         batch, truth = noisy.to(device), labels[chosen].to(device)
-        rows = slice(rank * arguments.batch // ranks, (rank + 1) * arguments.batch // ranks)
-        wrong[0] += (together(batch[rows]).argmax(1) != truth[rows]).sum()
-        wrong[1] += (alone(batch)[rows].argmax(1) != truth[rows]).sum()
+        rows = slice(rank * arguments.batch // world_size, (rank + 1) * arguments.batch // world_size)
+        wrong[0] += (distributed(batch[rows]).argmax(1) != truth[rows]).sum()
+        wrong[1] += (single(batch)[rows].argmax(1) != truth[rows]).sum()
     dist.all_reduce(wrong)
     if rank == 0:
-        apart = max(
+        difference = max(
             float((one - other).detach().abs().max())
-            for one, other in zip(together.moving.values(), alone.moving.values(), strict=True)
+            for one, other in zip(distributed.moving.values(), single.moving.values(), strict=True)
         )
         errors = (100 * wrong / (arguments.batches * arguments.batch)).tolist()
-        print(f"error of {ranks} ranks {errors[0]:.2f} %, of one process {errors[1]:.2f} %")
-        print(f"their parameters differ by at most {apart:.1e}")
+        print(f"error with {world_size} ranks: {errors[0]:.2f} %, with one process: {errors[1]:.2f} %")
+        print(f"largest difference of parameters: {difference:.1e}")
     dist.destroy_process_group()
 
 
