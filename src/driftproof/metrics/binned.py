@@ -1,11 +1,13 @@
-"""Ranking by a score of more samples than can be sorted."""
+"""Ranking metrics from histograms, for more samples than can be sorted."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError
-from driftproof.metrics.ranking import auroc_of_counts, fpr_of_counts
-from driftproof.metrics.shapes import expect_same_shape
+from driftproof.metrics.ranking import auroc_from_counts, fpr_from_counts
+from driftproof.metrics.shapes import check_same_shape
 
 __all__ = ["BinnedScores"]
 
@@ -13,23 +15,23 @@ _BINS = 2**16
 
 
 class BinnedScores:
-    """How often each score occurs in each of several groups of samples, over batches.
+    """Histogram of scores per group of samples, over batches.
 
-    A score is told apart by the leading 16 bits of its single-precision form: sign, exponent, and seven bits after the
-    leading one. So scores within 1 % of each other may count as ties, however small they are, and what is computed
-    from the counts is exact but for those ties. A NaN is remembered: what is not a number ranks nothing.
+    A bin is the leading 16 bits of a float32: sign, exponent and the first seven bits of the fraction. So scores within
+    1 % of each other may count as ties, at any magnitude, and the results are exact except for these ties. After a NaN
+    score, every ranking metric is NaN.
 
     Args:
-        groups: How many groups there are.
-        device: Where the batches are.
+        groups: Number of groups.
+        device: Device of the batches.
 
     Attributes:
-        counts: (groups × 65,536 + 2,) int64: occurrences in ascending order of scores, group by group; then samples of
-            no group, and NaN among the others.
+        counts: (groups × 65,536 + 2,) int64: one histogram per group, in ascending order of scores; then the number of
+            ignored samples, and of NaN scores among the others.
 
     Examples:
         >>> scores = BinnedScores(2)
-        >>> scores.add(torch.tensor([0.9, 0.5, 0.5, 0.1]), torch.tensor([0, 0, 1, 1]))
+        >>> scores.update(torch.tensor([0.9, 0.5, 0.5, 0.1]), torch.tensor([0, 0, 1, 1]))
         >>> scores.auroc(0, 1)
         0.875
     """
@@ -40,38 +42,42 @@ class BinnedScores:
         self.groups = groups
         self.counts = torch.zeros(groups * _BINS + 2, dtype=torch.int64, device=device)
 
-    def add(self, scores: Tensor, groups: Tensor) -> None:
+    def update(self, scores: Tensor, groups: Tensor) -> None:
         """Count a batch.
 
         Args:
-            scores: Of any shape.
-            groups: The group of each sample, same shape; −1 for samples that do not count.
+            scores: Scores of any shape.
+            groups: Group of each sample, same shape; −1 for samples to ignore.
         """
-        expect_same_shape(scores=scores, groups=groups)
-        place = groups.long() * _BINS + _bin(scores.float())
-        place = place.masked_fill(scores.isnan(), self.groups * _BINS + 1)
-        place = place.masked_fill(groups < 0, self.groups * _BINS).flatten()
-        self.counts = self.counts.index_add(0, place, torch.ones_like(place))
+        check_same_shape(scores=scores, groups=groups)
+        index = groups.long() * _BINS + _bin_index(scores.float())
+        index = index.masked_fill(scores.isnan(), self.groups * _BINS + 1)
+        index = index.masked_fill(groups < 0, self.groups * _BINS).flatten()
+        self.counts = self.counts.index_add(0, index, torch.ones_like(index))
 
-    def of(self, *groups: int) -> Tensor:
-        """Occurrences of each score in some groups together, from the lowest score, on the host."""
+    def histogram(self, *groups: int) -> Tensor:
+        """Return the joint histogram of some groups, from the lowest score, on the CPU."""
         return self.counts[:-2].view(self.groups, _BINS)[list(groups)].sum(dim=0).cpu()
 
+    def reset(self) -> None:
+        """Clear the counts."""
+        self.counts = torch.zeros_like(self.counts)
+
     @property
-    def ranked(self) -> bool:
-        """Whether every score that counts is a number."""
-        return not int(self.counts[-1])
+    def has_nan(self) -> bool:
+        """Whether a score that counts is NaN."""
+        return bool(self.counts[-1])
 
     def auroc(self, positives: int, *negatives: int) -> float:
-        """The probability that a sample of one group outscores one of the others; NaN if a score is none."""
-        return auroc_of_counts(self.of(positives), self.of(*negatives)) if self.ranked else float("nan")
+        """Return the probability that a positive outscores a negative; NaN if a score is NaN."""
+        return math.nan if self.has_nan else auroc_from_counts(self.histogram(positives), self.histogram(*negatives))
 
     def fpr_at_tpr(self, positives: int, *negatives: int, tpr: float = 0.95) -> float:
-        """The share of the other groups accepted where the share `tpr` of one is; NaN if a score is none."""
-        return fpr_of_counts(self.of(positives), self.of(*negatives), tpr) if self.ranked else float("nan")
+        """Return the false positive rate at the given true positive rate; NaN if a score is NaN."""
+        return math.nan if self.has_nan else fpr_from_counts(self.histogram(positives), self.histogram(*negatives), tpr)
 
 
-def _bin(scores: Tensor) -> Tensor:
-    """Places in ascending order of the scores: as integers, floats of one sign are in order of their magnitude."""
-    bits = (scores + 0.0).view(torch.int32) >> 16  # adding zero makes one of the two zeros
+def _bin_index(scores: Tensor) -> Tensor:
+    """Return bin indices that increase with the scores: as integers, floats of one sign sort by magnitude."""
+    bits = (scores + 0.0).view(torch.int32) >> 16  # adding 0.0 turns -0.0 into 0.0
     return torch.where(bits < 0, -1 - (bits & 0x7FFF), bits).long() + _BINS // 2

@@ -1,49 +1,50 @@
-"""How often the prediction was wrong."""
+"""Error rate on known samples."""
 
 import torch
 from torch import Tensor
 
-from driftproof.metrics.shapes import expect_same_shape
+from driftproof.metrics.shapes import check_same_shape
 
-__all__ = ["Errors"]
+__all__ = ["ErrorRate"]
 
 
-class Errors:
-    """Counts wrong predictions over batches, on the samples that show what the model was taught.
+class ErrorRate:
+    """Error rate in percent over batches, on the samples of known classes.
 
     Args:
-        device: Where the batches are.
+        device: Device of the batches.
 
     Attributes:
-        counts: (2,) int64: wrong known samples, known samples.
+        counts: (2,) int64: number of wrong known samples, number of known samples.
 
     Examples:
-        >>> errors = Errors()
-        >>> errors.add(torch.tensor([3, 1, 4, 1]), torch.tensor([3, 2, 4, -1]), torch.tensor([True, True, True, False]))
-        >>> round(errors.result(), 2)
+        >>> errors = ErrorRate()
+        >>> known = torch.tensor([True, True, True, False])
+        >>> errors.update(torch.tensor([3, 1, 4, 1]), torch.tensor([3, 2, 4, -1]), known)
+        >>> round(errors.compute(), 2)
         33.33
     """
 
     def __init__(self, *, device: torch.device | str | None = None) -> None:
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
 
-    def add(self, predicted: Tensor, labels: Tensor, known: Tensor) -> None:
+    def update(self, predicted: Tensor, labels: Tensor, known: Tensor) -> None:
         """Count a batch.
 
         Args:
             predicted: Classes, (N,) or (N, H, W).
-            labels: True classes, same shape; anything where they are unknown.
-            known: Boolean mask of the samples that count, same shape.
+            labels: True classes, same shape; any value where unknown.
+            known: Boolean mask of the known samples, same shape.
         """
-        expect_same_shape(predicted=predicted, labels=labels, known=known)
+        check_same_shape(predicted=predicted, labels=labels, known=known)
         wrong = (predicted != labels) & known
         self.counts = self.counts + torch.stack((wrong, known)).flatten(1).sum(dim=1)
 
-    def result(self) -> float:
-        """The error in percent; NaN before any known sample."""
-        wrong, seen = self.counts.tolist()
-        return 100 * wrong / seen if seen else float("nan")
+    def compute(self) -> float:
+        """Return the error in percent; NaN without any known sample."""
+        wrong, known = self.counts.tolist()
+        return 100 * wrong / known if known else float("nan")
 
     def reset(self) -> None:
-        """Start again from nothing."""
+        """Clear the counts."""
         self.counts = torch.zeros_like(self.counts)

@@ -1,18 +1,18 @@
-"""Tensors that speak of the same samples."""
+"""Shape checks for metric inputs."""
 
 from torch import Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["expect_same_shape"]
+__all__ = ["check_same_shape"]
 
 
-def expect_same_shape(**tensors: Tensor) -> None:
-    """Refuse tensors that would be broadcast, sample against wrong sample, without a complaint.
+def check_same_shape(**tensors: Tensor) -> None:
+    """Raise `InputError` unless all tensors have the same shape, because broadcasting would pair wrong samples.
 
     Examples:
         >>> import torch
-        >>> expect_same_shape(predicted=torch.zeros(3), labels=torch.zeros(3, 1))
+        >>> check_same_shape(predicted=torch.zeros(3), labels=torch.zeros(3, 1))
         Traceback (most recent call last):
         driftproof.errors.InputError: Expected `predicted` and `labels` of one shape, but got (3,) and (3, 1).
     """

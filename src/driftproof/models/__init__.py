@@ -1,9 +1,15 @@
-"""Networks of the paper, with the parameter names of the public checkpoints, and how to load and save their weights."""
+"""Networks of the paper, named as in the public checkpoints, and safe loading and saving of weights."""
 
-from driftproof.models.backbone import Transfer, load_backbone
-from driftproof.models.catalogue import MODELS, Entry, build
-from driftproof.models.checkpoints import Checkpoint, load_checkpoint, read_checkpoint, restore, save_checkpoint
+from driftproof.models.backbone import LoadReport, load_backbone
+from driftproof.models.checkpoints import (
+    Checkpoint,
+    build_from_checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from driftproof.models.deeplab import DeepLabV3Plus
+from driftproof.models.registry import MODELS, ModelInfo, build_model
 from driftproof.models.resnet import ResNet50
 from driftproof.models.resnext import ResNeXt29
 from driftproof.models.wide_resnet import WideResNet
@@ -12,15 +18,15 @@ __all__ = [
     "MODELS",
     "Checkpoint",
     "DeepLabV3Plus",
-    "Entry",
+    "LoadReport",
+    "ModelInfo",
     "ResNeXt29",
     "ResNet50",
-    "Transfer",
     "WideResNet",
-    "build",
+    "build_from_checkpoint",
+    "build_model",
     "load_backbone",
     "load_checkpoint",
     "read_checkpoint",
-    "restore",
     "save_checkpoint",
 ]

@@ -3,17 +3,17 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["BasicBlock", "Block", "Bottleneck", "stage"]
+__all__ = ["BasicBlock", "Block", "Bottleneck", "make_stage"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut.
+    """Residual block of two 3×3 convolutions.
 
     Args:
-        channels_in: Channels that come in.
-        width: Channels inside, and of the result.
-        stride: Of the first convolution.
-        dilation: Of both.
+        channels_in: Input channels.
+        width: Inner and output channels.
+        stride: Stride of the first convolution.
+        dilation: Dilation of both convolutions.
     """
 
     expansion = 1
@@ -24,22 +24,22 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(channels_in, width, stride)
+        self.downsample = _make_shortcut(channels_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, changed a little."""
+        """Return the input plus the residual, after ReLU."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + (x if self.downsample is None else self.downsample(x)))
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution of few channels between two 1×1 convolutions, beside a shortcut.
+    """Residual block of a 3×3 convolution between two 1×1 convolutions.
 
     Args:
-        channels_in: Channels that come in.
-        width: Channels inside; the result has four times as many.
-        stride: Of the 3×3 convolution, as in version 1.5 of the network.
-        dilation: Of the 3×3 convolution.
+        channels_in: Input channels.
+        width: Inner channels; the output has four times as many.
+        stride: Stride of the 3×3 convolution, as in ResNet v1.5.
+        dilation: Dilation of the 3×3 convolution.
     """
 
     expansion = 4
@@ -53,10 +53,10 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
-        self.downsample = _shortcut(channels_in, channels, stride)
+        self.downsample = _make_shortcut(channels_in, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, changed a little."""
+        """Return the input plus the residual, after ReLU."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         return F.relu(self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x)))
@@ -65,12 +65,14 @@ class Bottleneck(nn.Module):
 Block = type[BasicBlock] | type[Bottleneck]
 
 
-def stage(block: Block, channels_in: int, width: int, *, blocks: int, stride: int, dilation: int = 1) -> nn.Sequential:
-    """Blocks in a row, of which the first carries the stride.
+def make_stage(
+    block: Block, channels_in: int, width: int, *, blocks: int, stride: int, dilation: int = 1
+) -> nn.Sequential:
+    """Return a sequence of blocks; the first one has the stride.
 
     Examples:
         >>> import torch
-        >>> stage(Bottleneck, 8, 4, blocks=2, stride=2)(torch.rand(1, 8, 6, 6)).shape
+        >>> make_stage(Bottleneck, 8, 4, blocks=2, stride=2)(torch.rand(1, 8, 6, 6)).shape
         torch.Size([1, 16, 3, 3])
     """
     first = block(channels_in, width, stride, dilation)
@@ -78,7 +80,7 @@ def stage(block: Block, channels_in: int, width: int, *, blocks: int, stride: in
     return nn.Sequential(first, *more)
 
 
-def _shortcut(channels_in: int, channels: int, stride: int) -> nn.Sequential | None:
+def _make_shortcut(channels_in: int, channels: int, stride: int) -> nn.Sequential | None:
     if stride == 1 and channels_in == channels:
         return None
     return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))

@@ -1,28 +1,28 @@
-"""The aggregated residual network for small images."""
+"""ResNeXt-29 for small images."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
-from driftproof.models.normalized import Channels, Normalized
+from driftproof.models.normalized_model import ChannelValues, NormalizedModel
 
 __all__ = ["ResNeXt29"]
 
 _EXPANSION = 4
 
 
-class ResNeXt29(Normalized):
-    """A residual network of 29 layers whose 3×3 convolutions work in groups.
+class ResNeXt29(NormalizedModel):
+    """ResNeXt-29: a residual network of 29 layers with grouped 3×3 convolutions.
 
-    The parameters are named as in the public AugMix and RobustBench checkpoints. Images come in with values in [0, 1];
-    the network normalizes them itself.
+    The parameters are named as in the public AugMix and RobustBench checkpoints. The network takes
+    images in [0, 1] and normalizes them itself.
 
     Args:
         classes: Number of classes.
         cardinality: Groups of each 3×3 convolution.
-        base_width: Channels of a group in the first stage; they double from stage to stage.
-        mean: Subtracted from the images; one number, or one for each channel.
-        std: Divides the images then.
+        base_width: Channels of a group in the first stage, doubled in each later stage.
+        mean: Mean of the input normalization; one number, or one per channel.
+        std: Standard deviation of the input normalization, likewise.
 
     Examples:
         >>> model = ResNeXt29(classes=100)
@@ -39,8 +39,8 @@ class ResNeXt29(Normalized):
         *,
         cardinality: int = 4,
         base_width: int = 32,
-        mean: Channels = 0.5,
-        std: Channels = 0.5,
+        mean: ChannelValues = 0.5,
+        std: ChannelValues = 0.5,
     ) -> None:
         super().__init__(classes, mean=mean, std=std)
         if cardinality < 1 or base_width < 1:
@@ -50,20 +50,20 @@ class ResNeXt29(Normalized):
         inner = base_width * cardinality
         self.conv_1_3x3 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         self.bn_1 = nn.BatchNorm2d(64)
-        self.stage_1 = _stage(64, inner, 64 * _EXPANSION, groups=cardinality, stride=1)
-        self.stage_2 = _stage(64 * _EXPANSION, 2 * inner, 128 * _EXPANSION, groups=cardinality, stride=2)
-        self.stage_3 = _stage(128 * _EXPANSION, 4 * inner, 256 * _EXPANSION, groups=cardinality, stride=2)
+        self.stage_1 = _make_stage(64, inner, 64 * _EXPANSION, groups=cardinality, stride=1)
+        self.stage_2 = _make_stage(64 * _EXPANSION, 2 * inner, 128 * _EXPANSION, groups=cardinality, stride=2)
+        self.stage_3 = _make_stage(128 * _EXPANSION, 4 * inner, 256 * _EXPANSION, groups=cardinality, stride=2)
         self.classifier = nn.Linear(256 * _EXPANSION, classes)
         self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits for images of shape (N, 3, H, W)."""
-        x = F.relu(self.bn_1(self.conv_1_3x3(self.normalized(images))))
+        """Return logits, (N, classes), for images of shape (N, 3, H, W)."""
+        x = F.relu(self.bn_1(self.conv_1_3x3(self.normalize(images))))
         x = self.stage_3(self.stage_2(self.stage_1(x)))
         return self.classifier(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
-def _stage(channels_in: int, inner: int, channels: int, *, groups: int, stride: int) -> nn.Sequential:
+def _make_stage(channels_in: int, inner: int, channels: int, *, groups: int, stride: int) -> nn.Sequential:
     first = _Bottleneck(channels_in, inner, channels, groups, stride)
     return nn.Sequential(first, *(_Bottleneck(channels, inner, channels, groups, 1) for _ in range(2)))
 

@@ -4,23 +4,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError
-from driftproof.models.normalized import Channels, Normalized
+from driftproof.models.normalized_model import ChannelValues, NormalizedModel
 
 __all__ = ["WideResNet"]
 
 
-class WideResNet(Normalized):
-    """A pre-activation wide residual network, WRN-depth-width.
+class WideResNet(NormalizedModel):
+    """Pre-activation wide residual network, WRN-depth-width.
 
-    The parameters are named as in the public AugMix and RobustBench checkpoints. Images come in with values in [0, 1];
-    the network normalizes them itself.
+    The parameters are named as in the public AugMix and RobustBench checkpoints. The network takes
+    images in [0, 1] and normalizes them itself.
 
     Args:
         depth: Number of convolutions along the main path, 6n + 4; 40 for WRN-40-2.
         width: Factor on the channels 16, 32, 64; 2 for WRN-40-2.
         classes: Number of classes.
-        mean: Subtracted from the images; one number, or one for each channel.
-        std: Divides the images then.
+        mean: Mean of the input normalization; one number, or one per channel.
+        std: Standard deviation of the input normalization, likewise.
 
     Examples:
         >>> model = WideResNet(depth=40, width=2)
@@ -32,7 +32,7 @@ class WideResNet(Normalized):
     """
 
     def __init__(
-        self, depth: int = 40, width: int = 2, classes: int = 10, *, mean: Channels = 0.5, std: Channels = 0.5
+        self, depth: int = 40, width: int = 2, classes: int = 10, *, mean: ChannelValues = 0.5, std: ChannelValues = 0.5
     ) -> None:
         super().__init__(classes, mean=mean, std=std)
         if depth < 10 or (depth - 4) % 6:
@@ -48,8 +48,8 @@ class WideResNet(Normalized):
         self._initialize_convolutions()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits for images of shape (N, 3, H, W)."""
-        x = self.conv1(self.normalized(images))
+        """Return logits, (N, classes), for images of shape (N, 3, H, W)."""
+        x = self.conv1(self.normalize(images))
         x = self.block3(self.block2(self.block1(x)))
         return self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
@@ -71,11 +71,11 @@ class _Block(nn.Module):
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        # The public checkpoints spell it so.
+        # Named as in the public checkpoints.
         self.convShortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False) if channels_in != channels else None
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
         y = self.conv2(F.relu(self.bn2(self.conv1(active))))
-        # Where the width changes, the shortcut starts from the activated input.
+        # A convolutional shortcut takes the activated input.
         return y + (x if self.convShortcut is None else self.convShortcut(active))  # type: ignore[no-any-return]

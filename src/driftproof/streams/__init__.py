@@ -1,30 +1,30 @@
-"""What a deployed model meets, batch by batch: domain after domain, round after round, the unknown among the known.
+"""Streams of batches: domains in order, repeated in rounds, with or without unknown images.
 
-A stream is iterated again and again with the same result, and resumed anywhere without reading what comes before.
+A stream gives the same batches every time it is iterated. It can start at any batch without reading the ones before.
 """
 
-from driftproof.streams.batch import Batch, Images, Part, Plan, Stream
+from driftproof.streams.batch import BatchPlan, BatchSlice, Images, Stream, StreamBatch
 from driftproof.streams.continual import Continual
 from driftproof.streams.domains import Domain
 from driftproof.streams.open_set import OpenSet
 from driftproof.streams.order import LabelShifted, Order, Shuffled, Stored
-from driftproof.streams.prefetch import Prefetched
-from driftproof.streams.scenes import SceneDomain, scene_domain
+from driftproof.streams.prefetch import Prefetcher
+from driftproof.streams.scenes import SceneDomain, make_scene_domain
 
 __all__ = [
-    "Batch",
+    "BatchPlan",
+    "BatchSlice",
     "Continual",
     "Domain",
     "Images",
     "LabelShifted",
     "OpenSet",
     "Order",
-    "Part",
-    "Plan",
-    "Prefetched",
+    "Prefetcher",
     "SceneDomain",
     "Shuffled",
     "Stored",
     "Stream",
-    "scene_domain",
+    "StreamBatch",
+    "make_scene_domain",
 ]

@@ -1,4 +1,4 @@
-"""A batch of a stream: planned first, read when it is wanted."""
+"""Batches of a stream, and the plans they are read from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from torch import Tensor
 from driftproof.data.scenes import VOID
 from driftproof.errors import InputError
 
-__all__ = ["Batch", "Images", "Part", "Plan", "Stream", "read_pixels"]
+__all__ = ["BatchPlan", "BatchSlice", "Images", "Stream", "StreamBatch", "read_pixels"]
 
 _UNKNOWN = -1
 
-Move = Callable[[Tensor], Tensor]
-"""Takes a tensor where it is wanted."""
+ToDevice = Callable[[Tensor], Tensor]
+"""Moves a tensor to the target device."""
 
 
 class Images(Protocol):
-    """A set of images: what a stream needs to know of it."""
+    """Image set as a stream needs it."""
 
     @property
     def name(self) -> str:
-        """What the set is called in messages."""
+        """Name of the set, for messages."""
 
     @property
     def labels(self) -> Tensor:
@@ -32,21 +32,21 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The images at these places, (n, 3, H, W) uint8."""
+        """Return the images at these indices, (n, 3, H, W) uint8."""
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """Images as they arrive, with what only the examiner knows.
+class StreamBatch:
+    """Images with their labels and where they come from.
 
-    Methods only ever see `.images`. The rest is for scoring, and for analyses that ask what an oracle would have done.
+    Methods see only `.images`. The other fields are for scoring and for analyses with an oracle.
 
     Attributes:
         images: (N, 3, H, W) float32 in [0, 1].
-        labels: (N,) int64, or (N, H, W) for label maps; −1 for what is unknown, in maps `VOID` where nothing is said.
-        domain: Name of the domain they come from.
-        round: How often the domains have come by, counted from 1.
-        known: Of the labels' shape, bool; False for what is unknown, and where nothing is said.
+        labels: (N,) int64, or (N, H, W) for label maps. −1 means unknown; in label maps, `VOID` means unlabeled.
+        domain: Name of the domain.
+        round: Round, counted from 1.
+        known: Boolean, same shape as `labels`; False for unknown and for unlabeled entries.
     """
 
     images: Tensor
@@ -56,24 +56,24 @@ class Batch:
     known: Tensor
 
     @property
-    def closed(self) -> int:
-        """Number of known images, or of known pixels."""
+    def num_known(self) -> int:
+        """Number of known images or known pixels."""
         return int(self.known.sum())
 
     @property
-    def labelled(self) -> Tensor | None:
-        """Where a label map says anything, known or not; None for images, all of which count."""
+    def labeled(self) -> Tensor | None:
+        """Mask of labeled pixels, known or unknown; None if each image has one label."""
         return None if self.labels.ndim == 1 else self.labels != VOID
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Some images of one set, in order.
+class BatchSlice:
+    """Images of one set that go into a batch, in order.
 
     Attributes:
         images: The set.
-        indices: Places in the set.
-        known: Whether they show what the model was taught.
+        indices: Indices into the set.
+        known: Whether the model was trained on their classes.
     """
 
     images: Images
@@ -82,64 +82,65 @@ class Part:
 
     @property
     def labels(self) -> Tensor:
-        """The classes of these images; −1 where they are unknown."""
+        """Classes of these images; −1 if they are unknown."""
         return self.images.labels[self.indices].long() if self.known else torch.full_like(self.indices, _UNKNOWN)
 
-    def read(self, size: tuple[int, int], move: Move) -> tuple[Tensor, Tensor, Tensor]:
-        """The pixels as bytes, the labels and what is known, moved where they are wanted.
+    def read(self, size: tuple[int, int], to_device: ToDevice) -> tuple[Tensor, Tensor, Tensor]:
+        """Read pixels (uint8), labels and the mask of known entries, and move them to the device.
 
         Args:
-            size: Height and width that every image has to have.
-            move: Takes a tensor where it is wanted.
+            size: Required height and width of every image.
+            to_device: Moves a tensor to the target device.
         """
         known = torch.full_like(self.indices, self.known, dtype=torch.bool)
-        return move(read_pixels(self.images, self.indices, size=size)), move(self.labels), move(known)
+        pixels = read_pixels(self.images, self.indices, size=size)
+        return to_device(pixels), to_device(self.labels), to_device(known)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Which images a batch will hold, before any of them is read.
+class BatchPlan:
+    """Which images a batch holds; nothing is read yet.
 
     Attributes:
-        parts: Where the images come from, in the batch's order.
+        slices: Where the images come from, in the order of the batch.
         domain: Name of the domain.
-        round: The round, counted from 1.
+        round: Round, counted from 1.
         size: Height and width of every image.
     """
 
-    parts: tuple[Part, ...]
+    slices: tuple[BatchSlice, ...]
     domain: str
     round: int
     size: tuple[int, int]
 
-    def read(self, move: Move = lambda tensor: tensor) -> Batch:
+    def read(self, to_device: ToDevice = lambda tensor: tensor) -> StreamBatch:
         """Read the images.
 
         Args:
-            move: Takes a tensor where it is wanted. Pixels are moved as bytes and become floats there.
+            to_device: Moves a tensor to the target device. Pixels are moved as uint8 and converted to float there.
         """
-        read = [part.read(self.size, move) for part in self.parts]
-        pixels, labels, known = (torch.cat(tensors) for tensors in zip(*read, strict=True))
-        return Batch(pixels.float().div_(255), labels, self.domain, self.round, known)
+        tensors = [part.read(self.size, to_device) for part in self.slices]
+        pixels, labels, known = (torch.cat(parts) for parts in zip(*tensors, strict=True))
+        return StreamBatch(pixels.float().div_(255), labels, self.domain, self.round, known)
 
 
 class Stream(Protocol):
-    """Batches that can be planned before they are read."""
+    """Batches that are planned before they are read."""
 
     def __len__(self) -> int: ...
 
-    def plans(self) -> Iterator[Plan]:
-        """The batches to come, unread."""
+    def plans(self) -> Iterator[BatchPlan]:
+        """Yield the plan of every remaining batch."""
 
 
 def read_pixels(images: Images, indices: Tensor, *, size: tuple[int, int] | None = None) -> Tensor:
-    """Images of a set, refused unless they are bytes of the shape (n, 3, H, W)."""
+    """Read images of a set and check that they are uint8 of shape (n, 3, H, W)."""
     pixels = images.batch(indices)
     height, width = size or pixels.shape[-2:]
     if pixels.dtype != torch.uint8 or pixels.shape != (len(indices), 3, height, width):
-        wanted = f"({len(indices)}, 3, {height}, {width})" if size else f"({len(indices)}, 3, H, W)"
+        expected = f"({len(indices)}, 3, {height}, {width})" if size else f"({len(indices)}, 3, H, W)"
         raise InputError(
-            f"Expected {images.name} to give uint8 images of shape {wanted}, "
+            f"Expected {images.name} to give uint8 images of shape {expected}, "
             f"but got {pixels.dtype} of shape {tuple(pixels.shape)}."
         )
     return pixels

@@ -1,4 +1,4 @@
-"""Domains one after the other, again and again."""
+"""Stream over domains in a fixed order, repeated in rounds."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -6,23 +6,23 @@ from collections.abc import Iterator, Sequence
 from typing_extensions import Self
 
 from driftproof.errors import ConfigurationError
-from driftproof.streams.batch import Batch, Plan
+from driftproof.streams.batch import BatchPlan, StreamBatch
 from driftproof.streams.domains import Domain, common_size
-from driftproof.streams.order import Order, Stored, arranged
+from driftproof.streams.order import Order, Stored, make_permutation
 
 __all__ = ["Continual"]
 
 
 class Continual:
-    """Every image of every domain, domain after domain, once per round.
+    """Stream that shows every image of every domain once per round, domain after domain.
 
     Args:
-        domains: In the order in which they come.
-        rounds: How often they all come by.
+        domains: Domains in stream order.
+        rounds: Number of passes over all domains.
         batch_size: Images per batch; the last batch of a domain may be smaller.
-        order: In which order a domain's images come; None for the stored order.
-        limit: Only the first so many images of each domain, in that order.
-        drop_last: Leave out batches that are not full.
+        order: Order of the images within a domain; None for the stored order.
+        limit: Use only the first `limit` images of each domain, in that order.
+        drop_last: Drop the last batch of a domain if it is not full.
 
     Examples:
         >>> import torch
@@ -64,70 +64,70 @@ class Continual:
 
     @property
     def batches_per_round(self) -> int:
-        """Number of batches in which every domain comes by once."""
-        return sum(self.batches_of(domain) for domain in self.domains)
+        """Number of batches in one round."""
+        return sum(self.num_batches(domain) for domain in self.domains)
 
-    def batches_of(self, domain: Domain) -> int:
-        """Number of batches a domain takes."""
-        full, rest = divmod(self._count(domain), self._closed_size)
+    def num_batches(self, domain: Domain) -> int:
+        """Return the number of batches of a domain."""
+        full, rest = divmod(self._num_images(domain), self._known_size)
         return full + (rest > 0 and not self.drop_last)
 
     def __len__(self) -> int:
         return self.rounds * self.batches_per_round - self._skipped
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StreamBatch]:
         for plan in self.plans():
             yield plan.read()
 
-    def plans(self) -> Iterator[Plan]:
-        """The batches to come, unread."""
+    def plans(self) -> Iterator[BatchPlan]:
+        """Yield the plan of every remaining batch."""
         rounds, to_skip = divmod(self._skipped, self.batches_per_round)
         for round in range(rounds + 1, self.rounds + 1):
             for index, domain in enumerate(self.domains):
-                batches = self.batches_of(domain)
+                batches = self.num_batches(domain)
                 if to_skip < batches:
                     yield from self._domain_plans(index, round, to_skip)
                 to_skip = max(to_skip - batches, 0)
 
     def skip(self, batches: int) -> Self:
-        """The stream without its next `batches` batches, which are never read."""
+        """Return the stream without its next `batches` batches, which are not read."""
         if not 0 <= batches <= len(self):
             raise ConfigurationError(f"Expected `batches` to be in 0..{len(self)}, but got {batches}.")
         rest = copy.copy(self)
         rest._skipped += batches
         return rest
 
-    def starting_at(self, round: int, domain_index: int = 0, batch_index: int = 0) -> Self:
-        """The whole stream from one of its batches on.
+    def start_from(self, round: int, domain_index: int = 0, batch_index: int = 0) -> Self:
+        """Return the stream from the given batch to its end.
 
         Args:
             round: Counted from 1.
-            domain_index: Place of the domain in `domains`, counted from 0.
-            batch_index: Place of the batch in the domain, counted from 0.
+            domain_index: Index of the domain in `domains`.
+            batch_index: Index of the batch within the domain.
         """
-        _check_place("round", round, 1, self.rounds)
-        _check_place("domain_index", domain_index, 0, len(self.domains) - 1)
-        _check_place("batch_index", batch_index, 0, self.batches_of(self.domains[domain_index]) - 1)
-        before = sum(self.batches_of(domain) for domain in self.domains[:domain_index])
+        _check_range("round", round, 1, self.rounds)
+        _check_range("domain_index", domain_index, 0, len(self.domains) - 1)
+        _check_range("batch_index", batch_index, 0, self.num_batches(self.domains[domain_index]) - 1)
+        before = sum(self.num_batches(domain) for domain in self.domains[:domain_index])
         rest = copy.copy(self)
         rest._skipped = (round - 1) * self.batches_per_round + before + batch_index
         return rest
 
     @property
-    def _closed_size(self) -> int:
+    def _known_size(self) -> int:
         return self.batch_size
 
-    def _count(self, domain: Domain) -> int:
+    def _num_images(self, domain: Domain) -> int:
         return min(len(domain.images), self.limit or len(domain.images))
 
-    def _domain_plans(self, index: int, round: int, first: int) -> Iterator[Plan]:
-        domain, size = self.domains[index], self._closed_size
-        places = arranged(self.order, domain.images.labels, domain.name, round)[: self._count(domain)]
-        for batch in range(first, self.batches_of(domain)):
-            part = domain.part(places[batch * size : (batch + 1) * size])
-            yield Plan((part,), domain.name, round, domain.size)
+    def _domain_plans(self, index: int, round: int, first: int) -> Iterator[BatchPlan]:
+        domain, size = self.domains[index], self._known_size
+        indices = make_permutation(self.order, domain.images.labels, domain.name, round)[: self._num_images(domain)]
+        for batch in range(first, self.num_batches(domain)):
+            known = domain.slice(indices[batch * size : (batch + 1) * size])
+            yield BatchPlan((known,), domain.name, round, domain.size)
 
 
-def _check_place(name: str, place: int, first: int, last: int) -> None:
-    if not first <= place <= last:
-        raise ConfigurationError(f"Expected `{name}` to be in {first}..{last}, but got {place}.")
+def _check_range(name: str, value: int, first: int, last: int) -> None:
+    if not first <= value <= last:
+        raise ConfigurationError(f"Expected `{name}` to be in {first}..{last}, but got {value}.")

@@ -1,4 +1,4 @@
-"""Domains: image sets that share an appearance."""
+"""Domains: image sets under one kind of distribution shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.streams.batch import Images, Part, read_pixels
+from driftproof.streams.batch import BatchSlice, Images, read_pixels
 
 __all__ = ["Domain", "common_size"]
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Images that share an appearance, such as one corruption at one severity.
+    """Images under one shift, such as one corruption at one severity.
 
     Attributes:
-        name: For example `fog`, or `cifar10-c/fog/5`: the set's name, then its appearance.
+        name: For example `fog`, or `cifar10-c/fog/5`: name of the set, then name of the shift.
         images: The set.
     """
 
     name: str
     images: Images
 
-    varied = False
-    """Whether other domains of the stream may have images of another size."""
+    mixed_sizes = False
+    """Whether domains of one stream may have images of different sizes."""
 
     def __post_init__(self) -> None:
         count, labels = len(self.images), self.images.labels
@@ -41,8 +41,8 @@ class Domain:
             )
 
     @property
-    def appearance(self) -> str:
-        """What the images have in common: `fog/5` of `cifar10-c/fog/5`, `fog` of `fog`."""
+    def shift_name(self) -> str:
+        """Name of the shift: `fog/5` for `cifar10-c/fog/5`, `fog` for `fog`."""
         return self.name.partition("/")[2] or self.name
 
     @cached_property
@@ -51,20 +51,20 @@ class Domain:
         height, width = read_pixels(self.images, torch.zeros(1, dtype=torch.long)).shape[2:]
         return height, width
 
-    def part(self, indices: Tensor) -> Part:
-        """Some of the images."""
-        return Part(self.images, indices)
+    def slice(self, indices: Tensor) -> BatchSlice:
+        """Return the images at these indices as part of a batch."""
+        return BatchSlice(self.images, indices)
 
 
 def common_size(domains: Sequence[Domain]) -> tuple[int, int]:
-    """Height and width of the images, the same in every domain unless they may vary."""
+    """Return height and width of the images, and check that the domains agree unless they may differ."""
     if not domains:
         raise ConfigurationError("Expected at least one domain, but got none.")
     first = domains[0].size
     for domain in domains:
-        if not domain.varied and domain.size != first:
+        if not domain.mixed_sizes and domain.size != first:
             raise InputError(
                 f"Expected images of one size in a stream, but got {first} in domain {domains[0].name} and "
-                f"{domain.size} in domain {domain.name}. Read them at one size."
+                f"{domain.size} in domain {domain.name}. Resize them to one size."
             )
     return first

@@ -1,4 +1,4 @@
-"""In which order the images of a domain arrive."""
+"""Order of the images within a domain."""
 
 import hashlib
 import math
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["LabelShifted", "Order", "Shuffled", "Stored", "arranged"]
+__all__ = ["LabelShifted", "Order", "Shuffled", "Stored", "make_permutation"]
 
 Order = Callable[[Tensor, str, int], Tensor]
-"""From the labels, the domain's name and the round to a permutation of the images; equal calls have equal results."""
+"""Maps labels, domain name and round to a permutation of the images. Must be deterministic."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The order of the file or array.
+    """Order of the file or array.
 
     Examples:
         >>> Stored()(torch.tensor([7, 7, 3]), "fog", 1).tolist()
@@ -27,7 +27,7 @@ class Stored:
     """
 
     def __call__(self, labels: Tensor, domain: str, round: int) -> Tensor:
-        """The images as they are."""
+        """Return the identity permutation."""
         return torch.arange(len(labels))
 
 
@@ -35,7 +35,7 @@ class Stored:
 class Shuffled:
     """One fixed permutation per domain name, the same in every round and for every method.
 
-    Sets that are stored class by class need it: a batch of few classes has misleading statistics.
+    Use it for sets that are stored class by class: a batch of few classes has misleading statistics.
 
     Args:
         seed: Seed of the permutation.
@@ -49,22 +49,22 @@ class Shuffled:
     seed: int = 0
 
     def __call__(self, labels: Tensor, domain: str, round: int) -> Tensor:
-        """The permutation of this domain."""
+        """Return the permutation of this domain."""
         return torch.randperm(len(labels), generator=_generator(self.seed, domain))
 
 
 @dataclass(frozen=True)
 class LabelShifted:
-    """Classes come in bursts, as they do in the world.
+    """Label shift: classes come in bursts.
 
-    Time is cut into slots. Each class spreads over them with shares drawn from a symmetric Dirichlet distribution, each
-    of its images falls into a slot by these shares, and a slot's images arrive shuffled. A small concentration gives
-    one class after the other; a large one cannot be told from `Shuffled`. The order is the same in every round.
+    Time is divided into slots. Each class draws its share of every slot from a symmetric Dirichlet distribution, each
+    image of the class draws its slot from these shares, and the images of a slot are shuffled. A small concentration
+    gives one class after the other; a large one approaches `Shuffled`. The order is the same in every round.
 
     Args:
-        concentration: Of the Dirichlet distribution, δ; 0.1 is a strong shift, 10 a mild one.
-        seed: Seed of the shares and of the images' places.
-        slots: Number of time slots. More slots make shorter bursts of each class and keep classes better apart.
+        concentration: Concentration δ of the Dirichlet distribution; 0.1 is a strong shift, 10 a mild one.
+        seed: Seed of the shares and slots.
+        slots: Number of time slots. More slots give shorter bursts and less overlap between classes.
 
     Examples:
         >>> order = LabelShifted(0.1)(torch.tensor([0, 1, 0, 1]), "fog", 1)
@@ -85,34 +85,36 @@ class LabelShifted:
             raise ConfigurationError(f"Expected `slots` to be at least 1, but got {self.slots}.")
 
     def __call__(self, labels: Tensor, domain: str, round: int) -> Tensor:
-        """The images by slot, shuffled within each."""
+        """Return the images sorted by slot, shuffled within each slot."""
         generator = _generator(self.seed, domain)
         draws = random.Random(generator.initial_seed())
         time = torch.rand(len(labels), generator=generator, dtype=torch.float64)
         for label in torch.unique(labels):
-            places = (labels == label).nonzero().flatten()
-            time[places] += torch.multinomial(self._shares(draws), len(places), replacement=True, generator=generator)
+            members = (labels == label).nonzero().flatten()
+            time[members] += torch.multinomial(
+                self._sample_shares(draws), len(members), replacement=True, generator=generator
+            )
         return time.argsort(stable=True)
 
-    def _shares(self, draws: random.Random) -> Tensor:
-        # Gamma variates, normalized; as logarithms, since at a small concentration they are too small for a float.
+    def _sample_shares(self, draws: random.Random) -> Tensor:
+        # Normalized gamma variates, in log space because they underflow at small concentrations.
         # If X ~ Gamma(δ + 1) and U is uniform, X U^(1/δ) ~ Gamma(δ).
-        logarithms = [
+        logs = [
             math.log(draws.gammavariate(self.concentration + 1, 1)) + math.log(1 - draws.random()) / self.concentration
             for _ in range(self.slots)
         ]
-        return torch.tensor(logarithms, dtype=torch.float64).softmax(dim=0)
+        return torch.tensor(logs, dtype=torch.float64).softmax(dim=0)
 
 
-def arranged(order: Order, labels: Tensor, domain: str, round: int) -> Tensor:
-    """What an order says, refused unless it is a permutation."""
-    places = order(labels, domain, round).long()
-    if not torch.equal(places.sort().values, torch.arange(len(labels))):
+def make_permutation(order: Order, labels: Tensor, domain: str, round: int) -> Tensor:
+    """Call an order and check that it returns a permutation."""
+    indices = order(labels, domain, round).long()
+    if not torch.equal(indices.sort().values, torch.arange(len(labels))):
         raise ConfigurationError(
             f"Expected `order` to give every one of the {len(labels)} images of domain {domain} exactly once, "
             f"but {order} does not. Return a permutation of 0..{len(labels) - 1}."
         )
-    return places
+    return indices
 
 
 def _generator(seed: int, domain: str) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Batches read while the model works on earlier ones."""
+"""Read batches in a background thread."""
 
 import threading
 from collections import deque
@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError
-from driftproof.streams.batch import Batch, Plan, Stream
+from driftproof.streams.batch import BatchPlan, Stream, StreamBatch
 
-__all__ = ["Prefetched"]
+__all__ = ["Prefetcher"]
 
 _THREAD_NAME = "driftproof-prefetch"
 
-Receive = Callable[[], Batch]
-"""Hands a batch over to the thread that calls it."""
+Handover = Callable[[], StreamBatch]
+"""Hands a batch over to the calling thread."""
 
 
-class Prefetched:
-    """The same batches, read in a background thread and moved to a device before they are asked for.
+class Prefetcher:
+    """Iterates a stream, reading batches ahead in a background thread and moving them to a device.
 
-    Pixels travel as bytes and become floats on the device, which may round the last bit differently; to a GPU they go
-    through pinned memory on a stream of their own. An error while reading is raised where the batch would have come.
-    The thread ends with the iteration, however that ends.
+    Pixels are moved as uint8 and converted to float on the device, which may round the last bit differently. Copies to
+    a GPU use pinned memory and a separate CUDA stream. A read error is raised in place of the batch. The thread stops
+    when the iteration ends, for any reason.
 
     Args:
-        stream: What to read.
-        device: Where the batches are wanted; None leaves them in main memory.
-        ahead: Batches that wait or are being read, besides the one in use.
+        stream: Stream to read.
+        device: Target device; None leaves the batches on the CPU.
+        ahead: Number of batches read or being read ahead of the one in use.
     """
 
     def __init__(self, stream: Stream, *, device: torch.device | str | None = None, ahead: int = 2) -> None:
@@ -43,56 +43,56 @@ class Prefetched:
     def __len__(self) -> int:
         return len(self.stream)
 
-    def __iter__(self) -> Iterator[Batch]:
-        plans, read = self.stream.plans(), _reader(self.device)
+    def __iter__(self) -> Iterator[StreamBatch]:
+        plans, read = self.stream.plans(), _make_reader(self.device)
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=_THREAD_NAME)
         try:
-            readings = (pool.submit(lambda: read(next(plans))) for _ in range(len(self)))
-            waiting = deque(islice(readings, self.ahead))
-            while waiting:
-                # A name for the batch would keep it alive here while the caller works on the next one.
-                yield _oldest(waiting, readings)()
+            futures = (pool.submit(lambda: read(next(plans))) for _ in range(len(self)))
+            pending = deque(islice(futures, self.ahead))
+            while pending:
+                # A local variable would keep the batch alive while the caller works on the next one.
+                yield _pop_oldest(pending, futures)()
         finally:
-            # A forgotten iteration may be collected by the very thread that would have to be waited for.
-            collected = threading.current_thread().name.startswith(_THREAD_NAME)
-            pool.shutdown(wait=not collected, cancel_futures=True)
+            # The garbage collector may close this generator in the worker thread, which cannot wait for itself.
+            in_worker = threading.current_thread().name.startswith(_THREAD_NAME)
+            pool.shutdown(wait=not in_worker, cancel_futures=True)
 
 
-def _oldest(waiting: deque[Future[Receive]], readings: Iterator[Future[Receive]]) -> Receive:
-    receive = waiting.popleft().result()
-    waiting.extend(islice(readings, 1))
-    return receive
+def _pop_oldest(pending: deque[Future[Handover]], futures: Iterator[Future[Handover]]) -> Handover:
+    handover = pending.popleft().result()
+    pending.extend(islice(futures, 1))
+    return handover
 
 
-def _reader(device: torch.device | None) -> Callable[[Plan], Receive]:
+def _make_reader(device: torch.device | None) -> Callable[[BatchPlan], Handover]:
     if device is None:
-        return lambda plan: _handed_over(plan.read())
+        return lambda plan: _hand_over(plan.read())
     if device.type == "cuda":
-        return _OnSideStream(device)
-    return lambda plan: _handed_over(plan.read(lambda tensor: tensor.to(device)))
+        return _SideStreamReader(device)
+    return lambda plan: _hand_over(plan.read(lambda tensor: tensor.to(device)))
 
 
-def _handed_over(batch: Batch) -> Receive:
+def _hand_over(batch: StreamBatch) -> Handover:
     return lambda: batch
 
 
-class _OnSideStream:
+class _SideStreamReader:
     def __init__(self, device: torch.device) -> None:
-        # Made by the caller's thread, whose current device an index left out refers to.
+        # Created in the caller's thread, because a device without an index means that thread's current device.
         self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, plan: Plan) -> Receive:
+    def __call__(self, plan: BatchPlan) -> Handover:
         with torch.cuda.stream(self.side):
-            batch = plan.read(self._move)
-            arrived = self.side.record_event()
-        return lambda: self._received(batch, arrived)
+            batch = plan.read(self._to_device)
+            copied = self.side.record_event()
+        return lambda: self._synchronize(batch, copied)
 
-    def _move(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self.side.device, non_blocking=True)
 
-    def _received(self, batch: Batch, arrived: torch.cuda.Event) -> Batch:
+    def _synchronize(self, batch: StreamBatch, copied: torch.cuda.Event) -> StreamBatch:
         current = torch.cuda.current_stream(self.side.device)
-        current.wait_event(arrived)
+        current.wait_event(copied)
         for tensor in (batch.images, batch.labels, batch.known):
-            tensor.record_stream(current)  # its memory belongs to the side stream and is in use on this one
+            tensor.record_stream(current)  # allocated on the side stream, used on this one
         return batch

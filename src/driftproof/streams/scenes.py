@@ -1,4 +1,4 @@
-"""Driving scenes as a stream: frames with a label for every pixel, a few at a time."""
+"""Driving scenes as domains: frames with a label for every pixel."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -8,34 +8,34 @@ import torch
 from torch import Tensor
 
 from driftproof.data import ImageSet
-from driftproof.data.scenes import UNKNOWN, VOID, Pictures, Scenes
+from driftproof.data.scenes import UNKNOWN, VOID, SceneImages, Scenes
 from driftproof.errors import InputError
-from driftproof.streams.batch import Move, Part, read_pixels
+from driftproof.streams.batch import BatchSlice, ToDevice, read_pixels
 from driftproof.streams.domains import Domain
 
-__all__ = ["SceneDomain", "ScenePart", "scene_domain"]
+__all__ = ["SceneDomain", "SceneSlice", "make_scene_domain"]
 
 
 @dataclass(frozen=True, eq=False)
-class ScenePart(Part):
-    """Some frames of one set of scenes, in order.
+class SceneSlice(BatchSlice):
+    """Frames of one set of scenes that go into a batch, in order.
 
     Attributes:
-        scenes: Whose label maps go with the frames.
+        scenes: Scenes with the label maps of the frames.
     """
 
     scenes: Scenes = field(kw_only=True)
 
-    def read(self, size: tuple[int, int], move: Move) -> tuple[Tensor, Tensor, Tensor]:
-        """Frames as bytes and label maps; pixels of unknown objects are not known, void ones neither."""
-        places = self.indices.tolist()
-        with ThreadPoolExecutor(len(places)) as pool:
-            reading = pool.map(lambda place: self._map(place, size), places)
-            pixels = move(read_pixels(self.images, self.indices, size=size))
-            maps = move(torch.stack(list(reading))).long()
+    def read(self, size: tuple[int, int], to_device: ToDevice) -> tuple[Tensor, Tensor, Tensor]:
+        """Read frames (uint8), label maps and the mask of known pixels; unknown and void pixels are not known."""
+        indices = self.indices.tolist()
+        with ThreadPoolExecutor(len(indices)) as pool:
+            label_maps = pool.map(lambda index: self._read_labels(index, size), indices)
+            pixels = to_device(read_pixels(self.images, self.indices, size=size))
+            maps = to_device(torch.stack(list(label_maps))).long()
         return pixels, maps.masked_fill(maps == UNKNOWN, -1), maps < UNKNOWN
 
-    def _map(self, index: int, size: tuple[int, int]) -> Tensor:
+    def _read_labels(self, index: int, size: tuple[int, int]) -> Tensor:
         labels = self.scenes.read_labels(index)
         if labels is None:
             return torch.full(size, VOID, dtype=torch.uint8)
@@ -49,20 +49,20 @@ class ScenePart(Part):
 
 @dataclass(frozen=True, eq=False)
 class SceneDomain(Domain):
-    """Scenes that share an appearance, such as one city, or one kind of weather.
+    """Scenes under one shift, such as one city or one kind of weather.
 
-    Frames and label maps are read when their batch is planned to come, so none of them stay in memory. Scenes without
-    labels are streamed with every pixel void. Domains of one stream may have frames of different sizes.
+    Frames and label maps are read batch by batch and not kept in memory. Scenes without labels are streamed with every
+    pixel void. Domains of one stream may have frames of different sizes.
 
     Attributes:
         name: For example `cityscapes`, or `fog`.
-        images: The frames, as they are or changed.
-        scenes: Whose label maps go with them.
+        images: The frames, original or corrupted.
+        scenes: Scenes with their label maps.
     """
 
     scenes: Scenes = field(kw_only=True)
 
-    varied = True
+    mixed_sizes = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,18 +77,18 @@ class SceneDomain(Domain):
         """Height and width of the frames."""
         return self.scenes.extent
 
-    def part(self, indices: Tensor) -> ScenePart:
-        """Some of the frames, with their label maps."""
-        return ScenePart(self.images, indices, scenes=self.scenes)
+    def slice(self, indices: Tensor) -> SceneSlice:
+        """Return the frames at these indices, with their label maps, as part of a batch."""
+        return SceneSlice(self.images, indices, scenes=self.scenes)
 
 
-def scene_domain(name: str, scenes: Scenes, images: ImageSet | None = None) -> SceneDomain:
-    """A domain of scenes.
+def make_scene_domain(name: str, scenes: Scenes, images: ImageSet | None = None) -> SceneDomain:
+    """Make a domain of scenes.
 
     Args:
-        name: What to call it.
+        name: Name of the domain.
         scenes: The scenes.
-        images: Their frames, changed, in the same order, such as `Corrupted(Pictures(scenes), "fog")`; None for as they
-            are.
+        images: Corrupted frames in the same order, such as `Corrupted(SceneImages(scenes), "fog")`; None for the
+            original frames.
     """
-    return SceneDomain(name, Pictures(scenes) if images is None else images, scenes=scenes)
+    return SceneDomain(name, SceneImages(scenes) if images is None else images, scenes=scenes)

@@ -1,4 +1,4 @@
-"""Training of source models, as the paper's were trained."""
+"""Training of source models with the recipes of the paper."""
 
 from driftproof.training.augmix import augmix
 from driftproof.training.loss import augmix_loss, jensen_shannon
@@ -11,7 +11,7 @@ from driftproof.training.recipes import (
     Recipe,
     SceneRecipe,
 )
-from driftproof.training.scenes import SceneTrainer, labelled_scenes, mean_iou, scaled_crops
+from driftproof.training.scenes import SceneTrainer, evaluate_mean_iou, load_labeled_scenes, scaled_crop_and_flip
 from driftproof.training.trainer import EpochRecord, Trainer
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "Trainer",
     "augmix",
     "augmix_loss",
+    "evaluate_mean_iou",
     "jensen_shannon",
-    "labelled_scenes",
-    "mean_iou",
-    "scaled_crops",
+    "load_labeled_scenes",
+    "scaled_crop_and_flip",
 ]

@@ -1,4 +1,4 @@
-"""The loss of AugMix: right on the clean image, of one mind on its views."""
+"""AugMix loss: cross-entropy plus Jensen–Shannon consistency."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ __all__ = ["augmix_loss", "jensen_shannon"]
 
 
 def jensen_shannon(logits_clean: Tensor, logits_1: Tensor, logits_2: Tensor) -> Tensor:
-    """Jensen–Shannon divergence of three predictions, averaged over the batch.
+    """Return the Jensen–Shannon divergence of three predictions, averaged over the batch.
 
     (KL(p ‖ m) + KL(p₁ ‖ m) + KL(p₂ ‖ m)) / 3 with m the mean distribution, clamped to [1e-7, 1].
 
@@ -19,14 +19,14 @@ def jensen_shannon(logits_clean: Tensor, logits_1: Tensor, logits_2: Tensor) -> 
     """
     logs = torch.stack([logits_clean, logits_1, logits_2]).log_softmax(dim=-1)
     mean = logs.exp().mean(dim=0).clamp(1e-7, 1.0).log()
-    # Targets as logarithms: the gradient stays finite where a probability underflows to 0.
+    # Log targets keep the gradient finite where a probability underflows to 0.
     return F.kl_div(mean.expand_as(logs), logs, reduction="sum", log_target=True) / (3 * len(mean))
 
 
 def augmix_loss(
     logits_clean: Tensor, logits_1: Tensor, logits_2: Tensor, labels: Tensor, *, weight: float = 12.0
 ) -> Tensor:
-    """Cross-entropy on the clean images plus `weight` times the Jensen–Shannon divergence of the three views.
+    """Return the cross-entropy on clean images plus `weight` times the Jensen–Shannon divergence.
 
     Examples:
         >>> logits, labels = torch.zeros(2, 4), torch.tensor([0, 1])

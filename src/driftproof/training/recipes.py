@@ -1,4 +1,4 @@
-"""How the paper's source models were trained."""
+"""Training recipes of the paper's source models."""
 
 import math
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ _POWER = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides a training run besides the model, the data and the seed.
+    """Hyper-parameters of a training run: everything except model, data and seed.
 
     Attributes:
         epochs: Passes over the training set.
         batch_size: Images per step; the last batch of an epoch may be smaller.
-        lr: Learning rate at the start.
-        final_lr: What it falls to.
-        schedule: How it falls, and when it is renewed; the polynomial is (1 − t)^0.9.
-        momentum: Of stochastic gradient descent.
-        nesterov: Whether the momentum is Nesterov's.
+        lr: Initial learning rate.
+        final_lr: Final learning rate.
+        schedule: Decay of the learning rate, updated per epoch or per iteration; polynomial means (1 − t)^0.9.
+        momentum: Momentum of SGD.
+        nesterov: Whether to use Nesterov momentum.
         weight_decay: L2 penalty on every parameter.
-        augmentation: "crop+flip" shifts and mirrors; "resized crop" takes a random part at the full size and mirrors;
-            "augmix" is "crop+flip" followed by two AugMix views beside the clean one.
-        jsd_weight: Factor on the Jensen–Shannon divergence of the three views; only "augmix" has it.
-        crop_padding: Black pixels around the image that a shifted crop may take in.
+        augmentation: "crop+flip": random crop of the padded image and random flip; "resized crop": random resized crop
+            and random flip; "augmix": "crop+flip", then two AugMix views in addition to the clean one.
+        jsd_weight: Weight of the Jensen–Shannon divergence of the three views; used by "augmix" only.
+        crop_padding: Black pixels added on each side before a random crop.
 
     Examples:
         >>> from dataclasses import replace
@@ -59,8 +59,8 @@ class Recipe:
     crop_padding: int = 4
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
-        _expect_at_least(
+        _check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        _check_at_least(
             0,
             final_lr=self.final_lr,
             weight_decay=self.weight_decay,
@@ -71,29 +71,29 @@ class Recipe:
             raise ConfigurationError(f"Expected `lr` to be above 0, but got {self.lr}.")
         if not 0 <= self.momentum < 1 or (self.nesterov and self.momentum == 0):
             raise ConfigurationError(f"Expected `momentum` in 0..1, above 0 with `nesterov`, but got {self.momentum}.")
-        _expect_one_of(get_args(Augmentation), augmentation=self.augmentation)
-        _expect_one_of(get_args(Schedule), schedule=self.schedule)
+        _check_one_of(get_args(Augmentation), augmentation=self.augmentation)
+        _check_one_of(get_args(Schedule), schedule=self.schedule)
 
     def lr_at(self, epoch: int, batch: int, batches: int) -> float:
-        """The learning rate of a batch, both counted from 0, where an epoch has `batches`.
+        """Return the learning rate of a batch; epoch and batch count from 0.
 
         Examples:
             >>> WRN_AUGMIX.lr_at(0, 0, 391)
             0.1
         """
-        passed = (epoch + (batch / batches if self.schedule.endswith("iteration") else 0.0)) / self.epochs
-        cosine = 0.5 * (1.0 + math.cos(math.pi * passed))
-        left = (1.0 - passed) ** _POWER if self.schedule.startswith("polynomial") else cosine
-        return self.final_lr + (self.lr - self.final_lr) * left
+        progress = (epoch + (batch / batches if self.schedule.endswith("iteration") else 0.0)) / self.epochs
+        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+        decay = (1.0 - progress) ** _POWER if self.schedule.startswith("polynomial") else cosine
+        return self.final_lr + (self.lr - self.final_lr) * decay
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneRecipe(Recipe):
-    """A recipe for label maps: parts of scenes at random scales, mirrored at random.
+    """Recipe for segmentation: square crops at random scales, randomly flipped.
 
     Attributes:
-        crop: Side of the square parts, in pixels.
-        scales: Smallest and largest factor by which a scene is enlarged before the part is cut out.
+        crop: Side of the crops, in pixels.
+        scales: Smallest and largest scale of a scene before cropping.
 
     Examples:
         >>> round(DEEPLAB.lr_at(epoch=75, batch=0, batches=45), 4)
@@ -106,22 +106,22 @@ class SceneRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _expect_at_least(2, batch_size=self.batch_size)
-        _expect_at_least(1, crop=self.crop)
+        _check_at_least(2, batch_size=self.batch_size)
+        _check_at_least(1, crop=self.crop)
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ConfigurationError(f"Expected `scales` as (smallest, largest), both above 0, but got {self.scales}.")
 
 
-def _expect_at_least(least: int, **values: float) -> None:
+def _check_at_least(minimum: int, **values: float) -> None:
     for name, value in values.items():
-        if not value >= least:
-            raise ConfigurationError(f"Expected `{name}` to be at least {least}, but got {value}.")
+        if not value >= minimum:
+            raise ConfigurationError(f"Expected `{name}` to be at least {minimum}, but got {value}.")
 
 
-def _expect_one_of(known: tuple[str, ...], **values: str) -> None:
+def _check_one_of(choices: tuple[str, ...], **values: str) -> None:
     for name, value in values.items():
-        if value not in known:
-            raise ConfigurationError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+        if value not in choices:
+            raise ConfigurationError(f"Expected `{name}` to be one of {', '.join(choices)}, but got {value!r}.")
 
 
 WRN_AUGMIX = Recipe(
@@ -146,14 +146,14 @@ RESNEXT_AUGMIX = Recipe(
     weight_decay=5e-4,
     augmentation="augmix",
 )
-"""ResNeXt-29 on the CIFAR sets: as the wide residual network, for twice as long."""
+"""ResNeXt-29 on the CIFAR sets: as WRN-40-2, for twice as many epochs."""
 
 TINY_RESNET50 = Recipe(epochs=50, batch_size=256, lr=0.01, weight_decay=1e-4, augmentation="resized crop")
-"""ResNet-50 on Tiny-ImageNet, from ImageNet weights. Open choices taken: augmentation, momentum, weight decay."""
+"""ResNet-50 on Tiny-ImageNet, from ImageNet weights. Our choices: augmentation, momentum, weight decay."""
 
 CIFAR_RESNET50 = Recipe(epochs=200, batch_size=128, lr=0.1, weight_decay=5e-4)
 """ResNet-50 on CIFAR-10. The paper gives no recipe; this is the customary one."""
 
 DEEPLAB = SceneRecipe(epochs=150, batch_size=8, lr=0.01, weight_decay=5e-4, crop=352)
-"""DeepLabV3+ on CamVid. Rate, decay, schedule and scales are RobustNet's; open choices taken: crops that fit frames of
-360 × 480, the number of passes, and neither jittered colors nor blur, which would be taught robustness."""
+"""DeepLabV3+ on CamVid. Learning rate, weight decay, schedule and scales are RobustNet's. Our choices: crops that fit
+360 × 480 frames, the number of epochs, and no color jitter or blur, which would train robustness."""

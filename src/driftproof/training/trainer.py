@@ -1,4 +1,4 @@
-"""Training that can be stopped after any epoch and continued as if it had not been."""
+"""Training of classifiers, resumable after any epoch."""
 
 import copy
 import hashlib
@@ -16,25 +16,26 @@ from torch import Generator, Tensor, nn
 
 from driftproof.errors import ConfigurationError, DivergenceError, InputError, ModelError, StateError
 from driftproof.files import atomic_write
-from driftproof.training.augmix import augmix, bilinear, expect_bytes
+from driftproof.training.augmix import augmix, check_uint8_images
+from driftproof.training.crops import crop_and_flip, resized_crop_and_flip
 from driftproof.training.loss import augmix_loss
 from driftproof.training.recipes import Recipe
 
-__all__ = ["EpochRecord", "Trainer", "crop_and_flip", "resized_crop_and_flip"]
+__all__ = ["EpochRecord", "Trainer"]
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What came of one epoch.
+    """Results of one epoch.
 
     Attributes:
         epoch: Counted from 1.
         loss: Mean training loss.
-        accuracy: Share of the training images that were classified rightly while being learned from.
-        evaluation: What `evaluate` returned; None without it.
-        seconds: Time the epoch took, evaluation included.
+        accuracy: Training accuracy: share of the training images classified correctly during the epoch.
+        evaluation: Result of `evaluate`; None without it.
+        seconds: Duration of the epoch, including evaluation.
     """
 
     epoch: int
@@ -45,21 +46,21 @@ class EpochRecord:
 
 
 class Trainer:
-    """Trains a model, in place, by a recipe.
+    """Trains a classifier in place.
 
-    The training set stays on the device as bytes, and is augmented there. The random numbers of a batch depend on the
-    seed, the epoch and the batch alone, so on a CPU a continued run is bit-identical to an uninterrupted one. After an
-    error or an interrupt the model is what it was after the last complete epoch.
+    The training set stays on the device as uint8 and is augmented there. The random numbers of a batch depend only on
+    the seed, the epoch and the batch, so on a CPU a resumed run is bit-identical to an uninterrupted one. After an
+    error or an interrupt the model is restored to the end of the last complete epoch.
 
     Args:
         model: Takes images in [0, 1], (N, C, H, W), and returns logits, (N, classes).
-        images: Bytes of shape (N, C, H, W).
+        images: uint8 images, (N, C, H, W).
         labels: One class per image.
-        recipe: How to train.
-        seed: Seed of every random choice.
-        device: Where to train; where the model is, unless given.
-        begun_from: What the model's weights were before, such as the checksum of a file; a checkpoint that was begun
-            from anything else is refused.
+        recipe: Hyper-parameters.
+        seed: Random seed.
+        device: Training device; None for the device of the model.
+        begun_from: Identifier of the initial weights, such as the checksum of a file. A checkpoint of a run with other
+            initial weights is refused.
 
     Examples:
         >>> from dataclasses import replace
@@ -84,8 +85,8 @@ class Trainer:
     ) -> None:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
-            raise ModelError("Expected a model with parameters to train, but every one is frozen, or there is none.")
-        expect_bytes(images)
+            raise ModelError("Expected a model with trainable parameters, but all are frozen or there are none.")
+        check_uint8_images(images)
         self.device = torch.device(device) if device is not None else parameters[0].device
         self.model = model.to(self.device)
         self.recipe = recipe
@@ -93,8 +94,8 @@ class Trainer:
         self.begun_from = begun_from
         self.history: list[EpochRecord] = []
         self._images = images.to(self.device)
-        self._labels = self._expected_labels(labels, images).to(self.device)
-        self._expect_classes()
+        self._labels = self._validate_labels(labels, images).to(self.device)
+        self._check_classes()
         self._optimizer = torch.optim.SGD(
             parameters,
             lr=recipe.lr,
@@ -113,45 +114,45 @@ class Trainer:
         evaluate: Callable[[nn.Module], float] | None = None,
         save: Callable[[nn.Module, EpochRecord], None] | None = None,
     ) -> list[EpochRecord]:
-        """Train until `until_epoch` epochs are complete, and return the record of every one of them.
+        """Train until `until_epoch` epochs are complete, and return the records of all of them.
 
         Args:
-            until_epoch: Epochs to have done in the end; all of the recipe's, unless given. The learning rate follows
-                the recipe either way.
-            checkpoint: Written after every epoch; where it exists already and is further on, it is continued from.
-            checkpoint_every: Seconds that have to pass before it is written again; the last epoch always is.
+            until_epoch: Number of epochs to reach; None for all epochs of the recipe. The learning rate follows the
+                recipe in both cases.
+            checkpoint: File to write after every epoch. Training resumes from it if it has more epochs.
+            checkpoint_every: Minimum seconds between two checkpoints; the last epoch is always written.
             progress: Called after every epoch.
-            evaluate: Rates the model after every epoch, larger is better; it gets it in evaluation mode.
-            save: Keeps the best model: called after every epoch that `evaluate` rates higher than all before it, and
-                without `evaluate` after every epoch.
+            evaluate: Scores the model, in evaluation mode, after every epoch; larger is better.
+            save: Called with the model after every epoch with a new best score, or after every epoch without
+                `evaluate`.
         """
-        content = self._read(checkpoint) if checkpoint is not None and checkpoint.exists() else None
-        further = content if content is not None and len(content["history"]) > len(self.history) else None
-        last = self._expect_epoch(until_epoch, len(further["history"]) if further else len(self.history))
-        if further:
-            self._restore(further)
+        content = self._read_checkpoint(checkpoint) if checkpoint is not None and checkpoint.exists() else None
+        newer = content if content is not None and len(content["history"]) > len(self.history) else None
+        last = self._check_epoch(until_epoch, len(newer["history"]) if newer else len(self.history))
+        if newer:
+            self._restore(newer)
         devices = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type):
             written = time.monotonic()
             while len(self.history) < last:
-                self._advance(evaluate, save)
+                self._run_epoch(evaluate, save)
                 due = len(self.history) == last or time.monotonic() - written >= checkpoint_every
                 if checkpoint is not None and due:
-                    _write(self._described() | self._state(), checkpoint)
+                    _write(self._describe_run() | self._state(), checkpoint)
                     written = time.monotonic()
                 if progress is not None:
                     progress(self.history[-1])
         self.model.eval()
         return list(self.history)
 
-    def _advance(
+    def _run_epoch(
         self,
         evaluate: Callable[[nn.Module], float] | None,
         save: Callable[[nn.Module, EpochRecord], None] | None,
     ) -> None:
         before, started = copy.deepcopy(self._state()), time.perf_counter()
         try:
-            loss, accuracy = self._epoch()
+            loss, accuracy = self._train_epoch()
             self.model.eval()
             with torch.no_grad():
                 evaluation = float(evaluate(self.model)) if evaluate is not None else None
@@ -164,30 +165,30 @@ class Trainer:
             raise
         self.history.append(record)
 
-    def _epoch(self) -> tuple[float, float]:
+    def _train_epoch(self) -> tuple[float, float]:
         self.model.train()
         epoch, count = len(self.history), len(self._images)
-        order = torch.randperm(count, generator=_generator(self.seed, epoch, "order")).to(self.device)
-        batches = self._batches(order)
-        # Read once at the end: a look at the loss after every batch would make the device wait.
+        order = torch.randperm(count, generator=_make_generator(self.seed, epoch, "order")).to(self.device)
+        batches = self._split_batches(order)
+        # Read once at the end: reading the loss after every batch would synchronize the device.
         losses = torch.zeros(len(batches), device=self.device)
         correct = torch.zeros(2, dtype=torch.int64, device=self.device)
         for index, members in enumerate(batches):
             for group in self._optimizer.param_groups:
                 group["lr"] = self.recipe.lr_at(epoch, index, len(batches))
-            torch.manual_seed(_number(self.seed, epoch, index, "model"))
-            losses[index], counts = self._step(members, _generator(self.seed, epoch, index, "views"))
+            torch.manual_seed(_derive_seed(self.seed, epoch, index, "model"))
+            losses[index], counts = self._step(members, _make_generator(self.seed, epoch, index, "views"))
             correct += counts
-        self._expect_finite(losses)
+        self._check_finite(losses)
         sizes = torch.tensor([len(members) for members in batches], device=self.device)
-        right, counted = correct.tolist()
-        return float((losses * sizes).sum() / sizes.sum()), right / max(counted, 1)
+        num_correct, num_counted = correct.tolist()
+        return float((losses * sizes).sum() / sizes.sum()), num_correct / max(num_counted, 1)
 
-    def _batches(self, order: Tensor) -> list[Tensor]:
+    def _split_batches(self, order: Tensor) -> list[Tensor]:
         return list(torch.split(order, self.recipe.batch_size))
 
     def _step(self, members: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Learn from one batch; its loss, and how many it classified rightly, without AugMix, of how many."""
+        """Train on one batch; return its loss, and the numbers of correct and of all clean images."""
         recipe, labels = self.recipe, self._labels[members]
         if recipe.augmentation == "resized crop":
             images = resized_crop_and_flip(self._images[members], generator)
@@ -201,11 +202,11 @@ class Trainer:
         else:
             logits = self.model(clean)
             loss = F.cross_entropy(logits, labels)
-        self._learn(loss)
-        right = logits.argmax(dim=1) == labels
-        return loss.detach(), torch.stack([right, torch.ones_like(right)]).sum(dim=1)
+        self._update(loss)
+        correct = logits.argmax(dim=1) == labels
+        return loss.detach(), torch.stack([correct, torch.ones_like(correct)]).sum(dim=1)
 
-    def _learn(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor) -> None:
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -213,13 +214,19 @@ class Trainer:
     def _is_best(self, record: EpochRecord) -> bool:
         if record.evaluation is None:
             return True
-        earlier = [past.evaluation for past in self.history if past.evaluation is not None]
-        return not math.isnan(record.evaluation) and not any(past >= record.evaluation for past in earlier)
+        previous = [past.evaluation for past in self.history if past.evaluation is not None]
+        return not math.isnan(record.evaluation) and not any(score >= record.evaluation for score in previous)
 
-    def _expected_labels(self, labels: Tensor, images: Tensor) -> Tensor:
-        return _expect_labels(labels, images)
+    def _validate_labels(self, labels: Tensor, images: Tensor) -> Tensor:
+        if len(images) == 0:
+            raise InputError("Expected at least one image to train on, but got none.")
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise InputError(f"Expected labels to be integers, but got {str(labels.dtype).removeprefix('torch.')}.")
+        if labels.shape != images.shape[:1]:
+            raise InputError(f"Expected {len(images)} labels, one per image, but got the shape {tuple(labels.shape)}.")
+        return labels.long()
 
-    def _expect_classes(self) -> None:
+    def _check_classes(self) -> None:
         self.model.eval()
         with torch.no_grad():
             logits = self.model(self._images[:1] / 255.0)
@@ -231,29 +238,29 @@ class Trainer:
                 f"Expected labels in 0..{classes - 1}, since the model has {classes} classes, but got {low}..{high}."
             )
 
-    def _expect_epoch(self, until_epoch: int | None, done: int) -> int:
+    def _check_epoch(self, until_epoch: int | None, done: int) -> int:
         last = self.recipe.epochs if until_epoch is None else until_epoch
         if not done <= last <= self.recipe.epochs:
             raise ConfigurationError(
-                f"Expected `until_epoch` in {done}..{self.recipe.epochs}, from the epochs already done to those of "
-                f"the recipe, but got {last}."
+                f"Expected `until_epoch` in {done}..{self.recipe.epochs}, from the completed epochs to those of the "
+                f"recipe, but got {last}."
             )
         return last
 
-    def _expect_finite(self, losses: Tensor) -> None:
-        broken = (~losses.isfinite()).nonzero().flatten().tolist()
+    def _check_finite(self, losses: Tensor) -> None:
+        non_finite = (~losses.isfinite()).nonzero().flatten().tolist()
         tensors = [tensor for tensor in self.model.state_dict().values() if tensor.is_floating_point()]
-        if broken or not all(bool(tensor.isfinite().all()) for tensor in tensors):
-            where = f"the loss of batch {broken[0] + 1}" if broken else "a parameter"
+        if non_finite or not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            where = f"the loss of batch {non_finite[0] + 1}" if non_finite else "a parameter"
             raise DivergenceError(
-                f"Expected training to stay finite, but {where} in epoch {len(self.history) + 1} is not. The model is "
-                f"as after epoch {len(self.history)}, and so is its checkpoint; lower `lr`, or look at the images."
+                f"Expected training to stay finite, but {where} in epoch {len(self.history) + 1} is not. Model and "
+                f"checkpoint are as after epoch {len(self.history)}. Lower `lr`, or check the images."
             )
 
-    def _described(self) -> dict[str, Any]:
-        places = torch.arange(1, len(self._labels) + 1, device=self.device)
+    def _describe_run(self) -> dict[str, Any]:
+        positions = torch.arange(1, len(self._labels) + 1, device=self.device)
         sums = self._labels.reshape(len(self._labels), -1).sum(dim=1)
-        images = [*self._images.shape, int(self._images.sum()), int((sums * places).sum())]
+        images = [*self._images.shape, int(self._images.sum()), int((sums * positions).sum())]
         run = {"seed": self.seed, "begun_from": self.begun_from, "images": images}
         return {"format": _FORMAT, "recipe": asdict(self.recipe), "run": run}
 
@@ -269,9 +276,9 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self.history = [EpochRecord(**record) for record in state["history"]]
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        """The content of a checkpoint, if it is this trainer's."""
-        own = self._described()
+    def _read_checkpoint(self, path: Path) -> dict[str, Any]:
+        """Return the content of a checkpoint after checking that it belongs to this run."""
+        own = self._describe_run()
         try:
             content = torch.load(path, map_location=self.device, weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
@@ -280,102 +287,26 @@ class Trainer:
             raise StateError(f"Expected {path} to be a training checkpoint, but it is something else.")
         if content["format"] != _FORMAT:
             raise StateError(f"Expected a checkpoint of format {_FORMAT}, but got format {content['format']}.")
-        _refuse_other("recipe", content["recipe"], own["recipe"])
-        _refuse_other("run", content["run"], own["run"])
-        _refuse_other("architecture", _shapes(content["model"]), _shapes(self.model.state_dict()))
+        _check_equal("recipe", content["recipe"], own["recipe"])
+        _check_equal("run", content["run"], own["run"])
+        _check_equal("architecture", _shapes(content["model"]), _shapes(self.model.state_dict()))
         return content
 
 
-def crop_and_flip(images: Tensor, generator: Generator, *, padding: int = 4) -> Tensor:
-    """Shift every image by up to `padding` pixels, black coming in, and mirror every other one.
-
-    Examples:
-        >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-        >>> crop_and_flip(images, torch.Generator().manual_seed(0)).shape
-        torch.Size([4, 3, 8, 8])
-    """
-    count, channels, height, width = images.shape
-    places = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=generator.device)
-    rows = places[0] + torch.arange(height, device=generator.device)
-    columns = _mirrored(places[1] + torch.arange(width, device=generator.device), generator)
-    rows, columns = rows.to(images.device).view(count, 1, -1, 1), columns.to(images.device).view(count, 1, 1, -1)
-    image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
-    channel = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
-    return F.pad(images, (padding,) * 4)[image, channel, rows, columns]
-
-
-def resized_crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
-    """Enlarge a random part of every image, 8 to 100 % of its area, to the full size, and mirror every other one.
-
-    Examples:
-        >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-        >>> resized_crop_and_flip(images, torch.Generator().manual_seed(0)).shape
-        torch.Size([4, 3, 8, 8])
-    """
-    height, width = images.shape[2:]
-    top, left, part_height, part_width = random_parts(len(images), height, width, generator)
-    rows = _stretched(top, part_height, height)
-    columns = _mirrored(_stretched(left, part_width, width), generator)
-    values = bilinear(images, rows.to(images.device).unsqueeze(2), columns.to(images.device).unsqueeze(1))
-    return (values + 0.5).to(torch.uint8)
-
-
-def random_parts(count: int, height: int, width: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width of `count` parts, each (count, 1).
-
-    The share of the area is drawn from U[0.08, 1], the logarithm of width over height from U[log 3/4, log 4/3]. The
-    first of ten draws that fits is taken; where none does, as much as the ratio allows.
-    """
-
-    def draw(columns: int) -> Tensor:
-        return torch.rand(count, columns, generator=generator, device=generator.device, dtype=torch.float64)
-
-    area = height * width * (0.08 + 0.92 * draw(10))
-    ratio = torch.exp(math.log(4 / 3) * (2.0 * draw(10) - 1.0))
-    heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
-    first, any_fits = fits.int().argmax(dim=1, keepdim=True), fits.any(dim=1, keepdim=True)
-    part_height = torch.where(any_fits, heights.gather(1, first), min(height, max(1, round(width * 4 / 3))))
-    part_width = torch.where(any_fits, widths.gather(1, first), min(width, max(1, round(height * 4 / 3))))
-    top, left = (draw(1) * (height - part_height + 1)).floor(), (draw(1) * (width - part_width + 1)).floor()
-    return top, left, part_height, part_width
-
-
-def _stretched(start: Tensor, length: Tensor, side: int) -> Tensor:
-    """Where `side` pixels lie, (N, side), that cover `length` from `start` on without looking beyond."""
-    centres = torch.arange(side, device=start.device, dtype=torch.float64) + 0.5
-    return start + torch.minimum((centres * length / side - 0.5).clamp(min=0.0), length - 1)
-
-
-def _mirrored(columns: Tensor, generator: Generator) -> Tensor:
-    flips = torch.rand(len(columns), 1, generator=generator, device=generator.device) < 0.5
-    return torch.where(flips, columns.flip(1), columns)
-
-
-def _number(*place: int | str) -> int:
-    digest = hashlib.blake2b(repr(place).encode(), digest_size=8).digest()
+def _derive_seed(*key: int | str) -> int:
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def _generator(*place: int | str) -> Generator:
-    return Generator().manual_seed(_number(*place))
-
-
-def _expect_labels(labels: Tensor, images: Tensor) -> Tensor:
-    if len(images) == 0:
-        raise InputError("Expected at least one image to train on, but got none.")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InputError(f"Expected labels to be integers, but got {str(labels.dtype).removeprefix('torch.')}.")
-    if labels.shape != images.shape[:1]:
-        raise InputError(f"Expected {len(images)} labels, one per image, but got the shape {tuple(labels.shape)}.")
-    return labels.long()
+def _make_generator(*key: int | str) -> Generator:
+    return Generator().manual_seed(_derive_seed(*key))
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
 
 
-def _refuse_other(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _check_equal(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     different = [
         f"`{name}` was {saved.get(name, 'absent')} and is {own.get(name, 'absent')} here"
         for name in {**saved, **own}
@@ -384,8 +315,8 @@ def _refuse_other(what: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -
     if different:
         more = " and more" if len(different) > 3 else ""
         raise StateError(
-            f"The checkpoint is of another {what}: {'; '.join(different[:3])}{more}. "
-            "Train as it was begun, or write to another file."
+            f"The checkpoint is of another {kind}: {'; '.join(different[:3])}{more}. "
+            "Use the original settings, or write to another file."
         )
 
 
