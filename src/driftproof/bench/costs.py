@@ -1,4 +1,4 @@
-"""What the methods cost: memory by counting, time and memory by measuring, all methods in one run."""
+"""Time and memory of one step of each method: memory also by a formula, all methods in one run."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,88 +10,95 @@ from driftproof.adapter import Adapter
 from driftproof.analyses import (
     FORMULAS,
     SCENE_FORMULAS,
-    Components,
-    components,
+    MemoryCounts,
+    count_memory,
     peak_memory,
     synchronizer,
     time_steps,
 )
 from driftproof.bench.environment import ResourceMonitor
 from driftproof.bench.methods import build_method
-from driftproof.bench.runner import ProgressEvent, RunSettings, ProgressCallback, ResourceProvider, stage_progress
+from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings, stage_progress
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Run, Row
+from driftproof.bench.store import Row, Run
 from driftproof.validation import check_choice
 
 __all__ = ["measure_costs", "run_costs"]
 
-_OF_THE_TASK = ("trials", "warm_up")
-_UNTIL_RECORDED = 8
-"""Batches after which every engine runs as it will go on; the first of a shape runs operation by operation in all."""
+_TASK_OPTIONS = ("trials", "warm_up")
+_GRAPH_WARMUP = 8
+"""Batches after which every engine has reached its final mode; all run the first batches of a shape eagerly."""
 
 
-def run_costs(spec: Spec, cell: Run, workbench: ResourceProvider, rounds: int, settings: RunSettings, told: ProgressCallback) -> None:
-    """Measure what one step of each method of a cell costs.
+def run_costs(
+    spec: Spec,
+    run: Run,
+    resources: ResourceProvider,
+    rounds: int,
+    settings: RunSettings,
+    callback: ProgressCallback,
+) -> None:
+    """Measure what one step of each method costs.
 
-    The methods take turns within the run, so that their ratios mean something whatever else the machine does. Memory is
-    counted by `driftproof.analyses.components`, and measured where the device keeps count. Each row is one method.
+    The methods take turns, so that their ratios are comparable even on a busy machine. Memory is counted by
+    `driftproof.analyses.count_memory`, and measured where the device keeps count. Each row is one method.
 
     Args:
-        spec: The cell; `method` lists the methods, `options` says how many `trials` to take and how many to `warm_up`,
-            and as `tent.lr` the options of a method, which `tent+crowd` shares; `tent+crowd.margin` is its own.
-        cell: Its place, held by the caller.
-        workbench: Where model, images and source data come from.
-        rounds: Plays no role.
-        settings: How to run it.
-        told: Hears how it goes.
+        spec: The run. `method` lists the methods. `options` holds `trials` and `warm_up`, and options of methods:
+            `tent.lr` also applies to `tent+crowd`, `tent+crowd.margin` only to that.
+        run: Its results on disk, locked by the caller.
+        resources: Provides model, stream and source data.
+        rounds: Ignored.
+        settings: How to execute it.
+        callback: Receives progress events.
     """
-    if cell.length:
+    if run.length:
         return
-    names, options, watch = spec.method.split(","), dict(spec.options), ResourceMonitor(settings.device)
+    names, options, monitor = spec.method.split(","), dict(spec.options), ResourceMonitor(settings.device)
     for option in options:
         if option.partition(".")[0] not in {*names, *map(_base, names)}:
-            check_choice("option of costs", option, _OF_THE_TASK)
-    model = workbench.model(spec).to(settings.device)
-    images = next(iter(workbench.stream(spec, 1, stage_progress(spec, told)))).images.to(settings.device)
-    cell.write_spec(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
-    trials, warm_up = (int(options.get(name) or 0) for name in _OF_THE_TASK)
+            check_choice("option of costs", option, _TASK_OPTIONS)
+    model = resources.model(spec).to(settings.device)
+    images = next(iter(resources.stream(spec, 1, stage_progress(spec, callback)))).images.to(settings.device)
+    run.write_spec(spec, {"image": str(tuple(images.shape[1:])), "batch": str(len(images))})
+    trials, warm_up = (int(options.get(name) or 0) for name in _TASK_OPTIONS)
     adapters = {}
     for index, name in enumerate(names):
-        told(ProgressEvent(spec, f"preparing {name}", index, len(names)))
-        adapters[name] = _adapter(spec, name, model, workbench, settings)
-    told(ProgressEvent(spec, "timing", 0))
+        callback(ProgressEvent(spec, f"preparing {name}", index, len(names)))
+        adapters[name] = _build_adapter(spec, name, model, resources, settings)
+    callback(ProgressEvent(spec, "timing", 0))
     rows: list[Row] = [
         {"round": 1, "domain": name} | costs
         for name, costs in measure_costs(adapters, model, images, trials=trials, warm_up=warm_up).items()
     ]
-    cell.append(rows, [watch.measure(len(rows)) | settings.step] * len(rows))
+    run.append(rows, [monitor.measure(len(rows)) | settings.step] * len(rows))
     for row in rows:
-        told(ProgressEvent(spec, "measured", len(rows), len(rows), row))
+        callback(ProgressEvent(spec, "measured", len(rows), len(rows), row))
 
 
 def measure_costs(
     adapters: Mapping[str, Adapter], model: nn.Module, images: Tensor, *, trials: int, warm_up: int
 ) -> dict[str, dict[str, float | None]]:
-    """What a step of each adapter costs, all of them taking turns.
+    """Measure time and memory of a step of each adapter, taking turns.
 
     Args:
-        adapters: By the name of their method, prepared.
+        adapters: Prepared adapters by method name.
         model: The model they adapt.
         images: The batch they are given.
-        trials: How often each is timed.
-        warm_up: How often each runs before that.
+        trials: Number of timed steps of each.
+        warm_up: Number of steps of each before timing.
 
     Returns:
-        For each method `memory`, by TinyTL's counting in MiB, where there is a formula; `peak`, in bytes, what steps
-        need besides the adapter, where the device keeps count; `milliseconds`, the mean; and `median_milliseconds`.
+        By method: `memory`, counted as TinyTL does, in MiB, None without a formula; `peak`, what steps need besides the
+        adapter, in bytes, None if the device does not keep count; `milliseconds`, the mean; `median_milliseconds`.
     """
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
-    peaks = {name: _peak(step, images.device) for name, step in steps.items()}
+    peaks = {name: _measure_peak(step, images.device) for name, step in steps.items()}
     timings = time_steps(steps, trials=trials, warm_up=warm_up, synchronize=synchronizer(images.device))
-    counted = components(model, images.shape[1:])
+    counted = count_memory(model, images.shape[1:])
     return {
         name: {
-            "memory": _counted(name, adapters[name], counted, len(images)),
+            "memory": _formula_memory(name, adapters[name], counted, len(images)),
             "peak": peaks[name],
             "milliseconds": 1e3 * timings[name].mean,
             "median_milliseconds": 1e3 * timings[name].median,
@@ -100,12 +107,12 @@ def measure_costs(
     }
 
 
-def _peak(step: Callable[[], object], device: torch.device) -> int | None:
-    steps = _UNTIL_RECORDED if device.type == "cuda" else 0
+def _measure_peak(step: Callable[[], object], device: torch.device) -> int | None:
+    steps = _GRAPH_WARMUP if device.type == "cuda" else 0
     return peak_memory(lambda: [step() for _ in range(steps)], device)
 
 
-def _counted(name: str, adapter: Adapter, counted: Components, batch: int) -> float | None:
+def _formula_memory(name: str, adapter: Adapter, counted: MemoryCounts, batch: int) -> float | None:
     formulas = FORMULAS if adapter.last.novelty.ndim == 1 else SCENE_FORMULAS
     return formulas[name].mebibytes(counted, batch=batch) if name in formulas else None
 
@@ -114,10 +121,12 @@ def _base(name: str) -> str:
     return name.partition("+")[0]
 
 
-def _adapter(spec: Spec, name: str, model: nn.Module, workbench: ResourceProvider, settings: RunSettings) -> Adapter:
-    kinds = {_base(name), name}
-    own = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in kinds}
-    adapter = build_method(name, model, own | {"seed": spec.seed} | settings.step)
+def _build_adapter(
+    spec: Spec, name: str, model: nn.Module, resources: ResourceProvider, settings: RunSettings
+) -> Adapter:
+    prefixes = {_base(name), name}
+    options = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in prefixes}
+    adapter = build_method(name, model, options | {"seed": spec.seed} | settings.step)
     if not adapter.prepared:
-        adapter.prepare(workbench.source(spec, settings.device))
+        adapter.prepare(resources.source(spec, settings.device))
     return adapter

@@ -1,4 +1,4 @@
-"""The image sets that can be streamed, by name."""
+"""Datasets that can be streamed, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from driftproof.components import Progress
 from driftproof.data import (
     Corrupted,
     ImageSet,
-    ShorterSide,
+    ResizeShorterSide,
     array_folder,
+    cache_to_disk,
     cifar10,
     cifar10_c,
     cifar100,
@@ -20,31 +21,30 @@ from driftproof.data import (
     folder,
     imagenet_c,
     imagenet_o_c,
-    kept,
     svhn_c,
     tiny_imagenet,
     tiny_imagenet_c,
 )
 from driftproof.data.corrupted import PUBLISHED_QUALITY
-from driftproof.data.scenes import Pictures, Scenes, camvid_classes
-from driftproof.streams import Domain, Order, Shuffled, Stored, scene_domain
+from driftproof.data.scenes import SceneImages, Scenes, camvid_classes
+from driftproof.streams import Domain, Order, Shuffled, Stored, make_scene_domain
 
 __all__ = ["DATASETS", "DatasetConfig"]
 
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """An image set that comes in many appearances.
+    """How to read a dataset in each of its domains.
 
     Attributes:
-        images: Reads one appearance: `images(root, domain, severity, frost_photos=…, device=…, make=…, progress=…)`.
-        shuffled: Whether it is stored class by class, and so has to be shuffled.
-        trained_on: What source weights for its classes are called; None for sets that only ever are unknown.
-        classes: How many; None as above.
-        source: Reads labelled source images, for methods that prepare.
-        clean: Reads the test images before any corruption, which can take the place of source images.
-        scenes: Reads the scenes whose label maps go with one appearance; None where an image has one label.
-        source_scenes: Reads labelled source scenes instead of source images.
+        images: Reads one domain: `images(root, domain, severity, frost_photos=…, device=…, make=…, progress=…)`.
+        shuffled: Whether to shuffle, because it is stored class by class.
+        trained_on: Dataset name in the file names of source weights; None for datasets of unknown images.
+        classes: Number of classes; None as above.
+        source: Reads labeled source images, for methods that prepare.
+        clean: Reads the uncorrupted test images, which can replace source images.
+        scenes: Reads the scenes with the label maps of a domain; None if an image has one label.
+        source_scenes: Reads labeled source scenes instead of source images.
     """
 
     images: Callable[..., ImageSet]
@@ -57,18 +57,19 @@ class DatasetConfig:
     source_scenes: Callable[[Path], Scenes] | None = None
 
     def domain(self, name: str, root: Path, images: ImageSet) -> Domain:
-        """Images of one appearance as a domain, with label maps where the set has them."""
-        return Domain(name, images) if self.scenes is None else scene_domain(name, self.scenes(root, name), images)
+        """Return the images as a domain, with label maps if the dataset has them."""
+        return Domain(name, images) if self.scenes is None else make_scene_domain(name, self.scenes(root, name), images)
 
     def order(self, seed: int) -> Order:
-        """In which order the images come: seed 0 keeps the set's own, any other draws one, but for frames of a drive.
+        """Return the order of the images: seed 0 keeps the dataset's own, other seeds shuffle.
 
-        Without that, seeds would repeat the same run: most methods draw nothing at random.
+        Most methods use no random numbers, so other seeds would otherwise repeat the same run. Video frames are never
+        shuffled.
         """
         return Shuffled(seed) if self.shuffled or (seed and self.scenes is None) else Stored()
 
 
-def _published_or_made(
+def _load_or_generate(
     root: Path,
     domain: str,
     severity: int,
@@ -80,10 +81,10 @@ def _published_or_made(
 ) -> ImageSet:
     if (root / home).exists():
         return published(root, domain, severity)
-    return _made(root, domain, severity, clean=clean, home=home, **how)
+    return _generate(root, domain, severity, clean=clean, home=home, **how)
 
 
-def _made(
+def _generate(
     root: Path,
     domain: str,
     severity: int,
@@ -95,15 +96,15 @@ def _made(
     **how: Any,  # noqa: ANN401  # relayed to `Corrupted`
 ) -> ImageSet:
     images = Corrupted(clean(root), domain, severity, **how)
-    return kept(images, root / f"{home}-made", make=make, progress=progress)
+    return cache_to_disk(images, root / f"{home}-made", make=make, progress=progress)
 
 
 def _camvid(home: str, split: str, height: int | None = None) -> DatasetConfig:
     scenes = partial(camvid_scenes, split=split, height=height)
 
     def images(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # relayed
-        clean = Pictures(scenes(root))
-        return clean if domain == CLEAN else _made(root, domain, severity, clean=lambda _: clean, home=home, **how)
+        clean = SceneImages(scenes(root))
+        return clean if domain == CLEAN else _generate(root, domain, severity, clean=lambda _: clean, home=home, **how)
 
     return DatasetConfig(
         images,
@@ -115,25 +116,25 @@ def _camvid(home: str, split: str, height: int | None = None) -> DatasetConfig:
 
 
 def _frames(root: Path, domain: str, severity: int, *, split: str, **how: Any) -> ImageSet:  # noqa: ANN401  # likewise
-    return Pictures(driving(root, domain, split=split))
+    return SceneImages(driving(root, domain, split=split))
 
 
-def _other(root: Path) -> ImageSet:
+def _imagenet_other(root: Path) -> ImageSet:
     return array_folder(root / "imagenet64-other")
 
 
 DATASETS: dict[str, DatasetConfig] = {
     "cifar10-c": DatasetConfig(
-        partial(_published_or_made, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
+        partial(_load_or_generate, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
         trained_on="cifar10", classes=10, source=partial(cifar10, train=True), clean=cifar10,
     ),
     "cifar100-c": DatasetConfig(
-        partial(_published_or_made, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
+        partial(_load_or_generate, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
         trained_on="cifar100", classes=100, source=partial(cifar100, train=True), clean=cifar100,
     ),
     "tiny-imagenet-c": DatasetConfig(
         partial(
-            _published_or_made, published=tiny_imagenet_c, clean=tiny_imagenet, home="Tiny-ImageNet-C",
+            _load_or_generate, published=tiny_imagenet_c, clean=tiny_imagenet, home="Tiny-ImageNet-C",
             resave=PUBLISHED_QUALITY,
         ),
         shuffled=True, trained_on="tinyimagenet", classes=200,
@@ -142,13 +143,13 @@ DATASETS: dict[str, DatasetConfig] = {
     "imagenet-c": DatasetConfig(
         lambda root, domain, severity, **how: imagenet_c(root, domain, severity),
         shuffled=True, trained_on="imagenet", classes=1000,
-        source=lambda root: folder(root / "imagenet" / "train", size=ShorterSide(256, crop=224)),
+        source=lambda root: folder(root / "imagenet" / "train", size=ResizeShorterSide(256, crop=224)),
     ),
     "svhn-c": DatasetConfig(svhn_c),
     "imagenet-o-c-64": DatasetConfig(partial(imagenet_o_c, side=64), shuffled=True),
     "imagenet-o-c-224": DatasetConfig(partial(imagenet_o_c, side=224), shuffled=True),
     "imagenet64-other-c": DatasetConfig(
-        partial(_made, clean=_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
+        partial(_generate, clean=_imagenet_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
         shuffled=True,
     ),
     "camvid-c": _camvid("CamVid-C", "val+test"),

@@ -1,4 +1,4 @@
-"""Under what conditions a row was measured."""
+"""Environment of a measured row: versions, hardware, time and memory."""
 
 import platform
 import sys
@@ -13,29 +13,29 @@ from driftproof.bench.store import Row
 
 __all__ = ["ResourceMonitor", "hardware"]
 
-_PROCESSORS = Path("/proc/cpuinfo")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def hardware(device: torch.device) -> str:
-    """The name of the processor that does the work."""
+    """Return the name of the GPU or CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _processor(_PROCESSORS)
+    return _cpu_name(_CPUINFO)
 
 
 @cache
-def _processor(listed: Path) -> str:
-    """Its model where Linux tells it, else its kind, which is all that Python knows everywhere."""
-    lines = listed.read_text().splitlines() if listed.exists() else []
+def _cpu_name(cpuinfo: Path) -> str:
+    """Return the CPU's model from Linux's cpuinfo, else the architecture, which Python knows everywhere."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 
 
 class ResourceMonitor:
-    """Time and memory from its making on.
+    """Measure time and peak memory since its construction.
 
     Args:
-        device: Whose memory is watched.
+        device: Device whose memory is measured.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -45,10 +45,10 @@ class ResourceMonitor:
         self._started = time.perf_counter()
 
     def measure(self, rows: int = 1) -> Row:
-        """Versions, hardware, seconds since the making, and the largest memory use in bytes.
+        """Return versions, hardware, elapsed seconds and peak memory in bytes.
 
         Args:
-            rows: How many were measured together, which share the time.
+            rows: Number of rows measured together; each gets an equal share of the time.
         """
         return {
             "seconds": round((time.perf_counter() - self._started) / rows, 3),
@@ -68,5 +68,5 @@ class ResourceMonitor:
             return None
         import resource
 
-        # Of the whole process: main memory has no meter of its own. In bytes on macOS and in KiB elsewhere.
+        # Peak of the whole process, since it started. In bytes on macOS, in KiB elsewhere.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,34 +1,34 @@
-"""How confidence, and its change, are spread over right, wrong and unknown predictions."""
+"""Histograms of confidence and of its change, for correct, wrong and unknown samples."""
 
 import torch
 from torch import Tensor
 
 from driftproof.record import Record
-from driftproof.streams import Batch
+from driftproof.streams import StreamBatch
 
 __all__ = ["BINS", "KINDS", "Histograms", "edges"]
 
 BINS = 40
 
 KINDS = ("correct", "wrong", "unknown")
-"""Known images that were classified rightly, known ones that were not, and images of no known class."""
+"""Correctly classified known images, misclassified known images, and images of unknown classes."""
 
 _RANGES = {"confidence": (0.0, 1.0), "confidence_difference": (-1.0, 1.0)}
 
 
 class Histograms:
-    """Counts of the largest probability, max ŷ, and of its change since the start, ŷ^{c_o} − ỹ^{c_o}.
+    """Histograms of the largest probability, max ŷ, and of its change since the source model, ŷ^{c_o} − ỹ^{c_o}.
 
-    A bin holds its lower edge: a confidence that did not fall lies right of zero. The change is what the adapter
-    reports as novelty, so its spec has to ask for that. Scores that are not finite are left out.
+    A bin includes its lower edge, so a confidence that did not fall lies right of zero. The change is the negative
+    novelty, so the spec has to set `novelty="confidence_difference"`. Non-finite scores are left out.
 
     Args:
-        device: Where the batches are.
+        device: Device of the batches.
 
     Examples:
         >>> from driftproof.record import Record
         >>> images, labels = torch.zeros(2, 3, 1, 1), torch.tensor([0, 1])
-        >>> batch = Batch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
+        >>> batch = StreamBatch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
         >>> histograms = Histograms(torch.device("cpu"))
         >>> logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
         >>> histograms.update(logits, batch, Record(torch.ones(2, dtype=torch.bool), torch.tensor([0.0, 0.3])))
@@ -39,18 +39,18 @@ class Histograms:
     def __init__(self, device: torch.device) -> None:
         self._counts = {name: torch.zeros(len(KINDS) * BINS, dtype=torch.int64, device=device) for name in _RANGES}
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        """Count a batch."""
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        """Add a batch, without a device synchronization."""
         right = logits.argmax(dim=1) == batch.labels
         kind = torch.where(batch.known, torch.where(right, 0, 1), 2)
         scores = {"confidence": logits.softmax(dim=1).amax(dim=1), "confidence_difference": -record.novelty}
         for name, score in scores.items():
-            counted = score.isfinite()
-            places = BINS * kind + _bin(score.where(counted, torch.zeros_like(score)), *_RANGES[name])
-            self._counts[name].index_add_(0, places, counted.long())
+            finite = score.isfinite()
+            bins = BINS * kind + _bin_index(score.where(finite, torch.zeros_like(score)), *_RANGES[name])
+            self._counts[name].index_add_(0, bins, finite.long())
 
     def compute(self) -> dict[str, list[int]]:
-        """`histogram/confidence/correct` and so on: the counts of each bin, from the lowest."""
+        """Return the counts per bin as `histogram/confidence/correct` and so on, lowest bin first."""
         return {
             f"histogram/{name}/{kind}": counts
             for name, flat in self._counts.items()
@@ -59,18 +59,18 @@ class Histograms:
 
 
 def edges(name: str) -> list[float]:
-    """Where the bins of a score begin, and where the last one ends.
+    """Return the edges of a score's bins, one more than there are bins.
 
     Examples:
         >>> edges("confidence")[:3]
         [0.0, 0.025, 0.05]
     """
     low, high = _RANGES[name]
-    return [low + (high - low) * place / BINS for place in range(BINS + 1)]
+    return [low + (high - low) * index / BINS for index in range(BINS + 1)]
 
 
-def _bin(scores: Tensor, low: float, high: float) -> Tensor:
+def _bin_index(scores: Tensor, low: float, high: float) -> Tensor:
     width = (high - low) / BINS
-    # Divided before it is shifted, so that a score just below zero stays below it.
-    places = torch.floor(scores / width).long() - round(low / width)
-    return places.clamp(0, BINS - 1)
+    # Dividing before shifting keeps a score just below zero in the bin below zero.
+    bins = torch.floor(scores / width).long() - round(low / width)
+    return bins.clamp(0, BINS - 1)

@@ -1,4 +1,4 @@
-"""What there is to do, and doing one piece of it."""
+"""Jobs: a run and the number of rounds it should reach."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from driftproof.bench.costs import run_costs
 from driftproof.bench.gradients import run_gradients
-from driftproof.bench.runner import RunSettings, ProgressCallback, ResourceProvider, run_stream
+from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings, run_stream
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Run, Store
 from driftproof.validation import check_choice
@@ -22,11 +22,11 @@ TASKS: dict[str, Callable[[Spec, Run, ResourceProvider, int, RunSettings, Progre
 
 @dataclass(frozen=True)
 class Job:
-    """A cell, and how far it should go.
+    """A run and its target number of rounds.
 
     Attributes:
-        spec: The cell.
-        rounds: How many rounds there should be.
+        spec: The run.
+        rounds: Number of rounds it should reach, counted from the beginning.
     """
 
     spec: Spec
@@ -34,19 +34,25 @@ class Job:
 
 
 def run_job(
-    job: Job, folder: Path, workbench: ResourceProvider, settings: RunSettings, told: ProgressCallback, *, timeout: float = 0.0
+    job: Job,
+    folder: Path,
+    resources: ResourceProvider,
+    settings: RunSettings,
+    callback: ProgressCallback,
+    *,
+    timeout: float = 0.0,
 ) -> None:
-    """Bring one cell of a results folder to where it should be; nothing happens if it is there already.
+    """Run one job until its target round; do nothing if the run is already there.
 
     Args:
-        job: What to do.
-        folder: The results folder.
-        workbench: Where the ingredients come from.
-        settings: How to run it.
-        told: Hears how it goes.
-        timeout: Seconds to wait for another process that is at work on the cell.
+        job: The run and its target.
+        folder: Results folder.
+        resources: Provides model, stream and source data.
+        settings: How to execute it.
+        callback: Receives progress events.
+        timeout: Seconds to wait for the lock if another process works on the same run.
     """
-    cell = Store(folder).run(job.spec)
+    run = Store(folder).run(job.spec)
     task = TASKS[check_choice("task", job.spec.task, TASKS)]
-    with cell.locked(timeout):
-        task(job.spec, cell, workbench, job.rounds, settings, told)
+    with run.locked(timeout):
+        task(job.spec, run, resources, job.rounds, settings, callback)

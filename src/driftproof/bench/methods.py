@@ -1,4 +1,4 @@
-"""Methods by the names that the command line and result files use."""
+"""Methods by the names used on the command line and in result files."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -39,11 +39,11 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
     "confident": partial(ConfidenceAbove, 0.9),
     "certain": EntropyBelow,
 }
-"""What follows the plus sign: the paper's selection, and the static thresholds it is compared with."""
+"""Names after the plus sign: the paper's selection, and the static thresholds it is compared with."""
 
 
-_LEFT_OUT: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": IgnorePadding}
-"""Switches that leave more samples out than the selection does."""
+_EXTRA_SELECTIONS: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": IgnorePadding}
+"""Boolean options that add another selection to the method's own."""
 
 
 def _confidence_difference(step: Step) -> Tensor:
@@ -54,31 +54,31 @@ _STATISTICS = {
     "source": Source(),
     "batch": Batch(),
     "ttn": TTN(),
-    # On scenes, of which a batch holds a few: fewer images for the prior, fewer passes, and statistics that go along.
+    # For scenes, with few images in a batch: shorter preparation, and running statistics.
     "online ttn": TTN(momentum=0.1, prior_batches=100, epochs=3, batch_size=4),
     "online blend": Blend(0.5, momentum=0.1),
 }
 
-_MEANINGS: dict[str, dict[str, Any]] = {
+_NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "novelty": {"confidence_difference": _confidence_difference},
 }
-"""Options that are objects in Python and words in a spec."""
+"""Options that are objects in Python and names in a spec."""
 
-_WITHOUT_WORDS = {"select", "scope", "views", "scales", "augment"}
-"""Keywords that take objects which no word stands for."""
+_NOT_NAMEABLE = {"select", "scope", "views", "scales", "augment"}
+"""Keywords whose values have no names, so a spec cannot set them."""
 
 
 def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Statistics]) -> Adapter:
-    """An adapter from words.
+    """Build an adapter from names.
 
     Args:
-        name: A method, with `+crowd` for the paper's selection.
+        name: A method, such as `tent`; `tent+crowd` adds the paper's selection.
         model: The trained model.
-        options: Keywords of the method and of its selection; objects are given by their names, but statistics that have
-            been prepared as they are.
+        options: Keywords of the method and of its selection. Objects are given by name; statistics that are already
+            prepared are passed as objects.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
@@ -86,19 +86,23 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Sta
         ConfidenceDifference(margin=-0.2, on='softmax')
     """
     base, selection = parse_method(name)
-    method, own = METHODS[base], _options_of_selection(selection)
+    method, selection_options = METHODS[base], _selection_options(selection)
     for key in options:
         check_choice(f"option of {name}", key, accepted_options(name))
-    chosen = {key: _meaning(key, value) for key, value in options.items()}
-    selections = [make() for key, make in _LEFT_OUT.items() if chosen.pop(key, False)]
-    if selections and base not in _selecting():
-        raise ConfigurationError(f"Expected a method that learns from a selection to be told more, but got {name}.")
+    keywords = {key: _resolve(key, value) for key, value in options.items()}
+    selections = [make() for key, make in _EXTRA_SELECTIONS.items() if keywords.pop(key, False)]
+    if selections and base not in _methods_with_selection():
+        raise ConfigurationError(
+            f"Expected a method that takes a selection for {' and '.join(_EXTRA_SELECTIONS)}, but got {name}."
+        )
     if selection:
-        selections.insert(0, SELECTIONS[selection](**{key: chosen.pop(key) for key in own if key in chosen}))
+        selections.insert(
+            0, SELECTIONS[selection](**{key: keywords.pop(key) for key in selection_options if key in keywords})
+        )
     if selections:
-        chosen["select"] = reduce(and_, selections)
+        keywords["select"] = reduce(and_, selections)
     try:
-        return method(model, **chosen)
+        return method(model, **keywords)
     except DriftproofError:
         raise
     except (TypeError, ValueError) as error:
@@ -106,40 +110,40 @@ def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Sta
 
 
 def accepted_options(name: str) -> list[str]:
-    """The names of the options that a method and its selection take.
+    """List the options that a method and its selection take.
 
     Examples:
         >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
         (True, False)
     """
     base, selection = parse_method(name)
-    return [*_options_of_selection(selection), *_keywords(METHODS[base])]
+    return [*_selection_options(selection), *_keywords(METHODS[base])]
 
 
 def parse_method(name: str) -> tuple[str, str | None]:
-    """The method and the selection that a name stands for; anything else is answered with the nearest names."""
-    combined = [f"{base}+{selection}" for base in _selecting() for selection in SELECTIONS]
+    """Split a name into method and selection; an unknown name raises an error with the nearest names."""
+    combined = [f"{base}+{selection}" for base in _methods_with_selection() for selection in SELECTIONS]
     base, _, selection = check_choice("method", name, [*METHODS, *combined]).partition("+")
     return base, selection or None
 
 
-def _options_of_selection(selection: str | None) -> list[str]:
+def _selection_options(selection: str | None) -> list[str]:
     return list(inspect.signature(SELECTIONS[selection]).parameters) if selection else []
 
 
-def _selecting() -> list[str]:
+def _methods_with_selection() -> list[str]:
     return [name for name, method in METHODS.items() if "select" in inspect.signature(method).parameters]
 
 
 def _keywords(method: Callable[..., Adapter]) -> list[str]:
     parameters = inspect.signature(method).parameters.values()
     own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
-    (handed_on,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
-    (settings,) = get_args(handed_on)
-    return sorted((own | settings.__optional_keys__ | _LEFT_OUT.keys()) - _WITHOUT_WORDS)
+    (forwarded,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
+    (settings,) = get_args(forwarded)
+    return sorted((own | settings.__optional_keys__ | _EXTRA_SELECTIONS.keys()) - _NOT_NAMEABLE)
 
 
-def _meaning(key: str, value: Option | Statistics) -> Any:  # noqa: ANN401  # whatever the method takes
-    if key not in _MEANINGS or value is None or isinstance(value, Statistics):
+def _resolve(key: str, value: Option | Statistics) -> Any:  # noqa: ANN401  # whatever the method takes
+    if key not in _NAMED_OBJECTS or value is None or isinstance(value, Statistics):
         return value
-    return _MEANINGS[key][check_choice(key, value, _MEANINGS[key])]
+    return _NAMED_OBJECTS[key][check_choice(key, value, _NAMED_OBJECTS[key])]

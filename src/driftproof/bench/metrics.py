@@ -1,4 +1,4 @@
-"""What is measured while a stream runs: counted on the device, read once per domain."""
+"""Metrics of a stream: accumulated on the device, read once per domain."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,82 +9,83 @@ from torch import Tensor
 
 from driftproof import scores
 from driftproof.bench.histograms import Histograms
-from driftproof.bench.pixels import Overlap, Pixels
+from driftproof.bench.pixels import IoU, PixelScores
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
-from driftproof.metrics import Errors, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.metrics import ErrorRate, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.record import LazyOutcome, Outcome, Record
-from driftproof.streams import Batch
+from driftproof.streams import StreamBatch
 from driftproof.validation import check_choice
 
-__all__ = ["METRICS", "MetricValue", "Metric", "MetricCollection"]
+__all__ = ["METRICS", "Metric", "MetricCollection", "MetricValue"]
 
 MetricValue = float | list[int]
 """A number, or the counts of a histogram."""
 
 
 class Metric(Protocol):
-    """Sees every batch of a domain, then says what it found."""
+    """Accumulates over the batches of one domain."""
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        """Take in a batch, without waiting for the device."""
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        """Add a batch, without a device synchronization."""
 
     def compute(self) -> Mapping[str, MetricValue]:
-        """The numbers, by name, over everything taken in."""
+        """Return the values by row key, over all batches."""
 
 
 class _Error:
-    """`error`: percent of the known images that were classified wrongly."""
+    """`error`: percentage of known images that are misclassified."""
 
     def __init__(self, device: torch.device) -> None:
-        self._errors = Errors(device=device)
+        self._errors = ErrorRate(device=device)
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        self._errors.add(logits.argmax(dim=1), batch.labels, batch.known)
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        self._errors.update(logits.argmax(dim=1), batch.labels, batch.known)
 
     def compute(self) -> dict[str, float]:
-        return {"error": self._errors.result()}
+        return {"error": self._errors.compute()}
 
 
 class _Selection:
-    """Share of samples learned from, and how well being rejected goes with being wrong or unknown."""
+    """Share of selected samples, and precision and recall of the selection."""
 
     def __init__(self, device: torch.device) -> None:
         self._counts = SelectionQuality(device=device)
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         correct = (logits.argmax(dim=1) == batch.labels) & batch.known
-        self._counts.add(record.selected, correct, batch.known, batch.labelled)
+        self._counts.update(record.selected, correct, batch.known, batch.labeled)
 
     def compute(self) -> dict[str, float]:
-        return self._counts.result()
+        return self._counts.compute()
 
 
-class _Crowd:
-    """What the paper's selection would have rejected and how rightly, whatever the method itself learned from.
+class _PaperSelection:
+    """Quality of the paper's selection, computed alongside whatever the method itself selects.
 
-    The confidence difference is what the adapter reports as novelty, so its spec has to ask for that.
+    Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._counts = SelectionQuality(device=device)
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         correct = (logits.argmax(dim=1) == batch.labels) & batch.known
-        self._counts.add(record.novelty <= 0, correct, batch.known)
+        self._counts.update(record.novelty <= 0, correct, batch.known)
 
     def compute(self) -> dict[str, float]:
-        return {f"crowd/{name}": value for name, value in self._counts.result().items()}
+        return {f"crowd/{name}": value for name, value in self._counts.compute().items()}
 
 
 class _Scores:
-    """AUROC and FPR@TPR95 in percent of four novelty scores, for both of the paper's protocols.
+    """AUROC and FPR@TPR95 of four novelty scores in percent, for both of the paper's protocols.
 
-    Positives are known images that were classified rightly. Negatives are unknown ones, and where `including` is said
-    also the known images that were classified wrongly. The confidence difference is what the adapter reports as
-    novelty, so its spec has to ask for that.
+    Positives are correctly classified known images. Negatives are unknown images (`excluding`), or these and
+    misclassified known images (`including`). The confidence difference is read from the novelty, so the spec has to set
+    `novelty="confidence_difference"`.
 
-    Open choice taken: every visit of a domain is ranked by itself, and a table shows the mean over the domains.
+    Our reading where the paper is silent: every visit of a domain is ranked separately, and tables show the mean over
+    domains.
     """
 
     _FROM_LOGITS: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy)
@@ -94,7 +95,7 @@ class _Scores:
         self._known: list[Tensor] = []
         self._scores: dict[str, list[Tensor]] = {}
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         self._correct.append((logits.argmax(dim=1) == batch.labels) & batch.known)
         self._known.append(batch.known)
         for score in self._FROM_LOGITS:
@@ -104,34 +105,33 @@ class _Scores:
     def compute(self) -> dict[str, float]:
         correct, known = torch.cat(self._correct), torch.cat(self._known)
         found = {}
-        for name, parts in self._scores.items():
-            familiarity = -torch.cat(parts)
+        for name, batches in self._scores.items():
+            familiarity = -torch.cat(batches)
             for protocol, negatives in {"including": ~correct, "excluding": ~known}.items():
                 pair = familiarity[correct], familiarity[negatives]
-                # A network that has left the finite numbers ranks nothing.
-                ranked = not familiarity.isnan().any()
-                found[f"{name}/{protocol}/auroc"] = 100 * auroc(*pair) if ranked else math.nan
-                found[f"{name}/{protocol}/fpr"] = 100 * fpr_at_tpr(*pair) if ranked else math.nan
+                rankable = not familiarity.isnan().any()
+                found[f"{name}/{protocol}/auroc"] = 100 * auroc(*pair) if rankable else math.nan
+                found[f"{name}/{protocol}/fpr"] = 100 * fpr_at_tpr(*pair) if rankable else math.nan
         return found
 
 
 METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
-    "crowd": _Crowd,
+    "crowd": _PaperSelection,
     "scores": _Scores,
     "histograms": Histograms,
-    "iou": Overlap,
-    "pixels": Pixels,
+    "iou": IoU,
+    "pixels": PixelScores,
 }
 
 
 class MetricCollection:
-    """One visit of a domain.
+    """All metrics of a run, for one visit of a domain.
 
     Args:
-        spec: The cell, which says what is measured.
-        device: Where the batches are.
+        spec: The run, whose `measures` name the metrics.
+        device: Device of the batches.
     """
 
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
@@ -140,8 +140,8 @@ class MetricCollection:
         self._row: Row = {"batches": 0, "samples": 0}
         self._outcomes: list[Outcome | LazyOutcome] = []
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        """Take in a batch: the adapter's answer, what arrived, and what the adapter did."""
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        """Add a batch: the adapter's output, the batch, and the adapter's record."""
         for metric in self._metrics:
             metric.update(logits, batch, record)
         self._row |= {"round": batch.round, "domain": batch.domain}
@@ -150,11 +150,11 @@ class MetricCollection:
         self._outcomes.append(record.outcome)
 
     def compute(self) -> Row:
-        """Everything that was measured; what does not apply is None, as JSON has no NaN."""
-        # Asking waits for the device, so it is left to the end.
+        """Return the row of this visit; NaN and Inf become None, because JSON has neither."""
+        # Reading outcomes synchronizes with the device, so it is done once, at the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
         found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
-        finite = {name: value if _is_known(value) else None for name, value in found.items()}
+        finite = {name: value if _is_finite(value) else None for name, value in found.items()}
         return (
             {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
             | {"skipped": skipped}
@@ -162,5 +162,5 @@ class MetricCollection:
         )
 
 
-def _is_known(value: MetricValue) -> bool:
+def _is_finite(value: MetricValue) -> bool:
     return isinstance(value, list) or math.isfinite(value)

@@ -32,7 +32,7 @@ PAPER_TABLES: tuple[str, ...] = (
     "S4_cost_seg",
     "S5_logit_variant",
 )
-"""In the paper's order; a letter after the number is a part of a table, S stands for the supplement."""
+"""In the paper's order; a letter after the number is a part of a table, S is the supplement."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PaperRow:
     Attributes:
         method: As printed; "TENT + Ours" is TENT with the paper's selection.
         values: By column.
-        deltas: The gains printed in brackets, by column; empty where the row has none.
+        deltas: Gains printed in brackets, by column; empty if the row has none.
         bold: Columns printed in bold.
     """
 
@@ -54,14 +54,14 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as printed, misprints included; the notes name those.
+    """A table as printed, including misprints, which the notes list.
 
     Attributes:
         id: One of `PAPER_TABLES`.
-        reference: Where it stands in the paper.
-        caption: What it shows, in short.
-        setting: How the numbers came about.
-        notes: What a reader should know.
+        reference: Where it is in the paper.
+        caption: Short caption.
+        setting: Experimental setting.
+        notes: Known misprints and ambiguities.
         columns: In order.
         units: By column.
         better: "lower" or "higher", by column.
@@ -84,21 +84,21 @@ class PaperTable:
     rows: Mapping[str, PaperRow]
 
     def value(self, row: str, column: str) -> float | None:
-        """The number of a method; None where the paper has no such row."""
-        self._expect_column(column)
+        """Return the number of a method; None if the paper has no such row."""
+        self._check_column(column)
         return self.rows[row].values[column] if row in self.rows else None
 
     def delta(self, row: str, column: str) -> float | None:
-        """The gain over the method without selection; None where the paper prints none."""
-        self._expect_column(column)
+        """Return the printed gain over the method without selection; None if there is none."""
+        self._check_column(column)
         return self.rows[row].deltas.get(column) if row in self.rows else None
 
-    def _expect_column(self, column: str) -> None:
+    def _check_column(self, column: str) -> None:
         check_choice(f"column of {self.id}", column, self.columns)
 
 
 def paper_table(id: str) -> PaperTable:
-    """A table of the paper.
+    """Return a table of the paper.
 
     Args:
         id: One of `PAPER_TABLES`.
@@ -107,18 +107,18 @@ def paper_table(id: str) -> PaperTable:
         >>> paper_table("T8a_lr").caption
         'Robustness to learning rate'
     """
-    return _tables()[check_choice("table of the paper", id, PAPER_TABLES)]
+    return _load_tables()[check_choice("table of the paper", id, PAPER_TABLES)]
 
 
 @cache
-def _tables() -> dict[str, PaperTable]:
+def _load_tables() -> dict[str, PaperTable]:
     text = resources.files("driftproof.bench").joinpath("paper.json").read_text(encoding="utf-8")
-    return {entry["id"]: _table(entry) for entry in json.loads(text)["tables"]}
+    return {entry["id"]: _parse_table(entry) for entry in json.loads(text)["tables"]}
 
 
-def _table(entry: dict[str, Any]) -> PaperTable:
+def _parse_table(entry: dict[str, Any]) -> PaperTable:
     columns = tuple(entry["columns"])
-    rows = [_row(row, columns) for row in entry["rows"]]
+    rows = [_parse_row(row, columns) for row in entry["rows"]]
     return PaperTable(
         id=entry["id"],
         reference=entry["pdf_ref"],
@@ -132,7 +132,7 @@ def _table(entry: dict[str, Any]) -> PaperTable:
     )
 
 
-def _row(entry: dict[str, Any], columns: tuple[str, ...]) -> PaperRow:
+def _parse_row(entry: dict[str, Any], columns: tuple[str, ...]) -> PaperRow:
     deltas = zip(columns, entry.get("printed_delta", [None] * len(columns)), strict=True)
     return PaperRow(
         method=entry["method"],
@@ -142,6 +142,6 @@ def _row(entry: dict[str, Any], columns: tuple[str, ...]) -> PaperRow:
     )
 
 
-def _by_column(columns: tuple[str, ...], words: str | list[str]) -> Mapping[str, str]:
-    each = [words] * len(columns) if isinstance(words, str) else words
+def _by_column(columns: tuple[str, ...], values: str | list[str]) -> Mapping[str, str]:
+    each = [values] * len(columns) if isinstance(values, str) else values
     return MappingProxyType(dict(zip(columns, each, strict=True)))

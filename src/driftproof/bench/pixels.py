@@ -1,4 +1,4 @@
-"""What is measured on label maps: overlap, and how novelty goes with being wrong or unknown."""
+"""Metrics of segmentation: IoU, and how novelty and rejection relate to wrong and unknown pixels."""
 
 import math
 
@@ -9,63 +9,62 @@ from driftproof.data.scenes import VOID
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.record import Record
 from driftproof.scores import msp
-from driftproof.streams import Batch
+from driftproof.streams import StreamBatch
 
-__all__ = ["IOU_CURVE", "Overlap", "Pixels"]
+__all__ = ["IOU_CURVE", "IoU", "PixelScores"]
 
 _CHECKPOINTS = 20
 IOU_CURVE = tuple(f"mean_iou@{100 * point // _CHECKPOINTS:02}" for point in range(1, _CHECKPOINTS + 1))
-"""What is noted at so many points of a domain: the overlap so far."""
+"""Row keys of the running mean IoU, at 20 points of a domain."""
 
 
-class Overlap:
-    """`mean_iou`: mean intersection over union in percent, over known pixels.
+class IoU:
+    """Intersection over union in percent, over known pixels.
 
-    `iou/03` is that of one class. `mean_iou@05` to `mean_iou@100` is the mean over what had come by when so many
-    percent of the domain's batches had: twenty points of a curve.
+    `mean_iou` is the mean over classes, `iou/03` that of class 3. `mean_iou@05` to `mean_iou@100` is the running mean
+    IoU after so many percent of the domain's batches: twenty points of a curve.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._confusion: ConfusionMatrix | None = None
-        self._passed: list[Tensor] = []
+        self._counts: list[Tensor] = []
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        """Take in a batch, without waiting for the device."""
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        """Add a batch, without a device synchronization."""
         if self._confusion is None:
-            self._confusion = ConfusionMatrix(logits.shape[1], ignore=VOID, device=self._device)
-        self._confusion.add(logits.argmax(dim=1), batch.labels.masked_fill(~batch.known, VOID))
-        self._passed.append(self._confusion.counts)
+            self._confusion = ConfusionMatrix(logits.shape[1], ignore_index=VOID, device=self._device)
+        self._confusion.update(logits.argmax(dim=1), batch.labels.masked_fill(~batch.known, VOID))
+        self._counts.append(self._confusion.counts)
 
     def compute(self) -> dict[str, float]:
-        """In percent; NaN for what was neither there nor predicted."""
+        """Return the values in percent; NaN for classes neither present nor predicted."""
         assert self._confusion is not None  # no domain is empty
-        classes, total = self._confusion.classes, len(self._passed)
+        classes, total = self._confusion.classes, len(self._counts)
         by_class = {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
-        places = [math.ceil(total * point / len(IOU_CURVE)) - 1 for point in range(1, len(IOU_CURVE) + 1)]
-        passed = torch.stack([self._passed[place] for place in places]).cpu()
-        curve = {name: _mean_iou(counts, classes) for name, counts in zip(IOU_CURVE, passed, strict=True)}
+        indices = [math.ceil(total * point / len(IOU_CURVE)) - 1 for point in range(1, len(IOU_CURVE) + 1)]
+        checkpoints = torch.stack([self._counts[index] for index in indices]).cpu()
+        curve = {name: _mean_iou(counts, classes) for name, counts in zip(IOU_CURVE, checkpoints, strict=True)}
         return {"mean_iou": 100 * self._confusion.mean_iou()} | by_class | curve
 
 
 def _mean_iou(counts: Tensor, classes: int) -> float:
-    confusion = ConfusionMatrix(classes, ignore=VOID)
+    confusion = ConfusionMatrix(classes, ignore_index=VOID)
     confusion.counts = counts
     return 100 * confusion.mean_iou()
 
 
-class Pixels:
-    """How well novelty, and being rejected, tell pixels that are right from those that are wrong or unknown.
+class PixelScores:
+    """How well novelty and rejection separate right pixels from wrong and unknown ones, in percent.
 
-    `novelty/wrong/auroc` and `novelty/wrong/fpr` (FPR@TPR95), in percent like all of these, compare right pixels with
-    known ones that are wrong; `novelty/unknown/…` with unknown ones; `novelty/both/…` with both. `msp/…` is the same
-    for the plainest of scores, one less the largest probability. Scores are told apart by their leading 16 bits, see
-    `BinnedScores`: billions of pixels cannot be sorted.
+    `novelty/wrong/auroc` and `novelty/wrong/fpr` (FPR@TPR95) compare right pixels with wrong known ones,
+    `novelty/unknown/…` with unknown ones, `novelty/both/…` with both. `msp/…` is the same for one minus the largest
+    probability. Scores are compared by their leading 16 bits, see `BinnedScores`, because billions of pixels cannot be
+    sorted.
 
-    `rejection/precision` is the share of wrong or unknown pixels among the rejected, beside `rejection/chance`, their
-    share among all; `rejection/recall` is that of the rejected among the wrong or unknown, and `rejection/recall_wrong`
-    and `rejection/recall_unknown` among each. A method that learns from nothing rejects nothing either, and has none of
-    these. Void pixels are left out everywhere.
+    `rejection/precision` is the share of wrong or unknown pixels among the rejected; `rejection/chance` is their share
+    among all. `rejection/recall` is the share of rejected pixels among the wrong or unknown, `rejection/recall_wrong`
+    and `rejection/recall_unknown` among each. These are missing for methods that do not learn. Void pixels are ignored.
     """
 
     _RIGHT, _WRONG, _UNKNOWN = range(3)
@@ -74,15 +73,15 @@ class Pixels:
         self._scores = {name: BinnedScores(3, device=device) for name in ("novelty", "msp")}
         self._rejected = torch.zeros(2, 3, dtype=torch.int64, device=device)
 
-    def update(self, logits: Tensor, batch: Batch, record: Record) -> None:
-        """Take in a batch, without waiting for the device."""
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        """Add a batch, without a device synchronization."""
         right = logits.argmax(dim=1) == batch.labels
         groups = torch.where(right, self._RIGHT, self._WRONG)
         groups = groups.masked_fill(~batch.known, self._UNKNOWN)
-        if batch.labelled is not None:
-            groups = groups.masked_fill(~batch.labelled, -1)
-        self._scores["novelty"].add(-record.novelty, groups)
-        self._scores["msp"].add(-msp(logits), groups)
+        if batch.labeled is not None:
+            groups = groups.masked_fill(~batch.labeled, -1)
+        self._scores["novelty"].update(-record.novelty, groups)
+        self._scores["msp"].update(-msp(logits), groups)
         if record.objective is None:
             return
         masks = torch.stack([groups == group for group in range(3)]).flatten(1)
@@ -90,7 +89,7 @@ class Pixels:
         self._rejected = self._rejected + torch.stack([rejected.sum(dim=1), masks.sum(dim=1)])
 
     def compute(self) -> dict[str, float]:
-        """In percent; NaN where there is nothing to compare."""
+        """Return the values in percent; NaN where there is nothing to compare."""
         against = {"wrong": (self._WRONG,), "unknown": (self._UNKNOWN,), "both": (self._WRONG, self._UNKNOWN)}
         found = {}
         for score, familiarity in self._scores.items():

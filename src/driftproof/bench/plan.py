@@ -1,12 +1,12 @@
-"""From a suite to the work there is to do."""
+"""Turn suites into jobs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job
 from driftproof.bench.methods import parse_method
-from driftproof.bench.datasets import DATASETS
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
@@ -18,20 +18,19 @@ __all__ = ["RunFilter", "plan_runs"]
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which part of a suite to run, and how much of it.
+    """Which runs of a suite to execute, and with what changes.
 
     Attributes:
-        methods: Only these; all if empty.
-        sets: Only cells that stream these sets; all if empty.
-        setting: Only `open` or `closed` cells; None for both.
+        methods: Only these methods; all if empty.
+        sets: Only runs that stream these datasets; all if empty.
+        setting: Only `open` or `closed` runs; None for both.
         task: Only `stream`, `costs` or `gradients`; None for all.
-        rounds: How many; None for as many as the suite's tables need.
-        limit: Only the first so many images of each domain.
-        seeds: One run for each.
-        replaced: Sets to stream instead of others, such as a stand-in for one that is not at hand, and networks to take
-            instead of others, such as a smaller one.
-        prepared_on_test: Sets whose clean test images stand in for their training images when a method prepares.
-        trials: How often the step of a method is timed; None for as often as the suite says.
+        rounds: Number of rounds; None for as many as the suite's tables need.
+        limit: Number of images to take from each domain; None for all.
+        seeds: One run for each seed.
+        replaced: Substitutes, by the dataset or network they replace, for one that is unavailable or too large.
+        prepared_on_test: Datasets whose clean test images replace the training images when a method prepares.
+        trials: Number of timed steps in `costs` runs; None for the suite's number.
     """
 
     methods: Sequence[str] = ()
@@ -46,12 +45,12 @@ class RunFilter:
     trials: int | None = None
 
     def metadata(self) -> dict[str, Any]:
-        """What has to be the same for all cells of a results folder."""
-        shared: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
-        return shared | {"prepared on test images": sorted(self.prepared_on_test)}
+        """Return what has to be the same for all runs of a results folder."""
+        metadata: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
+        return metadata | {"prepared on test images": sorted(self.prepared_on_test)}
 
     def matches(self, spec: Spec) -> bool:
-        """Whether a cell of the suite is chosen."""
+        """Whether a run of the suite is included."""
         return (
             (not self.methods or spec.method in self.methods)
             and (not self.sets or spec.images in self.sets)
@@ -60,9 +59,9 @@ class RunFilter:
         )
 
     def apply(self, spec: Spec, seed: int) -> Spec:
-        """A cell of the suite as it is to be run."""
+        """Return the spec with substitutes, limit, seed and trials applied."""
         return replace(
-            self._timed(spec),
+            self._with_trials(spec),
             images=self.replaced.get(spec.images, spec.images),
             unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
             model=self.replaced.get(spec.model, spec.model),
@@ -70,63 +69,67 @@ class RunFilter:
             seed=seed,
         )
 
-    def _timed(self, spec: Spec) -> Spec:
+    def _with_trials(self, spec: Spec) -> Spec:
         if spec.task != "costs" or self.trials is None:
             return spec
         warm_up = int(dict(spec.options)["warm_up"] or 0)
         return spec.with_options(trials=self.trials, warm_up=min(warm_up, self.trials))
 
 
-def plan_runs(suites: Suite | Sequence[Suite], choice: RunFilter) -> list[Job]:
-    """The jobs of the chosen part of one suite or several, each once, in the order of the tables.
+def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Job]:
+    """List the jobs of one suite or several, each once, in the order of the tables.
 
-    A cell that several suites want, or that a replacement makes of several, goes as far as the furthest is wanted.
+    Runs requested more than once, by several suites or through substitutes, use the largest number of rounds requested.
 
     Args:
-        suites: What could be run.
-        choice: What shall be; every name in it has to be known to one of the suites.
+        suites: The suites.
+        run_filter: Which of their runs to execute. Every name in it has to occur in one of the suites.
     """
     suites = [suites] if isinstance(suites, Suite) else suites
     names = " or ".join(suite.name for suite in suites)
-    wanted = _furthest(
-        (spec, suite.rounds if choice.rounds is None else choice.rounds) for suite in suites for spec in suite.specs()
+    available = _max_rounds(
+        (spec, suite.rounds if run_filter.rounds is None else run_filter.rounds)
+        for suite in suites
+        for spec in suite.specs()
     )
-    _expect_known(choice, list(wanted), names)
-    for name, count in {"rounds": choice.rounds, "trials": choice.trials}.items():
+    _check_names(run_filter, list(available), names)
+    for name, count in {"rounds": run_filter.rounds, "trials": run_filter.trials}.items():
         if count is not None and count < 1:
             raise ConfigurationError(f"Expected `{name}` to be at least 1, but got {count}.")
-    chosen = _furthest(
-        (choice.apply(spec, seed), rounds)
-        for seed in choice.seeds
-        for spec, rounds in wanted.items()
-        if choice.matches(spec)
+    selected = _max_rounds(
+        (run_filter.apply(spec, seed), rounds)
+        for seed in run_filter.seeds
+        for spec, rounds in available.items()
+        if run_filter.matches(spec)
     )
-    if not chosen:
-        raise ConfigurationError(f"Expected at least one cell of {names} to run, but none is both chosen and there.")
-    return [Job(spec, rounds) for spec, rounds in chosen.items()]
+    if not selected:
+        raise ConfigurationError(f"Expected at least one run of {names}, but none matches the options.")
+    return [Job(spec, rounds) for spec, rounds in selected.items()]
 
 
-def _furthest(goals: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:
-    """Each cell once, with the most rounds that are asked of it."""
+def _max_rounds(requests: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:
+    """Return each spec once, with the largest number of rounds requested."""
     rounds: dict[Spec, int] = {}
-    for spec, goal in goals:
-        rounds[spec] = max(rounds.get(spec, 0), goal)
+    for spec, requested in requests:
+        rounds[spec] = max(rounds.get(spec, 0), requested)
     return rounds
 
 
-def _expect_known(choice: RunFilter, specs: Sequence[Spec], names: str) -> None:
-    for name in choice.methods:
+def _check_names(run_filter: RunFilter, specs: Sequence[Spec], names: str) -> None:
+    for name in run_filter.methods:
         parse_method(name)
-    for kind, chosen, known in (
-        ("method", choice.methods, [spec.method for spec in specs]),
-        ("image set", choice.sets, [spec.images for spec in specs]),
-        ("setting", [choice.setting] if choice.setting else [], ["open", "closed"]),
-        ("task", [choice.task] if choice.task else [], [spec.task for spec in specs]),
+    for kind, requested, known in (
+        ("method", run_filter.methods, [spec.method for spec in specs]),
+        ("image set", run_filter.sets, [spec.images for spec in specs]),
+        ("setting", [run_filter.setting] if run_filter.setting else [], ["open", "closed"]),
+        ("task", [run_filter.task] if run_filter.task else [], [spec.task for spec in specs]),
     ):
-        for name in chosen:
+        for name in requested:
             check_choice(f"{kind} of {names}", name, dict.fromkeys(known))
-    # A folder shares these among suites, whether or not they concern each of them.
-    for name in choice.replaced:
+    # These belong to the folder's metadata, so they may name datasets that these suites do not use.
+    for name in run_filter.replaced:
         check_choice("image set or network", name, (*DATASETS, *MODELS))
-    for name in choice.prepared_on_test:
-        check_choice("image set with clean test images", name, [each for each in DATASETS if DATASETS[each].clean is not None])
+    for name in run_filter.prepared_on_test:
+        check_choice(
+            "image set with clean test images", name, [each for each in DATASETS if DATASETS[each].clean is not None]
+        )

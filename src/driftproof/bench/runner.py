@@ -1,4 +1,4 @@
-"""One cell, from where it stands to where it should be."""
+"""Run a method over a stream, from its last snapshot to its target round."""
 
 import gc
 import itertools
@@ -15,44 +15,44 @@ from driftproof.adapter import Adapter
 from driftproof.adapter.sentence import described, found
 from driftproof.adapter.settings import expect_choices
 from driftproof.bench.environment import ResourceMonitor
-from driftproof.bench.metrics import MetricCollection
 from driftproof.bench.methods import build_method
+from driftproof.bench.metrics import MetricCollection
 from driftproof.bench.oracle import find_oracle
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.store import Run, Row
+from driftproof.bench.store import Row, Run
 from driftproof.components import Progress, SourceBatches
 from driftproof.statistics import Statistics
-from driftproof.streams import Batch, Continual, Prefetched
+from driftproof.streams import Continual, Prefetcher, StreamBatch
 
-__all__ = ["ProgressEvent", "RunSettings", "ProgressCallback", "ResourceProvider", "run_stream", "stage_progress"]
+__all__ = ["ProgressCallback", "ProgressEvent", "ResourceProvider", "RunSettings", "run_stream", "stage_progress"]
 
 
 class ResourceProvider(Protocol):
-    """Where the ingredients of a cell come from."""
+    """Provides model, stream and source data of a run."""
 
     def model(self, spec: Spec) -> nn.Module:
-        """The trained source model."""
+        """Return the trained source model."""
 
     def stream(self, spec: Spec, rounds: int, progress: Progress) -> Continual:
-        """The stream, from its beginning; tells `progress` what has to be made first."""
+        """Return the stream from its beginning; report to `progress` which datasets are generated first."""
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
-        """Labelled source images, for methods that prepare."""
+        """Return labeled source images, for methods that prepare."""
 
     def fingerprints(self, spec: Spec) -> dict[str, str]:
-        """What the results rest on besides the spec, such as checksums of weights; an error if anything is missing."""
+        """Return checksums of weights and images; raise an error if anything is missing."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a cell is run; none of this may change what is measured.
+    """How a run is executed; none of this is part of its spec.
 
     Attributes:
-        device: Where.
-        save_every: Seconds between snapshots: what a killed run loses, besides the domain it was in.
-        engine: How a step runs: `eager`, `compile` or `graph`.
-        precision: Of the passes through the networks; None leaves torch's defaults.
-        channels_last: Whether images are laid out with channels last.
+        device: Device to run on.
+        save_every: Seconds between snapshots. A killed run loses at most this, and the domain it was in.
+        engine: Execution engine of a step: `eager`, `compile` or `graph`.
+        precision: Precision of the forward and backward passes; None leaves torch's defaults.
+        channels_last: Whether images use the channels-last memory format.
     """
 
     device: str = "cpu"
@@ -66,20 +66,20 @@ class RunSettings:
 
     @property
     def step(self) -> dict[str, Option]:
-        """What an adapter has to know."""
+        """Options that every adapter takes."""
         return {"engine": self.engine, "precision": self.precision, "channels_last": self.channels_last}
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """What a run tells while it runs.
+    """Progress of a run.
 
     Attributes:
-        spec: The cell.
-        stage: What is being done.
-        done: How much of it.
-        total: Of how much; None if that is not known.
-        row: What has just been measured, at the end of a domain.
+        spec: The run.
+        stage: What it is doing.
+        done: Number of items done, such as batches.
+        total: Number of items in all; None if unknown.
+        row: The row just measured, at the end of a domain.
     """
 
     spec: Spec
@@ -92,103 +92,116 @@ class ProgressEvent:
 ProgressCallback = Callable[[ProgressEvent], None]
 
 
-def run_stream(spec: Spec, cell: Run, workbench: ResourceProvider, rounds: int, settings: RunSettings, told: ProgressCallback) -> None:
-    """Run the cell's method over its stream, from where it was left, up to so many rounds.
+def run_stream(
+    spec: Spec,
+    run: Run,
+    resources: ResourceProvider,
+    rounds: int,
+    settings: RunSettings,
+    callback: ProgressCallback,
+) -> None:
+    """Run the method over its stream, from the last snapshot up to `rounds`.
 
     Args:
-        spec: The cell.
-        cell: Its place, held by the caller.
-        workbench: Where model, images and source data come from.
-        rounds: How many there should be in the end.
-        settings: How to run it.
-        told: Hears how it goes.
+        spec: The run.
+        run: Its results on disk, locked by the caller.
+        resources: Provides model, stream and source data.
+        rounds: Target number of rounds, counted from the beginning.
+        settings: How to execute it.
+        callback: Receives progress events.
     """
-    if cell.length >= rounds * len(spec.domains):
+    if run.length >= rounds * len(spec.domains):
         return
-    build = partial(_built, spec, workbench.model(spec).to(settings.device), settings)
+    build = partial(_build_adapter, spec, resources.model(spec).to(settings.device), settings)
     adapter = build()
-    stream = workbench.stream(spec, rounds, stage_progress(spec, told))  # what is missing is missed before anything is learned
-    order = {"order": str(stream.order)} if spec.seed else {}  # otherwise the set's own
-    cell.write_spec(spec, described(adapter) | {"output": adapter.output} | order)
-    visits = cell.resume(adapter)
+    progress = stage_progress(spec, callback)
+    stream = resources.stream(spec, rounds, progress)  # fails before any preparation if data are missing
+    order = {"order": str(stream.order)} if spec.seed else {}  # seed 0 keeps the dataset's own order
+    run.write_spec(spec, described(adapter) | {"output": adapter.output} | order)
+    visits = run.resume(adapter)
     if not adapter.prepared:
-        source, progress = workbench.source(spec, settings.device), stage_progress(spec, told)
+        source = resources.source(spec, settings.device)
         if not adapter.statistics.prepared:
-            adapter = build(statistics=_prepared_once(adapter, build, cell, source, progress))
+            adapter = build(statistics=_prepare_shared_statistics(adapter, build, run, source, progress))
         adapter.prepare(source, missing_only=True, progress=progress)
-    gc.collect()  # what only prepared, or was another cell's, would count as memory of this one
+    gc.collect()  # adapters of other runs, or used only to prepare, would count as memory of this run
     total = len(stream)
-    stream = stream.starting_at(visits // len(spec.domains) + 1, visits % len(spec.domains))
-    journal, done = _Journal(cell, adapter, settings.save_every), total - len(stream)
+    stream = stream.start_from(visits // len(spec.domains) + 1, visits % len(spec.domains))
+    writer, done = _CheckpointWriter(run, adapter, settings.save_every), total - len(stream)
     oracle, in_source = find_oracle(adapter), found(adapter)
-    lasting = settings.step | ({"found": in_source} if in_source else {})
-    for _, batches in itertools.groupby(Prefetched(stream, device=settings.device), key=_visit):
-        watch, tally = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
+    constant = settings.step | ({"found": in_source} if in_source else {})
+    for _, batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
+        monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
         for batch in batches:
             if oracle is not None:
                 oracle.set_known_mask(batch)
-            tally.update(adapter(batch.images), batch, adapter.last)
+            metrics.update(adapter(batch.images), batch, adapter.last)
             done += 1
-            told(ProgressEvent(spec, "adapting", done, total))
-        row = tally.compute()
-        journal.add(row, watch.measure() | lasting)
-        told(ProgressEvent(spec, "measured", done, total, row))
-    journal.write()
+            callback(ProgressEvent(spec, "adapting", done, total))
+        row = metrics.compute()
+        writer.add(row, monitor.measure() | constant)
+        callback(ProgressEvent(spec, "measured", done, total, row))
+    writer.flush()
 
 
-def _built(
-    spec: Spec, model: nn.Module, settings: RunSettings, *, method: str | None = None, statistics: Statistics | None = None
+def _build_adapter(
+    spec: Spec,
+    model: nn.Module,
+    settings: RunSettings,
+    *,
+    method: str | None = None,
+    statistics: Statistics | None = None,
 ) -> Adapter:
-    """The cell's adapter; or another method, or one with statistics that have been prepared."""
-    own = dict(spec.options) if method is None else {}
-    given = {} if statistics is None else {"statistics": statistics}
-    return build_method(method or spec.method, model, {**own, "seed": spec.seed, **settings.step, **given})
+    """Build the run's adapter; optionally another method, or with statistics that are already prepared."""
+    options = dict(spec.options) if method is None else {}
+    overrides = {} if statistics is None else {"statistics": statistics}
+    return build_method(method or spec.method, model, {**options, "seed": spec.seed, **settings.step, **overrides})
 
 
-def _prepared_once(
-    adapter: Adapter, build: Callable[..., Adapter], cell: Run, source: SourceBatches, progress: Progress
+def _prepare_shared_statistics(
+    adapter: Adapter, build: Callable[..., Adapter], run: Run, source: SourceBatches, progress: Progress
 ) -> Statistics:
-    """Statistics like the adapter's, prepared by whichever cell of the folder first needs such."""
-    spec = cell.spec
-    apart = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
-    alone = build(method="ttn", statistics=adapter.statistics)
-    with cell.shared_artifact(f"{spec.model}-{spec.images}-{apart:08x}") as path:
+    """Return prepared statistics; the first run of the folder that needs them prepares and saves them."""
+    spec = run.spec
+    digest = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
+    preparer = build(method="ttn", statistics=adapter.statistics)
+    with run.shared_artifact(f"{spec.model}-{spec.images}-{digest:08x}") as path:
         if path.exists():
-            return alone.load(path).statistics
-        alone.prepare(source, progress=progress).save(path)
-    return alone.statistics
+            return preparer.load(path).statistics
+        preparer.prepare(source, progress=progress).save(path)
+    return preparer.statistics
 
 
-def _visit(batch: Batch) -> tuple[int, str]:
+def _visit(batch: StreamBatch) -> tuple[int, str]:
     return batch.round, batch.domain
 
 
-def stage_progress(spec: Spec, told: ProgressCallback) -> Progress:
-    """What makes or prepares things for a cell reports to this."""
-    return lambda stage, done: told(ProgressEvent(spec, stage, done))
+def stage_progress(spec: Spec, callback: ProgressCallback) -> Progress:
+    """Return a `Progress` for generating or preparing things; it reports to the run's callback."""
+    return lambda stage, done: callback(ProgressEvent(spec, stage, done))
 
 
-class _Journal:
-    """Rows on their way to disk: written with a snapshot whenever enough time has passed."""
+class _CheckpointWriter:
+    """Buffers rows and writes them with a snapshot every `save_every` seconds."""
 
-    def __init__(self, cell: Run, adapter: Adapter, save_every: float) -> None:
-        self._cell = cell
+    def __init__(self, run: Run, adapter: Adapter, save_every: float) -> None:
+        self._run = run
         self._adapter = adapter
         self._save_every = save_every
-        self._written = time.monotonic()
+        self._last_write = time.monotonic()
         self._rows: list[Row] = []
         self._conditions: list[Row] = []
 
     def add(self, row: Row, conditions: Row) -> None:
-        """Take a row, and write all that wait if it is time."""
+        """Buffer a row; write the buffer if it is time."""
         self._rows.append(row)
         self._conditions.append(conditions)
-        if time.monotonic() - self._written >= self._save_every:
-            self.write()
+        if time.monotonic() - self._last_write >= self._save_every:
+            self.flush()
 
-    def write(self) -> None:
-        """Write what waits."""
+    def flush(self) -> None:
+        """Write the buffered rows and a snapshot."""
         if self._rows:
-            self._cell.commit(self._rows, self._conditions, self._adapter)
+            self._run.commit(self._rows, self._conditions, self._adapter)
             self._rows, self._conditions = [], []
-        self._written = time.monotonic()
+        self._last_write = time.monotonic()

@@ -1,4 +1,4 @@
-"""What one cell of a results table measures: data, nothing else."""
+"""Description of one benchmark run, as plain data."""
 
 import hashlib
 import json
@@ -18,21 +18,23 @@ Option = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Spec:
-    """A method on a stream. Equal specs are the same cell, whichever table shows it and however many rounds it has run.
+    """One method on one stream.
+
+    Equal specs are the same run, whichever table shows it. The number of rounds is not part of a spec.
 
     Attributes:
-        method: For example `tent+crowd`; a task that compares methods takes several, separated by commas.
-        images: The set that is streamed, such as `cifar10-c`.
-        model: The network, such as `wrn40_2`.
-        unknown: The set of unknown images, such as `svhn-c`; None for a closed stream.
-        options: Hyper-parameters of the method, by name, in alphabetical order.
-        domains: What the images go through in one round, in order.
-        severity: Of the corruptions.
+        method: Such as `tent+crowd`. The `costs` task takes several, separated by commas.
+        images: Streamed dataset, such as `cifar10-c`.
+        model: Network, such as `wrn40_2`.
+        unknown: Dataset of unknown images, such as `svhn-c`; None for a closed stream.
+        options: Hyper-parameters of the method as (name, value), sorted by name.
+        domains: Corruptions or domains of one round, in order.
+        severity: Severity of the corruptions.
         batch_size: Images per batch, known and unknown together.
-        limit: Only the first so many images of each domain.
-        seed: Of every random choice.
-        measures: What is measured.
-        task: What is done: `stream` runs the method over the stream.
+        limit: Number of images to take from each domain; None for all.
+        seed: Random seed.
+        measures: Names of metrics, see `driftproof.bench.metrics.METRICS`.
+        task: `stream` runs the method over the stream; `costs` and `gradients` are analyses.
 
     Examples:
         >>> spec = Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",))
@@ -66,27 +68,27 @@ class Spec:
 
     @property
     def setting(self) -> str:
-        """`open` where unknown images are among the known, else `closed`."""
+        """`open` if the stream mixes in unknown images, else `closed`."""
         return "closed" if self.unknown is None else "open"
 
     @property
     def digest(self) -> str:
-        """A hash of every field."""
-        text = json.dumps(_alike(self.as_data()), sort_keys=True, separators=(",", ":"))
+        """Hash of all fields, 12 hexadecimal digits."""
+        text = json.dumps(_normalize_numbers(self.as_data()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
-        """What the cell is called on disk: readable, and unique by the digest."""
+        """Name of the run on disk: readable, and unique through the digest."""
         method = self.method if "," not in self.method else self.task
         return "-".join((method, self.images, self.setting, self.digest))
 
     def with_options(self, **options: Option) -> Self:
-        """The same with some hyper-parameters set."""
+        """Return a copy with some hyper-parameters set."""
         return replace(self, options=tuple(sorted((dict(self.options) | options).items())))
 
     def as_data(self) -> dict[str, Any]:
-        """The fields as JSON knows them."""
+        """Return the fields as JSON types."""
         return asdict(self) | {
             "options": dict(self.options),
             "domains": list(self.domains),
@@ -95,50 +97,52 @@ class Spec:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """The spec that `as_data` described."""
+        """Build a spec from what `as_data` returned."""
         known = [field.name for field in fields(cls)]
         try:
             if not isinstance(data, Mapping):
                 raise TypeError(f"got {data!r}.")
-            return cls(**{check_choice("field of a spec", name, known): _field(name, data[name]) for name in data})
+            return cls(
+                **{check_choice("field of a spec", name, known): _parse_field(name, data[name]) for name in data}
+            )
         except (TypeError, ValueError) as error:
             raise StateError(f"Expected the fields of a spec, but {error}") from error
 
 
-_KINDS: dict[str, Any] = {
+_FIELD_TYPES: dict[str, Any] = {
     "unknown": str | None,
     "severity": int,
     "batch_size": int,
     "limit": int | None,
     "seed": int,
 }
-"""Of the fields that are not words."""
+"""Types of the scalar fields that are not strings."""
 
 
-def _field(name: str, value: Any) -> Any:  # noqa: ANN401  # whatever a file may hold
-    """A field from what JSON knows, refused if it is of another kind."""
+def _parse_field(name: str, value: Any) -> Any:  # noqa: ANN401  # whatever a file may hold
+    """Convert a field from JSON; raise a TypeError if it has the wrong type."""
     if name in ("domains", "measures"):
-        fits = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
         value = tuple(value) if fits else value
     elif name == "options":
         fits = isinstance(value, dict) and all(isinstance(option, Option) for option in value.values())
         value = tuple(sorted(value.items())) if fits else value
     else:
-        fits = isinstance(value, _KINDS.get(name, str))
+        fits = isinstance(value, _FIELD_TYPES.get(name, str))
     if not fits:
         raise TypeError(f"`{name}` is {value!r}.")
     return value
 
 
-def _alike(value: Any) -> Any:  # noqa: ANN401  # whatever `as_data` holds
-    """Numbers that are equal, such as 1 and 1.0, written alike, so that equal specs have one name."""
+def _normalize_numbers(value: Any) -> Any:  # noqa: ANN401  # whatever `as_data` holds
+    """Convert whole floats and booleans to int: equal specs, such as with 1 and 1.0, then have one digest."""
     if isinstance(value, dict):
-        return {key: _alike(inner) for key, inner in value.items()}
-    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    return int(value) if whole else value
+        return {key: _normalize_numbers(inner) for key, inner in value.items()}
+    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return int(value) if is_whole else value
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions, one line each."""
+    """List what differs between two descriptions, one line each."""
     keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     return [f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r} here" for key in keys]

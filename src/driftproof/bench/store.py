@@ -1,15 +1,15 @@
-"""Results on disk: kept whole, added to, gone on from.
+"""Results on disk: crash-safe, append-only, resumable.
 
-    FOLDER/folder.json                    what all cells in the folder share
-    FOLDER/cells/NAME/spec.json           what the cell measures, and the method in its own words
-                     /rows.jsonl          what was measured: one line per visit of a domain, from the spec alone
-                     /conditions.jsonl    how: versions, hardware, time and memory, one line for each row
+    FOLDER/folder.json                    metadata shared by all runs in the folder
+    FOLDER/cells/NAME/spec.json           what the run measures, and a description of its method
+                     /rows.jsonl          measured values: one line per visit of a domain, determined by the spec
+                     /conditions.jsonl    versions, hardware, time and memory, one line per row
                      /snapshot-N.safetensors   the adapter after N visits
-    FOLDER/prepared/NAME/state.safetensors     what one cell has prepared and others need alike
+    FOLDER/prepared/NAME/state.safetensors     prepared state that several runs share
 
-Every file is replaced in one act. A snapshot is written before the rows that lead up to it, and the one before it is
-removed after them. So whenever a process is killed, there is a snapshot that the rows reach, and what comes after it
-comes out the same again.
+Every file is replaced atomically. A snapshot is written before the rows that lead up to it, and the previous snapshot
+is removed after them. So whenever a process is killed, the rows reach at least one snapshot, and resuming from it
+reproduces the rows that follow.
 """
 
 import json
@@ -26,7 +26,7 @@ from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 
-__all__ = ["ARCHIVE_FILE", "Run", "Row", "Store"]
+__all__ = ["ARCHIVE_FILE", "Row", "Run", "Store"]
 
 Row = dict[str, Any]
 
@@ -37,27 +37,27 @@ _FORMAT = 1
 
 
 class Store:
-    """A folder of results.
+    """A results folder.
 
     Args:
-        folder: Made when something is first written.
+        folder: Created on the first write.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
     def run(self, spec: Spec) -> "Run":
-        """The place of one cell, whether or not there is anything yet."""
+        """Return the run of a spec, whether or not it has any results yet."""
         return Run(self.folder / "cells" / spec.name)
 
     def runs(self) -> Iterator["Run"]:
-        """Every cell in the folder, by name."""
+        """Iterate over the runs in the folder, sorted by name."""
         for path in sorted(self.folder.glob("cells/*/spec.json")):
             yield Run(path.parent)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What all cells of the folder share; empty for a new one."""
+        """What all runs of the folder share; empty for a new folder."""
         path = self.folder / "folder.json"
         if not path.exists():
             return {}
@@ -67,28 +67,28 @@ class Store:
         return {key: value for key, value in data.items() if key != "format"}
 
     def update_metadata(self, facts: Mapping[str, Any]) -> None:
-        """ProgressEvent what every cell shares; refuse what contradicts it.
+        """Add to the metadata; raise a StateError if anything contradicts it.
 
         Args:
-            facts: For example the limit on images, and the checksums of weights.
+            facts: For example the limit on images, and checksums of weights.
         """
-        if (self.folder / ARCHIVE_FILE).exists():  # whoever reads the folder would read that, and never what is added
+        if (self.folder / ARCHIVE_FILE).exists():  # readers would read the archive and never see new runs
             raise StateError(
-                f"Expected a folder to measure in, but {self.folder} is an archive. Choose another folder: "
-                "`driftproof bench unpack` makes one of an archive with snapshots, `bench export` joins the two later."
+                f"Expected a results folder, but {self.folder} is an archive. Choose another folder: "
+                "`driftproof bench unpack` makes one from an archive with snapshots, `bench export` merges the two."
             )
-        if self._sharing(facts) == self.metadata:
+        if self._merged_metadata(facts) == self.metadata:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Between reading and writing, nobody else may add a fact.
+        # Another process may update the metadata between our read and our write.
         with FileLock(self.folder / ".lock"):
-            self.write_metadata(self._sharing(facts))
+            self.write_metadata(self._merged_metadata(facts))
 
     def write_metadata(self, facts: Mapping[str, Any]) -> None:
-        """Say anew what every cell shares, whatever was said before."""
+        """Replace the metadata."""
         _write_json(self.folder / "folder.json", {"format": _FORMAT, **facts})
 
-    def _sharing(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _merged_metadata(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         before = self.metadata
         known = {key: before[key] for key in facts if key in before}
         changed = differences({key: facts[key] for key in known}, known)
@@ -100,10 +100,10 @@ class Store:
 
 
 class Run:
-    """The results of one spec.
+    """Results of one spec on disk.
 
     Args:
-        folder: Its own.
+        folder: The run's own folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -111,73 +111,75 @@ class Run:
 
     @property
     def spec(self) -> Spec:
-        """What the cell measures."""
-        return Spec.from_data(self._described("spec"))
+        """What the run measures."""
+        return Spec.from_data(self._read_description("spec"))
 
     @property
     def protocol(self) -> dict[str, str]:
-        """The method in its own words."""
-        return self._described("protocol")
+        """Description of the adapter, component by component."""
+        return self._read_description("protocol")
 
     @property
     def rows(self) -> list[Row]:
-        """What was measured, in order; a line that was being written when the process died does not count."""
-        return _lines(self.folder / "rows.jsonl")
+        """Measured values in order; a partially written last line is ignored."""
+        return _read_lines(self.folder / "rows.jsonl")
 
     @property
     def length(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         path = self.folder / "rows.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     @property
     def conditions(self) -> list[Row]:
-        """How each row was measured."""
-        return _lines(self.folder / "conditions.jsonl")
+        """Versions, hardware, time and memory of each row."""
+        return _read_lines(self.folder / "conditions.jsonl")
 
     @property
     def snapshots(self) -> dict[int, Path]:
-        """The adapter's states after so many rows."""
-        found = (
+        """Saved adapter states, by the number of rows before them."""
+        matches = (
             (re.fullmatch(r"snapshot-(\d+)", path.stem), path) for path in self.folder.glob("snapshot-*.safetensors")
         )
-        return {int(match[1]): path for match, path in found if match}
+        return {int(match[1]): path for match, path in matches if match}
 
-    def snapshot(self, rows: int) -> Path:
-        """Where the adapter's state after so many rows is kept."""
+    def snapshot_path(self, rows: int) -> Path:
+        """Return the path of the adapter state after so many rows."""
         return self.folder / f"snapshot-{rows}.safetensors"
 
     @contextmanager
     def locked(self, timeout: float = 0.0) -> Iterator[None]:
-        """Nobody else works on the cell meanwhile.
+        """Hold the run's lock: no other process works on it meanwhile.
 
         Args:
-            timeout: Seconds to wait for whoever does.
+            timeout: Seconds to wait for the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / ".lock", timeout=timeout):
-                _sweep(self.folder)
+                _remove_partial(self.folder)
                 yield
         except Timeout as error:
-            raise StateError(f"Another process is at work on {self.folder.name}. Wait for it or stop it.") from error
+            raise StateError(
+                f"Expected {self.folder.name} to be free, but another process works on it. Wait for it or stop it."
+            ) from error
 
     @contextmanager
     def shared_artifact(self, name: str) -> Iterator[Path]:
-        """The place of a state that all cells of the folder share; whoever wants it meanwhile waits."""
+        """Lock and yield the path of a state that the runs of the folder share."""
         home = self.folder.parents[1] / "prepared" / name
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / ".lock"):
-            _sweep(home)
+            _remove_partial(home)
             yield home / "state.safetensors"
 
     def write_spec(self, spec: Spec, protocol: Mapping[str, str]) -> None:
-        """Say what the cell measures; refuse if it measures something else."""
+        """Write what the run measures; raise a StateError if the folder holds another run."""
         path = self.folder / "spec.json"
         description = {"spec": spec.as_data(), "protocol": dict(protocol)}
         if path.exists():
-            found = _read_json(path)
-            changed = [line for key, ours in description.items() for line in differences(ours, found.get(key, {}))]
+            stored = _read_json(path)
+            changed = [line for key, ours in description.items() for line in differences(ours, stored.get(key, {}))]
             if changed:
                 raise StateError(
                     f"The rows in {self.folder} were made differently: {'; '.join(changed)}. Choose another folder."
@@ -186,64 +188,67 @@ class Run:
             _write_json(path, description)
 
     def resume(self, adapter: Adapter) -> int:
-        """Bring the adapter to where the rows end, and say how many there are."""
+        """Load the last snapshot that the rows reach; return the number of rows it stands for.
+
+        Rows after the snapshot are dropped, because they will be measured again.
+        """
         rows, snapshots = self.length, self.snapshots
         reached = max((position for position in snapshots if position <= rows), default=0)
         if rows and not reached:
             raise StateError(
-                f"Expected a snapshot beside the {rows} rows of {self.folder.name} to go on from, but there is none. "
-                "Choose another folder to measure the cell from its beginning."
+                f"Expected a snapshot for the {rows} rows of {self.folder.name}, but there is none. "
+                "Choose another folder to start the run from its beginning."
             )
         if reached:
             adapter.load(snapshots[reached])
         for name in ("rows.jsonl", "conditions.jsonl"):
-            _keep(self.folder / name, reached)
+            _truncate_and_append(self.folder / name, reached)
         return reached
 
     def commit(self, rows: Sequence[Row], conditions: Sequence[Row], adapter: Adapter) -> None:
-        """Add rows, with the adapter's state after them; all or nothing, as far as a later `resume` can tell."""
+        """Append rows with the adapter's state after them; a later `resume` sees all of it or nothing."""
         reached = self.length + len(rows)
-        adapter.save(self.snapshot(reached))
+        adapter.save(self.snapshot_path(reached))
         self.append(rows, conditions)
         for position, path in self.snapshots.items():
             if position != reached:
                 path.unlink(missing_ok=True)
 
     def append(self, rows: Sequence[Row], conditions: Sequence[Row]) -> None:
-        """Add rows, all or none, that nothing has to go on from."""
+        """Append rows atomically, without a snapshot."""
         before = self.length
-        _keep(self.folder / "conditions.jsonl", before, conditions)
-        _keep(self.folder / "rows.jsonl", before, rows)
+        _truncate_and_append(self.folder / "conditions.jsonl", before, conditions)
+        _truncate_and_append(self.folder / "rows.jsonl", before, rows)
 
-    def _described(self, part: str) -> dict[str, Any]:
+    def _read_description(self, key: str) -> dict[str, Any]:
         path = self.folder / "spec.json"
-        content = _read_json(path).get(part)
+        content = _read_json(path).get(key)
         if not isinstance(content, dict):
-            raise StateError(f"Expected {path} to say what the cell measures, but it has no `{part}`.")
+            raise StateError(f"Expected {path} to describe a run, but it has no `{key}`.")
         return content
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process was writing."""
+def _remove_partial(folder: Path) -> None:
+    """Remove files that a killed process left unfinished."""
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)
 
 
-def _lines(path: Path) -> list[Row]:
+def _read_lines(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    *whole, _ = path.read_bytes().split(b"\n")
+    *complete, _ = path.read_bytes().split(b"\n")
     try:
-        return [json.loads(line) for line in whole]
+        return [json.loads(line) for line in complete]
     except ValueError as error:
         raise StateError(f"Expected a row on each line of {path}, but it cannot be read: {error}.") from error
 
 
-def _keep(path: Path, count: int, more: Sequence[Row] = ()) -> None:
-    """Leave the first lines of a file, and add to them, in one act."""
+def _truncate_and_append(path: Path, count: int, rows: Sequence[Row] = ()) -> None:
+    """Keep the first `count` lines of a file and append rows, in one atomic write."""
     before = path.read_bytes() if path.exists() else b""
     lines = [line + b"\n" for line in before.split(b"\n")[:count]]
-    after = b"".join([*lines, *(json.dumps(row).encode() + b"\n" for row in more)])
+    after = b"".join([*lines, *(json.dumps(row).encode() + b"\n" for row in rows)])
     if after != before:
         with atomic_write(path) as unfinished:
             unfinished.write_bytes(after)
@@ -255,7 +260,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StateError(f"Expected results in {path}, but it cannot be read: {error}.") from error
     if not isinstance(data, dict):
-        raise StateError(f"Expected results in {path}, but it holds something else.")
+        raise StateError(f"Expected a JSON object in {path}, but got {type(data).__name__}.")
     return data
 
 

@@ -1,4 +1,4 @@
-"""Tables: which cells they show, and where."""
+"""Tables and suites: which runs a table shows, and where."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 from driftproof.bench.spec import Spec
 
-__all__ = ["TableEntry", "Suite", "Summary", "Table"]
+__all__ = ["Suite", "Summary", "Table", "TableEntry"]
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,13 @@ class TableEntry:
     """One number of a table.
 
     Attributes:
-        row: The method, as our tables call it.
-        column: The setting, as the paper's table calls it.
-        specs: The cells the number comes from; the mean of several.
+        row: The method, as our tables name it.
+        column: The setting, as the paper's table names it.
+        specs: The runs the number comes from; their mean if there are several.
         metric: The key to read in their rows.
-        round: In which round.
-        domain: In which domain; None for the mean over all of them.
-        paper_row: What the paper's table calls the row; None where it has none.
+        round: Round to read.
+        domain: Domain to read; None for the mean over domains.
+        paper_row: Name of the row in the paper's table; None if it has none.
     """
 
     row: str
@@ -34,12 +34,12 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Summary:
-    """A column that summarizes others.
+    """A column computed from other columns.
 
     Attributes:
-        column: As the paper's table calls it.
+        column: Its name in the paper's table.
         of: The columns it summarizes.
-        how: Their mean, or their sample standard deviation.
+        how: Mean or sample standard deviation.
     """
 
     column: str
@@ -49,16 +49,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper, filled by us.
+    """Layout of a table: a table of the paper, or one of our own.
 
     Attributes:
-        name: As `bench` calls it, such as `table1`.
+        name: Name in the command line and in results, such as `table1`.
         title: What it shows.
-        paper: Its identifier among the paper's numbers; None for a table of our own.
-        entries: Its numbers, row by row.
-        summaries: Columns made from the others.
-        unit: Of the numbers.
-        lower_is_better: Whether the smallest is the best; None where none is.
+        paper: Identifier of the paper's table; None for a table of our own.
+        entries: Its entries, row by row.
+        summaries: Columns computed from the others.
+        unit: Unit of the numbers.
+        lower_is_better: Whether the smallest number is the best; None if no number is.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Suite:
-    """What one command runs.
+    """Runs that one command executes, and the tables they fill.
 
     Attributes:
-        name: As `bench run` calls it.
+        name: Name in the command line.
         title: What it shows.
         tables: The tables it fills.
-        rounds: How many rounds they need.
-        note: What a reader should know before running it.
-        command: The command that runs it, where `bench run` does not.
+        rounds: Number of rounds the tables need.
+        note: What to know before running it.
+        command: The command that runs it, if it is not `bench run`.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Suite:
     command: str | None = None
 
     def specs(self) -> Iterator[Spec]:
-        """Every cell, once, in the order of the tables."""
+        """Iterate over the runs, each once, in the order of the tables."""
         seen: set[Spec] = set()
         for table in self.tables:
             for entry in table.entries:

@@ -128,7 +128,7 @@ def run_command(
     with progress_display(job.spec for job in jobs) as told:
         ready, failures = [], Failures(told)
         for job in jobs:
-            with failures.of(job):
+            with failures.collect(job):
                 facts |= workbench.fingerprints(job.spec, stage_progress(job.spec, told))
                 ready.append(job)
         if not ready:

@@ -1,4 +1,4 @@
-"""How many cells are worked on at once, and where."""
+"""Executors: run jobs one after the other, or in parallel on a cluster."""
 
 from driftproof.bench.executors.failures import Failures
 from driftproof.bench.executors.local import run_locally

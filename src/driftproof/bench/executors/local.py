@@ -1,11 +1,11 @@
-"""One cell after the other, here."""
+"""Run jobs one after the other in this process."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from driftproof.bench.executors.failures import Failures
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import RunSettings, ProgressCallback, ResourceProvider
+from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings
 
 __all__ = ["run_locally"]
 
@@ -13,23 +13,23 @@ __all__ = ["run_locally"]
 def run_locally(
     jobs: Sequence[Job],
     folder: Path,
-    workbench: ResourceProvider,
+    resources: ResourceProvider,
     settings: RunSettings,
-    told: ProgressCallback,
+    callback: ProgressCallback,
     failures: Failures | None = None,
 ) -> None:
-    """Run every job in this process, in order; one that fails does not keep the others from being run.
+    """Run jobs in order in this process; the others still run if one fails.
 
     Args:
-        jobs: What to do.
-        folder: The results folder.
-        workbench: Where the ingredients come from.
-        settings: How to run the jobs.
-        told: Hears how it goes.
-        failures: What went wrong with other jobs before, to be told together.
+        jobs: The jobs.
+        folder: Results folder.
+        resources: Provides model, stream and source data.
+        settings: How to execute the jobs.
+        callback: Receives progress events.
+        failures: Earlier failures to report together with those of these jobs.
     """
-    failures = failures or Failures(told)
+    failures = failures or Failures(callback)
     for job in jobs:
-        with failures.of(job):
-            run_job(job, folder, workbench, settings, told)
+        with failures.collect(job):
+            run_job(job, folder, resources, settings, callback)
     failures.raise_if_any()

@@ -1,4 +1,4 @@
-"""Many cells at once, on a Ray cluster."""
+"""Run jobs in parallel on a Ray cluster."""
 
 import logging
 import os
@@ -14,55 +14,56 @@ import torch
 
 from driftproof.bench.executors.failures import Failures
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import ProgressEvent, RunSettings, ProgressCallback, ResourceProvider
+from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
 from driftproof.optional import require
 
 __all__ = ["run_on_ray"]
 
 _CPUS = 1
-_LOST_WORKERS = 10
-_PATIENCE = 60.0
-_SECONDS_BETWEEN_NOTES = 0.2
+_MAX_RETRIES = 10
+_TIMEOUT = 60.0
+_EVENT_INTERVAL = 0.2
 
 
 def run_on_ray(
     jobs: Sequence[Job],
     folder: Path,
-    workbench: ResourceProvider,
+    resources: ResourceProvider,
     settings: RunSettings,
-    told: ProgressCallback,
+    callback: ProgressCallback,
     failures: Failures | None = None,
 ) -> None:
-    """Run every job as a task of a Ray cluster; when a worker is lost, another goes on with its cell.
+    """Run each job as a task of a Ray cluster; if a worker dies, another resumes its run.
 
-    The cluster is the one that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
-    machine; where there is none, one is started and stopped again. Every task takes one CPU, and one GPU if the device
-    is one. All machines have to see the results folder, and what the workbench reads, at the same paths.
+    Uses the cluster that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
+    machine. If there is none, one is started and stopped again. Every task takes one CPU, and one GPU if the device is
+    a GPU. All machines need the results folder, and the files that `resources` reads, at the same paths.
 
     Args:
-        jobs: What to do.
-        folder: The results folder.
-        workbench: Where the ingredients come from; it is sent to the workers.
-        settings: How to run the jobs.
-        told: Hears how it goes, in this process. A cell that changes workers tells of some rows again.
-        failures: What went wrong with other jobs before, to be told together.
+        jobs: The jobs.
+        folder: Results folder.
+        resources: Provides model, stream and source data; it is pickled for the workers.
+        settings: How to execute the jobs.
+        callback: Receives progress events in this process. A run that changes workers repeats some of its rows.
+        failures: Earlier failures to report together with those of these jobs.
     """
     ray = require("ray", "Running cells on a cluster", "'driftproof[ray]'")
-    failures = failures or Failures(told)
-    with _connected(ray), _mailbox(told) as mailbox:
-        task, on_worker = _task(ray, settings)
-        ingredients = ray.put(workbench)
+    failures = failures or Failures(callback)
+    with _connect(ray), _open_event_queue(callback) as events:
+        task, worker_settings = _make_task(ray, settings)
+        shared_resources = ray.put(resources)
         running = {
-            task.remote(job, Path(folder).absolute(), ingredients, on_worker, mailbox.queue): job for job in jobs
+            task.remote(job, Path(folder).absolute(), shared_resources, worker_settings, events.queue): job
+            for job in jobs
         }
         try:
             while running:
-                done, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_NOTES)
-                mailbox.read()
+                done, _ = ray.wait(list(running), timeout=_EVENT_INTERVAL)
+                events.dispatch()
                 for reference in done:
-                    with failures.of(running.pop(reference)):
-                        _raise_what_was_raised(ray, reference)
+                    with failures.collect(running.pop(reference)):
+                        _reraise(ray, reference)
         except BaseException:
             for reference in running:
                 ray.cancel(reference, force=True)
@@ -71,7 +72,7 @@ def run_on_ray(
 
 
 @contextmanager
-def _connected(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may be missing
+def _connect(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may be missing
     if ray.is_initialized():
         yield
         return
@@ -83,83 +84,91 @@ def _connected(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may
         ray.shutdown()
 
 
-def _task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # noqa: ANN401  # as above
-    """The work as a task of the cluster, and the settings for a worker, which sees no GPU but its own."""
+def _make_task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # noqa: ANN401  # as above
+    """Return the remote function, and the settings of a worker, which sees only its own GPU."""
     on_gpu = torch.device(settings.device).type == "cuda"
     if on_gpu and ray.cluster_resources().get("GPU", 0) < 1:
         raise ConfigurationError(
-            f"Expected a Ray cluster with a GPU for `device` {settings.device!r}, but there is none in it. "
+            f"Expected a Ray cluster with a GPU for `device` {settings.device!r}, but it has none. "
             "Choose `cpu`, or a cluster with GPUs."
         )
-    task = ray.remote(num_cpus=_CPUS, num_gpus=int(on_gpu), max_retries=_LOST_WORKERS)(_work)
+    task = ray.remote(num_cpus=_CPUS, num_gpus=int(on_gpu), max_retries=_MAX_RETRIES)(_run_remote)
     return task, replace(settings, device="cuda") if on_gpu else settings
 
 
-def _work(job: Job, folder: Path, workbench: ResourceProvider, settings: RunSettings, queue: Any) -> Exception | None:  # noqa: ANN401
-    """What a worker does; what was expected to go wrong is returned, as Ray would disguise it."""
+def _run_remote(
+    job: Job,
+    folder: Path,
+    resources: ResourceProvider,
+    settings: RunSettings,
+    queue: Any,  # noqa: ANN401  # as above
+) -> Exception | None:
+    """Run a job on a worker; expected errors are returned, because Ray would wrap a raised one."""
     torch.set_num_threads(_CPUS)
-    letters = _Letters(queue)
+    sender = _EventSender(queue)
     try:
-        # The worker that had the cell before may still be dying.
-        run_job(job, folder, workbench, settings, letters.send, timeout=_PATIENCE)
+        # The lost worker that had the run before may still hold its lock.
+        run_job(job, folder, resources, settings, sender.send, timeout=_TIMEOUT)
     except (DriftproofError, OSError) as error:
         return error
     finally:
-        letters.wait()
+        sender.flush()
     return None
 
 
-def _raise_what_was_raised(ray: Any, reference: Any) -> None:  # noqa: ANN401  # as above
+def _reraise(ray: Any, reference: Any) -> None:  # noqa: ANN401  # as above
     try:
         error = ray.get(reference)
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as lost:
-        raise ExecutionError(f"Its worker was lost {_LOST_WORKERS + 1} times. Run it again to go on: {lost}") from lost
+        raise ExecutionError(
+            f"The run's worker died {_MAX_RETRIES + 1} times. Run it again to resume: {lost}"
+        ) from lost
     if error is not None:
         raise error
 
 
-class _Letters:
-    """Notes on their way to whoever started the run: every row, of the rest a few a second."""
+class _EventSender:
+    """Sends events from a worker: all with rows, of the others a few per second."""
 
     def __init__(self, queue: Any) -> None:  # noqa: ANN401  # as above
         self._queue = queue
-        self._sent = -_SECONDS_BETWEEN_NOTES
-        self._last: list[Any] = []
+        self._last_time = -_EVENT_INTERVAL
+        self._pending: list[Any] = []
 
-    def send(self, note: ProgressEvent) -> None:
+    def send(self, event: ProgressEvent) -> None:
         now = time.monotonic()
-        if note.row is not None or now - self._sent >= _SECONDS_BETWEEN_NOTES:
-            # As bytes, so that the process in between need not know what a note is.
-            self._last = [self._queue.actor.put_nowait.remote(pickle.dumps(note))]
-            self._sent = now
+        if event.row is not None or now - self._last_time >= _EVENT_INTERVAL:
+            # As bytes, so that the queue's process need not import driftproof.
+            self._pending = [self._queue.actor.put_nowait.remote(pickle.dumps(event))]
+            self._last_time = now
 
-    def wait(self) -> None:
-        """Until the last one has arrived, though not for ever."""
-        if self._last:
-            require("ray", "Running cells on a cluster", "'driftproof[ray]'").wait(self._last, timeout=_PATIENCE)
+    def flush(self) -> None:
+        """Wait until the last event has arrived, up to a timeout."""
+        if self._pending:
+            require("ray", "Running cells on a cluster", "'driftproof[ray]'").wait(self._pending, timeout=_TIMEOUT)
 
 
-class _Mailbox:
-    """Where the workers' notes arrive."""
+class _EventQueue:
+    """Receives the workers' events."""
 
-    def __init__(self, told: ProgressCallback) -> None:
+    def __init__(self, callback: ProgressCallback) -> None:
         queues = require("ray.util.queue", "Running cells on a cluster", "'driftproof[ray]'")
         self.queue = queues.Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
-        self._told = told
+        self._callback = callback
 
-    def read(self) -> None:
-        """Tell what has arrived."""
-        for letter in self.queue.get_nowait_batch(self.queue.size()):
-            self._told(pickle.loads(letter))
+    def dispatch(self) -> None:
+        """Pass the events that have arrived to the callback."""
+        for message in self.queue.get_nowait_batch(self.queue.size()):
+            self._callback(pickle.loads(message))
 
 
 @contextmanager
-def _mailbox(told: ProgressCallback) -> Iterator[_Mailbox]:
-    mailbox = _Mailbox(told)
+def _open_event_queue(callback: ProgressCallback) -> Iterator[_EventQueue]:
+    events = _EventQueue(callback)
     try:
-        yield mailbox
-        mailbox.read()
+        yield events
+        events.dispatch()
     finally:
-        mailbox.queue.shutdown(force=True)
+        events.queue.shutdown(force=True)

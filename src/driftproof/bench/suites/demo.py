@@ -1,13 +1,13 @@
-"""The demo: a small network meets changed digits, with unknown ones among them."""
+"""The demo: a small network on corrupted digits, with unknown digits mixed in."""
 
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.tables import TableEntry, Suite, Table
+from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 
 __all__ = ["demo"]
 
 _ROUNDS = 5
-# A confident prediction's cosine with a uniform one is 1/√6 = 0.41: EATA's 0.4, meant for ten classes, rejects all.
+# A confident prediction's cosine with a uniform one is 1/√6 = 0.41, so EATA's 0.4, meant for ten classes, rejects all.
 _OPTIONS: dict[str, dict[str, Option]] = {
     "tent": {"lr": 1e-3},
     "tent+crowd": {"lr": 1e-3},
@@ -17,16 +17,18 @@ _OPTIONS: dict[str, dict[str, Option]] = {
 _METHODS = ("source", "bn_adapt", "tent", "tent+crowd", "eata", "eata+crowd")
 
 
-def _cell(method: str) -> Spec:
+def _make_spec(method: str) -> Spec:
     spec = Spec(method, "digits-c", "five_layers", "digits-unknown-c", domains=CORRUPTIONS, batch_size=100)
     return spec.with_options(**_OPTIONS.get(method, {}))
 
 
 def demo() -> Suite:
-    """Digits 0 to 5 are known, 6 to 9 are not."""
+    """Digits 0 to 5 are known, 6 to 9 are unknown."""
     title = "Digits with unknown ones among them"
     columns = {f"Round {round}": round for round in (1, 3, _ROUNDS)}
     entries = tuple(
-        TableEntry(method, column, (_cell(method),), round=round) for method in _METHODS for column, round in columns.items()
+        TableEntry(method, column, (_make_spec(method),), round=round)
+        for method in _METHODS
+        for column, round in columns.items()
     )
     return Suite("demo", title, (Table("demo", title, entries),), _ROUNDS, command="driftproof demo")

@@ -1,9 +1,9 @@
-"""Tables 3 and 4 and the supplement's on segmentation: driving scenes, pixel by pixel."""
+"""Tables 3 and 4 and the supplement's tables on segmentation."""
 
 from driftproof.bench.scenes import PADDED
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.suites.settings import PAPER_NAMES
-from driftproof.bench.tables import TableEntry, Suite, Summary, Table
+from driftproof.bench.tables import Suite, Summary, Table, TableEntry
 
 __all__ = ["METHODS", "make_driving_spec", "s1", "s3b", "s4", "table3", "table4"]
 
@@ -30,19 +30,19 @@ _MEAN_ENTROPY = {"tent": 0.5, "swr": 0.2}
 
 
 def make_driving_spec(method: str, images: str, domains: tuple[str, ...], **options: Option) -> Spec:
-    """A method on driving scenes, as the paper runs it: two frames at a time."""
+    """Return a method on driving scenes with the paper's hyper-parameters: two frames per batch."""
     base, _, selection = method.partition("+")
-    chosen = dict(_OPTIONS.get(base, {}))
+    defaults = dict(_OPTIONS.get(base, {}))
     if selection:
-        chosen |= {"margin": -0.2, "mean_entropy": _MEAN_ENTROPY[base]}
-    if "lr" in chosen and not PADDED.isdisjoint(domains):
-        chosen["framed"] = True  # nothing is to be learned from the bars
+        defaults |= {"margin": -0.2, "mean_entropy": _MEAN_ENTROPY[base]}
+    if "lr" in defaults and not PADDED.isdisjoint(domains):
+        defaults["framed"] = True  # padding is excluded from the loss
     spec = Spec(method, images, _MODEL, domains=domains, batch_size=2, measures=("iou", "selection"))
-    return spec.with_options(**chosen, **options)
+    return spec.with_options(**defaults, **options)
 
 
-def _changing(methods: dict[str, str]) -> tuple[TableEntry, ...]:
-    """GTAV's model through three cities' worth of domains, one after the other."""
+def _continual(methods: dict[str, str]) -> tuple[TableEntry, ...]:
+    """Return the entries of the GTAV model on three domains in a row."""
     return tuple(
         TableEntry(
             method, column, (make_driving_spec(method, "driving-train", tuple(_STREAM.values())),),
@@ -54,15 +54,15 @@ def _changing(methods: dict[str, str]) -> tuple[TableEntry, ...]:
 
 
 def table3() -> Suite:
-    """Table 3: domains that change while one drives."""
+    """Table 3: continually changing domains."""
     title = "Segmentation, continually changing domains"
-    entries = _changing({method: PAPER_NAMES[method] for method in METHODS})
+    entries = _continual({method: PAPER_NAMES[method] for method in METHODS})
     table = Table("table3", title, entries, "T3a_seg_continual", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("table3", title, (table,), 1, _NOTE)
 
 
 def table4() -> Suite:
-    """Table 4: one domain, again and again."""
+    """Table 4: one fixed domain over ten rounds."""
     entries = tuple(
         TableEntry(
             method, f"{column}/Round {round}", (make_driving_spec(method, "driving-val", (domain,)),),
@@ -81,11 +81,11 @@ def table4() -> Suite:
 
 
 def s1() -> Suite:
-    """The supplement's oracle, which drops the pixels of unknown objects."""
+    """Supplement, table 1: an oracle that drops the pixels of unknown objects."""
     title = "Segmentation without unknown pixels, an oracle"
     oracle = make_driving_spec("tent", "driving-train", tuple(_STREAM.values()), oracle=True)
     entries = (
-        *_changing({"tent": "TENT"}),
+        *_continual({"tent": "TENT"}),
         *(
             TableEntry(
                 "tent (no unknown pixels)", column, (oracle,),
@@ -93,24 +93,24 @@ def s1() -> Suite:
             )
             for column, domain in _STREAM.items()
         ),
-        *_changing({"tent+crowd": "TENT + Ours"}),
+        *_continual({"tent+crowd": "TENT + Ours"}),
     )  # fmt: skip
     table = Table("s1", title, entries, "S1_seg_no_openset", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("s1", title, (table,), 1, _NOTE)
 
 
 def s3b() -> Suite:
-    """The supplement's comparison with CoTTA on segmentation."""
+    """Supplement, table 3: comparison with CoTTA on segmentation."""
     title = "Comparison with CoTTA on segmentation"
-    entries = _changing({method: PAPER_NAMES[method] for method in ("tent", "cotta", "tent+crowd")})
+    entries = _continual({method: PAPER_NAMES[method] for method in ("tent", "cotta", "tent+crowd")})
     table = Table("s3b", title, entries, "S3b_cotta_seg", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("s3b", title, (table,), 1, _NOTE)
 
 
 def s4() -> Suite:
-    """The supplement's costs of segmentation."""
+    """Supplement, table 4: costs of segmentation."""
     methods, title = ("tent", "swr", "cotta", "tent+crowd"), "Memory and time of a step on 800 × 1455 frames"
-    # A blend of fixed shares costs what TTN's does, and needs no preparation.
+    # A fixed interpolation costs as much as TTN and needs no preparation.
     options: dict[str, Option] = {
         "tent.statistics": "online blend", "swr.statistics": "online blend", "swr.prototypes": False,
         "swr.drift_samples": 8, "swr.drift_batch_size": 2, "cotta.threshold": 0.69, "tent+crowd.margin": -0.2,

@@ -1,8 +1,8 @@
-"""Tables 1, 2 and 5: every method on three sets, closed and open, after one round and after fifty."""
+"""Tables 1, 2 and 5: every method on three datasets, closed and open, after one round and after fifty."""
 
 from driftproof.bench.spec import Spec
 from driftproof.bench.suites.settings import PAPER_NAMES, make_spec
-from driftproof.bench.tables import TableEntry, Suite, Summary, Table
+from driftproof.bench.tables import Suite, Summary, Table, TableEntry
 
 __all__ = ["table1", "table2", "table5"]
 
@@ -29,7 +29,7 @@ _SCORES = {
 _PLAIN_CONJUGATE = "conjugate (ε = 0)"
 
 
-def _cell(method: str, column: str, setting: str) -> Spec:
+def _make_spec(method: str, column: str, setting: str) -> Spec:
     images, model, unknown = _COLUMNS[column]
     return make_spec(method, images, model, unknown=unknown if setting == "Open" else None)
 
@@ -39,11 +39,11 @@ def _entries(round: int) -> tuple[TableEntry, ...]:
     for method in _METHODS:
         for column in _COLUMNS:
             for setting in ("Closed", "Open"):
-                spec, place = _cell(method, column, setting), f"{column}/{setting}"
-                entries.append(TableEntry(method, place, (spec,), round=round, paper_row=PAPER_NAMES[method]))
+                spec, name = _make_spec(method, column, setting), f"{column}/{setting}"
+                entries.append(TableEntry(method, name, (spec,), round=round, paper_row=PAPER_NAMES[method]))
                 if method == "conjugate":
                     plain = spec.with_options(epsilon=0.0)
-                    entries.append(TableEntry(_PLAIN_CONJUGATE, place, (plain,), round=round))
+                    entries.append(TableEntry(_PLAIN_CONJUGATE, name, (plain,), round=round))
     return tuple(entries)
 
 
@@ -55,7 +55,7 @@ def _averages() -> tuple[Summary, ...]:
 
 
 def table1() -> Suite:
-    """Table 1: the long run."""
+    """Table 1: fifty rounds."""
     title = "Error after 50 rounds"
     table = Table("table1", title, _entries(_ROUNDS), "T1_rounds50", _averages())
     return Suite("table1", title, (table,), _ROUNDS, "Shares every run with table2 and table5.")
@@ -69,7 +69,7 @@ def table2() -> Suite:
 
 
 def table5() -> Suite:
-    """Table 5: how well four scores tell what is wrong or unknown."""
+    """Table 5: how well four scores detect wrong and unknown samples."""
     tables = tuple(
         Table(
             f"table5{letter}", f"Novelty scores, {protocol} wrong predictions on known images",
@@ -85,10 +85,10 @@ def _score_entries(protocol: str) -> list[TableEntry]:
     kinds = {"AUROC": "auroc", "FPR@TPR95": "fpr"}
     return [
         TableEntry(
-            score, f"{shown} {kind}", (_cell("tent", column, "Open"),),
-            metric=f"{score}/{protocol}/{measure}", round=_ROUNDS, paper_row=paper_row,
+            score, f"{shown} {kind}", (_make_spec("tent", column, "Open"),),
+            metric=f"{score}/{protocol}/{metric}", round=_ROUNDS, paper_row=paper_row,
         )
         for paper_row, score in _SCORES.items()
         for shown, column in sets.items()
-        for kind, measure in kinds.items()
+        for kind, metric in kinds.items()
     ]  # fmt: skip

@@ -1,20 +1,23 @@
-"""Tables 6, 7 and 8 and the supplement's on classification: costs, networks, rates, batch sizes, ImageNet-C, CoTTA."""
+"""Tables 6 to 8 and the supplement's tables on classification.
+
+Costs, other networks, learning rates, batch sizes, ImageNet-C, CoTTA, and selection by logits.
+"""
 
 from dataclasses import replace
 
 from driftproof.bench.spec import Spec
 from driftproof.bench.suites.settings import PAPER_NAMES, make_spec
-from driftproof.bench.tables import TableEntry, Suite, Summary, Table
+from driftproof.bench.tables import Suite, Summary, Table, TableEntry
 
 __all__ = ["s2", "s3", "s5", "table6", "table7", "table8"]
 
 _COMPARED = ("source", "bn_adapt", "tent", "tent+crowd", "swr", "swr+crowd")
 
 
-def _settings(method: str, images: str, model: str, unknown: str, batch_size: int = 200) -> dict[str, Spec]:
+def _closed_and_open(method: str, images: str, model: str, unknown: str, batch_size: int = 200) -> dict[str, Spec]:
     return {
-        setting: make_spec(method, images, model, unknown=beside, batch_size=batch_size)
-        for setting, beside in (("Closed", None), ("Open", unknown))
+        setting: make_spec(method, images, model, unknown=mixed_in, batch_size=batch_size)
+        for setting, mixed_in in (("Closed", None), ("Open", unknown))
     }
 
 
@@ -24,11 +27,11 @@ def _costs(methods: str, trials: int, warm_up: int) -> Spec:
 
 
 def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[TableEntry]:
-    measured = {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}
+    columns = {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}
     return [
-        TableEntry(method, column, (spec,), metric=measure, round=round, domain=method, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (spec,), metric=metric, round=round, domain=method, paper_row=PAPER_NAMES[method])
         for method, spec in methods.items()
-        for column, measure in measured.items()
+        for column, metric in columns.items()
     ]
 
 
@@ -38,7 +41,7 @@ def table6() -> Suite:
     costs = _costs(",".join(methods), trials=5000, warm_up=50)
     entries = [
         TableEntry(
-            method, f"{column} error", tuple(_settings(method, images, "wrn40_2", "svhn-c").values()),
+            method, f"{column} error", tuple(_closed_and_open(method, images, "wrn40_2", "svhn-c").values()),
             round=50, paper_row=PAPER_NAMES[method],
         )
         for method in methods
@@ -60,7 +63,7 @@ def table7() -> Suite:
             TableEntry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
             for shown, model in networks.items()
-            for setting, spec in _settings(method, "cifar10-c", model, "svhn-c").items()
+            for setting, spec in _closed_and_open(method, "cifar10-c", model, "svhn-c").items()
         )
 
     tables = (
@@ -71,24 +74,24 @@ def table7() -> Suite:
 
 
 def table8() -> Suite:
-    """Table 8: learning rates, and batch sizes with accumulated gradients."""
+    """Table 8: learning rates, and batch sizes with gradient accumulation."""
     rounds, methods = 10, ("source", "tent", "tent+crowd")
 
-    def cell(method: str, batch_size: int = 200, **options: float) -> Spec:
-        if method == "source":  # which learns nothing, and does not care who else is in the batch
+    def spec_for(method: str, batch_size: int = 200, **options: float) -> Spec:
+        if method == "source":  # independent of learning rate and batch size
             return make_spec(method, "tiny-imagenet-c", "resnet50")
         return make_spec(method, "tiny-imagenet-c", "resnet50", batch_size=batch_size).with_options(**options)
 
     rates = {f"lr={rate:g}": rate for rate in (5e-3, 1e-3, 5e-4, 1e-4)}
     sizes = {f"bs={size}": size for size in (64, 32, 16, 8)}
     by_rate = [
-        TableEntry(method, column, (cell(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (spec_for(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, rate in rates.items()
     ]
     by_size = [
         TableEntry(
-            method, column, (cell(method, size, lr=1e-4, accumulate=200 // size),),
+            method, column, (spec_for(method, size, lr=1e-4, accumulate=200 // size),),
             round=rounds, paper_row=PAPER_NAMES[method],
         )
         for method in methods
@@ -100,18 +103,20 @@ def table8() -> Suite:
     )
     return Suite(
         "table8", "Robustness to learning rate and batch size", tables, rounds,
-        "The paper does not say how many rounds: ten here. Small batches gather the gradients of 200 images.",
+        "The paper does not say how many rounds: ten here. Small batches accumulate the gradients of 200 images.",
     )  # fmt: skip
 
 
 def s2() -> Suite:
-    """The supplement's table on ImageNet-C."""
+    """Supplement, table 2: ImageNet-C."""
 
     def entries(round: int) -> tuple[TableEntry, ...]:
         return tuple(
             TableEntry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
-            for setting, spec in _settings(method, "imagenet-c", "resnet50", "imagenet-o-c-224", batch_size=64).items()
+            for setting, spec in _closed_and_open(
+                method, "imagenet-c", "resnet50", "imagenet-o-c-224", batch_size=64
+            ).items()
         )
 
     average = (Summary("Average", ("Closed", "Open")),)
@@ -123,7 +128,7 @@ def s2() -> Suite:
 
 
 def s3() -> Suite:
-    """The supplement's comparison with CoTTA: on its own networks, on ours, and with its threshold derived anew."""
+    """Supplement, table 3: CoTTA on its own networks, on ours, and with a derived threshold."""
     methods = ("tent", "cotta", "tent+crowd")
     variants = {
         "CIFAR-10-C/(a)": ("cifar10-c", "wrn28_10", False),
@@ -134,12 +139,12 @@ def s3() -> Suite:
         "CIFAR-100-C/(c)": ("cifar100-c", "wrn40_2", True),
     }
 
-    def cell(method: str, images: str, model: str, derived: bool) -> Spec:
+    def spec_for(method: str, images: str, model: str, derived: bool) -> Spec:
         spec = make_spec(method, images, model)
         return spec.with_options(threshold=None) if derived and method == "cotta" else spec
 
     entries = [
-        TableEntry(method, column, (cell(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
+        TableEntry(method, column, (spec_for(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, variant in variants.items()
     ]
@@ -153,7 +158,7 @@ def s3() -> Suite:
 
 
 def s5() -> Suite:
-    """The supplement's variant of selection: by logits, not by softmax."""
+    """Supplement, table 5: selection by logits instead of softmax."""
     columns = {
         "CIFAR-10-C": ("cifar10-c", "wrn40_2"),
         "CIFAR-100-C": ("cifar100-c", "wrn40_2"),
@@ -167,12 +172,12 @@ def s5() -> Suite:
         "tent+crowd": ("tent+crowd", "TENT + Ours (softmax)"),
     }
 
-    def cell(row: str, method: str, images: str, model: str) -> Spec:
+    def spec_for(row: str, method: str, images: str, model: str) -> Spec:
         spec = make_spec(method, images, model)
         return spec.with_options(on="logits") if "logits" in row else spec
 
     entries = tuple(
-        TableEntry(row, column, (cell(row, method, images, model),), round=50, paper_row=paper_row)
+        TableEntry(row, column, (spec_for(row, method, images, model),), round=50, paper_row=paper_row)
         for row, (method, paper_row) in rows.items()
         for column, (images, model) in columns.items()
     )

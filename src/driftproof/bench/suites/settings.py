@@ -1,4 +1,4 @@
-"""The paper's settings: which hyper-parameters go with which method on which images."""
+"""The paper's hyper-parameters of each method on each dataset."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ PAPER_NAMES = {
     "ttn": "TTN",
 }
 
-_RATES: dict[str, dict[str, Option]] = {
+_DEFAULTS: dict[str, dict[str, Option]] = {
     "gce": {"lr": 1e-3, "q": 0.8},
     "conjugate": {"lr": 1e-3, "epsilon": 6.0},
     "ent": {"lr": 1e-4},
@@ -34,7 +34,7 @@ _RATES: dict[str, dict[str, Option]] = {
     "cotta": {"lr": 1e-3, "threshold": 0.92},
 }
 
-_ON_SETS: dict[tuple[str, str], dict[str, Option]] = {
+_OVERRIDES: dict[tuple[str, str], dict[str, Option]] = {
     ("eata", "cifar10-c"): {"fisher": 1.0, "redundancy": 0.4},
     ("eata", "cifar100-c"): {"fisher": 1.0, "redundancy": 0.4},
     ("eata", "tiny-imagenet-c"): {"fisher": 2000.0, "redundancy": 0.05},
@@ -42,39 +42,39 @@ _ON_SETS: dict[tuple[str, str], dict[str, Option]] = {
     ("swr", "imagenet-c"): {"lr": 2.5e-4, "optimizer": "sgd", "anchor": "source"},
     ("cotta", "cifar100-c"): {"threshold": 0.72},
 }
-"""What differs from the rates above on some sets."""
+"""What differs from the defaults on some datasets."""
 
 FILTER_OPTIONS = ("redundancy",)
-"""Options of a method's own filter, which a selection replaces."""
+"""Options of a method's own sample filter, which a selection replaces."""
 
 
-_LOOKED_INTO = ("cifar10-c", "cifar100-c")
-_INSIGHTS = ("scores", "crowd", "histograms")
+_ANALYZED = ("cifar10-c", "cifar100-c")
+_ANALYSIS_METRICS = ("scores", "crowd", "histograms")
 
 
 def options_for(method: str, images: str) -> dict[str, Option]:
-    """The paper's hyper-parameters of a method on a set; where the paper is silent, the documented choice.
+    """Return the paper's hyper-parameters of a method on a dataset, or our documented choice.
 
     Examples:
         >>> options_for("eata+crowd", "cifar10-c")["fisher"]
         1.0
     """
     base, _, selection = method.partition("+")
-    chosen = _RATES.get(base, {}) | _ON_SETS.get((base, images), {})
+    options = _DEFAULTS.get(base, {}) | _OVERRIDES.get((base, images), {})
     if not selection:
-        return dict(chosen)
-    kept = {key: value for key, value in chosen.items() if key not in FILTER_OPTIONS}
-    return kept | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
+        return dict(options)
+    options = {key: value for key, value in options.items() if key not in FILTER_OPTIONS}
+    return options | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
 
 
 def make_spec(method: str, images: str, model: str, *, unknown: str | None = None, batch_size: int = 200) -> Spec:
-    """A method on the fifteen corruptions at severity 5, with the paper's hyper-parameters.
+    """Return a method on the fifteen corruptions at severity 5, with the paper's hyper-parameters.
 
-    Plain TENT is what the paper looks into: among unknown images, and on CIFAR without them, novelty scores and what
-    its selection would have made of the samples are measured as well.
+    The paper analyzes plain TENT. So on open streams, and on CIFAR also on closed ones, it gets additional metrics:
+    novelty scores, histograms, and the quality of the paper's selection.
     """
     spec = Spec(method, images, model, unknown, domains=CORRUPTIONS, batch_size=batch_size)
     spec = spec.with_options(**options_for(method, images))
-    if method != "tent" or (unknown is None and images not in _LOOKED_INTO):
+    if method != "tent" or (unknown is None and images not in _ANALYZED):
         return spec
-    return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, *_INSIGHTS))
+    return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, *_ANALYSIS_METRICS))
