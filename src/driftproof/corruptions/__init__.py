@@ -1,4 +1,4 @@
-"""The corruptions of the benchmark sets, as batched tensor operations that run on any device."""
+"""The common corruptions of the benchmark data sets, as batched tensor operations for any device."""
 
 from driftproof.corruptions.corrupt import CORRUPTIONS, HELD_OUT, check_corruption, corrupt
 from driftproof.corruptions.digital import jpeg

@@ -12,31 +12,31 @@ __all__ = ["defocus_blur", "gaussian_blur", "glass_blur", "motion_blur", "zoom_b
 
 
 def defocus_blur(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
-    """The disk of a lens out of focus."""
+    """Blur with the disk kernel of a defocused lens."""
     return correlate(x, _disk(*constants))
 
 
 def gaussian_blur(x: Tensor, rng: CounterRNG, sigma: float) -> Tensor:
-    """Plain Gaussian blur."""
+    """Apply a Gaussian blur."""
     return gaussian_filter(x, sigma)
 
 
 def motion_blur(x: Tensor, rng: CounterRNG, constants: tuple[int, float]) -> Tensor:
-    """A streak in a random direction within 45° of the horizontal."""
+    """Blur along a random direction within 45° of the horizontal."""
     radius, sigma = constants
     return motion_filter(x, radius, sigma, rng.uniform(low=-45.0, high=45.0))
 
 
 def zoom_blur(x: Tensor, rng: CounterRNG, factors: tuple[float, ...]) -> Tensor:
-    """The mean over zooming in while the shutter is open."""
+    """Average the image with zoomed-in copies of itself."""
     return (x + sum_center_zooms(x, factors)) / (len(factors) + 1)
 
 
 def glass_blur(x: Tensor, rng: CounterRNG, constants: tuple[float, int, int]) -> Tensor:
-    """Seen through frosted glass: pixels take the place of near-by ones.
+    """Replace pixels with nearby ones, as behind frosted glass.
 
-    As in the reference, whose exchange of two pixels copies one way only: (h, w) receives the other, which keeps its
-    own.
+    The reference means to swap two pixels but copies only one way: (h, w) receives the neighbour's value and the
+    neighbour keeps its own. This function does the same.
     """
     sigma, reach, rounds = constants
     count, channels, height, width = x.shape
@@ -50,10 +50,10 @@ def glass_blur(x: Tensor, rng: CounterRNG, constants: tuple[float, int, int]) ->
 
 
 def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
-    """Where each pixel's value comes from when rows and columns are visited from the last to the first.
+    """Return the flat index that each pixel's value comes from, visiting pixels from last to first.
 
-    A visited pixel reads its neighbour as it is by then: as it was if the neighbour's turn has not come, else what the
-    neighbour itself received. Following those links to their ends takes a few rounds of doubling for all images.
+    A pixel reads its neighbour's current value: the original if the neighbour has not been visited yet, otherwise
+    whatever the neighbour received. Pointer doubling follows these chains to their ends for all images at once.
     """
     count, height, width = across.shape
     rows = torch.arange(height, device=across.device).view(1, -1, 1)
@@ -64,7 +64,7 @@ def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
     other = other_row * width + other_column
     visited = _is_inner(height, other_row, reach) & _is_inner(width, other_column, reach) & (other > own)
     pixels = height * width
-    # Nodes 0..pixels−1 are links still to follow, pixels..2·pixels−1 their ends.
+    # Nodes 0..pixels−1 are links still to follow; nodes pixels..2·pixels−1 are ends of chains.
     link = torch.where(inner, torch.where(visited, other, other + pixels), own + pixels).view(count, pixels)
     ends = torch.arange(pixels, 2 * pixels, device=across.device).expand(count, -1)
     link = torch.cat([link, ends], dim=1)
@@ -73,12 +73,12 @@ def _glass_origins(across: Tensor, down: Tensor, reach: int) -> Tensor:
     return link[:, :pixels] - pixels
 
 
-def _is_inner(side: int, place: Tensor, reach: int) -> Tensor:
-    return (place > reach) & (place <= side - reach)
+def _is_inner(side: int, position: Tensor, reach: int) -> Tensor:
+    return (position > reach) & (position <= side - reach)
 
 
 def _disk(radius: float, alias: float) -> list[list[float]]:
-    """A disk on the integer grid, summing to one, smoothed by a small Gaussian against aliasing."""
+    """Return a disk kernel that sums to one, anti-aliased with a small Gaussian."""
     reach, taps = (8, 3) if radius <= 8 else (int(radius), 5)
     grid = range(-reach, reach + 1)
     disk = torch.tensor([[float(x * x + y * y <= radius * radius) for x in grid] for y in grid], dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""How strong each corruption is, for images of 32, 64 and 224 pixels.
+"""Constants of every corruption, for images of 32, 64 and 224 pixels and severities 1 to 5.
 
-The values of the published benchmark sets: CIFAR-C (32), Tiny-ImageNet-C (64) and ImageNet-C (224), severities 1 to 5.
+They are those of the published data sets: CIFAR-C (32), Tiny-ImageNet-C (64) and ImageNet-C (224).
 
 Reference:
     Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", ICLR
@@ -13,9 +13,10 @@ __all__ = ["CONSTANTS", "constants_for"]
 
 
 def _zoom_factors(last: float, step: float) -> tuple[float, ...]:
-    """The factors of the published sets, to the last bit: how many pixels an image is enlarged to can hang on it.
+    """Return the zoom factors of the published data sets, bit for bit.
 
-    They come from NumPy's `arange`, which counts in the step as it is rounded beside the first of them.
+    The reference uses `numpy.arange`, whose step is `(start + step) - start` in floating point. The last bit matters:
+    the size of a zoomed image can depend on it.
     """
     count = round((last - 1.0) / step) + 1
     rounded = (1.0 + step) - 1.0
@@ -152,5 +153,5 @@ CONSTANTS: dict[int, dict[str, tuple[Any, ...]]] = {
 
 
 def constants_for(side: int) -> int:
-    """Which of the three sets suits images of this side: the nearest one, in octaves."""
+    """Return the set of constants (32, 64 or 224) nearest to this side, on a log scale."""
     return 32 if side < 46 else 64 if side < 120 else 224

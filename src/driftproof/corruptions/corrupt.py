@@ -1,4 +1,4 @@
-"""One call for every corruption."""
+"""`corrupt`: one function for every corruption."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,9 +40,12 @@ _FUNCTIONS: dict[str, Callable[[Tensor, CounterRNG, Any], Tensor]] = {
 }
 
 HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-CORRUPTIONS = tuple(name for name in CONSTANTS[32] if name not in HELD_OUT)
+"""The four extra corruptions, which the published data sets keep for validation."""
 
-_ELASTIC_REFERENCE = {32: 32, 64: 64, 224: 244}  # the reference's own constant for ImageNet
+CORRUPTIONS = tuple(name for name in CONSTANTS[32] if name not in HELD_OUT)
+"""The fifteen corruptions of the benchmark, in order."""
+
+_ELASTIC_REFERENCE = {32: 32, 64: 64, 224: 244}  # 244 is what the reference uses for ImageNet
 _PIXELS_PER_CHUNK = {"cpu": 2**17, "cuda": 2**23}
 
 
@@ -56,22 +59,22 @@ def corrupt(
     constants: int | None = None,
     frost_photos: FrostPhotos | None = None,
 ) -> Tensor:
-    """Corrupt a batch of images as the benchmark sets do.
+    """Corrupt a batch of images as the benchmark data sets do.
 
-    What is random is a function of the data set's name, the corruption, the severity and the image's index in the set:
-    an image comes out the same alone and in any batch.
+    Randomness depends only on the data set's name, the corruption, the severity and the image's index in the set, so
+    an image gets the same result alone and in any batch.
 
     Args:
         images: 8-bit RGB images, (N, 3, H, W).
-        name: One of `CORRUPTIONS` (the benchmark's fifteen, in order) or `HELD_OUT`.
+        name: One of `CORRUPTIONS` (the fifteen of the benchmark, in order) or `HELD_OUT`.
         severity: From 1 to 5.
-        dataset: Name of the set the images come from.
-        indices: Their places in that set, (N,); None is 0 to N − 1.
-        constants: Strength as for images of 32, 64 or 224 pixels; None goes by the images' size.
-        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
+        dataset: Name of the data set the images come from.
+        indices: Index of each image in that data set, (N,); None means 0 to N − 1.
+        constants: Use the constants for images of 32, 64 or 224 pixels; None chooses by the image size.
+        frost_photos: Photos for frost; None uses those of the `imagecorruptions-imaug` package.
 
     Returns:
-        8-bit images of the same shape; values are truncated, not rounded, as in the published sets.
+        8-bit images of the same shape. Values are truncated, not rounded, as in the published data sets.
 
     Examples:
         >>> images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
@@ -87,10 +90,10 @@ def corrupt(
     keys = image_keys(dataset, name, severity, indices.to(images.device, torch.int64))
     strength = CONSTANTS[constants][name][severity - 1]
     apply = _bind_constants(name, strength, constants, frost_photos, images.device)
-    at_once = max(1, _PIXELS_PER_CHUNK.get(images.device.type, 2**17) // (images.shape[2] * images.shape[3]))
+    chunk_size = max(1, _PIXELS_PER_CHUNK.get(images.device.type, 2**17) // (images.shape[2] * images.shape[3]))
     parts = [
-        _to_uint8(apply(some.to(torch.float32) / 255, CounterRNG(some_keys)))
-        for some, some_keys in zip(torch.split(images, at_once), torch.split(keys, at_once), strict=True)
+        _to_uint8(apply(chunk_images.to(torch.float32) / 255, CounterRNG(chunk_keys)))
+        for chunk_images, chunk_keys in zip(torch.split(images, chunk_size), torch.split(keys, chunk_size), strict=True)
     ]
     return torch.cat(parts) if parts else images
 
@@ -111,12 +114,12 @@ def _bind_constants(
 
 
 def _to_uint8(x: Tensor) -> Tensor:
-    # A value that is whole but for rounding stays whole: only the corruption itself is truncated.
+    # The offset keeps values that are integers up to floating-point error from being truncated to the next lower one.
     return torch.floor(x.clamp(0, 1) * 255 + 1e-3).to(torch.uint8)
 
 
 def check_corruption(name: str, severity: int) -> None:
-    """Refuse a corruption or severity that does not exist, naming the nearest ones."""
+    """Raise `ConfigurationError` unless the corruption and the severity exist."""
     check_choice("corruption", name, (*CORRUPTIONS, *HELD_OUT))
     if type(severity) is not int or not 1 <= severity <= 5:
         raise ConfigurationError(f"Expected `severity` to be an integer in 1..5, but got {severity!r}.")

@@ -1,4 +1,4 @@
-"""Random numbers that belong to an image, not to the batch it happens to be in."""
+"""A counter-based random number generator with one stream per image."""
 
 import hashlib
 import math
@@ -8,17 +8,17 @@ from torch import Tensor
 
 __all__ = ["CounterRNG", "image_keys"]
 
-# The finaliser of SplitMix64; torch has no unsigned type for this, so the constants are written as signed ones.
+# Constants of the SplitMix64 finalizer. torch has no uint64 arithmetic, so they are written as signed numbers.
 _INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
 
 
 class CounterRNG:
-    """A source of random numbers, one independent stream per image.
+    """Counter-based random number generator with one independent stream per image.
 
-    Every number is a hash of the image's key and a running count, so an image draws the same numbers alone, in any
-    batch and on any device.
+    Every number is a hash of the image's key and a counter, so an image gets the same numbers alone, in any batch and
+    on any device.
 
     Args:
         keys: One 64-bit key per image, (N,).
@@ -30,14 +30,14 @@ class CounterRNG:
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are made."""
+        """Device of the random numbers."""
         return self._keys.device
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Numbers in (low, high), (N, *shape), each a multiple of 2⁻²⁴ away from the ends."""
+        """Return uniform numbers in the open interval (low, high), of shape (N, *shape)."""
         count = math.prod(shape)
         counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device)
         self._used += count
@@ -46,17 +46,17 @@ class CounterRNG:
         return (low + (high - low) * unit).view(len(self._keys), *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers, (N, *shape)."""
+        """Return standard normal numbers of shape (N, *shape)."""
         radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
         return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
 
     def integers(self, *shape: int, low: int, high: int) -> Tensor:
-        """Integers from `low` to `high` − 1, (N, *shape)."""
+        """Return integers from `low` to `high` − 1, of shape (N, *shape)."""
         return low + (self.uniform(*shape) * (high - low)).to(torch.int64).clamp(max=high - low - 1)
 
 
 def image_keys(dataset: str, corruption: str, severity: int, indices: Tensor) -> Tensor:
-    """The key of each image: a hash of the data set, the corruption, the severity and the image's index in the set."""
+    """Return a 64-bit key per image: a hash of data set, corruption, severity and index."""
     name = f"{dataset}/{corruption}/{severity}".encode()
     start = int.from_bytes(hashlib.sha256(name).digest()[:8], "little", signed=True)
     return _mix(torch.full_like(indices, start) + (indices + 1) * _INCREMENT)
@@ -68,6 +68,6 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift_right(z, 31)
 
 
-def _shift_right(z: Tensor, places: int) -> Tensor:
-    """A logical shift to the right; the operator's own keeps the sign."""
-    return (z >> places) & ((1 << (64 - places)) - 1)
+def _shift_right(z: Tensor, positions: int) -> Tensor:
+    """Shift right logically; `>>` on signed integers shifts arithmetically."""
+    return (z >> positions) & ((1 << (64 - positions)) - 1)

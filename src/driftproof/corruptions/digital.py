@@ -1,4 +1,4 @@
-"""Digital artefacts: contrast, saturation, elastic warps, pixels, JPEG."""
+"""Digital corruptions: contrast, saturation, elastic transform, pixelation and JPEG."""
 
 import io
 import os
@@ -13,17 +13,17 @@ from driftproof.optional import require
 
 __all__ = ["contrast", "elastic_transform", "jpeg", "jpeg_compression", "pixelate", "saturate"]
 
-_MIN_PIXELS_PER_THREAD = 128 * 128  # pixels; below, threads wait for each other longer than they work
+_MIN_PIXELS_PER_THREAD = 128 * 128  # smaller images lose more to thread overhead than they gain
 
 
 def contrast(x: Tensor, rng: CounterRNG, factor: float) -> Tensor:
-    """Less contrast around the mean of each channel."""
+    """Scale the contrast around the mean of each channel."""
     mean = x.double().mean(dim=(2, 3), keepdim=True).to(x.dtype)
     return (x - mean) * factor + mean
 
 
 def saturate(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
-    """Stronger or paler colors; a grey pixel that gains color turns red, whose hue is zero."""
+    """Scale and shift the saturation in HSV; gray pixels have hue 0, so they turn red."""
     factor, offset = constants
     value = x.amax(dim=1, keepdim=True)
     chroma = value - x.amin(dim=1, keepdim=True)
@@ -35,19 +35,19 @@ def saturate(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tens
 
 
 def pixelate(x: Tensor, rng: CounterRNG, share: float) -> Tensor:
-    """Fewer, larger pixels."""
+    """Downscale and upscale with a box filter."""
     height, width = x.shape[2:]
     small = box_resize(torch.round(x * 255), max(1, int(height * share)), max(1, int(width * share)))
     return box_resize(small, height, width) / 255
 
 
 def jpeg_compression(x: Tensor, rng: CounterRNG, quality: int) -> Tensor:
-    """The blocks and ringing of strong JPEG compression."""
+    """Compress as JPEG of this quality."""
     return jpeg(torch.round(x * 255).to(torch.uint8), quality).to(x.dtype) / 255
 
 
 def jpeg(images: Tensor, quality: int) -> Tensor:
-    """8-bit images after a round trip through JPEG, large ones on all cores at once."""
+    """Encode and decode 8-bit images as JPEG; large images use all cores."""
     pillow = require("PIL.Image", "JPEG compression")
     height, width = images.shape[2:]
 
@@ -70,13 +70,13 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
 
 
 def elastic_transform(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float], reference: int) -> Tensor:
-    """A random affine motion, then a smooth random displacement of every pixel.
+    """Apply a random affine transform, then a smooth random displacement field.
 
     Args:
         x: Images.
-        rng: Their random numbers.
-        constants: Strength, smoothness and affine motion, as fractions of the reference side.
-        reference: That side: 32, 64, or 244 for ImageNet.
+        rng: Random numbers for each image.
+        constants: Strength, smoothness and affine jitter, as fractions of the reference side.
+        reference: The reference side: 32, 64, or 244 for ImageNet.
     """
     alpha, sigma, jitter = (value * reference for value in constants)
     x = _sample_bilinear(x, *_affine_coordinates(x, rng, jitter), repeat_edge=False)
@@ -92,7 +92,7 @@ def elastic_transform(x: Tensor, rng: CounterRNG, constants: tuple[float, float,
 
 
 def _affine_coordinates(x: Tensor, rng: CounterRNG, jitter: float) -> tuple[Tensor, Tensor]:
-    """Where each pixel is read when three anchor points around the centre are moved a little."""
+    """Return the rows and columns to sample, given a jitter of three anchors around the center."""
     height, width = x.shape[2:]
     reach = min(height, width) // 3
     middle_x, middle_y = width // 2, height // 2
@@ -107,25 +107,25 @@ def _affine_coordinates(x: Tensor, rng: CounterRNG, jitter: float) -> tuple[Tens
     columns = torch.arange(width, device=x.device, dtype=torch.float64).view(1, 1, -1)
     from_x, from_y = columns - moved[0].view(-1, 1, 1), rows - moved[1].view(-1, 1, 1)
 
-    def solved(of_x: Tensor, of_y: Tensor, start: Tensor) -> Tensor:
-        place = start + (of_x.view(-1, 1, 1) * from_x + of_y.view(-1, 1, 1) * from_y) / determinant.view(-1, 1, 1)
-        return place.to(x.dtype)
+    def solve(of_x: Tensor, of_y: Tensor, start: Tensor) -> Tensor:
+        position = start + (of_x.view(-1, 1, 1) * from_x + of_y.view(-1, 1, 1) * from_y) / determinant.view(-1, 1, 1)
+        return position.to(x.dtype)
 
-    return solved(-yx, xx, anchor[1]), solved(yy, -xy, anchor[0])
+    return solve(-yx, xx, anchor[1]), solve(yy, -xy, anchor[0])
 
 
 def _smoothing_matrix(side: int, sigma: float, device: torch.device) -> Tensor:
-    """A Gaussian blur of one axis as a matrix: truncated at 3σ, the border mirrored with its edge."""
+    """Return a 1-D Gaussian blur as a matrix, truncated at 3σ, reflecting with the edge repeated."""
     radius = int(3.0 * sigma + 0.5)
     weights = gaussian_weights(sigma, radius) if radius else [1.0]
-    places = torch.arange(side, dtype=torch.float64).unsqueeze(1) + torch.arange(-radius, radius + 1)
-    places = reflect(places, side, repeat_edge=True).round().clamp(0, side - 1).to(torch.int64)
+    positions = torch.arange(side, dtype=torch.float64).unsqueeze(1) + torch.arange(-radius, radius + 1)
+    positions = reflect(positions, side, repeat_edge=True).round().clamp(0, side - 1).to(torch.int64)
     matrix = torch.zeros(side, side, dtype=torch.float64)
-    return matrix.scatter_add_(1, places, torch.tensor(weights, dtype=torch.float64).expand(side, -1)).to(device)
+    return matrix.scatter_add_(1, positions, torch.tensor(weights, dtype=torch.float64).expand(side, -1)).to(device)
 
 
 def _sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor, *, repeat_edge: bool) -> Tensor:
-    """Bilinear interpolation at the given places, mirrored at the border."""
+    """Sample bilinearly at the given coordinates, reflected at the border."""
     count, channels, height, width = x.shape
     rows = reflect(rows, height, repeat_edge=repeat_edge).clamp(0, height - 1)
     columns = reflect(columns, width, repeat_edge=repeat_edge).clamp(0, width - 1)
@@ -135,8 +135,8 @@ def _sample_bilinear(x: Tensor, rows: Tensor, columns: Tensor, *, repeat_edge: b
     planes = x.reshape(count, channels, -1)
 
     def at(row: Tensor, column: Tensor) -> Tensor:
-        place = (row * width + column).view(count, 1, -1).expand(-1, channels, -1)
-        return planes.gather(2, place).view_as(x)
+        position = (row * width + column).view(count, 1, -1).expand(-1, channels, -1)
+        return planes.gather(2, position).view_as(x)
 
     upper = at(top, left) * (1 - across) + at(top, right) * across
     lower = at(bottom, left) * (1 - across) + at(bottom, right) * across

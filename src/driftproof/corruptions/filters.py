@@ -1,7 +1,7 @@
-"""Blurring and resampling written as sums of shifted images.
+"""Filters and resampling, written as sums of shifted images.
 
-Convolution libraries pick another order of summation for another batch size; a sum in a fixed order gives an image the
-same bits alone and in a batch.
+Convolution libraries change the order of summation with the batch size. Here the order is fixed, so an image gets the
+same bits alone and in any batch.
 """
 
 import math
@@ -25,13 +25,13 @@ __all__ = [
 
 
 def gaussian_weights(sigma: float, radius: int) -> list[float]:
-    """The taps of a Gaussian from −radius to radius, summing to one."""
+    """Return Gaussian taps from −radius to radius that sum to one."""
     taps = [math.exp(-0.5 * (offset / sigma) ** 2) for offset in range(-radius, radius + 1)]
     return [tap / sum(taps) for tap in taps]
 
 
 def gaussian_filter(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur over the last two dimensions, truncated at 4σ, the border pixels repeated."""
+    """Blur the last two dimensions with a Gaussian truncated at 4σ, replicating the border."""
     radius = int(4.0 * sigma + 0.5)
     if radius == 0:
         return x
@@ -43,10 +43,10 @@ def gaussian_filter(x: Tensor, sigma: float) -> Tensor:
 
 
 def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
-    """Correlation with a square kernel of odd side, the border mirrored without repeating the edge."""
+    """Correlate with a square kernel of odd side, reflecting the border without the edge."""
     height, width = x.shape[-2:]
     radius = len(kernel) // 2
-    # Mirrored by place, as often as need be: an image may be smaller than the kernel.
+    # Indices are reflected as often as needed: an image may be smaller than the kernel.
     rows, columns = (_reflect_indices(side, radius, x.device) for side in (height, width))
     padded = x.index_select(-2, rows).index_select(-1, columns)
     taps = [(row, column) for row in range(len(kernel)) for column in range(len(kernel)) if kernel[row][column] != 0.0]
@@ -55,7 +55,7 @@ def correlate(x: Tensor, kernel: list[list[float]]) -> Tensor:
 
 
 def motion_filter(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """One-sided blur along a direction per image, the border pixels repeated.
+    """Blur to one side along a direction per image, replicating the border.
 
     Tap i of 0..2·radius reads at (⌈i cos φ − ½⌉, ⌈i sin φ − ½⌉) in x and y with weight ∝ exp(−i²/2σ²).
     """
@@ -69,19 +69,19 @@ def motion_filter(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tens
     for i, tap in enumerate(taps):
         across = torch.ceil(i * torch.cos(angle) - 0.5).to(torch.int64)
         down = torch.ceil(i * torch.sin(angle) - 0.5).to(torch.int64)
-        place = (rows + down).clamp(0, height - 1) * width + (columns + across).clamp(0, width - 1)
-        total += planes.gather(2, place.view(count, 1, -1).expand(-1, channels, -1)) * (tap / sum(taps))
+        position = (rows + down).clamp(0, height - 1) * width + (columns + across).clamp(0, width - 1)
+        total += planes.gather(2, position.view(count, 1, -1).expand(-1, channels, -1)) * (tap / sum(taps))
     return total.view_as(x)
 
 
 def sum_center_zooms(x: Tensor, factors: Sequence[float]) -> Tensor:
-    """The sum of the enlarged centres, one per factor: linear interpolation, trimmed to the old size.
+    """Return the sum of center zooms, one per factor, interpolated linearly and cropped to the old size.
 
-    Whole pixels in and out leave few distinct zooms among close factors, so each is computed once and counted.
+    Sizes are whole pixels, so close factors often give the same zoom. Each distinct zoom is computed once.
     """
     height, width = x.shape[-2:]
     zooms = Counter((_zoom_sizes(height, factor), _zoom_sizes(width, factor)) for factor in factors)
-    # Images last: choosing rows or columns then copies long runs.
+    # Images come last, so that selecting rows or columns copies long contiguous runs.
     pixels = x.reshape(-1, height, width).permute(1, 2, 0).contiguous()
     total = torch.zeros_like(pixels)
     for (down, across), times in zooms.items():
@@ -100,16 +100,16 @@ def _zoom_axis(pixels: Tensor, axis: int, zoom: tuple[int, int]) -> Tensor:
     if part == enlarged == side:
         return pixels
     start, trim = (side - part) // 2, (enlarged - side) // 2
-    place = torch.arange(trim, trim + side, device=pixels.device, dtype=torch.float64)
-    place = place * ((part - 1) / max(enlarged - 1, 1))
-    low = place.floor().clamp(max=max(part - 2, 0)).to(torch.int64)
-    share = (place - low).to(pixels.dtype).view(*([-1, 1, 1] if axis == 0 else [1, -1, 1]))
+    position = torch.arange(trim, trim + side, device=pixels.device, dtype=torch.float64)
+    position = position * ((part - 1) / max(enlarged - 1, 1))
+    low = position.floor().clamp(max=max(part - 2, 0)).to(torch.int64)
+    share = (position - low).to(pixels.dtype).view(*([-1, 1, 1] if axis == 0 else [1, -1, 1]))
     before = pixels.index_select(axis, start + low)
     return torch.lerp(before, pixels.index_select(axis, start + (low + 1).clamp(max=part - 1)), share)
 
 
 def box_resize(x: Tensor, height: int, width: int) -> Tensor:
-    """Box resampling of 8-bit values, first across then down, rounded after each as image libraries do."""
+    """Resize 8-bit values with a box filter, columns first, rounding after each pass as Pillow does."""
     for axis, size in ((-1, width), (-2, height)):
         scale = x.shape[axis] / size
         support = 0.5 * max(scale, 1.0)
@@ -117,34 +117,34 @@ def box_resize(x: Tensor, height: int, width: int) -> Tensor:
         longest = max(end - start for start, end in spans)
         total: Tensor | None = None
         for k in range(longest):
-            place = [min(start + k, x.shape[axis] - 1) for start, _ in spans]
+            position = [min(start + k, x.shape[axis] - 1) for start, _ in spans]
             weight = [1.0 / (end - start) if start + k < end else 0.0 for start, end in spans]
             share = torch.tensor(weight, device=x.device, dtype=x.dtype)
             share = share.unsqueeze(-1) if axis == -2 else share
-            term = x.index_select(axis, torch.tensor(place, device=x.device)) * share
+            term = x.index_select(axis, torch.tensor(position, device=x.device)) * share
             total = term if total is None else total + term
         assert total is not None  # a span is never empty
         x = torch.floor(total + 0.5)
     return x
 
 
-def reflect(place: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
-    """Coordinates mirrored into 0..side − 1, with or without repeating the edge pixel."""
+def reflect(position: Tensor, side: int, *, repeat_edge: bool) -> Tensor:
+    """Reflect coordinates into 0..side − 1, with or without repeating the edge pixel."""
     if repeat_edge:
-        place = torch.remainder(place + 0.5, 2.0 * side)
-        return torch.where(place > side, 2.0 * side - place, place) - 0.5
+        position = torch.remainder(position + 0.5, 2.0 * side)
+        return torch.where(position > side, 2.0 * side - position, position) - 0.5
     period = 2.0 * max(side - 1, 1)
-    place = torch.remainder(place, period)
-    return torch.where(place > side - 1, period - place, place)
+    position = torch.remainder(position, period)
+    return torch.where(position > side - 1, period - position, position)
 
 
 def _reflect_indices(side: int, radius: int, device: torch.device) -> Tensor:
-    places = torch.arange(-radius, side + radius, device=device)
-    return reflect(places, side, repeat_edge=False).long().clamp(max=side - 1)
+    positions = torch.arange(-radius, side + radius, device=device)
+    return reflect(positions, side, repeat_edge=False).long().clamp(max=side - 1)
 
 
 def to_grayscale(x: Tensor) -> Tensor:
-    """Luma of RGB images, one channel."""
+    """Convert RGB images to luma, one channel."""
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
@@ -155,8 +155,8 @@ def _weighted_sum(weights: list[float], views: list[Tensor]) -> Tensor:
     return total
 
 
-def _box_span(centre: float, support: float, side: int) -> tuple[int, int]:
-    start, end = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), side)
-    # The window is closed on the right: a pixel centre on its left edge does not belong to it.
-    inside = [k for k in range(start, end) if -support < k + 0.5 - centre <= support] or [min(int(centre), side - 1)]
+def _box_span(center: float, support: float, side: int) -> tuple[int, int]:
+    start, end = max(int(center - support + 0.5), 0), min(int(center + support + 0.5), side)
+    # The window includes its right edge only: a pixel center on the left edge is outside.
+    inside = [k for k in range(start, end) if -support < k + 0.5 - center <= support] or [min(int(center), side - 1)]
     return inside[0], inside[-1] + 1

@@ -1,4 +1,4 @@
-"""Where the photos of frost come from: they are not ours to ship."""
+"""Photos for the frost corruption; their license does not allow shipping them."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from driftproof.optional import require
 
 __all__ = ["FrostPhotos", "find_frost_photos", "procedural_frost"]
 
-_NAMES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the reference never draws the sixth
+_NAMES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the reference never uses the sixth
 _SCALES = {32: 0.2, 64: 0.3, 224: 1.0}
 
 
 @dataclass(frozen=True)
 class FrostPhotos:
-    """Photos of frost and where they came from, which belongs beside every result made with them.
+    """Photos of frost and their origin, which results made with them record.
 
     Attributes:
-        photos: At full size, each (3, H, W) with values 0..255.
+        photos: Full-size photos, each (3, H, W) with values 0..255.
         origin: "folder", "imagecorruptions" or "procedural".
     """
 
@@ -32,7 +32,7 @@ class FrostPhotos:
     origin: str
 
     def scaled(self, constants: int, device: torch.device) -> list[Tensor]:
-        """The photos at the scale that goes with images of 32, 64 or 224 pixels."""
+        """Return the photos, scaled for images of 32, 64 or 224 pixels."""
         scale = _SCALES[constants]
         sizes = [(round(photo.shape[1] * scale), round(photo.shape[2] * scale)) for photo in self.photos]
         return [
@@ -42,10 +42,10 @@ class FrostPhotos:
 
 
 def find_frost_photos(folder: Path | None = None) -> FrostPhotos:
-    """The photos of the reference, from a folder or from the installed `imagecorruptions-imaug` package.
+    """Load the reference photos from a folder or the `imagecorruptions-imaug` package.
 
     Args:
-        folder: Holds frost1.png to frost5.jpg; None looks for the package.
+        folder: Folder with frost1.png to frost5.jpg; None uses the installed package.
     """
     if folder is not None:
         return FrostPhotos(_read(folder), "folder")
@@ -53,20 +53,19 @@ def find_frost_photos(folder: Path | None = None) -> FrostPhotos:
     if package is not None and package.origin is not None:
         return FrostPhotos(_read(Path(package.origin).parent / "frost"), "imagecorruptions")
     raise InputError(
-        "Frost needs photos that are not part of driftproof. Name a folder that holds frost1.png to frost5.jpg, "
-        "install them with `pip install imagecorruptions-imaug`, or ask for the procedural substitute, which is "
-        "another corruption and is marked as such in results."
+        "Frost needs photos that are not part of driftproof. Pass a folder with frost1.png to frost5.jpg, install them "
+        "with `pip install imagecorruptions-imaug`, or use the procedural substitute; results made with it say so."
     )
 
 
 def procedural_frost() -> FrostPhotos:
-    """A substitute made of fractal clouds with crystalline ridges: not the benchmark's frost, and said to be so."""
+    """Generate substitute photos from fractal noise; their origin is marked as procedural."""
     rng = CounterRNG(image_keys("procedural", "frost", 0, torch.arange(5)))
     ridges = 1 - 2 * (plasma_fractal(rng, 512, 1.6) - 0.5).abs()
     veil = plasma_fractal(rng, 512, 2.5)
-    grey = 255 * (0.35 + 0.45 * ridges**4 + 0.2 * veil)
+    gray = 255 * (0.35 + 0.45 * ridges**4 + 0.2 * veil)
     tint = torch.tensor([0.92, 0.97, 1.0]).view(1, 3, 1, 1)
-    return FrostPhotos(tuple((grey.unsqueeze(1) * tint).clamp(0, 255)), "procedural")
+    return FrostPhotos(tuple((gray.unsqueeze(1) * tint).clamp(0, 255)), "procedural")
 
 
 def _read(folder: Path) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Spatter: drops of water or mud on the lens."""
+"""The spatter corruption: drops of water or mud on the lens."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ _EMBOSS = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
 
 
 def spatter(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, float, float, int]) -> Tensor:
-    """Drops where smooth noise is high: bright water with shaded rims, or opaque mud."""
+    """Add drops where smooth noise is high: bright water with shaded rims, or opaque mud."""
     mean, sigma, blur, threshold, strength, mud = constants
     layer = gaussian_filter(mean + sigma * rng.normal(1, *x.shape[2:]), blur)
     layer = torch.where(layer < threshold, torch.zeros_like(layer), layer)
@@ -34,15 +34,15 @@ def spatter(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, fl
 
 
 def _shade_drops(layer: Tensor) -> Tensor:
-    """Light and shade on the rims of drops, from edges and the distance to them."""
+    """Shade the rims of drops, from their edges and the distance to them."""
     cv2 = require("cv2", "Spatter of water", "opencv-python-headless")
 
-    def shade(drop: Any) -> Any:  # noqa: ANN401  # arrays of an untyped library
-        grey = (np.clip(drop, 0, 1) * 255).astype(np.uint8)
-        distance = cv2.distanceTransform(255 - cv2.Canny(grey, 50, 150), cv2.DIST_L2, 5)
+    def shade(drop: Any) -> Any:  # noqa: ANN401  # OpenCV is untyped
+        gray = (np.clip(drop, 0, 1) * 255).astype(np.uint8)
+        distance = cv2.distanceTransform(255 - cv2.Canny(gray, 50, 150), cv2.DIST_L2, 5)
         rim = cv2.blur(np.minimum(distance, 20), (3, 3)).astype(np.uint8)
         rim = cv2.filter2D(cv2.equalizeHist(rim), cv2.CV_8U, np.array(_EMBOSS, dtype=np.float32))
-        return grey.astype(np.float32) * cv2.blur(rim, (3, 3)).astype(np.float32)
+        return gray.astype(np.float32) * cv2.blur(rim, (3, 3)).astype(np.float32)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         shaded = list(pool.map(shade, layer[:, 0].cpu().numpy()))

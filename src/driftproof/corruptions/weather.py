@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog and brightness."""
+"""Weather corruptions: snow, frost, fog and brightness."""
 
 import math
 
@@ -13,7 +13,7 @@ __all__ = ["brightness", "fog", "frost", "plasma_fractal", "snow"]
 
 
 def snow(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, float, int, float, float]) -> Tensor:
-    """A white-out with streaks of flakes falling both ways."""
+    """Whiten the image and add streaks of snowflakes in two directions."""
     mean, sigma, zoom, threshold, radius, blur, mix = constants
     flakes = sum_center_zooms(mean + sigma * rng.normal(1, *x.shape[2:]), [zoom])
     flakes = torch.where(flakes < threshold, torch.zeros_like(flakes), flakes)
@@ -24,13 +24,13 @@ def snow(x: Tensor, rng: CounterRNG, constants: tuple[float, float, float, float
 
 
 def frost(x: Tensor, rng: CounterRNG, constants: tuple[float, float], photos: list[Tensor]) -> Tensor:
-    """Ice on the window: a random piece of a random photo of frost, laid over the image.
+    """Blend a random crop of a random photo of frost into the image.
 
     Args:
         x: Images.
-        rng: Their random numbers.
-        constants: The shares of the image and of the ice.
-        photos: Photos of frost, (3, H, W) with values 0..255; those that are smaller than the images are enlarged.
+        rng: Random numbers for each image.
+        constants: Weights of the image and of the frost.
+        photos: Photos of frost, (3, H, W) with values 0..255. Photos smaller than the images are enlarged.
     """
     own, ice = constants
     height, width = x.shape[2:]
@@ -48,7 +48,7 @@ def frost(x: Tensor, rng: CounterRNG, constants: tuple[float, float], photos: li
 
 
 def _enlarge_to_cover(photo: Tensor, height: int, width: int) -> Tensor:
-    """A photo, enlarged as far as it takes to cover so many pixels."""
+    """Enlarge a photo if it is smaller than (height, width)."""
     scale = max(height / photo.shape[1], width / photo.shape[2])
     if scale <= 1:
         return photo
@@ -57,7 +57,7 @@ def _enlarge_to_cover(photo: Tensor, height: int, width: int) -> Tensor:
 
 
 def fog(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
-    """A bright veil of uneven thickness."""
+    """Add fractal fog of uneven thickness."""
     thickness, decay = constants
     height, width = x.shape[2:]
     veil = plasma_fractal(rng, 2 ** math.ceil(math.log2(max(height, width))), decay)[:, None, :height, :width]
@@ -66,31 +66,31 @@ def fog(x: Tensor, rng: CounterRNG, constants: tuple[float, float]) -> Tensor:
 
 
 def brightness(x: Tensor, rng: CounterRNG, amount: float) -> Tensor:
-    """More light: the value of every color is raised."""
+    """Raise the value channel in HSV."""
     value = x.amax(dim=1, keepdim=True)
     raised = (value + amount).clamp(0, 1)
     return torch.where(value > 0, x * (raised / value.clamp(min=1e-12)), raised)
 
 
 def plasma_fractal(rng: CounterRNG, side: int, decay: float) -> Tensor:
-    """Fractal clouds on a torus by the diamond–square algorithm, (N, side, side), scaled to [0, 1].
+    """Generate (N, side, side) plasma fractals in [0, 1] by diamond–square on a torus.
 
-    As in the reference, the noise of each round is w·U[−w, w], so its amplitude is the square of the wobble w.
+    As in the reference, the noise of each round is w·U[−w, w], so its amplitude is w².
     """
     cloud = torch.zeros(len(rng), side, side, device=rng.device)
     step, wobble = side, 100.0
 
-    def noisy(neighbours: Tensor) -> Tensor:
-        return neighbours / 4 + wobble * rng.uniform(*neighbours.shape[1:], low=-wobble, high=wobble)
+    def add_noise(neighbors: Tensor) -> Tensor:
+        return neighbors / 4 + wobble * rng.uniform(*neighbors.shape[1:], low=-wobble, high=wobble)
 
     while step >= 2:
         half = step // 2
         corners = cloud[:, ::step, ::step]
         pairs = corners + corners.roll(-1, 1)
-        cloud[:, half::step, half::step] = noisy(pairs + pairs.roll(-1, 2))
-        centres = cloud[:, half::step, half::step]
-        cloud[:, ::step, half::step] = noisy(corners + corners.roll(-1, 2) + centres + centres.roll(1, 1))
-        cloud[:, half::step, ::step] = noisy(corners + corners.roll(-1, 1) + centres + centres.roll(1, 2))
+        cloud[:, half::step, half::step] = add_noise(pairs + pairs.roll(-1, 2))
+        centers = cloud[:, half::step, half::step]
+        cloud[:, ::step, half::step] = add_noise(corners + corners.roll(-1, 2) + centers + centers.roll(1, 1))
+        cloud[:, half::step, ::step] = add_noise(corners + corners.roll(-1, 1) + centers + centers.roll(1, 2))
         step, wobble = half, wobble / decay
     cloud = cloud - cloud.amin(dim=(1, 2), keepdim=True)
     return cloud / cloud.amax(dim=(1, 2), keepdim=True)

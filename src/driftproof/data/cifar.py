@@ -16,48 +16,48 @@ __all__ = ["cifar10", "cifar10_c", "cifar100", "cifar100_c"]
 
 
 def cifar10(root: Path, *, train: bool = False) -> ImageSet:
-    """CIFAR-10 from `cifar-10-batches-py`.
+    """Read CIFAR-10 from `cifar-10-batches-py`.
 
     Args:
-        root: The folder that holds it.
-        train: Whether to read the training images, from whichever of the five files are there.
+        root: Folder that holds it.
+        train: Whether to read the training images, from those of the five files that exist.
     """
-    home = locate(root, "cifar-10-batches-py", source="cifar10")
+    home = locate(root, "cifar-10-batches-py", dataset="cifar10")
     files = [home / f"data_batch_{number}" for number in range(1, 6)] if train else [home / "test_batch"]
     there = [path for path in files if path.exists()]
     if not there:
-        raise InputError(f"Expected {files[0].name} in {home}, but it is not there.")
+        raise InputError(f"Expected {files[0].name} in {home}, but it does not exist.")
     classes = _read_class_names(home / "batches.meta", "label_names")
     return _read(there, "labels", classes, "cifar10/train" if train else "cifar10")
 
 
 def cifar100(root: Path, *, train: bool = False) -> ImageSet:
-    """CIFAR-100, with its hundred fine classes, from `cifar-100-python`.
+    """Read CIFAR-100 with its 100 fine classes from `cifar-100-python`.
 
     Args:
-        root: The folder that holds it.
+        root: Folder that holds it.
         train: Whether to read the training images.
     """
-    home = locate(root, "cifar-100-python", source="cifar100")
-    path = locate(home, "train" if train else "test", source="cifar100")
+    home = locate(root, "cifar-100-python", dataset="cifar100")
+    path = locate(home, "train" if train else "test", dataset="cifar100")
     classes = _read_class_names(home / "meta", "fine_label_names")
     return _read([path], "fine_labels", classes, "cifar100/train" if train else "cifar100")
 
 
 def cifar10_c(root: Path, corruption: str, severity: int) -> ImageSet:
-    """CIFAR-10-C: the test images with one corruption at one severity, left on disk."""
-    return _read_corrupted(locate(root, "CIFAR-10-C", source="cifar10-c"), "cifar10-c", corruption, severity)
+    """Read CIFAR-10-C at one corruption and severity, memory-mapped."""
+    return _read_corrupted(locate(root, "CIFAR-10-C", dataset="cifar10-c"), "cifar10-c", corruption, severity)
 
 
 def cifar100_c(root: Path, corruption: str, severity: int) -> ImageSet:
-    """CIFAR-100-C: the test images with one corruption at one severity, left on disk."""
-    return _read_corrupted(locate(root, "CIFAR-100-C", source="cifar100-c"), "cifar100-c", corruption, severity)
+    """Read CIFAR-100-C at one corruption and severity, memory-mapped."""
+    return _read_corrupted(locate(root, "CIFAR-100-C", dataset="cifar100-c"), "cifar100-c", corruption, severity)
 
 
 def _read_corrupted(home: Path, name: str, corruption: str, severity: int) -> ImageSet:
     check_corruption(corruption, severity)
-    images = load_array(locate(home, f"{corruption}.npy", source=name))
-    labels = load_array(locate(home, "labels.npy", source=name))
+    images = load_array(locate(home, f"{corruption}.npy", dataset=name))
+    labels = load_array(locate(home, "labels.npy", dataset=name))
     if images.ndim != 4 or labels.shape != images.shape[:1] or len(images) % 5:
         raise InputError(
             f"Expected {corruption}.npy in {home} to hold five severities of every image in labels.npy, "
@@ -96,10 +96,10 @@ def _load_pickle(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             content = _Unpickler(stream, encoding="bytes").load()
     except InputError as error:
-        raise InputError(f"Expected {path} to hold only arrays, lists and numbers, but it asks for {error}.") from error
+        raise InputError(f"Expected {path} to hold only arrays, lists and numbers, but it loads {error}.") from error
     # A damaged pickle can raise almost anything.
     except Exception as error:
-        raise InputError(f"Expected {path} to be a whole pickle, but it cannot be read: {error!r}.") from error
+        raise InputError(f"Expected {path} to be a complete pickle, but it cannot be read: {error!r}.") from error
     if not isinstance(content, dict):
         raise InputError(f"Expected {path} to hold a dictionary, but it holds {type(content).__name__}.")
     return {_to_str(key): value for key, value in content.items()}
@@ -114,7 +114,7 @@ def _array(value: object) -> npt.NDArray[Any] | None:
 
 
 class _DType:
-    """Stands in for `numpy.dtype`, of which a pickle may only choose one of integers."""
+    """Replaces `numpy.dtype` while unpickling; only integer types are allowed."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         self.dtype = np.dtype(_to_str(code))
@@ -127,7 +127,7 @@ class _DType:
 
 
 class _Array:
-    """Stands in for `numpy.ndarray`, so that a pickle calls nothing of numpy's."""
+    """Replaces `numpy.ndarray` while unpickling, so that the pickle calls no numpy code."""
 
     values: npt.NDArray[Any]
 
@@ -161,7 +161,7 @@ _ALLOWED_GLOBALS = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Rebuilds arrays of integers, lists, dictionaries, strings and numbers; imports nothing."""
+    """Unpickles integer arrays, lists, dictionaries, strings and numbers; imports nothing."""
 
     def find_class(self, module: str, name: str) -> object:
         try:

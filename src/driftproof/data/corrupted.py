@@ -1,4 +1,4 @@
-"""Corrupted versions of any image set: made on demand, or once and kept."""
+"""Corrupted versions of image sets, computed on demand or cached on disk."""
 
 import contextlib
 import json
@@ -23,25 +23,25 @@ __all__ = ["PUBLISHED_QUALITY", "Corrupted", "cache_to_disk", "check_same_protoc
 Progress = Callable[[str, int], None]
 
 PUBLISHED_QUALITY = 85
-"""JPEG quality with which the published sets that consist of files were saved after corruption."""
+"""JPEG quality of the published data sets that consist of files."""
 
 _CHUNK_SIZE = 1000
 
 
 class Corrupted(ImageSet):
-    """An image set seen through one corruption.
+    """An image set with one corruption applied, computed on demand.
 
-    What is random belongs to each image, so any of them can be asked for at any time and comes out the same.
+    Randomness belongs to each image, so an image is the same whenever and in whichever batch it is read.
 
     Args:
-        images: The clean set.
-        corruption: Its name.
+        images: The clean images.
+        corruption: Name of the corruption.
         severity: From 1 to 5.
-        constants: Strength as for images of 32, 64 or 224 pixels; None goes by the images' size.
-        resave: JPEG quality to save with afterwards, as the published Tiny-ImageNet-C and ImageNet-C were
-            (`PUBLISHED_QUALITY`); None keeps the pixels, as in the CIFAR sets.
-        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
-        device: Where to compute.
+        constants: Use the constants for images of 32, 64 or 224 pixels; None chooses by the image size.
+        resave: JPEG quality to re-encode with, as in the published Tiny-ImageNet-C and ImageNet-C
+            (`PUBLISHED_QUALITY`); None keeps the pixels, as in CIFAR-C.
+        frost_photos: Photos for frost; None uses those of the `imagecorruptions-imaug` package.
+        device: Device to compute on.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Corrupted(ImageSet):
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What decides every pixel."""
+        """Everything that determines the pixels."""
         origin = None if self.corruption != "frost" or self.frost_photos is None else self.frost_photos.origin
         return {
             "set": self.clean.name,
@@ -85,18 +85,18 @@ class Corrupted(ImageSet):
 
     @cached_property
     def _photos(self) -> FrostPhotos | None:
-        """Looked for once, and only where they are needed."""
+        """Frost photos, loaded once and only if needed."""
         return find_frost_photos() if self.corruption == "frost" and self.frost_photos is None else self.frost_photos
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The corrupted images at these indices, on the CPU."""
-        places = torch.as_tensor(indices, dtype=torch.int64)
+        """Return the corrupted images at these indices, on the CPU."""
+        indices = torch.as_tensor(indices, dtype=torch.int64)
         result = corrupt(
-            self.clean.batch(places).to(self.device),
+            self.clean.batch(indices).to(self.device),
             self.corruption,
             self.severity,
             dataset=self.clean.name,
-            indices=places,
+            indices=indices,
             constants=self.constants,
             frost_photos=self._photos,
         )
@@ -104,22 +104,23 @@ class Corrupted(ImageSet):
 
 
 def cache_to_disk(images: Corrupted, folder: Path, *, make: bool = True, progress: Progress | None = None) -> ImageSet:
-    """The corrupted set as an array on disk, made if it is not there yet.
+    """Return the corrupted set as an array on disk, generating it if it does not exist.
 
-    Interrupted work is taken up where it stopped; an unfinished file bears another name and is never read as finished.
-    Where several processes ask for it, one makes it and the others wait. A file made under another protocol is refused.
+    Interrupted work resumes where it stopped; an unfinished file has another name and is never read as finished. If
+    several processes ask for the same set, one generates it and the others wait. A file generated under another
+    protocol raises `InputError`.
 
     Args:
-        images: What to keep.
-        folder: Gets `{corruption}/{severity}.npy` with its protocol beside it.
-        make: Otherwise what is not there yet stays so, and its images are computed whenever they are asked for: less
-            work where only a few of them will be.
-        progress: Called with the set's name and the number of images done.
+        images: The corrupted set.
+        folder: Receives `{corruption}/{severity}.npy` and its protocol as `.json`.
+        make: Whether to generate a missing set. If false, `images` is returned instead, which computes images on
+            demand: cheaper if only a few are needed.
+        progress: Called with the name of the set and the number of images done.
     """
     path = folder / images.corruption / f"{images.severity}.npy"
     if not path.exists():
         if not make:
-            images.batch([0])  # what they need and is not there is missed now, not on the way through a stream
+            images.batch([0])  # raises now if frost photos are missing, not in the middle of a stream
             return images
         path.parent.mkdir(parents=True, exist_ok=True)
         _generate_locked(images, path, progress)
@@ -128,12 +129,15 @@ def cache_to_disk(images: Corrupted, folder: Path, *, make: bool = True, progres
 
 
 def stack_severities(clean: ImageSet, corruption: str, folder: Path) -> Path:
-    """Join the five kept severities of a corruption in one file, as the published CIFAR-C sets are laid out.
+    """Join the five cached severities of a corruption in one file, in the layout of CIFAR-C.
 
     Args:
-        clean: The clean set the kept ones were made of.
-        corruption: Which; all five severities have to be there.
-        folder: Where they were kept; gets `{corruption}.npy`, severities 1 to 5 one after the other, and `labels.npy`.
+        clean: The clean set.
+        corruption: Name of the corruption; all five severities have to be cached.
+        folder: Folder of the cache; receives `{corruption}.npy` with severities 1 to 5 in order, and `labels.npy`.
+
+    Returns:
+        The path of the joined file.
     """
     parts = [load_array(folder / corruption / f"{severity}.npy") for severity in range(1, 6)]
     path = folder / f"{corruption}.npy"
@@ -149,12 +153,12 @@ def stack_severities(clean: ImageSet, corruption: str, folder: Path) -> Path:
 
 
 def _generate_locked(images: Corrupted, path: Path, progress: Progress | None) -> None:
-    """Make a set, or wait for whoever is making it: two at work on one file would spoil it for both."""
+    """Generate a set, or wait for the process that is generating it."""
     lock = path.with_suffix(".lock")
     with FileLock(lock):
         if not path.exists():
             _generate(images, path, progress)
-    # Whoever still waits for it finds the set made.
+    # A process still waiting for the lock will find the set generated.
     with contextlib.suppress(OSError):
         lock.unlink()
 
@@ -166,10 +170,10 @@ def _generate(images: Corrupted, path: Path, progress: Progress | None) -> None:
     mode = "r+" if done else "w+"
     array = np.lib.format.open_memmap(unfinished, mode=mode, dtype=np.uint8, shape=None if done else shape)
     for start in range(done, len(images), _CHUNK_SIZE):
-        places = torch.arange(start, min(start + _CHUNK_SIZE, len(images)))
-        array[start : start + len(places)] = images.batch(places).permute(0, 2, 3, 1).numpy()
+        indices = torch.arange(start, min(start + _CHUNK_SIZE, len(images)))
+        array[start : start + len(indices)] = images.batch(indices).permute(0, 2, 3, 1).numpy()
         array.flush()
-        done = start + len(places)
+        done = start + len(indices)
         _write_json(journal, {"done": done, "protocol": images.protocol})
         if progress is not None:
             progress(images.name, done)
@@ -199,18 +203,18 @@ def _read_protocol(path: Path) -> dict[str, Any]:
         protocol: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected the protocol of {path} beside it, but it cannot be read. Remove the file."
+            f"Expected the protocol of {path} next to it, but it cannot be read. Remove the file."
         ) from error
     return protocol
 
 
 def check_same_protocol(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to mix what was made in one way with what would be made in another.
+    """Raise `InputError` if a file was generated under another protocol.
 
     Args:
-        path: What was made.
-        found: How it was made.
-        wanted: How it would be.
+        path: The existing file.
+        found: Its protocol.
+        wanted: The protocol asked for.
     """
     different = [
         f"{key} was {found.get(key)} and is {wanted[key]} here" for key in wanted if found.get(key) != wanted[key]

@@ -1,4 +1,4 @@
-"""A corrupted version of a folder of images, file by file."""
+"""Corrupted versions of folders of images, written as files."""
 
 import hashlib
 import json
@@ -20,16 +20,19 @@ _CHUNK_SIZE = 64
 
 
 def write_files(images: Corrupted, destination: Path, *, progress: Progress | None = None) -> int:
-    """Write every image of a corrupted folder as a JPEG of quality 85, and return how many had to be made.
+    """Write every image of a corrupted folder as a JPEG of quality 85.
 
-    Files that are there already are left alone, so interrupted work goes on where it stopped; each is written whole or
-    not at all. Files made under another protocol are refused, as far as the hidden file beside them tells, and so are
-    new images that sort before others: what is random in an image goes by its place.
+    Existing files are kept, so interrupted work resumes where it stopped. Each file is written atomically. A folder
+    written under another protocol, according to its hidden `.protocol.json`, raises `InputError`. So do new images that
+    sort before existing ones, because the randomness of an image depends on its index.
 
     Args:
-        images: The corrupted set, over a `FileSet`.
-        destination: Gets `{corruption}/{severity}/` with the clean set's own sub-folders.
-        progress: Called with the set's name and the number of images done.
+        images: A corrupted `FileSet`.
+        destination: Receives `{corruption}/{severity}/` with the sub-folders of the clean set.
+        progress: Called with the name of the set and the number of images done.
+
+    Returns:
+        The number of files written.
     """
     pillow = require("PIL.Image", "Writing image files")
     targets = _target_paths(images, destination)
@@ -50,7 +53,7 @@ def write_files(images: Corrupted, destination: Path, *, progress: Progress | No
 def _check_and_write_protocol(images: Corrupted, folder: Path, targets: list[Path]) -> None:
     assert isinstance(images.clean, FileSet)
     path, names = folder / ".protocol.json", [target.relative_to(folder).as_posix() for target in targets]
-    # Not which images there are: more may be added, after those that are there.
+    # Without the fingerprint of the clean set: images may be added after the existing ones.
     same = {key: value for key, value in images.protocol.items() if key != "clean"}
     protocol = same | {"size": str(images.clean.size)}
     if path.exists():
@@ -58,8 +61,8 @@ def _check_and_write_protocol(images: Corrupted, folder: Path, targets: list[Pat
         check_same_protocol(folder, found, protocol)
         if found.get("names") != _hash_names(names[: found.get("images", 0)]):
             raise InputError(
-                f"Expected new images to come after those of {folder}, in the order of their names, but one comes "
-                "before or is gone: what is random in an image goes by its place. Remove the folder."
+                f"Expected new images to sort after those of {folder}, but one sorts before or is gone. The randomness "
+                "of an image depends on its index. Remove the folder."
             )
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished:
@@ -72,12 +75,14 @@ def _hash_names(names: list[str]) -> str:
 
 def _target_paths(images: Corrupted, destination: Path) -> list[Path]:
     if not isinstance(images.clean, FileSet):
-        raise InputError(f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `kept`.")
+        raise InputError(
+            f"Expected {images.clean.name} to be a folder of images, but it is an array. Use `cache_to_disk`."
+        )
     paths = images.clean.paths
     root = images.clean.root or Path(os.path.commonpath([path.parent for path in paths]))
     if destination.resolve().is_relative_to(root.resolve()):
         raise InputError(
-            f"Expected a destination outside {root}, but {destination} lies in it and would be corrupted next time."
+            f"Expected a destination outside {root}, but {destination} is inside and would be corrupted next time."
         )
     folder = destination / images.corruption / str(images.severity)
     targets = [(folder / path.relative_to(root)).with_suffix(".JPEG") for path in paths]
@@ -89,8 +94,8 @@ def _target_paths(images: Corrupted, destination: Path) -> list[Path]:
 
 def _iter_batches(images: Corrupted, indices: list[int]) -> Iterator[tuple[list[int], Tensor]]:
     assert isinstance(images.clean, FileSet)
-    # Unscaled, images may differ in size and are taken one by one.
-    at_once = 1 if images.clean.size is None else _CHUNK_SIZE
-    for start in range(0, len(indices), at_once):
-        some = indices[start : start + at_once]
-        yield some, images.batch(some)
+    # Without a fixed size, images may differ in size, so they are processed one by one.
+    chunk_size = 1 if images.clean.size is None else _CHUNK_SIZE
+    for start in range(0, len(indices), chunk_size):
+        chunk = indices[start : start + chunk_size]
+        yield chunk, images.batch(chunk)

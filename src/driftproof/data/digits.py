@@ -1,4 +1,4 @@
-"""The handwritten digits that come along with scikit-learn: some known, some not."""
+"""The handwritten digits of scikit-learn, split into known and unknown classes."""
 
 import numpy as np
 import torch
@@ -14,25 +14,25 @@ _NAMES = tuple(str(digit) for digit in range(10))
 
 
 def digits(*, train: bool = False) -> ImageSet:
-    """The digits 0 to 5 as 16×16 color images, in a fixed random order; one half is for training.
+    """Load the digits 0 to 5 as 16×16 RGB images in a fixed random order.
 
     Args:
-        train: Whether to take the half that a model is trained on, instead of the other.
+        train: Whether to return the training half instead of the test half.
 
     Examples:
         >>> digits()
         ArraySet('digits', 542 images, 6 classes)
     """
     images, labels = _load_digits()
-    places = torch.nonzero(labels < _KNOWN).flatten()
-    half = len(places) // 2
-    chosen = places[:half] if train else places[half:]
+    indices = torch.nonzero(labels < _KNOWN).flatten()
+    half = len(indices) // 2
+    chosen = indices[:half] if train else indices[half:]
     name = "digits/train" if train else "digits"
     return ArraySet(images[chosen], labels[chosen], classes=_NAMES[:_KNOWN], name=name)
 
 
 def digits_unknown() -> ImageSet:
-    """The digits 6 to 9, which a model trained on the others has never seen."""
+    """Load the digits 6 to 9, which a model trained on `digits` has never seen."""
     images, labels = _load_digits()
     return ArraySet(images[labels >= _KNOWN], labels[labels >= _KNOWN], classes=_NAMES, name="digits-unknown")
 

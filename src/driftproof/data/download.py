@@ -1,4 +1,4 @@
-"""Fetch, unpack and verify the files of the catalogue."""
+"""Download, unpack and verify the files of data sets."""
 
 import gzip
 import hashlib
@@ -46,17 +46,17 @@ _ARCHIVE_ERRORS = (
 
 
 class _InterruptedDownloadError(Exception):
-    """The transfer broke off; another attempt may succeed."""
+    """The download was interrupted; another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What `verify` found out about one file.
+    """The result of `verify` for one file.
 
     Attributes:
-        file: Its name.
-        state: "present" if it is whole; "unchecked" if it is there but nothing tells whether it is whole.
-        detail: Why.
+        file: Name of the file.
+        state: "present" if it is complete; "unchecked" if it exists but cannot be checked.
+        detail: The reason.
     """
 
     file: str
@@ -72,17 +72,17 @@ def fetch(
     attempts: int = 5,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Download a file, going on where an earlier attempt stopped, and check it.
+    """Download a file, resuming an earlier attempt, and check it.
 
-    Length and checksums are compared with the published ones. Where no SHA-256 is published, the one seen is written
-    beside the file, and later downloads have to match it. A file that is there already is checked, not downloaded.
+    Length and checksums are compared with the published ones. If no SHA-256 is published, the first download writes its
+    own next to the file, and later downloads have to match it. An existing file is checked, not downloaded.
 
     Args:
-        file: What to download.
-        folder: Where to put it.
-        progress: Called with the bytes received so far and the total, None if unknown.
-        attempts: Failures in a row after which to give up; one that brought more than any before starts a new row.
-        sleep: Called with the seconds to wait before the next attempt.
+        file: The file to download.
+        folder: Folder to save it in.
+        progress: Called with the number of bytes received and the total, None if unknown.
+        attempts: Number of consecutive failures before giving up; receiving new bytes restarts the count.
+        sleep: Called with the number of seconds to wait before the next attempt.
 
     Returns:
         The path of the file.
@@ -94,12 +94,12 @@ def fetch(
         _check_complete(file, target, target, fix=f"Delete {target} to download it again.")
         return target
     if file.manual or not file.url.startswith(("http://", "https://")):
-        raise DownloadError(f"Expected {file.url} to be free to download, but it is not: put it at {target} by hand.")
+        raise DownloadError(f"Expected a file that can be downloaded, but got {file.url}. Save it as {target} by hand.")
     target.parent.mkdir(parents=True, exist_ok=True)
     part = _PartialFile(target)
     _download_with_retries(file, part, progress, attempts, sleep)
     try:
-        _check_complete(file, part.path, target, fix="What came was deleted; try again.")
+        _check_complete(file, part.path, target, fix="The download was deleted; try again.")
     except DownloadError:
         part.discard()
         raise
@@ -111,17 +111,16 @@ def fetch(
 
 
 def unpack(archive: Path, folder: Path) -> list[Path]:
-    """Unpack a tar or zip archive, each of its top-level entries appearing whole or not at all.
+    """Unpack a tar or zip archive; each top-level entry appears complete or not at all.
 
-    Names that lead out of the folder, links that do, and entries that are there already are refused; then nothing is
-    unpacked.
+    Nothing is unpacked if a name or link leads out of the folder, or if an entry exists already.
 
     Args:
         archive: The archive.
-        folder: Where its contents go.
+        folder: Folder to unpack it in.
 
     Returns:
-        The top-level entries made.
+        The top-level entries that were created.
     """
     archive, folder = Path(archive), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,30 +132,30 @@ def unpack(archive: Path, folder: Path) -> list[Path]:
             made.append(entry.rename(folder / entry.name))
         return made
     except _ARCHIVE_ERRORS as error:
-        raise DownloadError(f"Expected {archive} to be a whole and harmless archive, but {error}.") from error
+        raise DownloadError(f"Expected {archive} to be a complete and safe archive, but {error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def verify(source: DatasetInfo, root: Path) -> list[FileCheck]:
-    """Compare what is on disk with the catalogue.
+def verify(dataset: DatasetInfo, root: Path) -> list[FileCheck]:
+    """Compare the files on disk with the published lengths and checksums.
 
-    An archive that was deleted after unpacking can no longer be checked: its contents are reported as unchecked.
+    If an archive was deleted after unpacking, its contents are reported as unchecked.
 
     Args:
-        source: The data set.
-        root: The folder it was downloaded to.
+        dataset: The data set.
+        root: Folder it was downloaded to.
     """
-    return [_check_file(file, Path(root), source.name) for file in source.files]
+    return [_check_file(file, Path(root), dataset.name) for file in dataset.files]
 
 
 def _check_file(file: RemoteFile, root: Path, name: str) -> FileCheck:
-    for path in (root / file.name, root / name / file.name):  # readers look in a folder of the set's name, too
+    for path in (root / file.name, root / name / file.name):  # readers also search a folder with the name of the set
         if path.exists():
             return _compare(file, path, path)
     if file.unpacks_to and all((root / made).exists() for made in file.unpacks_to):
-        return FileCheck(file.name, "unchecked", "unpacked; the archive itself is gone")
-    return FileCheck(file.name, "missing", f"get it from {file.url}")
+        return FileCheck(file.name, "unchecked", "unpacked; the archive was deleted")
+    return FileCheck(file.name, "missing", f"download it from {file.url}")
 
 
 def _compare(file: RemoteFile, path: Path, target: Path) -> FileCheck:
@@ -169,18 +168,16 @@ def _compare(file: RemoteFile, path: Path, target: Path) -> FileCheck:
         return FileCheck(file.name, "unchecked", "no checksum is known")
     for algorithm, seen in _compute_digests(path, list(known)).items():
         if seen != known[algorithm]:
-            told = f"by {_checksum_path(target)} " if file.sha256 is None and algorithm == "sha256" else ""
-            detail = f"expected {told}{algorithm} {known[algorithm]}, but got {seen}"
+            origin = f"by {_checksum_path(target)} " if file.sha256 is None and algorithm == "sha256" else ""
+            detail = f"expected {origin}{algorithm} {known[algorithm]}, but got {seen}"
             return FileCheck(file.name, "wrong checksum", detail)
     return FileCheck(file.name, "present", f"{' and '.join(known)} as expected")
 
 
 def _check_complete(file: RemoteFile, path: Path, target: Path, *, fix: str) -> None:
-    finding = _compare(file, path, target)
-    if finding.state in ("wrong length", "wrong checksum"):
-        raise DownloadError(
-            f"Expected {file.name} as published, but it has the {finding.state}: {finding.detail}. {fix}"
-        )
+    result = _compare(file, path, target)
+    if result.state in ("wrong length", "wrong checksum"):
+        raise DownloadError(f"Expected {file.name} as published, but it has the {result.state}: {result.detail}. {fix}")
 
 
 def _compute_digests(path: Path, algorithms: list[str]) -> dict[str, str]:
@@ -203,7 +200,7 @@ def _read_checksum(target: Path) -> str | None:
 
 
 class _PartialFile:
-    """What has come so far, and the server's mark of the version it came from."""
+    """A partial download, and the server's version tag (`ETag` or `Last-Modified`) it belongs to."""
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f"{target.name}.part")
@@ -250,21 +247,21 @@ def _download_with_retries(
             longest = max(longest, part.length)
             if failures >= attempts:
                 raise DownloadError(
-                    f"Expected {file.url} to arrive, but gave up because {reason}. "
-                    f"{part.length:,} bytes are kept: the next attempt goes on from there."
+                    f"Expected {file.url} to download, but gave up because {reason}. "
+                    f"{part.length:,} bytes are kept; the next attempt resumes from there."
                 ) from reason
             sleep(min(2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
     return None
 
 
 def _download(file: RemoteFile, part: _PartialFile, progress: DownloadProgress | None) -> None:
-    # Without a version to compare or a checksum to fail, another file's end could be joined to this one's beginning.
+    # Without a version tag or a checksum, the end of a changed file could be appended to the start of the old one.
     if part.version is None and file.sha256 is None and file.md5 is None:
         part.discard()
-    answer = _opened(file, part)
-    if answer is None:
+    opened = _open_url(file, part)
+    if opened is None:
         return
-    with answer as response:
+    with opened as response:
         if response.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
             raise _web_page_error(file)
         resumed = response.status == 206
@@ -300,8 +297,8 @@ def _append(part: _PartialFile, chunks: Iterable[bytes], total: int | None, prog
                 progress(done, total)
 
 
-def _opened(file: RemoteFile, part: _PartialFile) -> HTTPResponse | None:
-    """The server's answer, from where the part ends; None where it says that this is the end of the file."""
+def _open_url(file: RemoteFile, part: _PartialFile) -> HTTPResponse | None:
+    """Request the rest of the file; return None if the part is complete already."""
     headers = {"User-Agent": "driftproof"}
     if part.length:
         headers["Range"] = f"bytes={part.length}-"
@@ -318,7 +315,7 @@ def _opened(file: RemoteFile, part: _PartialFile) -> HTTPResponse | None:
         if error.code == 416 or error.code in _RETRYABLE_CODES or error.code >= 500:
             raise _InterruptedDownloadError(f"the server answered {error.code} {error.reason}") from error
         raise DownloadError(
-            f"Expected {file.url} to be there, but the server answered {error.code} {error.reason}."
+            f"Expected {file.url} to exist, but the server answered {error.code} {error.reason}."
         ) from error
     except (OSError, HTTPException) as error:
         raise _InterruptedDownloadError(f"there is no connection ({error})") from error
@@ -338,33 +335,33 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
 
 def _web_page_error(file: RemoteFile) -> DownloadError:
     return DownloadError(
-        f"Expected {file.url} to be the file itself, but the server sent a web page, such as a login or an error. "
+        f"Expected {file.url} to be a file, but the server sent a web page, such as a login or an error. "
         "Open the address in a browser to see it."
     )
 
 
 def _get_version(response: HTTPResponse) -> str | None:
     tag: str | None = response.headers.get("ETag")
-    # If-Range takes no weak tags.
+    # If-Range does not accept weak tags.
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
 
 
 def _is_continuation(response: HTTPResponse, part: _PartialFile) -> bool:
-    place = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    same = part.version is None or _get_version(response) in (None, part.version)
-    return same and place is not None and int(place[1]) == part.length
+    start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    same_version = part.version is None or _get_version(response) in (None, part.version)
+    return same_version and start is not None and int(start[1]) == part.length
 
 
 def _total_length(response: HTTPResponse) -> int | None:
     if response.status == 206:
-        whole = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
-        return int(whole[1]) if whole else None
+        total = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
+        return int(total[1]) if total else None
     length = response.headers.get("Content-Length")
     return int(length) if length else None
 
 
 def _extract(archive: Path, scratch: Path, folder: Path) -> None:
-    # A tar archive that ends in a zip file would pass for a zip archive.
+    # Tar first: a tar archive whose last member is a zip file also looks like a zip archive.
     if tarfile.is_tarfile(archive):
         with tarfile.open(archive) as tarred:
             for member in tarred:
@@ -384,4 +381,4 @@ def _check_safe_path(name: str, folder: Path) -> None:
     if path.is_absolute() or PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
         raise ValueError(f"{name!r} in it leads out of the folder")
     if path.parts and os.path.lexists(folder / path.parts[0]):
-        raise ValueError(f"{folder / path.parts[0]} is there already; delete it to unpack again")
+        raise ValueError(f"{folder / path.parts[0]} exists already; delete it to unpack again")

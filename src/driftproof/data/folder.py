@@ -1,4 +1,4 @@
-"""Data that lies in folders: of images, of classes, of arrays."""
+"""Folders of images, of class sub-folders and of arrays."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".
 
 
 def folder(root: Path, *, size: Size = None) -> ImageSet:
-    """Any folder of images: unlabelled, or one sub-folder per class.
+    """Open a folder of unlabeled images, or one with a sub-folder per class.
 
-    Files that are not images, and hidden ones, are ignored. Classes are the sub-folders' names in sorted order; within
-    a class, files are in sorted order too.
+    Hidden files and files that are not images are ignored. Classes are the sorted names of the sub-folders; files are
+    sorted within a class.
 
     Args:
         root: The folder.
@@ -44,11 +44,11 @@ def folder(root: Path, *, size: Size = None) -> ImageSet:
             f"Expected {root} to hold either images or one sub-folder per class, but it holds both, "
             f"such as {loose[0].name} and {classes[0]}."
         )
-    if classes and len(classes) < len(below):  # left out, it would give those after it the labels of others
+    if classes and len(classes) < len(below):  # skipping it would shift the labels of the classes after it
         without = next(name for name, images in below.items() if not images)
         raise InputError(
-            f"Expected images in every sub-folder of {root}, each being a class, but {without} holds none. "
-            "Remove it if it is no class."
+            f"Expected images in every sub-folder of {root}, since each is a class, but {without} holds none. "
+            "Remove it if it is not a class."
         )
     if classes:
         return class_folders(root, classes=classes, size=size, name=_folder_name(root))
@@ -56,18 +56,18 @@ def folder(root: Path, *, size: Size = None) -> ImageSet:
 
 
 def array_folder(root: Path) -> ImageSet:
-    """A folder with `images.npy`, uint8 of shape (N, H, W, 3), and `labels.npy`; the images stay on disk."""
+    """Open `images.npy`, uint8 of shape (N, H, W, 3), and `labels.npy`, memory-mapped."""
     root = Path(root)
     images, labels = (load_array(locate(root, name)) for name in ("images.npy", "labels.npy"))
     return ArraySet(images, labels, name=_folder_name(root))
 
 
 def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Size = None, name: str) -> FileSet:
-    """One sub-folder per class.
+    """Open a folder with one sub-folder per class.
 
     Args:
-        root: The folder that holds them.
-        classes: Names of the sub-folders in the order of the labels; None for all there are, sorted.
+        root: Folder that holds the sub-folders.
+        classes: Names of the sub-folders in label order; None for all of them, sorted.
         size: As in `FileSet`.
         name: As in `FileSet`.
     """
@@ -83,14 +83,14 @@ def class_folders(root: Path, *, classes: Sequence[str] | None = None, size: Siz
 
 
 def image_files(root: Path) -> list[Path]:
-    """The images below a folder, in sorted order, links to folders followed; none if there is no such folder."""
+    """Return the sorted image files below a folder, following links; empty if it does not exist."""
     found = _iter_images(root) if root.is_dir() else ()
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
 def _iter_images(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     here = root.resolve()
-    if here in above:  # a link that leads back would be followed for ever
+    if here in above:  # a link cycle
         return
     with os.scandir(root) as entries:
         seen = [(root / entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
@@ -101,13 +101,13 @@ def _iter_images(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             yield path
 
 
-def locate(root: Path, *names: str, source: str | None = None) -> Path:
-    """The first of these paths that is there, below `root`; a root that is itself so named counts.
+def locate(root: Path, *names: str, dataset: str | None = None) -> Path:
+    """Return the first of these paths that exists below `root`, or `root` if it has that name.
 
     Args:
-        root: Where to look.
-        names: The paths to try, relative to it.
-        source: Name in the catalogue, to say how to get what is missing.
+        root: Folder to search.
+        names: Paths to try, relative to it.
+        dataset: Name of the data set, for the error message.
     """
     root = Path(root)
     for name in names:
@@ -115,23 +115,23 @@ def locate(root: Path, *names: str, source: str | None = None) -> Path:
             return root / name
         if any(path.as_posix().endswith(f"/{name}") for path in (root.absolute(), root.resolve())) and root.exists():
             return root
-    fix = f" Get it with `driftproof data get {source}`." if source else ""
-    raise InputError(f"Expected {' or '.join(names)} in {root}, but it is not there.{fix}")
+    fix = f" Get it with `driftproof data get {dataset}`." if dataset else ""
+    raise InputError(f"Expected {' or '.join(names)} in {root}, but it does not exist.{fix}")
 
 
 def load_array(path: Path) -> npt.NDArray[Any]:
-    """A `.npy` file, left on disk until its rows are asked for."""
+    """Open a `.npy` file, memory-mapped."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         raise InputError(
-            f"Expected {path} to be a whole .npy file of numbers, but it cannot be read: {error}."
+            f"Expected {path} to be a complete .npy file of numbers, but it cannot be read: {error}."
         ) from error
     return array
 
 
 def _folder_name(root: Path) -> str:
-    """What a folder is called, from inside as well: random corruptions depend on it."""
+    """Return the name of a folder, also for `.`: the randomness of corruptions depends on it."""
     return root.name or root.resolve().name
 
 

@@ -13,46 +13,48 @@ _DEFAULT_SIZE = ResizeShorterSide(256, crop=224)
 
 
 def imagenet(root: Path, *, size: Size = _DEFAULT_SIZE) -> ImageSet:
-    """ImageNet's validation images from `val/{class}`, or `imagenet/val/{class}`.
+    """Read ImageNet's validation images from `val/{class}` or `imagenet/val/{class}`.
 
-    Labels count the WordNet identifiers in sorted order.
+    Labels are the indices of the sorted WordNet identifiers.
 
     Args:
-        root: The folder that holds them.
+        root: Folder that holds them.
         size: As in `FileSet`.
     """
-    part = locate(root, "imagenet/val", "val", source="imagenet")
+    part = locate(root, "imagenet/val", "val", dataset="imagenet")
     if any(path.parent == part for path in part.glob("*.JPEG")):
         raise InputError(
-            f"Expected the images in {part} to be sorted into one folder per class, but they lie side by side. "
+            f"Expected one folder per class in {part}, but the images are not sorted into folders. "
             "`driftproof data list` says how to sort them."
         )
     return class_folders(part, size=size, name="imagenet")
 
 
 def imagenet_c(root: Path, corruption: str, severity: int, *, size: Size = None) -> ImageSet:
-    """ImageNet-C from `ImageNet-C/{corruption}/{severity}/{class}`, 224×224 as stored.
+    """Read ImageNet-C from `ImageNet-C/{corruption}/{severity}/{class}`, stored as 224×224.
 
-    The images are stored class by class: shuffle them before adapting to them.
+    The images are stored class by class; shuffle them before adapting.
 
     Args:
-        root: The folder that holds `ImageNet-C` or `imagenet-c`.
-        corruption: One of `CORRUPTIONS`.
-        severity: 1 to 5.
+        root: Folder that holds `ImageNet-C` or `imagenet-c`.
+        corruption: One of `CORRUPTIONS` or `HELD_OUT`.
+        severity: From 1 to 5.
         size: As in `FileSet`.
     """
     check_corruption(corruption, severity)
-    home = locate(root, "ImageNet-C", "imagenet-c", source="imagenet-c")
-    part = locate(home, f"{corruption}/{severity}", source="imagenet-c")
+    home = locate(root, "ImageNet-C", "imagenet-c", dataset="imagenet-c")
+    part = locate(home, f"{corruption}/{severity}", dataset="imagenet-c")
     return class_folders(part, size=size, name=f"imagenet-c/{corruption}/{severity}")
 
 
 def imagenet_o(root: Path, *, size: Size = _DEFAULT_SIZE) -> ImageSet:
-    """ImageNet-O from `imagenet-o/{class}`: objects of none of ImageNet's thousand classes, so all unlabelled.
+    """Read ImageNet-O from `imagenet-o/{class}`.
+
+    Its objects belong to none of ImageNet's 1000 classes, so all images are unlabeled.
 
     Args:
-        root: The folder that holds `imagenet-o`.
-        size: As in `FileSet`; (64, 64) to go with Tiny-ImageNet.
+        root: Folder that holds `imagenet-o`.
+        size: As in `FileSet`; (64, 64) matches Tiny-ImageNet.
     """
-    home = locate(root, "imagenet-o", source="imagenet-o")
+    home = locate(root, "imagenet-o", dataset="imagenet-o")
     return FileSet(image_files(home), size=size, name="imagenet-o")

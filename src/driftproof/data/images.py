@@ -1,4 +1,4 @@
-"""The one contract of every data set: images by index, as bytes."""
+"""`ImageSet`, the interface of every data set, and its implementations."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ __all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeShorterSide", "Size", "Subs
 
 @dataclass(frozen=True)
 class ResizeShorterSide:
-    """Scale the shorter side to `side` pixels, then take the centre square of `crop`, as is usual on ImageNet."""
+    """Resize the shorter side to `side` pixels, then crop the central square of `crop`, as for ImageNet."""
 
     side: int = 256
     crop: int = 224
@@ -40,17 +40,17 @@ Size = tuple[int, int] | ResizeShorterSide | None
 
 
 class ImageSet(ABC):
-    """Images by index, as bytes; every data set is one.
+    """Base class of data sets: 8-bit images by index, with labels.
 
     Args:
         count: Number of images.
-        labels: One integer per image, −1 where unlabelled; None when none is labelled.
-        classes: Names of the classes in the order of the labels; empty when unknown.
-        name: What the set is called in results, such as "cifar10-c/gaussian_noise/5".
+        labels: One integer per image, −1 for unlabeled ones; None if none is labeled.
+        classes: Class names in label order; empty if unknown.
+        name: Name of the set in results, such as "cifar10-c/gaussian_noise/5".
 
     Attributes:
-        name: As given.
-        classes: As given.
+        name: Name of the set.
+        classes: Class names.
         labels: (N,) int64.
     """
 
@@ -71,28 +71,28 @@ class ImageSet(ABC):
 
     @abstractmethod
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The images at these indices, in this order: uint8 of shape (n, 3, H, W), a copy."""
+        """Return a copy of the images at these indices, uint8 of shape (n, 3, H, W)."""
 
     def fingerprint(self) -> str:
-        """A short digest by which two sets can be told apart: their labels, and the pixels of some of their images."""
+        """Return a short hash of the labels and of the pixels of up to 16 images."""
         content = hashlib.sha256(self.labels.numpy().tobytes())
-        for place in torch.linspace(0, len(self) - 1, steps=min(len(self), 16)).long():
-            content.update(self.batch(place[None]).numpy().tobytes())
+        for index in torch.linspace(0, len(self) - 1, steps=min(len(self), 16)).long():
+            content.update(self.batch(index[None]).numpy().tobytes())
         return f"{len(self)} images, {content.hexdigest()[:12]}"
 
 
 class ArraySet(ImageSet):
-    """Images in one uint8 array, which may be larger than memory if it is memory-mapped.
+    """Images in one uint8 array, which may be memory-mapped.
 
     Args:
-        images: (N, H, W, 3) or (N, 3, H, W), of numpy or torch; the former where both fit.
+        images: A numpy array or tensor of shape (N, H, W, 3) or (N, 3, H, W); the former if both fit.
         labels: As in `ImageSet`.
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
 
     Examples:
-        >>> grey = ArraySet(np.full((5, 32, 32, 3), 128, dtype=np.uint8), [0, 1, 0, 1, 0])
-        >>> grey.batch([4, 0]).shape
+        >>> gray = ArraySet(np.full((5, 32, 32, 3), 128, dtype=np.uint8), [0, 1, 0, 1, 0])
+        >>> gray.batch([4, 0]).shape
         torch.Size([2, 3, 32, 32])
     """
 
@@ -118,30 +118,30 @@ class ArraySet(ImageSet):
         self._channels_last = images.shape[3] == 3
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The images at these indices."""
-        places = check_indices(indices, len(self))
+        """Return the images at these indices."""
+        indices = check_indices(indices, len(self))
         if isinstance(self._images, Tensor):
-            picked = self._images[places.to(self._images.device)]
+            picked = self._images[indices.to(self._images.device)]
         else:
-            picked = torch.from_numpy(np.ascontiguousarray(self._images[places.numpy()]))
+            picked = torch.from_numpy(np.ascontiguousarray(self._images[indices.numpy()]))
         return picked.permute(0, 3, 1, 2).contiguous() if self._channels_last else picked
 
 
 class FileSet(ImageSet):
-    """Image files, decoded when asked for.
+    """Image files, decoded on demand.
 
-    Anything Pillow reads becomes 8-bit RGB: grey is repeated, palettes are looked up, transparency is dropped, of 16
-    bits the upper eight are kept. Orientation tags are not obeyed. Scaling is bilinear and anti-aliased.
+    Anything Pillow reads becomes 8-bit RGB: gray is repeated, palettes are looked up, transparency is dropped, and of
+    16 bits the upper eight are kept. Orientation tags are ignored. Resizing is bilinear and anti-aliased.
 
     Args:
         paths: The files.
         labels: As in `ImageSet`.
-        size: (height, width) to scale to exactly that, ignoring the aspect; a `ResizeShorterSide`; None for as stored, in
-            which case the images of one batch have to agree.
+        size: (height, width) to resize to, ignoring the aspect ratio; a `ResizeShorterSide`; None keeps the stored
+            size, which the images of a batch then have to share.
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
-        workers: Threads that decode; None for one per core, at most 8.
-        root: The folder below which they lie, where its sub-folders mean something; None if that is not known.
+        workers: Number of decoding threads; None for one per core, at most 8.
+        root: Folder whose sub-folders the files are in, if these matter; None if unknown.
     """
 
     def __init__(
@@ -166,18 +166,18 @@ class FileSet(ImageSet):
         self._workers = workers or min(8, os.cpu_count() or 1)
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The images at these indices, decoded in parallel."""
-        places = check_indices(indices, len(self)).tolist()
-        if not places:
+        """Return the images at these indices, decoded in parallel."""
+        indices = check_indices(indices, len(self)).tolist()
+        if not indices:
             return self.batch([0])[:0]
-        paths = [self.paths[place] for place in places]
+        paths = [self.paths[index] for index in indices]
         with ThreadPoolExecutor(self._workers) as pool:
             images = list(pool.map(self._decode, paths))
         for path, image in zip(paths, images, strict=True):
             if image.shape != images[0].shape:
                 raise InputError(
-                    f"Expected the images of a batch to be of one size, but {paths[0]} is {_format_size(images[0])} and "
-                    f"{path} is {_format_size(image)}. Pass `size` to scale them."
+                    f"Expected the images of a batch to have one size, but {paths[0]} is {_format_size(images[0])} "
+                    f"and {path} is {_format_size(image)}. Pass `size` to resize them."
                 )
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
@@ -186,18 +186,18 @@ class FileSet(ImageSet):
         try:
             with pillow.open(path) as opened:
                 return np.array(_resize(to_rgb(opened), self.size))
-        # Pillow's readers let almost any exception through when a file is damaged.
+        # Pillow raises almost any exception for a damaged file.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
 
 
 class Subset(ImageSet):
-    """Some images of another set, in any order, repeats allowed.
+    """A selection of images from another set, in any order; repeats are allowed.
 
     Args:
         images: The other set.
-        indices: Which of its images.
-        name: What to call it; None for the other set's name.
+        indices: Indices of the images.
+        name: Name of the subset; None for the name of the other set.
 
     Examples:
         >>> whole = ArraySet(np.zeros((5, 8, 8, 3), dtype=np.uint8), [0, 1, 2, 3, 4])
@@ -206,28 +206,28 @@ class Subset(ImageSet):
     """
 
     def __init__(self, images: ImageSet, indices: Sequence[int] | Tensor, *, name: str | None = None) -> None:
-        places = check_indices(indices, len(images))
-        super().__init__(len(places), images.labels[places], classes=images.classes, name=name or images.name)
+        indices = check_indices(indices, len(images))
+        super().__init__(len(indices), images.labels[indices], classes=images.classes, name=name or images.name)
         self._images = images
-        self._places = places
+        self._indices = indices
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The images at these indices of the subset."""
-        return self._images.batch(self._places[check_indices(indices, len(self))])
+        """Return the images at these indices of the subset."""
+        return self._images.batch(self._indices[check_indices(indices, len(self))])
 
 
 def check_indices(indices: Sequence[int] | Tensor, count: int) -> Tensor:
-    """Indices as one row of int64, refused unless every one is in 0..count − 1."""
-    places = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
-    if places.numel() == 0:
+    """Return the indices as a 1-D int64 tensor; raise `InputError` if one is outside 0..count − 1."""
+    indices = indices if isinstance(indices, Tensor) else torch.tensor(list(indices))
+    if indices.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
-    if places.ndim != 1 or places.dtype == torch.bool or places.is_floating_point() or places.is_complex():
+    if indices.ndim != 1 or indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
         raise InputError(
-            f"Expected `indices` to be one row of integers, but got {places.dtype} of shape {tuple(places.shape)}."
+            f"Expected `indices` to be a sequence of integers, but got {indices.dtype} of shape {tuple(indices.shape)}."
         )
-    if places.min() < 0 or places.max() >= count:
-        raise InputError(f"Expected indices in 0..{count - 1}, but got {int(places.min())} to {int(places.max())}.")
-    return places.to("cpu", torch.int64)
+    if indices.min() < 0 or indices.max() >= count:
+        raise InputError(f"Expected indices in 0..{count - 1}, but got {int(indices.min())} to {int(indices.max())}.")
+    return indices.to("cpu", torch.int64)
 
 
 def _validate_labels(labels: npt.ArrayLike | Tensor | None, count: int, classes: int, name: str) -> Tensor:
@@ -250,7 +250,7 @@ def _pillow() -> ModuleType:
 
 
 def to_rgb(image: "Image.Image") -> "Image.Image":
-    """Any image that Pillow has opened as 8-bit RGB, by the rules of `FileSet`."""
+    """Convert a Pillow image to 8-bit RGB, as `FileSet` describes."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 2**16 - 1)
         image = _pillow().fromarray((deep >> 8).astype(np.uint8))

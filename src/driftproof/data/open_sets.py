@@ -1,4 +1,4 @@
-"""The unknown of the paper's open-set streams: sets nobody publishes in corrupted form, made here and kept."""
+"""Open-set data of the paper's streams: corrupted sets that are not published, generated and cached here."""
 
 from pathlib import Path
 
@@ -26,18 +26,19 @@ def svhn_c(
     make: bool = True,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """SVHN-C, which goes with CIFAR-10-C and CIFAR-100-C: made at the first call, read from `SVHN-C` afterwards.
+    """Return SVHN-C, the unknown data for CIFAR-10-C and CIFAR-100-C.
 
-    Open choice taken: the first 10,000 test images, in stored order.
+    The first call generates it; later calls read it from `SVHN-C`. The paper does not say which images it uses; these
+    are the first 10,000 test images, in stored order.
 
     Args:
-        root: The folder that holds SVHN, and gets SVHN-C.
-        corruption: Its name.
+        root: Folder that holds SVHN and receives SVHN-C.
+        corruption: Name of the corruption.
         severity: From 1 to 5.
-        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
-        device: Where to make it.
-        make: Otherwise, unless it is there, images are computed whenever they are asked for.
-        progress: Called with the set's name and the number of images done.
+        frost_photos: Photos for frost; None uses those of the `imagecorruptions-imaug` package.
+        device: Device to generate it on.
+        make: Whether to generate a missing set; if false, its images are computed on demand.
+        progress: Called with the name of the set and the number of images done.
     """
     images = Corrupted(
         svhn(root, limit=10_000), corruption, severity, constants=32, frost_photos=frost_photos, device=device
@@ -56,19 +57,20 @@ def imagenet_o_c(
     make: bool = True,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """ImageNet-O-C, which goes with Tiny-ImageNet-C (64 pixels) and ImageNet-C (224): made once and kept.
+    """Return ImageNet-O-C, the unknown data for Tiny-ImageNet-C (64 pixels) and ImageNet-C (224).
 
-    Scaled first, as the sets it goes with were, then corrupted, then saved with JPEG quality 85 as they were.
+    The first call generates it; later calls read it from `ImageNet-O-C-{side}`. As in those sets, images are scaled,
+    then corrupted, then saved with JPEG quality 85.
 
     Args:
-        root: The folder that holds ImageNet-O, and gets `ImageNet-O-C-{side}`.
-        corruption: Its name.
+        root: Folder that holds ImageNet-O and receives `ImageNet-O-C-{side}`.
+        corruption: Name of the corruption.
         severity: From 1 to 5.
         side: 64 or 224.
-        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
-        device: Where to make it.
-        make: Otherwise, unless it is there, images are computed whenever they are asked for.
-        progress: Called with the set's name and the number of images done.
+        frost_photos: Photos for frost; None uses those of the `imagecorruptions-imaug` package.
+        device: Device to generate it on.
+        make: Whether to generate a missing set; if false, its images are computed on demand.
+        progress: Called with the name of the set and the number of images done.
     """
     if side not in _SIZES:
         raise ConfigurationError(f"Expected `side` to be 64 or 224, but got {side!r}.")

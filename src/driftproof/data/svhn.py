@@ -1,4 +1,4 @@
-"""The Street View House Numbers."""
+"""Street View House Numbers (SVHN)."""
 
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,23 @@ __all__ = ["svhn"]
 
 
 def svhn(root: Path, *, limit: int | None = None) -> ImageSet:
-    """The test images of SVHN (cropped digits, 32×32) from `test_32x32.mat`, labelled with the digit.
+    """Read the SVHN test images (cropped digits, 32×32) from `test_32x32.mat`.
+
+    Labels are the digits 0 to 9.
 
     Args:
-        root: The folder that holds the file, or `svhn` with the file in it.
-        limit: Take only this many, the first ones; 10,000 for SVHN-C.
+        root: Folder that holds the file, directly or in `svhn`.
+        limit: Read only the first images, this many; 10,000 for SVHN-C.
     """
     if limit is not None and limit < 1:
         raise ConfigurationError(f"Expected `limit` to be at least 1, but got {limit}.")
-    path = locate(root, "svhn/test_32x32.mat", "test_32x32.mat", source="svhn")
+    path = locate(root, "svhn/test_32x32.mat", "test_32x32.mat", dataset="svhn")
     content = _load_mat(path)
     images, labels = content.get("X"), content.get("y")
     if images is None or labels is None or images.ndim != 4 or labels.size != images.shape[3]:
         raise InputError(f"Expected {path} to hold X of shape (32, 32, 3, N) and y of N labels. Download it again.")
     kept = np.ascontiguousarray(images[..., :limit].transpose(3, 0, 1, 2))
-    # Digit 0 is written as 10.
+    # The file stores digit 0 as 10.
     digits = labels.reshape(-1)[:limit].astype(np.int64) % 10
     return ArraySet(kept, digits, classes=[str(digit) for digit in range(10)], name="svhn")
 
@@ -39,4 +41,4 @@ def _load_mat(path: Path) -> dict[str, Any]:
         return dict(matlab.loadmat(path, variable_names=("X", "y")))
     # A damaged file can raise almost anything.
     except Exception as error:
-        raise InputError(f"Expected {path} to be a whole MATLAB file, but it cannot be read: {error}.") from error
+        raise InputError(f"Expected {path} to be a complete MATLAB file, but it cannot be read: {error}.") from error

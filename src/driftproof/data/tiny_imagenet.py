@@ -13,16 +13,17 @@ _SIZE = (64, 64)
 
 
 def tiny_imagenet(root: Path, *, train: bool = False) -> ImageSet:
-    """Tiny-ImageNet's validation images from `tiny-imagenet-200/val`, as distributed or sorted into class folders.
+    """Read Tiny-ImageNet's validation images from `tiny-imagenet-200/val`.
 
-    Labels count the WordNet identifiers in sorted order, in both layouts and in `tiny_imagenet_c`.
+    Both layouts are read: as distributed, and sorted into class folders. Labels are the indices of the sorted WordNet
+    identifiers, as in `tiny_imagenet_c`.
 
     Args:
-        root: The folder that holds `tiny-imagenet-200`.
+        root: Folder that holds `tiny-imagenet-200`.
         train: Whether to read the training images instead.
     """
-    home = locate(root, "tiny-imagenet-200", source="tiny-imagenet")
-    part = locate(home, "train" if train else "val", source="tiny-imagenet")
+    home = locate(root, "tiny-imagenet-200", dataset="tiny-imagenet")
+    part = locate(home, "train" if train else "val", dataset="tiny-imagenet")
     name = "tiny-imagenet/train" if train else "tiny-imagenet"
     annotations = part / "val_annotations.txt"
     if annotations.exists() and (part / "images").is_dir():
@@ -31,13 +32,13 @@ def tiny_imagenet(root: Path, *, train: bool = False) -> ImageSet:
 
 
 def tiny_imagenet_c(root: Path, corruption: str, severity: int) -> ImageSet:
-    """Tiny-ImageNet-C from `Tiny-ImageNet-C/{corruption}/{severity}/{class}`.
+    """Read Tiny-ImageNet-C from `Tiny-ImageNet-C/{corruption}/{severity}/{class}`.
 
-    The images are stored class by class: shuffle them before adapting to them.
+    The images are stored class by class; shuffle them before adapting.
     """
     check_corruption(corruption, severity)
-    home = locate(root, "Tiny-ImageNet-C", source="tiny-imagenet-c")
-    part = locate(home, f"{corruption}/{severity}", source="tiny-imagenet-c")
+    home = locate(root, "Tiny-ImageNet-C", dataset="tiny-imagenet-c")
+    part = locate(home, f"{corruption}/{severity}", dataset="tiny-imagenet-c")
     classes = _read_wnids(Path(root) / "tiny-imagenet-200")
     return class_folders(part, classes=classes, size=_SIZE, name=f"tiny-imagenet-c/{corruption}/{severity}")
 
@@ -56,5 +57,5 @@ def _read_annotated(images: Path, annotations: Path, classes: list[str] | None, 
     paths = image_files(images)
     for path in paths:
         if class_of.get(path.name) not in order:
-            raise InputError(f"Expected a known class for {path.name} in {annotations}, but it has none.")
+            raise InputError(f"Expected a known class for {path.name} in {annotations}, but got none.")
     return FileSet(paths, [order[class_of[path.name]] for path in paths], size=_SIZE, classes=list(order), name=name)

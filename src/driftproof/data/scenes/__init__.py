@@ -1,7 +1,8 @@
-"""Driving scenes in the formats of their data sets: a class for every pixel, and the rest kept as unknown.
+"""Readers for driving scenes in their official formats, with a label for every pixel.
 
 Every reader is called as `reader(root, …) -> Scenes`, where `root` is the folder the archives were unpacked in. All but
-CamVid are mapped to the nineteen classes of Cityscapes. Frames are sorted by name.
+CamVid are mapped to the nineteen classes of Cityscapes; pixels of other classes are `UNKNOWN`. Frames are sorted by
+name.
 """
 
 from driftproof.data.scenes.bdd100k import bdd100k

@@ -13,19 +13,20 @@ __all__ = ["bdd100k"]
 
 
 def bdd100k(root: Path, *, split: str = "val", size: FitHeight | None = None) -> Scenes:
-    """BDD100K from `images/10k` and `labels/sem_seg/masks`, or from `seg/images` and `seg/labels` of older archives.
+    """Read BDD100K from `images/10k` and `labels/sem_seg/masks`.
 
-    Its masks write everything outside the nineteen classes, unlabelled or not, as 255: all of it counts as unknown.
+    The folders `seg/images` and `seg/labels` of older archives are read as well. The masks use 255 for everything
+    outside the nineteen classes, labeled or not; all of it is `UNKNOWN`.
 
     Args:
-        root: The folder that holds them, or that holds one called bdd100k which does.
+        root: Folder that holds them, directly or in `bdd100k`.
         split: train or val, or both joined by a plus sign.
-        size: What to bring every frame to; stored are 720×1280.
+        size: Size of the frames; None keeps the stored 720×1280.
     """
     root, scenes = dataset_root(root, "bdd100k"), list[Scene]()
     for part in parse_splits(split, ("train", "val")):
-        frames = locate(root, f"images/10k/{part}", f"seg/images/{part}", source="bdd100k")
-        masks = locate(root, f"labels/sem_seg/masks/{part}", f"seg/labels/{part}", source="bdd100k")
+        frames = locate(root, f"images/10k/{part}", f"seg/images/{part}", dataset="bdd100k")
+        masks = locate(root, f"labels/sem_seg/masks/{part}", f"seg/labels/{part}", dataset="bdd100k")
         ending = "_train_id.png" if masks.parts[-3] == "seg" else ".png"
         scenes += pair_with_labels(image_files(frames), labels_with_stem(masks, ending))
     return Scenes(f"bdd100k/{split}", tuple(scenes), CITYSCAPES, TRAIN_IDS, size)

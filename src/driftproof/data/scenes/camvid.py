@@ -1,4 +1,4 @@
-"""CamVid, with some of its classes taken for unknown."""
+"""CamVid, with some of its classes held out as unknown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ CAMVID = (
 """The eleven classes of CamVid, in the order of its labels."""
 
 HELD_OUT_CLASSES = ("pedestrian", "bicyclist", "sign")
-"""The classes that stand for the unknown unless others are chosen."""
+"""The classes that are unknown by default."""
 
 
 def camvid(
@@ -40,26 +40,26 @@ def camvid(
     unknown: Sequence[str] = HELD_OUT_CLASSES,
     size: FitHeight | None = None,
 ) -> Scenes:
-    """CamVid in the usual arrangement: `train`, `val` and `test` beside `trainannot`, `valannot` and `testannot`.
+    """Read CamVid from `train`, `val`, `test` and `trainannot`, `valannot`, `testannot`.
 
-    Its eleven classes are numbered anew without the unknown ones, which become `UNKNOWN`; number 11 is void.
+    The known classes are numbered consecutively. Held-out classes become `UNKNOWN`, and label 11 becomes `VOID`.
 
     Args:
-        root: The folder that holds them, or that holds one called CamVid which does.
+        root: Folder that holds them, directly or in `CamVid`.
         split: train, val or test, or several joined by a plus sign.
-        unknown: Names of the classes that the model has not been taught.
-        size: What to bring every frame to; stored are 360×480.
+        unknown: Names of the classes the model was not trained on.
+        size: Size of the frames; None keeps the stored 360×480.
     """
     root, known, scenes = dataset_root(root, "CamVid"), camvid_classes(unknown), list[Scene]()
     for part in parse_splits(split, ("train", "val", "test")):
-        frames = locate(root, part, source="camvid")
+        frames = locate(root, part, dataset="camvid")
         scenes += pair_with_labels(image_files(frames), labels_with_stem(frames.with_name(f"{part}annot")))
     mapping = {number: known.index(each) if each in known else UNKNOWN for number, each in enumerate(CAMVID)}
     return Scenes(f"camvid/{split}", tuple(scenes), known, IdLabels({**mapping, len(CAMVID): VOID}), size)
 
 
 def camvid_classes(unknown: Sequence[str] = HELD_OUT_CLASSES) -> tuple[SceneClass, ...]:
-    """The classes of CamVid without the unknown ones.
+    """Return the classes of CamVid without the unknown ones.
 
     Examples:
         >>> len(camvid_classes()), len(camvid_classes(["sky"]))
@@ -70,5 +70,5 @@ def camvid_classes(unknown: Sequence[str] = HELD_OUT_CLASSES) -> tuple[SceneClas
         check_choice("class of CamVid", name, names)
     known = tuple(each for each in CAMVID if each.name not in unknown)
     if not known:
-        raise ConfigurationError("Expected `unknown` to leave at least one class, but it names all of them.")
+        raise ConfigurationError("Expected `unknown` to leave at least one class, but got all of them.")
     return known

@@ -13,38 +13,38 @@ from driftproof.data.scenes.sizes import FitHeight
 __all__ = ["LABEL_IDS", "TRAIN_IDS", "cityscapes"]
 
 _TRAIN_LABELS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-_VOID_LABELS = range(4)  # unlabelled, ego vehicle, rectification border, out of the region of interest
-_LICENCE_PLATE = (34, 255)  # −1, as GTAV and as 8 bits write it
+_VOID_LABELS = range(4)  # unlabeled, ego vehicle, rectification border, out of the region of interest
+_LICENCE_PLATE = (34, 255)  # −1, as stored by GTAV and in 8 bits
 
 LABEL_IDS = IdLabels(
     {
         **dict.fromkeys((*range(34), *_LICENCE_PLATE), UNKNOWN),
         **dict.fromkeys(_VOID_LABELS, VOID),
-        **{number: place for place, number in enumerate(_TRAIN_LABELS)},
+        **{number: index for index, number in enumerate(_TRAIN_LABELS)},
     }
 )
-"""Cityscapes' own numbers, which GTAV shares."""
+"""Label IDs of Cityscapes, which GTAV uses too."""
 
-TRAIN_IDS = IdLabels({**{place: place for place in range(len(CITYSCAPES))}, 255: UNKNOWN})
-"""Numbers of the nineteen classes; 255, which is all the rest, counts as unknown."""
+TRAIN_IDS = IdLabels({**{index: index for index in range(len(CITYSCAPES))}, 255: UNKNOWN})
+"""Train IDs of the nineteen classes; 255, which stands for all the rest, is unknown."""
 
 
 def cityscapes(root: Path, *, split: str = "val", size: FitHeight | None = None) -> Scenes:
-    """Cityscapes from `leftImg8bit` and `gtFine`.
+    """Read Cityscapes from `leftImg8bit` and `gtFine`.
 
-    The label images called `labelIds` tell what is unknown from what is void. Where only `labelTrainIds` are there,
-    which write both as 255, both count as unknown.
+    The label images `labelIds` distinguish unknown from void. If only `labelTrainIds` exist, which use 255 for both,
+    both are unknown.
 
     Args:
-        root: The folder that holds both, or that holds one called cityscapes which does.
+        root: Folder that holds both, directly or in `cityscapes`.
         split: train, val or test, or several joined by a plus sign.
-        size: What to bring every frame to; stored are 1024×2048.
+        size: Size of the frames; None keeps the stored 1024×2048.
     """
-    pictures = locate(dataset_root(root, "cityscapes"), "leftImg8bit", source="cityscapes")
+    pictures = locate(dataset_root(root, "cityscapes"), "leftImg8bit", dataset="cityscapes")
     found = [
         frame
         for part in parse_splits(split, ("train", "val", "test"))
-        for frame in image_files(locate(pictures, part, source="cityscapes"))
+        for frame in image_files(locate(pictures, part, dataset="cityscapes"))
     ]
     original = any(_label_path("labelIds", frame).exists() for frame in found)
     kind, numbers = ("labelIds", LABEL_IDS) if original else ("labelTrainIds", TRAIN_IDS)

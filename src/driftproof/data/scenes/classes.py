@@ -1,14 +1,14 @@
-"""The classes of driving scenes, and the two numbers that are none."""
+"""Classes of driving scenes, and the labels `UNKNOWN` and `VOID`."""
 
 from dataclasses import dataclass
 
 __all__ = ["CITYSCAPES", "UNKNOWN", "VOID", "Color", "SceneClass"]
 
 UNKNOWN = 254
-"""The label of a pixel that shows something outside the trained classes."""
+"""Label of pixels whose class is not among the trained ones."""
 
 VOID = 255
-"""The label of a pixel that says nothing: unlabelled, padding, the own vehicle, outside the region of interest."""
+"""Label of pixels to ignore: unlabeled, padding, ego vehicle, outside the region of interest."""
 
 Color = tuple[int, int, int]
 
@@ -18,8 +18,8 @@ class SceneClass:
     """A class of pixels.
 
     Attributes:
-        name: What it is called.
-        color: How its data set paints it, as red, green and blue in 0..255.
+        name: Name of the class.
+        color: Color of the class in its data set, as RGB in 0..255.
     """
 
     name: str
@@ -47,4 +47,4 @@ CITYSCAPES = (
     SceneClass("motorcycle", (0, 0, 230)),
     SceneClass("bicycle", (119, 11, 32)),
 )
-"""The nineteen classes that Cityscapes trains, to which every other data set of driving scenes is mapped."""
+"""The nineteen train classes of Cityscapes, to which all sets but CamVid are mapped."""

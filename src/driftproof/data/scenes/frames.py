@@ -1,4 +1,4 @@
-"""Any folder of frames."""
+"""Folders of unlabeled frames."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ __all__ = ["frames"]
 
 
 def frames(folder: Path, *, size: FitHeight | None = None) -> Scenes:
-    """Every image below a folder, in sorted order, without labels.
+    """Open every image below a folder as an unlabeled frame, in sorted order.
 
     Args:
         folder: The folder.
-        size: What to bring every frame to.
+        size: Size of the frames; None keeps the stored size.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"Expected {folder} to be a folder of frames, but there is no such folder.")
+        raise InputError(f"Expected {folder} to be a folder of frames, but it does not exist.")
     return Scenes(folder.resolve().name, tuple(Scene(path) for path in image_files(folder)), size=size)

@@ -31,28 +31,27 @@ _LABELS = ColorLabels(
     {
         (0, 0, 0): VOID,
         **dict.fromkeys(_OTHERS, UNKNOWN),
-        **{each.color: place for place, each in enumerate(CITYSCAPES)},
+        **{each.color: index for index, each in enumerate(CITYSCAPES)},
     },
-    grey=LABEL_IDS,
+    gray=LABEL_IDS,
 )
 
 
 def gtav(root: Path, *, split: str = "all", size: FitHeight | None = None) -> Scenes:
-    """GTAV from `images` and `labels`.
+    """Read GTAV from `images` and `labels`.
 
-    Labels are told by color, whether through a palette or directly; grey ones are Cityscapes' own numbers.
+    Color label images, with or without a palette, are read by color. Gray ones hold the label IDs of Cityscapes.
 
     Args:
-        root: The folder that holds both, or that holds one called gtav which does.
-        split: all; or train, val or test of the official `split.mat`, which then has to be there too, or several of
-            them joined by a plus sign.
-        size: What to bring every frame to. Most are stored as 1052×1914, a few differ by some rows:
-            `FitHeight(800, width=1455)` makes them one size.
+        root: Folder that holds both, directly or in `gtav`.
+        split: all; or train, val or test of the official `split.mat`, or several of them joined by a plus sign.
+        size: Size of the frames. Most are stored as 1052×1914, a few differ by some rows:
+            `FitHeight(800, width=1455)` gives them one size.
     """
-    folder = locate(dataset_root(root, "gtav"), "images", source="gtav")
+    folder = locate(dataset_root(root, "gtav"), "images", dataset="gtav")
     frames = image_files(folder)
     if split != "all":
-        frames = _select_split(frames, locate(folder.parent, "split.mat", source="gtav"), split)
+        frames = _select_split(frames, locate(folder.parent, "split.mat", dataset="gtav"), split)
     scenes = pair_with_labels(frames, labels_with_stem(folder.with_name("labels")))
     return Scenes(f"gtav/{split}", scenes, CITYSCAPES, _LABELS, size)
 
@@ -62,7 +61,7 @@ def _select_split(frames: list[Path], table: Path, split: str) -> list[Path]:
     try:
         content = reader.loadmat(table)
         numbers = {int(number) for part in parts for number in content[f"{part}Ids"].flat}
-    # A damaged file can raise almost anything.
+    # scipy raises almost any exception for a damaged file.
     except Exception as error:
         raise InputError(f"Expected {table} to hold the official split, but it cannot be read: {error!r}.") from error
     return [frame for frame in frames if frame.stem.isdecimal() and int(frame.stem) in numbers]

@@ -1,4 +1,4 @@
-"""Label images, whichever way they write a class: as a number, a place in a palette, a color."""
+"""Readers for label images that store classes as IDs, palette indices or colors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,31 +24,31 @@ _UNMAPPED = -1
 
 @dataclass(frozen=True)
 class IdLabels:
-    """Label images whose pixels are numbers: grey, of 8 or 16 bits, or places in a palette.
+    """Reads label images whose pixels are IDs: 8- or 16-bit gray, or palette indices.
 
-    Of 16-bit color images, the first channel is the number, as in SYNTHIA.
+    In 16-bit color images the first channel is the ID, as in SYNTHIA.
 
     Attributes:
-        meanings: The class of each number, `UNKNOWN` or `VOID`. Any other number is an error.
-        divisor: Numbers are divided by this first, the remainder counting instances.
+        mapping: Class of each ID, `UNKNOWN` or `VOID`. Any other ID raises `InputError`.
+        divisor: IDs are divided by this first; the remainder counts instances.
     """
 
     mapping: Mapping[int, int]
     divisor: int = 1
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
-        """The class of every pixel of a label image."""
-        with _opened(path) as image:
-            numbers = _read_ids(image, path) // self.divisor
-        found = self._table[numbers.clip(-1, len(self._table) - 1)]
+        """Return the class of every pixel of a label image."""
+        with _open_label_image(path) as image:
+            ids = _read_ids(image, path) // self.divisor
+        found = self._table[ids.clip(-1, len(self._table) - 1)]
         if (found == _UNMAPPED).any():
-            _raise_unmapped(path, "numbers", numbers[found == _UNMAPPED])
+            _raise_unmapped(path, "IDs", ids[found == _UNMAPPED])
         classes: npt.NDArray[np.uint8] = found.astype(np.uint8)
         return classes
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int16]:
-        """Class by number; the last row, which is also that before the first, stands for whatever is not listed."""
+        """Lookup table from ID to class; the last entry, also reached by index −1, is for unlisted IDs."""
         table = np.full(max(self.mapping) + 2, _UNMAPPED, dtype=np.int16)
         table[list(self.mapping)] = list(self.mapping.values())
         return table
@@ -56,28 +56,28 @@ class IdLabels:
 
 @dataclass(frozen=True)
 class ColorLabels:
-    """Label images whose pixels are colors, directly or through a palette.
+    """Reads label images whose pixels are colors, with or without a palette.
 
     Attributes:
-        meanings: The class of each color, `UNKNOWN` or `VOID`. Any other color is an error.
-        grey: How to read an image that has no colors.
+        mapping: Class of each color, `UNKNOWN` or `VOID`. Any other color raises `InputError`.
+        gray: Reader for gray label images.
     """
 
     mapping: Mapping[Color, int]
-    grey: IdLabels
+    gray: IdLabels
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
-        """The class of every pixel of a label image."""
-        with _opened(path) as image:
+        """Return the class of every pixel of a label image."""
+        with _open_label_image(path) as image:
             if image.mode not in ("P", "RGB", "RGBA"):
-                return self.grey(path)
+                return self.gray(path)
             colors = _pack_colors(np.asarray(image.convert("RGB")))
         known, classes = self._sorted_colors
-        places = np.searchsorted(known, colors).clip(max=len(known) - 1)
-        if (known[places] != colors).any():
-            strange = colors[known[places] != colors]
-            _raise_unmapped(path, "colors", np.stack([strange >> 16, strange >> 8 & 255, strange & 255], axis=-1))
-        found: npt.NDArray[np.uint8] = classes[places]
+        indices = np.searchsorted(known, colors).clip(max=len(known) - 1)
+        if (known[indices] != colors).any():
+            unmapped = colors[known[indices] != colors]
+            _raise_unmapped(path, "colors", np.stack([unmapped >> 16, unmapped >> 8 & 255, unmapped & 255], axis=-1))
+        found: npt.NDArray[np.uint8] = classes[indices]
         return found
 
     @cached_property
@@ -88,14 +88,14 @@ class ColorLabels:
 
 
 @contextmanager
-def _opened(path: Path) -> "Iterator[ImageFile]":
+def _open_label_image(path: Path) -> "Iterator[ImageFile]":
     pillow = require("PIL.Image", "Reading label images")
     try:
         with pillow.open(path) as image:
             yield image
     except InputError:
         raise
-    # Pillow's readers let almost any exception through when a file is damaged.
+    # Pillow raises almost any exception for a damaged file.
     except Exception as error:
         raise InputError(f"Expected {path} to be a label image, but it cannot be read: {error}.") from error
 
@@ -105,8 +105,8 @@ def _read_ids(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
         return _first_channel(image, path)
     if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
         raise InputError(
-            f"Expected the pixels of {path} to be label numbers, but it is an image of mode {image.mode}. "
-            "Take the data set's files of numbers, not those painted for people to look at."
+            f"Expected the pixels of {path} to be label IDs, but it is an image of mode {image.mode}. "
+            "Use the label ID files of the data set, not its color visualizations."
         )
     return np.asarray(image).astype(np.int32)
 
@@ -116,7 +116,7 @@ def _is_deep_color(image: "ImageFile") -> bool:
 
 
 def _first_channel(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
-    """All 16 bits of the first channel. Pillow keeps the first byte of each pair; asked to swap them, the second."""
+    """Return the first channel with all 16 bits, which takes two reads: Pillow keeps one byte of each pair."""
     tile: Any = image.tile[0]
     with require("PIL.Image", "Reading label images").open(path) as swapped:
         swapped.tile = [(*tile[:3], f"{image.mode};16L")]
@@ -129,10 +129,10 @@ def _pack_colors(colors: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 
-def _raise_unmapped(path: Path, what: str, strange: npt.NDArray[Any]) -> None:
-    distinct = np.unique(strange, axis=0).tolist()
+def _raise_unmapped(path: Path, what: str, unmapped: npt.NDArray[Any]) -> None:
+    distinct = np.unique(unmapped, axis=0).tolist()
     shown = ", ".join(map(str, distinct[:5])) + ", …" * (len(distinct) > 5)
     raise InputError(
-        f"Expected only label {what} of its data set in {path}, but {len(strange)} pixels are {shown}. "
-        "Check that the file belongs to this data set and was not scaled smoothly."
+        f"Expected only label {what} of the data set in {path}, but {len(unmapped)} pixels are {shown}. "
+        "Check that the file belongs to this data set and was not resized with interpolation."
     )

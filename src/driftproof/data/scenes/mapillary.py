@@ -34,30 +34,30 @@ _TRAIN_LABELS: dict[int, tuple[int, ...]] = {
     17: (57,),
     18: (52,),
 }
-_VOID_LABELS = (63, 64, 65)  # car mount, ego vehicle, unlabelled
+_VOID_LABELS = (63, 64, 65)  # car mount, ego vehicle, unlabeled
 
 _MEANINGS = {
     **dict.fromkeys(range(66), UNKNOWN),
     **dict.fromkeys(_VOID_LABELS, VOID),
-    **{number: place for place, numbers in _TRAIN_LABELS.items() for number in numbers},
+    **{number: index for index, numbers in _TRAIN_LABELS.items() for number in numbers},
 }
 _LABELS, _INSTANCES = IdLabels(_MEANINGS), IdLabels(_MEANINGS, divisor=256)
 _LABEL_FOLDERS = {"labels": _LABELS, "v1.2/labels": _LABELS, "instances": _INSTANCES, "v1.2/instances": _INSTANCES}
 
 
 def mapillary(root: Path, *, split: str = "val", size: FitHeight | None = None) -> Scenes:
-    """Mapillary Vistas v1.2, with 66 labels, from `training` and `validation`.
+    """Read Mapillary Vistas v1.2, which has 66 labels, from `training` and `validation`.
 
-    The label images are those in `labels`, or the 16-bit ones in `instances` where the former are missing; archives
-    of version 2.0 hold them in a folder `v1.2`.
+    Label images are read from `labels`, or from the 16-bit `instances` if there are none. Archives of version 2.0 hold
+    both in a folder `v1.2`.
 
     Args:
-        root: The folder that holds them, or that holds one called mapillary which does.
+        root: Folder that holds them, directly or in `mapillary`.
         split: train or val, or both joined by a plus sign.
-        size: What to bring every frame to. The stored ones differ, so a stream needs it: `FitHeight(800, width=1422)`.
+        size: Size of the frames. Stored sizes differ, so a stream needs one, such as `FitHeight(800, width=1422)`.
     """
     root, scenes = dataset_root(root, "mapillary"), list[Scene]()
-    parts = [locate(root, _FOLDERS[part], source="mapillary") for part in parse_splits(split, tuple(_FOLDERS))]
+    parts = [locate(root, _FOLDERS[part], dataset="mapillary") for part in parse_splits(split, tuple(_FOLDERS))]
     complete = [below for below in _LABEL_FOLDERS if all((part / below).is_dir() for part in parts)]
     below = complete[0] if complete else "labels"
     for part in parts:

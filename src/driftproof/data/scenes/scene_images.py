@@ -1,4 +1,4 @@
-"""The frames of scenes as a set of images, for whatever takes one: corruptions, and the store of what they make."""
+"""`SceneImages`: the frames of driving scenes as an `ImageSet`."""
 
 import os
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ __all__ = ["SceneImages"]
 
 
 class SceneImages(ImageSet):
-    """The frames of scenes, read when asked for; as whole images they have no class.
+    """The frames of driving scenes as unlabeled images, for `Corrupted` and `cache_to_disk`.
 
     Args:
-        scenes: Whose frames.
-        workers: Threads that decode; None for one per core, at most 8.
+        scenes: The scenes.
+        workers: Number of decoding threads; None for one per core, at most 8.
     """
 
     def __init__(self, scenes: Scenes, *, workers: int | None = None) -> None:
@@ -27,9 +27,9 @@ class SceneImages(ImageSet):
         self._workers = workers or min(8, os.cpu_count() or 1)
 
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The frames at these indices, decoded in parallel."""
-        places = check_indices(indices, len(self)).tolist()
-        if not places:
+        """Return the frames at these indices, decoded in parallel."""
+        indices = check_indices(indices, len(self)).tolist()
+        if not indices:
             return torch.empty(0, 3, *self.scenes.extent, dtype=torch.uint8)
-        with ThreadPoolExecutor(min(self._workers, len(places))) as pool:
-            return torch.stack(list(pool.map(self.scenes.read_frame, places)))
+        with ThreadPoolExecutor(min(self._workers, len(indices))) as pool:
+            return torch.stack(list(pool.map(self.scenes.read_frame, indices)))

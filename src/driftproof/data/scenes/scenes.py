@@ -1,4 +1,4 @@
-"""Frames of driving scenes with a class for every pixel, read when asked for."""
+"""`Scenes`: frames of driving scenes with their label images, read on demand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Scene:
     """The files of one frame.
 
     Attributes:
-        frame: The picture.
-        labels: Its label image; None if there is none.
+        frame: The image file.
+        labels: The label image; None if there is none.
     """
 
     frame: Path
@@ -39,11 +39,11 @@ class Scenes:
     """A sequence of frames, all of one size.
 
     Attributes:
-        name: What the set is called in results, such as "cityscapes/val".
-        scenes: The files, in the order in which they are streamed.
-        palette: The classes in the order of the labels; empty where there are no labels.
-        labels_of: Reads a label image as classes, `UNKNOWN` and `VOID`.
-        size: What to bring every frame to; None for as stored, in which case they have to agree.
+        name: Name of the set in results, such as "cityscapes/val".
+        scenes: The files, in stream order.
+        palette: The classes in label order; empty without labels.
+        label_reader: Reads a label image as classes, `UNKNOWN` and `VOID`.
+        size: Size of the frames; None keeps the stored size, which all frames then have to share.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Scenes:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels."""
+        """Class names in label order."""
         return tuple(each.name for each in self.palette)
 
     @cached_property
@@ -73,45 +73,45 @@ class Scenes:
         return self._fitted_extent(*_read_extent(self.scenes[0].frame))
 
     def read(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """A frame, uint8 of shape (3, H, W), and the class of each of its pixels, uint8 of shape (H, W), if known.
+        """Return a frame, uint8 (3, H, W), and its labels, uint8 (H, W) or None.
 
         Args:
-            index: Place of the frame, counted from 0.
+            index: Index of the frame.
         """
         return self.read_frame(index), self.read_labels(index)
 
     def read_frame(self, index: int) -> Tensor:
-        """A frame alone, uint8 of shape (3, H, W).
+        """Return a frame without its labels, uint8 of shape (3, H, W).
 
         Args:
-            index: Place of the frame, counted from 0.
+            index: Index of the frame.
         """
         scene = self._get_scene(index)
         frame = self._read_frame(scene.frame)
         if frame.shape[:2] != self.extent:
             (height, width), (other_height, other_width) = self.extent, frame.shape[:2]
             raise InputError(
-                f"Expected the frames of {self.name} to be of one size, but {self.scenes[0].frame} is {height}×{width} "
+                f"Expected the frames of {self.name} to have one size, but {self.scenes[0].frame} is {height}×{width} "
                 f"and {scene.frame} is {other_height}×{other_width}. "
                 f"Pass `size=FitHeight({height}, width={width})`, or `--height {height} --width {width}` to a command, "
-                "to scale them and cut or pad their sides."
+                "to resize them and crop or pad their sides."
             )
         return torch.from_numpy(frame).permute(2, 0, 1).contiguous()
 
     def read_labels(self, index: int) -> Tensor | None:
-        """The class of each pixel of a frame alone, uint8 of shape (H, W), if known.
+        """Return the labels of a frame, uint8 of shape (H, W), or None.
 
         Args:
-            index: Place of the frame, counted from 0.
+            index: Index of the frame.
         """
         scene = self._get_scene(index)
         return None if scene.labels is None else torch.from_numpy(self._read_labels(scene.labels, scene.frame))
 
     def content_box(self, index: int) -> Box:
-        """The part of a frame that shows the picture; what lies outside is padding, and nothing to learn from.
+        """Return the part of a frame that is not padding.
 
         Args:
-            index: Place of the frame, counted from 0.
+            index: Index of the frame.
         """
         height, width = _read_extent(self._get_scene(index).frame)
         return (0, 0, height, width) if self.size is None else self.size.content_box(height, width)
@@ -130,12 +130,12 @@ class Scenes:
             with pillow.open(path) as opened:
                 image = to_rgb(opened)
                 return np.array(image if self.size is None else self.size.fit(image, smooth=True))
-        # Pillow's readers let almost any exception through when a file is damaged.
+        # Pillow raises almost any exception for a damaged file.
         except Exception as error:
             raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
 
     def _read_labels(self, path: Path, frame: Path) -> npt.NDArray[np.uint8]:
-        assert self.label_reader is not None  # whoever names label images says how to read them
+        assert self.label_reader is not None  # label images come with a reader
         pillow = require("PIL.Image", "Reading label images")
         image = pillow.fromarray(self.label_reader(path))
         height, width = _read_extent(frame)

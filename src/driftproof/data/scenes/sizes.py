@@ -1,4 +1,4 @@
-"""One size for all frames of a stream."""
+"""`FitHeight`: resize frames to one size."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,15 +17,15 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class FitHeight:
-    """Scale to a height, the width following; then, if asked, cut or pad the sides to a width.
+    """Resize to a height, keeping the aspect ratio, then crop or pad the sides to a width.
 
-    Frames are scaled bicubically, labels by the nearest pixel. What is padded is black in the frame and void in the
-    labels; `Scenes.inside` says where it is when there are no labels.
+    Frames are resized bicubically, labels by the nearest pixel. Padding is black in frames and `VOID` in labels;
+    `Scenes.content_box` tells where it is if there are no labels.
 
     Attributes:
         height: In pixels.
-        width: In pixels; None leaves what scaling gives, rounded down. With a width, frames of any aspect fit into one
-            batch.
+        width: In pixels; None keeps the width after resizing, rounded down. With a width, frames of any aspect ratio
+            fit into one batch.
 
     Examples:
         >>> FitHeight(800).extent(1052, 1914)
@@ -44,22 +44,22 @@ class FitHeight:
             )
 
     def extent(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that a picture of this height and width comes out at."""
+        """Return the height and width of the result for an image of this size."""
         return self.height, self.width or self._scaled_width(height, width)
 
     def content_box(self, height: int, width: int) -> Box:
-        """The part of the result that shows the picture; the rest is padding."""
+        """Return the part of the result that is not padding."""
         scaled = self._scaled_width(height, width)
         left = _columns_to_cut(scaled, self.width)
         return 0, max(0, -left), self.height, min(self.width or scaled, scaled - left)
 
     def fit(self, image: "Image.Image", *, smooth: bool, padding: int = 0) -> "Image.Image":
-        """Bring a picture to size.
+        """Resize an image.
 
         Args:
-            image: The picture.
-            smooth: Bicubic if true, else by the nearest pixel.
-            padding: The value of pixels beside the picture.
+            image: The image.
+            smooth: Whether to interpolate bicubically instead of by the nearest pixel.
+            padding: Value of the padding pixels.
         """
         pillow = require("PIL.Image", "Scaling images")
         how = pillow.Resampling.BICUBIC if smooth else pillow.Resampling.NEAREST
@@ -76,5 +76,5 @@ class FitHeight:
 
 
 def _columns_to_cut(scaled: int, wanted: int | None) -> int:
-    """Columns to cut on the left; negative, columns to add."""
+    """Return the number of columns to crop on the left; negative to pad."""
     return 0 if wanted is None else (scaled - wanted) // 2

@@ -18,20 +18,20 @@ _LABELS = IdLabels(
     {
         **dict.fromkeys(range(23), UNKNOWN),
         0: VOID,
-        **{number: place for place, number in enumerate(_TRAIN_LABELS)},
+        **{number: index for index, number in enumerate(_TRAIN_LABELS)},
     }
 )
 
 
 def synthia(root: Path, *, listing: Path | None = None, size: FitHeight | None = None) -> Scenes:
-    """SYNTHIA-RAND-CITYSCAPES from `RGB` and `GT/LABELS`.
+    """Read SYNTHIA-RAND-CITYSCAPES from `RGB` and `GT/LABELS`.
 
     Args:
-        root: The folder that holds both, or that holds one called synthia which does.
-        listing: A text file that names the frames to take, one in a line; None for all. There is no official split.
-        size: What to bring every frame to; stored are 760×1280.
+        root: Folder that holds both, directly or in `synthia`.
+        listing: Text file with the names of the frames to read, one per line; None for all. There is no official split.
+        size: Size of the frames; None keeps the stored 760×1280.
     """
-    folder = locate(dataset_root(root, "synthia"), "RGB", source="synthia")
+    folder = locate(dataset_root(root, "synthia"), "RGB", dataset="synthia")
     frames = image_files(folder)
     if listing is not None:
         frames = _select_listed(frames, Path(listing))
@@ -47,5 +47,5 @@ def _select_listed(frames: list[Path], listing: Path) -> list[Path]:
         raise InputError(f"Expected {listing} to be a list of frames, but it cannot be read: {error}.") from error
     wanted = {Path(line.strip()).stem for line in lines if line.strip()}
     if missing := sorted(wanted - {frame.stem for frame in frames}):
-        raise InputError(f"Expected every frame that {listing} names to be there, but {missing[0]} is not.")
+        raise InputError(f"Expected every frame in {listing} to exist, but {missing[0]} does not.")
     return [frame for frame in frames if frame.stem in wanted]
