@@ -12,7 +12,7 @@ import driftproof as dp
 from cases import CASES, adapter_for, batches, source_data
 from networks import build, lively
 
-BATCHES = 10
+BATCHES = 6
 TIMEOUT = 5.0
 
 
