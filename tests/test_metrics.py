@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, and against pairs and samples counted one by one."""
+"""Metrics compared with scikit-learn and with brute-force counts."""
 
 import math
 from functools import partial
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.metrics import ConfusionMatrix, Errors, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.metrics import BinnedScores, ConfusionMatrix, ErrorRate, SelectionQuality, auroc, fpr_at_tpr
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @st.composite
 def sides(draw):
-    """Scores of positives and negatives, from constant to hardly ever tied."""
+    """Scores of positives and negatives, from constant to nearly untied."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     distinct = draw(st.sampled_from([1, 2, 5, 40, 10_000]))
     sizes = draw(st.tuples(*[st.one_of(st.integers(1, 60), st.sampled_from([20, 40, 100]))] * 2))
@@ -31,42 +31,42 @@ def sides(draw):
 levels = st.sampled_from([0.05, 0.5, 0.8, 0.95, 0.99, 1.0])
 
 
-def labelled(positives, negatives):
+def with_labels(positives, negatives):
     return np.repeat([1, 0], [len(positives), len(negatives)]), np.concatenate((positives, negatives))
 
 
 def fpr_by_sklearn(positives, negatives, level):
-    fpr, tpr, _ = sklearn.metrics.roc_curve(*labelled(positives, negatives), drop_intermediate=False)
+    fpr, tpr, _ = sklearn.metrics.roc_curve(*with_labels(positives, negatives), drop_intermediate=False)
     return fpr[tpr == level].min() if level in tpr else np.interp(level, tpr, fpr)
 
 
 @given(sides())
-def test_auroc_equals_sklearns_and_the_share_of_pairs_won(scores):
+def test_auroc_equals_sklearn_and_pair_counting(scores):
     positives, negatives = scores
     difference = positives.double().unsqueeze(1) - negatives.double()
     pairs = ((difference > 0).double() + 0.5 * (difference == 0).double()).mean()
     found = auroc(positives, negatives)
-    assert found == pytest.approx(sklearn.metrics.roc_auc_score(*labelled(*scores)), abs=1e-12)
+    assert found == pytest.approx(sklearn.metrics.roc_auc_score(*with_labels(*scores)), abs=1e-12)
     assert found == pytest.approx(float(pairs), abs=1e-12)
     assert auroc(negatives, positives) == pytest.approx(1 - found, abs=1e-12)
 
 
 @given(sides(), levels)
-def test_fpr_equals_sklearns_curve_interpolated(scores, level):
+def test_fpr_at_tpr_equals_interpolated_sklearn_curve(scores, level):
     constant = len(torch.cat(scores).unique()) == 1
     expected = 1 if constant else fpr_by_sklearn(*scores, level)
     assert fpr_at_tpr(*scores, tpr=level) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.one_of(st.integers(1, 300), st.sampled_from([20, 100, 200])), st.integers(1, 300), st.integers(0, 2**31))
-def test_without_ties_fpr_is_the_share_of_negatives_above_a_positive(count, others, seed):
+def test_fpr_without_ties_is_the_share_of_negatives_above_the_threshold(count, others, seed):
     order = torch.randperm(count + others, generator=torch.Generator().manual_seed(seed)).double()
     positives, negatives = order[:count], order[count:]
     threshold = positives.sort(descending=True).values[math.ceil(count * 95 / 100) - 1]
     assert fpr_at_tpr(positives, negatives) == pytest.approx(float((negatives >= threshold).double().mean()))
 
 
-def test_scores_that_tell_everything_or_nothing():
+def test_ranking_of_perfect_and_constant_scores():
     labels = torch.tensor([1.0] * 30 + [0.0] * 50)
     assert auroc(labels[:30], labels[30:]) == 1
     assert fpr_at_tpr(labels[:30], labels[30:]) == 0
@@ -74,7 +74,7 @@ def test_scores_that_tell_everything_or_nothing():
     assert fpr_at_tpr(torch.full((30,), 0.25), torch.full((50,), 0.25)) == 1
 
 
-def test_ranking_does_not_round_scores_and_takes_any_shape_precision_and_infinity():
+def test_ranking_keeps_full_precision_and_accepts_any_shape_dtype_and_infinity():
     near = torch.tensor([1.0, 1 + 2**-23]), torch.tensor([1.0])
     assert auroc(*near) == 0.75
     assert auroc(near[0].double(), near[1]) == 0.75
@@ -86,7 +86,7 @@ def test_ranking_does_not_round_scores_and_takes_any_shape_precision_and_infinit
 
 
 @pytest.mark.parametrize("metric", [auroc, fpr_at_tpr])
-def test_ranking_of_nothing_is_nan_and_of_nan_an_error(metric):
+def test_ranking_returns_nan_for_empty_input_and_raises_for_nan(metric):
     some, none, bad = torch.rand(3), torch.empty(0), torch.tensor([0.5, math.nan])
     assert all(math.isnan(metric(*scores)) for scores in [(some, none), (none, some), (none, none)])
     for scores in [(some, bad), (bad, some), (bad, none)]:
@@ -95,14 +95,14 @@ def test_ranking_of_nothing_is_nan_and_of_nan_an_error(metric):
 
 
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.1, math.nan])
-def test_an_impossible_tpr_is_refused(level):
+def test_invalid_tpr_raises_configuration_error(level):
     with pytest.raises(ConfigurationError, match="tpr"):
         fpr_at_tpr(torch.rand(3), torch.rand(3), tpr=level)
 
 
 @st.composite
 def runs(draw):
-    """Batches of a few shapes, some without a known sample, some empty."""
+    """Batches of several shapes, some without known samples, some empty."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     shapes = draw(st.lists(st.sampled_from([(0,), (1,), (7,), (2, 3, 4)]), max_size=5))
     share = draw(st.sampled_from([0.0, 0.5, 1.0]))
@@ -115,43 +115,43 @@ def runs(draw):
     return batches
 
 
-def joined(tensors):
+def concatenate(tensors):
     return torch.cat([torch.empty(0), *(tensor.flatten().float() for tensor in tensors)]).numpy()
 
 
 @given(runs())
-def test_error_is_that_of_the_known_samples_of_all_batches(batches):
-    errors = Errors()
+def test_error_rate_counts_known_samples_of_all_batches(batches):
+    errors = ErrorRate()
     for predicted, labels, known, _ in batches:
-        errors.add(predicted, labels, known)
-    predicted, labels, known = (joined(batch[column] for batch in batches) for column in range(3))
+        errors.update(predicted, labels, known)
+    predicted, labels, known = (concatenate(batch[column] for batch in batches) for column in range(3))
     expected = 100 * np.mean(predicted[known > 0] != labels[known > 0]) if known.any() else math.nan
-    assert errors.result() == pytest.approx(expected, nan_ok=True)
+    assert errors.compute() == pytest.approx(expected, nan_ok=True)
 
 
 @given(runs())
-def test_selection_quality_equals_sklearns(batches):
+def test_selection_quality_equals_sklearn(batches):
     quality = SelectionQuality()
     for predicted, labels, known, selected in batches:
-        quality.add(selected, predicted == labels, known)
-    correct = joined((predicted == labels) & known for predicted, labels, known, _ in batches)
-    selected, known = joined(batch[3] for batch in batches), joined(batch[2] for batch in batches)
-    expected = dict.fromkeys(quality.result(), math.nan)
+        quality.update(selected, predicted == labels, known)
+    correct = concatenate((predicted == labels) & known for predicted, labels, known, _ in batches)
+    selected, known = concatenate(batch[3] for batch in batches), concatenate(batch[2] for batch in batches)
+    expected = dict.fromkeys(quality.compute(), math.nan)
     if len(correct):
-        judge = sklearn.metrics
-        expected["precision"] = judge.precision_score(correct, selected, zero_division=np.nan)
-        expected["recall"] = judge.recall_score(correct, selected, zero_division=np.nan)
-        expected["npv"] = judge.precision_score(correct, selected, pos_label=0, zero_division=np.nan)
+        reference = sklearn.metrics
+        expected["precision"] = reference.precision_score(correct, selected, zero_division=np.nan)
+        expected["recall"] = reference.recall_score(correct, selected, zero_division=np.nan)
+        expected["npv"] = reference.precision_score(correct, selected, pos_label=0, zero_division=np.nan)
         expected["rejected"] = 1 - selected.mean()
-        expected["selected_known"] = judge.recall_score(known, selected, zero_division=np.nan)
-        expected["selected_unknown"] = 1 - judge.recall_score(known, selected, pos_label=0, zero_division=np.nan)
-    assert quality.result() == pytest.approx(expected, nan_ok=True)
+        expected["selected_known"] = reference.recall_score(known, selected, zero_division=np.nan)
+        expected["selected_unknown"] = 1 - reference.recall_score(known, selected, pos_label=0, zero_division=np.nan)
+    assert quality.compute() == pytest.approx(expected, nan_ok=True)
 
 
-def test_an_unknown_sample_is_wrong_whatever_was_predicted():
+def test_unknown_samples_count_as_wrong():
     quality = SelectionQuality()
-    quality.add(torch.tensor([True, False]), torch.tensor([True, True]), torch.tensor([False, False]))
-    result = quality.result()
+    quality.update(torch.tensor([True, False]), torch.tensor([True, True]), torch.tensor([False, False]))
+    result = quality.compute()
     assert (result["precision"], result["npv"], result["selected_unknown"]) == (0, 1, 0.5)
     assert math.isnan(result["recall"])
 
@@ -172,12 +172,12 @@ def label_maps(draw):
 
 
 @given(label_maps())
-def test_confusion_and_overlap_equal_sklearns(drawn):
-    classes, batches = drawn
+def test_confusion_matrix_and_iou_equal_sklearn(classes_and_batches):
+    classes, batches = classes_and_batches
     confusion = ConfusionMatrix(classes)
     for batch in batches:
-        confusion.add(*batch)
-    predicted, labels = (joined(column) for column in zip(*batches, strict=True))
+        confusion.update(*batch)
+    predicted, labels = (concatenate(column) for column in zip(*batches, strict=True))
     predicted, labels = predicted[labels != 255], labels[labels != 255]
     present = sorted({*predicted.tolist(), *labels.tolist()})
     if not present:
@@ -187,85 +187,87 @@ def test_confusion_and_overlap_equal_sklearns(drawn):
     expected[np.array(present, dtype=int)] = sklearn.metrics.jaccard_score(
         labels, predicted, labels=present, average=None, zero_division=0
     )
-    judged = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes))
-    np.testing.assert_array_equal(confusion.matrix().numpy(), judged)
+    reference = sklearn.metrics.confusion_matrix(labels, predicted, labels=range(classes))
+    np.testing.assert_array_equal(confusion.compute().numpy(), reference)
     np.testing.assert_allclose(confusion.iou().numpy(), expected, rtol=1e-12)
     assert confusion.mean_iou() == pytest.approx(np.nanmean(expected))
 
 
-def test_another_label_can_be_ignored():
-    confusion = ConfusionMatrix(2, ignore=-1)
-    confusion.add(torch.tensor([0, 1, 7]), torch.tensor([0, 1, -1]))
+def test_ignore_index_is_configurable():
+    confusion = ConfusionMatrix(2, ignore_index=-1)
+    confusion.update(torch.tensor([0, 1, 7]), torch.tensor([0, 1, -1]))
     assert confusion.mean_iou() == 1
 
 
 @pytest.mark.parametrize(("predicted", "label"), [(0, 2), (0, 254), (0, -1), (2, 0), (-1, 0)])
-def test_a_label_that_is_no_class_is_an_error_when_the_matrix_is_read(predicted, label):
+def test_invalid_class_raises_input_error_on_compute(predicted, label):
     confusion = ConfusionMatrix(2)
-    confusion.add(torch.tensor([0, 1, predicted]), torch.tensor([0, 1, label]))
+    confusion.update(torch.tensor([0, 1, predicted]), torch.tensor([0, 1, label]))
     with pytest.raises(InputError, match=r"0\.\.1, or 255 .* but 1 pixels"):
         confusion.mean_iou()
     confusion.reset()
-    confusion.add(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    confusion.update(torch.tensor([0, 1]), torch.tensor([0, 1]))
     assert confusion.mean_iou() == 1
 
 
-def test_a_matrix_needs_a_class():
+def test_confusion_matrix_without_classes_raises_configuration_error():
     with pytest.raises(ConfigurationError, match="classes"):
         ConfusionMatrix(0)
 
 
-counters = pytest.mark.parametrize("kind", [Errors, SelectionQuality, partial(ConfusionMatrix, 3)])
+every_metric = pytest.mark.parametrize(
+    "kind", [ErrorRate, SelectionQuality, partial(ConfusionMatrix, 3), partial(BinnedScores, 3)]
+)
 
 
-def with_a_batch(kind, device="cpu"):
+def metric_and_batch(kind, device="cpu"):
     mask = torch.tensor([True, False, True, True], device=device)
     classes = torch.tensor([0, 1, 2, 1], device=device)
-    batches = {Errors: (classes, classes.flip(0), mask), SelectionQuality: (mask, mask.flip(0), mask.roll(1))}
+    batches = {ErrorRate: (classes, classes.flip(0), mask), SelectionQuality: (mask, mask.flip(0), mask.roll(1))}
     return kind(device=device), batches.get(kind, (classes, classes.flip(0)))
 
 
-@counters
-def test_batches_of_different_shapes_are_refused(kind):
-    counter, batch = with_a_batch(kind)
-    before = counter.counts
+@every_metric
+def test_inputs_of_different_shapes_raise_input_error(kind):
+    metric, batch = metric_and_batch(kind)
+    before = metric.counts
     with pytest.raises(InputError, match=r"\(4,\).* and \(4, 1\)"):
-        counter.add(*batch[:-1], batch[-1].unsqueeze(1))
-    assert counter.counts is before
+        metric.update(*batch[:-1], batch[-1].unsqueeze(1))
+    assert metric.counts is before
 
 
-@counters
-def test_a_counter_starts_again_and_can_be_put_back(kind):
-    counter, batch = with_a_batch(kind)
-    empty = counter.counts
-    counter.add(*batch)
-    once = counter.counts
-    counter.add(*batch)
-    twice = counter.counts
+@every_metric
+def test_metric_state_can_be_reset_and_restored(kind):
+    metric, batch = metric_and_batch(kind)
+    empty = metric.counts
+    metric.update(*batch)
+    once = metric.counts
+    metric.update(*batch)
+    twice = metric.counts
     assert empty.count_nonzero() == 0
     torch.testing.assert_close(twice, 2 * once)
-    counter.counts = once
-    counter.add(*batch)
-    torch.testing.assert_close(counter.counts, twice)
-    counter.reset()
-    torch.testing.assert_close(counter.counts, empty)
+    metric.counts = once
+    metric.update(*batch)
+    torch.testing.assert_close(metric.counts, twice)
+    metric.reset()
+    torch.testing.assert_close(metric.counts, empty)
 
 
-@counters
-def test_a_counter_made_in_inference_mode_counts_outside_of_it(kind):
-    counter, batch = with_a_batch(kind)
+@every_metric
+def test_metric_created_in_inference_mode_works_outside(kind):
+    metric, batch = metric_and_batch(kind)
     with torch.inference_mode():
-        made_inside = kind()
-        made_inside.add(*batch)
-    made_inside.add(*batch)
-    counter.add(*batch)
-    torch.testing.assert_close(made_inside.counts, 2 * counter.counts)
+        inference_metric = kind()
+        inference_metric.update(*batch)
+    inference_metric.update(*batch)
+    metric.update(*batch)
+    torch.testing.assert_close(inference_metric.counts, 2 * metric.counts)
 
 
-class HostReads(TorchDispatchMode):
-    """Records the operations that would make the host wait for a device."""
+class SyncRecorder(TorchDispatchMode):
+    """Records operations that would synchronize with the device."""
 
-    WAITING = ("_local_scalar_dense", "nonzero", "bincount", "unique", "masked_select", "equal")
+    SYNCHRONIZING = ("_local_scalar_dense", "nonzero", "bincount", "unique", "masked_select", "equal")
 
     def __init__(self):
         super().__init__()
@@ -273,39 +275,39 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
-        self.seen += [name] if name in self.WAITING else []
+        self.seen += [name] if name in self.SYNCHRONIZING else []
         return func(*args, **(kwargs or {}))
 
 
-@counters
-def test_counting_a_batch_reads_nothing_back(kind):
-    counter, batch = with_a_batch(kind)
-    with HostReads() as reads:
-        counter.add(*batch)
-    assert reads.seen == []
+@every_metric
+def test_update_does_not_synchronize(kind):
+    metric, batch = metric_and_batch(kind)
+    with SyncRecorder() as recorder:
+        metric.update(*batch)
+    assert recorder.seen == []
 
 
 @on_cuda
-@counters
+@every_metric
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_counting_on_a_gpu_never_waits_and_gives_the_same_counts(kind):
-    counter, batch = with_a_batch(kind, "cuda")
-    counter.add(*batch)
+def test_update_on_cuda_does_not_synchronize_and_equals_cpu(kind):
+    metric, batch = metric_and_batch(kind, "cuda")
+    metric.update(*batch)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        counter.add(*batch)
+        metric.update(*batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    expected, on_host = with_a_batch(kind)
-    expected.add(*on_host)
-    expected.add(*on_host)
-    torch.testing.assert_close(counter.counts.cpu(), expected.counts)
+    expected, on_host = metric_and_batch(kind)
+    expected.update(*on_host)
+    expected.update(*on_host)
+    torch.testing.assert_close(metric.counts.cpu(), expected.counts)
 
 
 @on_cuda
 @given(sides())
-def test_ranking_on_a_gpu_gives_the_same_numbers(scores):
+def test_ranking_on_cuda_equals_cpu(scores):
     positives, negatives = scores
     assert auroc(positives.cuda(), negatives.cuda()) == auroc(positives, negatives)
     assert fpr_at_tpr(positives.cuda(), negatives.cuda()) == fpr_at_tpr(positives, negatives)
