@@ -1,7 +1,7 @@
-"""The command line: turns words into calls, and errors into messages.
+"""The command line: turns arguments into library calls, and errors into messages.
 
-A command's file holds a thin function and imports what does the work when it runs, so that help, the version and shell
-completion answer at once.
+A command is a thin function that imports the library when it runs, so that help, version and shell completion answer
+at once.
 """
 
 import sys
@@ -42,8 +42,8 @@ app.command("corrupt")(corrupt_command)
 app.command("train")(train_command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"driftproof {__version__}")
         raise typer.Exit
 
@@ -51,24 +51,23 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Open-set test-time adaptation for PyTorch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line, and end the program with its exit status.
+    """Run the command line and exit with a status code.
 
-    The status is 0 when the work is done; 1 when the answer is no: a model cannot be adapted at all, a file is wrong; 2
-    when the command could not be carried out as given: bad input, an unknown name, a file that cannot be read or
-    written, a missing package; 130 when it was interrupted. For 2 and 130, one line on the error stream says what
-    happened.
+    The code is 0 on success; 1 if the answer is no (a model cannot be adapted, a file is wrong); 2 for a usage error
+    (bad input, an unknown name, a file that cannot be read or written, a missing package); 130 after an interruption.
+    For 2 and 130, one line on stderr says what happened.
 
     Args:
-        arguments: The words after `driftproof`; None takes those the program was started with.
+        arguments: Arguments after `driftproof`; None for those of the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a letter shows something else in its place
+            stream.reconfigure(errors="replace")  # print "?" for characters the terminal cannot encode
     app(args=arguments, prog_name="driftproof")

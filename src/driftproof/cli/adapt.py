@@ -1,4 +1,4 @@
-"""`driftproof adapt`: adapt a model of one's own over images of one's own."""
+"""`driftproof adapt`: adapt your own model to your own images."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,51 +29,53 @@ __all__ = ["adapt_command"]
 
 
 def adapt_command(
-    images: Annotated[list[Path], typer.Argument(help="Images, and folders of them, which are taken in sorted order.")],
-    out: Annotated[Path, typer.Option(help="Where the predictions go: a .parquet, .csv or .jsonl file.")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files and folders; the images of a folder are sorted by name.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output file for the predictions: .parquet, .csv or .jsonl.")],
     model: ModelName = None,
     weights: Weights = None,
     classes: ClassCount = None,
     method: MethodName = "tent+crowd",
     option: MethodOptions = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
-    size: Annotated[int | None, typer.Option(min=1, help="Scale images to squares of this side first.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step.")] = 200,
+    size: Annotated[int | None, typer.Option(min=1, help="Resize images to squares of this side.")] = None,
     source: Annotated[
-        Path | None, typer.Option(help="Images the model was trained on, one folder per class; some methods need them.")
+        Path | None, typer.Option(help="Training images of the model, one folder per class; some methods need them.")
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Go on from this file if it is there, with its learning rate too; save to it at the end."),
+        typer.Option(help="File to load the adapter's state from, if it exists, and to save it to at the end."),
     ] = None,
-    alarm: Annotated[float | None, typer.Option(help="Novelty above this is an alarm.")] = None,
+    alarm: Annotated[float | None, typer.Option(help="Novelty threshold of the alarm.")] = None,
     device: Device = "cpu",
 ) -> None:
-    """Adapt a model over images, and write a row for each: class, probability, novelty, selected, alarm.
+    """Adapt a model to images and write one row per image: class, probability, novelty, selected, alarm.
 
-    The model gets RGB images in 0..1 and has to normalize them itself. Images that cannot be read are named and left
-    out; the status is 1 then, and the other predictions are written all the same.
+    The model gets RGB images in 0..1 and has to normalize them itself. A loaded state brings its own learning rate.
+    Images that cannot be read are reported and skipped; the exit code is 1 then, and the other predictions are written.
     """
     from driftproof.alarm import Alarm
     from driftproof.bench.methods import build_method
 
-    paths, options, place = find_images(images), parse_method_options(option), resolve_device(device)
+    paths, options, target = find_images(images), parse_method_options(option), resolve_device(device)
     summary = _Summary()
     if state is not None:
         if state.resolve() == out.resolve():
-            raise ConfigurationError(f"Expected `--state` and `--out` to be two files, but both are {out}.")
+            raise ConfigurationError(f"Expected `--state` and `--out` to be different files, but both are {out}.")
         state.parent.mkdir(parents=True, exist_ok=True)
     with open_writer(out) as write, progress_bar() as progress:
-        adapter = build_method(method, load_model(model, weights, classes).to(place), options)
+        adapter = build_method(method, load_model(model, weights, classes).to(target), options)
         _load_or_prepare(adapter, source, size, state, progress)
         task = progress.add_task("adapting", total=len(paths))
-        for reading in load_batches(paths, batch_size=batch_size, size=size):
-            for complaint in reading.unreadable:
-                progress.console.print(Text(complaint), soft_wrap=True)
-            rows = _rows(adapter, reading, None if alarm is None else Alarm(alarm))
+        for batch in load_batches(paths, batch_size=batch_size, size=size):
+            for message in batch.unreadable:
+                progress.console.print(Text(message), soft_wrap=True)
+            rows = _predict(adapter, batch, None if alarm is None else Alarm(alarm))
             write(rows)
-            summary.add(rows, reading, adapter)
-            progress.advance(task, len(rows) + len(reading.unreadable))
-    # Last: should this fail, the same command starts from the same state again.
+            summary.add(rows, batch, adapter)
+            progress.advance(task, len(rows) + len(batch.unreadable))
+    # Saved last: if anything fails, the same command starts again from the old state.
     if state is not None:
         adapter.save(state)
     typer.echo(f"{out}: {summary}", err=True)
@@ -89,11 +91,11 @@ class _Summary:
     unreadable: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def add(self, rows: Sequence[PredictionRow], reading: LoadedBatch, adapter: "Adapter") -> None:
+    def add(self, rows: Sequence[PredictionRow], batch: LoadedBatch, adapter: "Adapter") -> None:
         self.predicted += len(rows)
         self.selected += sum(row.selected for row in rows)
         self.alarms += sum(row.alarm is True for row in rows)
-        self.unreadable += len(reading.unreadable)
+        self.unreadable += len(batch.unreadable)
         if rows and adapter.last.skipped is not None:
             self.skipped[adapter.last.skipped] += 1
 
@@ -107,7 +109,7 @@ class _Summary:
 def _load_or_prepare(
     adapter: "Adapter", source: Path | None, size: int | None, state: Path | None, progress: "Progress"
 ) -> None:
-    """Go on from the state if there is one, which knows what was learned from source images; else learn it now."""
+    """Load the saved state, which includes the preparation, or prepare the adapter on source images."""
     if state is not None and state.exists():
         adapter.load(state)
     if not adapter.prepared:
@@ -117,8 +119,8 @@ def _load_or_prepare(
 def _prepare(adapter: "Adapter", source: Path | None, size: int | None, progress: "Progress") -> None:
     if source is None:
         raise ConfigurationError(
-            "Expected `--source`, since this method learns from source images before the first batch. "
-            "Name a folder of them, one sub-folder per class."
+            "Expected `--source`, since this method has to be prepared on source images. "
+            "Pass a folder with one sub-folder per class."
         )
     images = SourceFolder(source, size=size)
     check_class_count(adapter, images)
@@ -127,36 +129,36 @@ def _prepare(adapter: "Adapter", source: Path | None, size: int | None, progress
     progress.remove_task(task)
 
 
-def _rows(adapter: "Adapter", reading: LoadedBatch, alarm: "Alarm | None") -> list[PredictionRow]:
-    if reading.pixels is None:
+def _predict(adapter: "Adapter", batch: LoadedBatch, alarm: "Alarm | None") -> list[PredictionRow]:
+    if batch.pixels is None:
         return []
-    logits = adapter(reading.pixels.to(adapter.device).float().div_(255))
+    logits = adapter(batch.pixels.to(adapter.device).float().div_(255))
     if logits.ndim != 2:
         raise ModelError(
-            f"Expected one answer per image, but the model's logits are of shape {tuple(logits.shape)}. "
-            "For segmentation there is `driftproof analyze scenes`."
+            f"Expected a classifier with logits of shape (N, C), but got shape {tuple(logits.shape)}. "
+            "For segmentation use `driftproof analyze scenes`."
         )
     record = adapter.last
-    novelties = record.novelty + 0.0  # a difference of nothing without the sign of its subtraction
-    alarming = None if alarm is None else {event.sample for event in alarm(novelties)}
+    novelties = record.novelty + 0.0  # turns −0.0 into 0.0
+    alarmed = None if alarm is None else {event.sample for event in alarm(novelties)}
     best = logits.softmax(dim=1).max(dim=1)
     columns = (best.indices.tolist(), best.values.tolist(), novelties.tolist(), record.selected.tolist())
     finite = logits.isfinite().all(dim=1).tolist()
     return [
         PredictionRow(
-            _text(path),
-            predicted if sound else None,
-            probability if sound else None,
-            novelty if sound else None,
+            _printable(path),
+            predicted if is_finite else None,
+            probability if is_finite else None,
+            novelty if is_finite else None,
             selected,
-            None if alarming is None else index in alarming,
+            None if alarmed is None else index in alarmed,
         )
-        for index, (path, sound, predicted, probability, novelty, selected) in enumerate(
-            zip(reading.paths, finite, *columns, strict=True)
+        for index, (path, is_finite, predicted, probability, novelty, selected) in enumerate(
+            zip(batch.paths, finite, *columns, strict=True)
         )
     ]
 
 
-def _text(path: Path) -> str:
-    # A name that is no valid text, which some file systems allow, would fit into no table.
+def _printable(path: Path) -> str:
+    # File names may contain bytes that are not valid UTF-8, which no table format can store.
     return str(path).encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""`driftproof analyze`: looking into what adaptation does."""
+"""`driftproof analyze`: figures, scenes and costs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["analyze_commands"]
 
-analyze_commands = typer.Typer(help="Look into what adaptation does, and what it costs.", no_args_is_help=True)
+analyze_commands = typer.Typer(help="Analyze what adaptation does and what it costs.", no_args_is_help=True)
 
 
 analyze_commands.command("selection")(selection_command)
@@ -28,7 +28,7 @@ analyze_commands.command("curves")(curves_command)
 
 @analyze_commands.callback()
 def _options() -> None:
-    """Look into what adaptation does, and what it costs."""
+    """Analyze what adaptation does and what it costs."""
 
 
 analyze_commands.command("scenes")(scenes_command)
@@ -39,19 +39,19 @@ def costs_command(
     model: ModelName = None,
     weights: Weights = None,
     classes: ClassCount = None,
-    methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = "ent,swr,tent,eata,tent+crowd",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "ent,swr,tent,eata,tent+crowd",
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step.")] = 200,
     size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,
-    trials: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 20,
-    warm_up: Annotated[int, typer.Option(min=0, help="How often each runs before that.")] = 3,
-    engine: Annotated[str, typer.Option(help="How a step runs: eager, compile or graph.")] = "eager",
+    trials: Annotated[int, typer.Option(min=1, help="Number of timed steps per method.")] = 20,
+    warm_up: Annotated[int, typer.Option(min=0, help="Number of untimed steps before.")] = 3,
+    engine: Annotated[str, typer.Option(help="Engine of the steps: eager, compile or graph.")] = "eager",
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Count and measure what one step of each method costs on a model; the methods take turns, on random images.
+    """Measure memory and time of one step of each method, on random images.
 
-    Counted memory is TinyTL's, from the network's shapes alone, and the same on any device. The peak is what the device
-    really took; a CPU keeps no count of that.
+    The methods are timed in turn. Counted memory follows TinyTL: it is computed from the shapes of the network and does
+    not depend on the device. The peak is measured on the device; it is not available on a CPU.
     """
     import torch
 
@@ -61,9 +61,9 @@ def costs_command(
     names = [name.strip() for name in methods.split(",")]
     for name in names:
         parse_method(name)
-    where = resolve_device(device)
-    images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(where)
-    network = load_model(model, weights, classes).to(where)
+    target = resolve_device(device)
+    images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(target)
+    network = load_model(model, weights, classes).to(target)
     network.eval()
     adapters = {name: _build_prepared(name, network, images, engine) for name in names}
     costs = measure_costs(adapters, network, images, trials=trials, warm_up=warm_up)
@@ -74,9 +74,9 @@ def costs_command(
 
 
 def _row(item: tuple[str, dict[str, float | None]]) -> tuple[str, ...]:
-    name, found = item
-    mebibytes = (found["memory"], found["peak"] and found["peak"] / 2**20)
-    return (name, *map(_format_number, (*mebibytes, found["median_milliseconds"], found["milliseconds"])))
+    name, costs = item
+    mebibytes = (costs["memory"], costs["peak"] and costs["peak"] / 2**20)
+    return (name, *map(_format_number, (*mebibytes, costs["median_milliseconds"], costs["milliseconds"])))
 
 
 def _build_prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "Adapter":
@@ -86,11 +86,11 @@ def _build_prepared(name: str, model: "nn.Module", images: "Tensor", engine: str
 
     with torch.no_grad():
         labels = model(images).argmax(1)
-    # Prototypes are of feature vectors, which a network for scenes has none of.
+    # Prototypes need one feature vector per image, which segmentation networks do not have.
     dense = {"prototypes": False} if labels.ndim > 1 and name.partition("+")[0] == "swr" else {}
     adapter = build_method(name, model, {"engine": engine, **dense})
     if not adapter.prepared:
-        # What a step costs does not depend on what was learned from the source data.
+        # The cost of a step does not depend on the data the adapter is prepared on.
         adapter.prepare([(images, labels)])
     return adapter
 

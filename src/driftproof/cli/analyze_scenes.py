@@ -1,4 +1,4 @@
-"""`driftproof analyze scenes`: pictures of what adaptation does to driving scenes."""
+"""`driftproof analyze scenes`: images of what adaptation does to driving scenes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["scenes_command"]
 
 _PAPER_DEFAULTS: "dict[str, Option]" = {"margin": -0.2, "lr": 1e-6, "prototypes": False}
-"""What the paper takes for pixels; classification's defaults are far too bold for them."""
+"""The paper's options for segmentation; the defaults for classification are far too large for it."""
 
 _METHOD_DEFAULTS: "dict[str, dict[str, Option]]" = {"cotta": {"lr": 7.5e-6}, "swr+crowd": {"mean_entropy": 0.2}}
-"""What it takes for one method alone."""
+"""The paper's options for single methods."""
 
 
 def scenes_command(
-    out: Annotated[Path, typer.Option(help="A folder for the page and the pictures.")],
+    out: Annotated[Path, typer.Option(help="Output folder for the page and the images.")],
     folder: Annotated[
-        Path | None, typer.Argument(help="Frames of one's own, without labels, in sorted order; or say `--set`.")
+        Path | None, typer.Argument(help="Folder of unlabeled frames, sorted by name; or use `--set`.")
     ] = None,
     model: ModelName = None,
     weights: Weights = None,
@@ -46,40 +46,42 @@ def scenes_command(
         str | None,
         typer.Option(
             "--set",
-            help="A set of scenes, such as camvid; with a folder of frames, only its classes and colors are taken.",
+            help="Data set, such as camvid; with a folder of frames, only its classes and colors are used.",
             autocompletion=lambda: list(SCENES),
         ),
     ] = None,
-    data: Annotated[Path, typer.Option(help="The folder that holds the data sets.")] = Path("data"),
-    split: Annotated[str | None, typer.Option(help="Of the set; its validation or test part if not said.")] = None,
+    data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")] = Path("data"),
+    split: Annotated[
+        str | None, typer.Option(help="Split of the data set; by default its validation or test split.")
+    ] = None,
     unknown: Annotated[
-        str | None, typer.Option(help="Classes of CamVid that the model was not taught, separated by commas.")
+        str | None, typer.Option(help="Classes of CamVid the model was not trained on, separated by commas.")
     ] = None,
     method: MethodName = "tent+crowd",
     option: MethodOptions = None,
-    frames: Annotated[int, typer.Option(min=1, help="How many frames to draw.")] = 12,
-    every: Annotated[int, typer.Option(min=1, help="Draw one of so many; all of them are adapted to.")] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, help="Frames per step.")] = 2,
-    height: Annotated[int | None, typer.Option(min=1, help="Scale frames to this height.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Then cut or pad them to this width.")] = None,
+    frames: Annotated[int, typer.Option(min=1, help="Number of frames to draw.")] = 12,
+    every: Annotated[int, typer.Option(min=1, help="Draw every n-th frame; the model adapts to all.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of frames per step.")] = 2,
+    height: Annotated[int | None, typer.Option(min=1, help="Resize frames to this height.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Then crop or pad them to this width.")] = None,
     corruption: Annotated[
-        str | None, typer.Option(help="What happens to every frame.", autocompletion=lambda: list(CORRUPTIONS))
+        str | None, typer.Option(help="Corruption of every frame.", autocompletion=lambda: list(CORRUPTIONS))
     ] = None,
-    severity: Annotated[int, typer.Option(help="Of the corruption, from 1 to 5.")] = 5,
+    severity: Annotated[int, typer.Option(help="Severity of the corruption, from 1 to 5.")] = 5,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos, for frost.")] = None,
-    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost instead.")] = False,
-    alarm: Annotated[float, typer.Option(help="Novelty above this is an alarm.")] = 0.2,
-    min_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region to alarm.")] = 100,
+    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use procedural frost instead.")] = False,
+    alarm: Annotated[float, typer.Option(help="Novelty threshold of the alarm.")] = 0.2,
+    min_area: Annotated[int, typer.Option(min=1, help="Pixels of the smallest region that raises an alarm.")] = 100,
     source_frames: Annotated[
-        int, typer.Option(min=1, help="Frames of the set's training part for methods that learn from source data.")
+        int, typer.Option(min=1, help="Number of training frames for methods that are prepared on source data.")
     ] = 32,
     device: Device = "cpu",
 ) -> None:
-    """Adapt to driving scenes and draw what happens: input, prediction, rejected pixels, alarms, ground truth.
+    """Adapt to driving scenes and draw input, prediction, rejected pixels, alarms and ground truth.
 
-    Writes a page, a strip of pictures for each frame, a contact sheet and an animation. Where nothing else is said,
-    lr is 1e-6 (cotta's 7.5e-6), the selection's margin −0.2 and swr without prototypes, with selection at a mean
-    entropy of 0.2, as in the paper's segmentation. Statistics are the batch's; the paper's are `online ttn`.
+    Writes a page, a strip of images per frame, a contact sheet and an animation. Defaults follow the paper's
+    segmentation: lr 1e-6 (cotta: 7.5e-6), margin −0.2 for the selection, swr without prototypes, and a mean entropy of
+    0.2 for swr+crowd. Statistics are those of the batch; the paper uses `online ttn`.
     """
     import torch
 
@@ -89,15 +91,13 @@ def scenes_command(
     from driftproof.bench.methods import build_method
     from driftproof.report.scenes import default_palette, write_scenes
 
-    place, chosen = resolve_device(device), _paper_defaults(method, parse_method_options(option))
-    damage = (
-        None
-        if corruption is None
-        else Corruption(corruption, severity, _load_frost_photos(corruption, frost, procedural))
-    )
+    target, options = resolve_device(device), _paper_defaults(method, parse_method_options(option))
+    change = None
+    if corruption is not None:
+        change = Corruption(corruption, severity, _load_frost_photos(corruption, frost, procedural))
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = load_scenes(folder, dataset, data, split, names, height, width)
-    adapter = build_method(method, load_model(model, weights, classes).to(place), chosen)
+    adapter = build_method(method, load_model(model, weights, classes).to(target), options)
     outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
     _check_class_count(outputs, palette, scenes.name)
@@ -111,14 +111,14 @@ def scenes_command(
             count=frames,
             every=every,
             batch_size=batch_size,
-            corruption=damage,
+            corruption=change,
         )
         shown = f", the first of every {every} drawn" if every > 1 else ""
         facts = {
             "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{shown}",
-            "Appearance": "as stored" if damage is None else _describe_corruption(damage),
+            "Appearance": "as stored" if change is None else _describe_corruption(change),
             "Model": " ".join(str(part) for part in (model, weights) if part is not None),
-            "Method": ", ".join([method, *(f"{name} {value}" for name, value in chosen.items())]),
+            "Method": ", ".join([method, *(f"{name} {value}" for name, value in options.items())]),
             "Step": f"{batch_size} frames; predictions are those from before it",
             "Alarm": f"regions of at least {min_area} pixels with a novelty above {alarm}",
             "Software": f"driftproof {__version__}, torch {torch.__version__}",
@@ -129,18 +129,18 @@ def scenes_command(
     typer.echo(page)
 
 
-def _load_frost_photos(corruption: str, folder: Path | None, made_up: bool) -> "FrostPhotos | None":
+def _load_frost_photos(corruption: str, folder: Path | None, procedural: bool) -> "FrostPhotos | None":
     from driftproof.corruptions import find_frost_photos, procedural_frost
 
     if corruption != "frost":
         return None
-    return procedural_frost() if made_up else find_frost_photos(folder)
+    return procedural_frost() if procedural else find_frost_photos(folder)
 
 
-def _describe_corruption(damage: "Corruption") -> str:
-    photos = damage.frost_photos
+def _describe_corruption(corruption: "Corruption") -> str:
+    photos = corruption.frost_photos
     made_up = ", made up" if photos is not None and photos.origin == "procedural" else ""
-    return f"{damage.name}, severity {damage.severity}{made_up}"
+    return f"{corruption.name}, severity {corruption.severity}{made_up}"
 
 
 def _paper_defaults(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
@@ -159,7 +159,7 @@ def _count_outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
         logits = adapter.network.with_source_statistics()(blank)
     if logits.ndim != 4:
         raise ModelError(
-            f"Expected a segmentation network, which has logits for every pixel, but got logits of shape "
+            f"Expected a segmentation network with logits of shape (N, C, H, W), but got logits of shape "
             f"{tuple(logits.shape)} for frames of shape {tuple(blank.shape)}."
         )
     return int(logits.shape[1])
@@ -168,8 +168,8 @@ def _count_outputs(adapter: "Adapter", extent: tuple[int, int]) -> int:
 def _check_class_count(outputs: int, palette: "Sequence[SceneClass]", name: str) -> None:
     if outputs != len(palette):
         raise ConfigurationError(
-            f"Expected a model of the {len(palette)} classes of {name} ({', '.join(each.name for each in palette)}), "
-            f"but it has {outputs}. For CamVid, say which classes it was not taught with `--unknown`."
+            f"Expected a model for the {len(palette)} classes of {name} ({', '.join(each.name for each in palette)}), "
+            f"but it has {outputs}. For CamVid, pass the classes it was not trained on as `--unknown`."
         )
 
 

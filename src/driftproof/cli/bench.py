@@ -1,4 +1,4 @@
-"""`driftproof bench`: the paper's tables, run, compared and shown."""
+"""`driftproof bench`: run the paper's tables, compare and report them."""
 
 import shlex
 from pathlib import Path
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_commands"]
 
-bench_commands = typer.Typer(help="The paper's tables: run them, compare them, show them.", no_args_is_help=True)
+bench_commands = typer.Typer(help="Run the paper's tables, compare and report them.", no_args_is_help=True)
 
 SuiteNames = Annotated[
     list[str],
-    typer.Argument(metavar="SUITE…", help="From `driftproof bench list`.", autocompletion=lambda: list(SUITES)),
+    typer.Argument(metavar="SUITE…", help="Suites from `driftproof bench list`.", autocompletion=lambda: list(SUITES)),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder: what `bench run --out` was given.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results folder of `bench run --out`.")]
 
 
 @bench_commands.command("list")
 def list_command(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every cell with its hyper-parameters.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every run with its hyper-parameters.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the suites; with -v every cell and its hyper-parameters."""
-    from driftproof.bench import SUITES as MAKERS
+    """List the suites, or with -v every run and its hyper-parameters."""
+    from driftproof.bench import SUITES as BUILDERS
 
-    suites = [make() for make in MAKERS.values()]
+    suites = [build() for build in BUILDERS.values()]
     if as_json:
         print_json({suite.name: [spec.as_data() for spec in suite.specs()] for suite in suites})
         return
@@ -53,44 +53,44 @@ def run_command(
     names: SuiteNames,
     data: Annotated[Path, typer.Option(help="Folder that holds the data sets.")] = Path("data"),
     weights: Annotated[Path, typer.Option(help="Folder that holds the source weights.")] = Path("weights"),
-    out: Annotated[Path, typer.Option(help="The results folder.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("bench"),
     methods: Annotated[
         str | None,
-        typer.Option(help="Only these, separated by commas.", autocompletion=lambda: list(METHODS)),
+        typer.Option(help="Run only these methods, separated by commas.", autocompletion=lambda: list(METHODS)),
     ] = None,
-    sets: Annotated[str | None, typer.Option(help="Only cells on these sets, separated by commas.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="As many as the tables need, if not said.")] = None,
+    sets: Annotated[str | None, typer.Option(help="Run only on these data sets, separated by commas.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; by default as many as the tables need.")] = None,
     opened: Annotated[
-        bool | None, typer.Option("--open/--closed", help="Only with, or only without, unknown images.")
+        bool | None, typer.Option("--open/--closed", help="Run only with, or only without, unknown images.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first so many images of each domain, as they come.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first images of each domain, this many.")] = None,
     seeds: Annotated[
-        str, typer.Option(help="One run for each, separated by commas; all but 0 shuffle the images.")
+        str, typer.Option(help="Seeds, separated by commas, one run each; all but 0 shuffle the images.")
     ] = "0",
-    task: Annotated[str | None, typer.Option(help="Only cells that do this: stream, costs or gradients.")] = None,
-    trials: Annotated[int | None, typer.Option(help="How often a step is timed where costs are measured.")] = None,
+    task: Annotated[str | None, typer.Option(help="Run only this task: stream, costs or gradients.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Number of timed steps where costs are measured.")] = None,
     replace: Annotated[
-        list[str] | None, typer.Option(help="Take one set or network for another, as OLD=NEW; repeatable.")
+        list[str] | None, typer.Option(help="Replace a data set or network by another, as OLD=NEW; repeatable.")
     ] = None,
     prepare_on_test: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SET",
-            help="Prepare on the clean test images of this set, not on its training images; repeatable.",
+            help="Prepare on the clean test images of this data set, not its training images; repeatable.",
         ),
     ] = None,
     device: Device = "cpu",
-    executor: Annotated[str, typer.Option(help="Where cells run: local, or ray for a cluster.")] = "local",
-    engine: Annotated[str, typer.Option(help="How a step runs: eager, compile or graph.")] = "eager",
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; torch's defaults if not said.")] = None,
-    channels_last: Annotated[bool, typer.Option(help="Lay images out with channels last, for tensor cores.")] = False,
-    save_every: Annotated[float, typer.Option(help="Seconds between snapshots.")] = 30.0,
+    executor: Annotated[str, typer.Option(help="Executor of the runs: local, or ray for a cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="Engine of the steps: eager, compile or graph.")] = "eager",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by default torch's own setting.")] = None,
+    channels_last: Annotated[bool, typer.Option(help="Use the channels-last memory format, for tensor cores.")] = False,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
-    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
+    procedural: Annotated[
+        bool, typer.Option("--procedural-frost", help="Use procedural frost; results say so.")
+    ] = False,
 ) -> None:
-    """Run suites, or the chosen part of them; run them again to go on after an interruption, or for more rounds."""
+    """Run suites or parts of them; repeat the command to resume, or with more rounds to continue."""
     from driftproof.bench import Store, suite
     from driftproof.bench.executors import EXECUTORS, Failures
     from driftproof.bench.local_files import LocalFiles
@@ -100,7 +100,7 @@ def run_command(
     from driftproof.validation import check_choice
 
     run = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
-    choice = RunFilter(
+    run_filter = RunFilter(
         methods=_parse_list("--methods", methods),
         sets=_parse_list("--sets", sets),
         setting=None if opened is None else "open" if opened else "closed",
@@ -119,50 +119,50 @@ def run_command(
             raise ConfigurationError(
                 f"Expected a suite that reads data sets, but got {each.name}. Run `{each.command}`."
             )
-    jobs = plan_runs(chosen, choice)
+    jobs = plan_runs(chosen, run_filter)
     resolve_device(device)
-    workbench = LocalFiles(data, weights, frost, procedural, device, choice.prepared_on_test)
-    store, facts = Store(out), choice.metadata() | {"frost": "made up" if procedural else "photos"}
-    if store.metadata:  # what will be refused is refused before sets are made for it
-        store.update_metadata(facts)
-    with progress_display(job.spec for job in jobs) as told:
-        ready, failures = [], Failures(told)
+    files = LocalFiles(data, weights, frost, procedural, device, run_filter.prepared_on_test)
+    store, metadata = Store(out), run_filter.metadata() | {"frost": "made up" if procedural else "photos"}
+    if store.metadata:  # fail on a mismatch before data sets are generated
+        store.update_metadata(metadata)
+    with progress_display(job.spec for job in jobs) as on_progress:
+        ready, failures = [], Failures(on_progress)
         for job in jobs:
             with failures.collect(job):
-                facts |= workbench.fingerprints(job.spec, stage_progress(job.spec, told))
+                metadata |= files.fingerprints(job.spec, stage_progress(job.spec, on_progress))
                 ready.append(job)
         if not ready:
             failures.raise_if_any()
-        store.update_metadata(facts)
-        run(ready, out, workbench, settings, told, failures)
-    place = shlex.quote(str(out))
-    typer.echo(f"Done. See `driftproof bench compare {place}` or `driftproof bench report {place}`.", err=True)
+        store.update_metadata(metadata)
+        run(ready, out, files, settings, on_progress, failures)
+    folder = shlex.quote(str(out))
+    typer.echo(f"Done. See `driftproof bench compare {folder}` or `driftproof bench report {folder}`.", err=True)
 
 
 @bench_commands.command("compare")
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
-    """Show every table that has numbers, ours beside the paper's."""
+    """Show every table that has results, with the paper's numbers."""
     from driftproof.bench import Results
     from driftproof.report import table_notes, table_text
 
     results = Results(folder)
     tables = results.tables()
     if as_json:
-        print_json([measured.as_data() for measured in tables])
+        print_json([table.as_data() for table in tables])
         return
     console = Console()
     if not tables:
-        console.print("No table has a number yet.")
-    for measured in tables:
-        console.print(table_text(measured), *table_notes(measured, results), "", sep="\n", highlight=False)
+        console.print("No table has results yet.")
+    for table in tables:
+        console.print(table_text(table), *table_notes(table, results), "", sep="\n", highlight=False)
 
 
 @bench_commands.command("report")
 def report_command(
     folder: Folder,
-    out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/report if not said.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; FOLDER/report by default.")] = None,
 ) -> None:
-    """Write one self-contained HTML page, the figures as PNG and SVG, and all rows as CSV and Parquet."""
+    """Write a self-contained HTML page, the figures as PNG and SVG, and all rows as CSV and Parquet."""
     from driftproof.bench import Results
     from driftproof.report import write_report
 
@@ -171,13 +171,13 @@ def report_command(
 
 @bench_commands.command("export")
 def export_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders, or archives of some.")],
-    out: Annotated[
-        Path, typer.Argument(metavar="ARCHIVE", help="Where it goes; an archive that is there is replaced.")
-    ],
-    snapshots: Annotated[bool, typer.Option("--snapshots", help="Keep what going on needs, too.")] = False,
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders or archives.")],
+    out: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Output file; an existing archive is replaced.")],
+    snapshots: Annotated[
+        bool, typer.Option("--snapshots", help="Include the checkpoints that resuming needs.")
+    ] = False,
 ) -> None:
-    """Write everything that was measured into one small file, to keep and to compare."""
+    """Write all results into one small archive."""
     from driftproof.bench.archive import write_archive
 
     write_archive(folders, out, snapshots=snapshots)
@@ -187,25 +187,25 @@ def export_command(
 @bench_commands.command("unpack")
 def unpack_command(
     archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Written with `bench export --snapshots`.")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new results folder.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="New results folder.")],
 ) -> None:
-    """Make a results folder of an archive's cells that can be gone on with; `bench run` then does."""
+    """Unpack the runs of an archive that have checkpoints, to resume them with `bench run`."""
     from driftproof.bench.archive import unpack
 
     unpack(archive, out)
-    typer.echo(f"Go on with `driftproof bench run … --out {shlex.quote(str(out))}`.", err=True)
+    typer.echo(f"Resume with `driftproof bench run … --out {shlex.quote(str(out))}`.", err=True)
 
 
 @bench_commands.command("summarize")
 def summarize_command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of archives, such as `results`.")],
-    out: Annotated[Path | None, typer.Option(help="Where it goes; FOLDER/RESULTS.md if not said.")] = None,
-    fill: Annotated[list[Path] | None, typer.Option(help="A page that quotes results; repeatable.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of archives, such as `results`.")],
+    out: Annotated[Path | None, typer.Option(help="Output file; FOLDER/RESULTS.md by default.")] = None,
+    fill: Annotated[list[Path] | None, typer.Option(help="Page with placeholders to fill in; repeatable.")] = None,
 ) -> None:
-    """Write every archive up in one Markdown page, and fill in the numbers that other pages quote.
+    """Write one Markdown page about all archives, and fill in the numbers other pages quote.
 
-    The page takes in FOLDER/notes/*.md, and shows FOLDER/figures/*.svg with their captions. Other pages can quote whole
-    tables that lie beside the archives as well.
+    The page includes FOLDER/notes/*.md and shows FOLDER/figures/*.svg with their captions. Other pages can also quote
+    whole tables that are stored next to the archives.
     """
     from driftproof.files import atomic_write
     from driftproof.report import (
@@ -229,10 +229,10 @@ def summarize_command(
 
 
 def _parse_list(option: str, text: str | None) -> list[str]:
-    """What an option names; if it is given at all it has to name something, which an empty variable would not."""
+    """Split a comma-separated option; raise an error if it is given but empty, as from an unset variable."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if text is not None and not words:
-        raise ConfigurationError(f"Expected `{option}` to name something, but got {text!r}.")
+        raise ConfigurationError(f"Expected `{option}` to be a list separated by commas, but got {text!r}.")
     return words
 
 
@@ -240,7 +240,7 @@ def _parse_seed(option: str, word: str) -> int:
     try:
         number = int(word)
     except ValueError as error:
-        raise ConfigurationError(f"Expected `{option}` to be whole numbers, but got {word!r}.") from error
+        raise ConfigurationError(f"Expected `{option}` to be integers, but got {word!r}.") from error
     if not 0 <= number <= MAX_SEED:
         raise ConfigurationError(f"Expected `{option}` to be from 0 to {MAX_SEED}, but got {word}.")
     return number
@@ -249,19 +249,19 @@ def _parse_seed(option: str, word: str) -> int:
 def _parse_replacement(text: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
-        raise ConfigurationError(f"Expected `--replace` to be given as OLD=NEW, but got {text!r}.")
+        raise ConfigurationError(f"Expected `--replace` to be OLD=NEW, but got {text!r}.")
     return old, new
 
 
 def _overview_table(suites: "list[Suite]") -> Table:
-    table = _wrapping("suite", "shows", "rounds", "cells", "note")
+    table = _wrapping_table("suite", "shows", "rounds", "cells", "note")
     for suite in suites:
         table.add_row(suite.name, suite.title, str(suite.rounds), str(len(list(suite.specs()))), suite.note)
     return table
 
 
 def _suite_table(suite: "Suite") -> Table:
-    table = _wrapping("method", "images", "unknown", "network", "batch", "options")
+    table = _wrapping_table("method", "images", "unknown", "network", "batch", "options")
     table.title = f"{suite.name}: {suite.title}"
     for spec in suite.specs():
         options = ", ".join(f"{key} = {value}" for key, value in spec.options)
@@ -269,8 +269,8 @@ def _suite_table(suite: "Suite") -> Table:
     return table
 
 
-def _wrapping(*headings: str) -> Table:
-    """A table that loses no letter on a narrow terminal."""
+def _wrapping_table(*headings: str) -> Table:
+    """Return a table that wraps its cells on a narrow terminal instead of truncating them."""
     table = Table()
     for heading in headings:
         table.add_column(heading, overflow="fold")

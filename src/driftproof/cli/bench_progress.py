@@ -1,4 +1,4 @@
-"""A benchmark as it goes: one line for every cell at work."""
+"""Progress display of a benchmark: one line per active run."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["progress_display"]
 
-_FAILED = "failed"  # as executors call it
+_FAILED = "failed"  # the stage that executors report
 _LOG_EVERY = 10.0  # seconds; a table has tens of thousands of rows
 
 
 @contextmanager
 def progress_display(specs: "Iterable[Spec]") -> "Iterator[ProgressCallback]":
-    """Shows on the error stream what it is told of some cells while the context lasts.
+    """Show the progress of runs on stderr; yields the callback that takes events.
 
-    In a log, where no line can change, what has been measured or is being prepared comes line by line, though not
-    faster than one can read; but every failure does.
+    In a log file, results and preparation stages are printed as lines, at most one every ten seconds. Failures are
+    always printed.
     """
     with progress_bar() as progress:
         lines = _ProgressLines(progress, specs)
@@ -36,17 +36,17 @@ def progress_display(specs: "Iterable[Spec]") -> "Iterator[ProgressCallback]":
 
 
 def _log_callback(lines: "_ProgressLines", console: "Console") -> "ProgressCallback":
-    said = -math.inf
+    last_printed = -math.inf
 
-    def tell(note: "ProgressEvent") -> None:
-        nonlocal said
-        lines(note)
-        worth_a_line = note.row is not None or note.total is None
-        if note.stage == _FAILED or (worth_a_line and monotonic() - said >= _LOG_EVERY):
-            said = monotonic()
-            console.print(lines.line(note), highlight=False, markup=False, soft_wrap=True)
+    def on_progress(event: "ProgressEvent") -> None:
+        nonlocal last_printed
+        lines(event)
+        is_loggable = event.row is not None or event.total is None
+        if event.stage == _FAILED or (is_loggable and monotonic() - last_printed >= _LOG_EVERY):
+            last_printed = monotonic()
+            console.print(lines.format(event), highlight=False, markup=False, soft_wrap=True)
 
-    return tell
+    return on_progress
 
 
 class _ProgressLines:
@@ -56,35 +56,37 @@ class _ProgressLines:
         self._tasks: dict[Spec, TaskID] = {}
         self._measured: dict[Spec, str] = {}
 
-    def __call__(self, note: "ProgressEvent") -> None:
-        if note.spec not in self._tasks:
-            self._tasks[note.spec] = self._progress.add_task(self._titles[note.spec], total=note.total)
-        if note.row is not None:
-            self._measured[note.spec] = _format_row(note)
-        task = self._tasks[note.spec]
-        self._progress.update(task, completed=note.done, total=note.total, description=self.line(note))
+    def __call__(self, event: "ProgressEvent") -> None:
+        if event.spec not in self._tasks:
+            self._tasks[event.spec] = self._progress.add_task(self._titles[event.spec], total=event.total)
+        if event.row is not None:
+            self._measured[event.spec] = _format_row(event)
+        task = self._tasks[event.spec]
+        self._progress.update(task, completed=event.done, total=event.total, description=self.format(event))
 
-    def line(self, note: "ProgressEvent") -> str:
-        """What is said of a cell."""
-        return f"{self._titles[note.spec]}: {self._format_stage(note)}"
+    def format(self, event: "ProgressEvent") -> str:
+        """Return the line that describes an event."""
+        return f"{self._titles[event.spec]}: {self._format_stage(event)}"
 
-    def _format_stage(self, note: "ProgressEvent") -> str:
-        if note.total is not None:
-            return self._measured.get(note.spec, note.stage)
-        return f"{note.stage}, {note.done} images" if note.done else note.stage
+    def _format_stage(self, event: "ProgressEvent") -> str:
+        if event.total is not None:
+            return self._measured.get(event.spec, event.stage)
+        return f"{event.stage}, {event.done} images" if event.done else event.stage
 
 
 def _make_titles(specs: "Iterable[Spec]") -> "dict[Spec, str]":
-    """What cells are called; those that would be called the same say what tells them apart."""
-    alike: dict[str, list[Spec]] = {}
+    """Return a distinct title per run; runs with equal base titles add the fields they differ in."""
+    by_title: dict[str, list[Spec]] = {}
     for spec in specs:
-        alike.setdefault(_base_title(spec), []).append(spec)
-    return {spec: ", ".join([name, *_distinguish(spec, others)]) for name, others in alike.items() for spec in others}
+        by_title.setdefault(_base_title(spec), []).append(spec)
+    return {
+        spec: ", ".join([name, *_distinguish(spec, others)]) for name, others in by_title.items() for spec in others
+    }
 
 
 def _base_title(spec: "Spec") -> str:
     method = spec.method if "," not in spec.method else spec.task
-    setting = "" if "iou" in spec.measures else f", {spec.setting}"  # what is unknown in a scene is always there
+    setting = "" if "iou" in spec.measures else f", {spec.setting}"  # scenes always contain unknown objects
     return f"{method} on {spec.images}{setting}" + (f", seed {spec.seed}" if spec.seed else "")
 
 
@@ -93,7 +95,7 @@ def _distinguish(spec: "Spec", others: "Sequence[Spec]") -> list[str]:
     return [*distinguishing_items(*facts), *distinguishing_fields(spec, others)]
 
 
-def _format_row(note: "ProgressEvent") -> str:
-    row = note.row or {}
-    found = next((row[measure] for measure in ("error", "mean_iou") if measure in row), None)
-    return f"round {row['round']}, {row['domain']}" + (f" {found:.1f} %" if isinstance(found, float) else "")
+def _format_row(event: "ProgressEvent") -> str:
+    row = event.row or {}
+    value = next((row[measure] for measure in ("error", "mean_iou") if measure in row), None)
+    return f"round {row['round']}, {row['domain']}" + (f" {value:.1f} %" if isinstance(value, float) else "")

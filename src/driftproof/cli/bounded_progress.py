@@ -1,4 +1,4 @@
-"""More progress bars than a terminal has lines."""
+"""A progress display limited to the height of the terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,17 +9,17 @@ __all__ = ["BoundedProgress"]
 
 
 class BoundedProgress(Progress):
-    """Shows those at work and the latest of the others while it runs, and all of them at the end."""
+    """Shows unfinished and the latest finished tasks while it runs, and all tasks at the end."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The lines to show."""
+        """Return the lines to show."""
         tasks = [task for task in self.tasks if task.visible]
-        if tasks and self.live.is_started and self.console.is_terminal:  # without tasks, it may not be made yet
+        if tasks and self.live.is_started and self.console.is_terminal:  # without tasks, `live` may not exist yet
             tasks = _select_tasks(tasks, self.console.height)
         yield self.make_tasks_table(tasks)
 
 
 def _select_tasks(tasks: Sequence[Task], room: int) -> list[Task]:
     surplus = max(0, len(tasks) - room)
-    given_up = {task.id for task in [task for task in tasks if task.finished][:surplus]}
-    return [task for task in tasks if task.id not in given_up][-room:]
+    hidden = {task.id for task in [task for task in tasks if task.finished][:surplus]}
+    return [task for task in tasks if task.id not in hidden][-room:]

@@ -1,4 +1,4 @@
-"""`driftproof check`: what will not work with a model, why, and what to do."""
+"""`driftproof check`: report problems of a model and how to fix them."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ def check_command(
     classes: ClassCount = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what will not work with a model, why, and what to do; status 1 if it cannot be adapted at all."""
+    """Report problems of a model and how to fix them; exit code 1 if it cannot be adapted."""
     from driftproof.problems import check
 
     problems = check(load_model(model, weights, classes))

@@ -1,4 +1,4 @@
-"""Names that help and completion offer, without loading what they name."""
+"""Names for help and shell completion, so that these need not import the library."""
 
 __all__ = ["CORRUPTIONS", "DATA_SETS", "METHODS", "NETWORKS", "SCENES", "SUITES"]
 

@@ -1,4 +1,4 @@
-"""`driftproof corrupt`: a corrupted version of any image set."""
+"""`driftproof corrupt`: write a corrupted version of an image set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,20 +20,24 @@ __all__ = ["corrupt_command"]
 
 
 def corrupt_command(
-    source: Annotated[Path, typer.Argument(help="An official data set, an array folder or a folder of images.")],
-    destination: Annotated[Path, typer.Argument(help="Where the corrupted version goes.")],
+    source: Annotated[Path, typer.Argument(help="Official data set, array folder or folder of images.")],
+    destination: Annotated[Path, typer.Argument(help="Output folder.")],
     corruption: Annotated[
         list[str] | None,
-        typer.Option(help="Which, repeatable; the fifteen if not said.", autocompletion=lambda: list(CORRUPTIONS)),
+        typer.Option(help="Corruption; repeatable. All fifteen by default.", autocompletion=lambda: list(CORRUPTIONS)),
     ] = None,
-    severity: Annotated[list[int] | None, typer.Option(help="From 1 to 5, repeatable; 5 if not said.")] = None,
-    stack: Annotated[bool, typer.Option(help="All severities, and one file per corruption as in CIFAR-10-C.")] = False,
-    size: Annotated[int | None, typer.Option(min=1, help="Scale files to squares of this side first.")] = None,
+    severity: Annotated[list[int] | None, typer.Option(help="Severity from 1 to 5; repeatable. 5 by default.")] = None,
+    stack: Annotated[
+        bool, typer.Option(help="Write all severities in one file per corruption, as in CIFAR-10-C.")
+    ] = False,
+    size: Annotated[int | None, typer.Option(min=1, help="Resize image files to squares of this side.")] = None,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
-    procedural: Annotated[bool, typer.Option("--procedural-frost", help="Use made-up frost; results say so.")] = False,
+    procedural: Annotated[
+        bool, typer.Option("--procedural-frost", help="Use procedural frost; results say so.")
+    ] = False,
     device: Device = "cpu",
 ) -> None:
-    """Make a corrupted version of an image set; what is there already is kept, so an interrupted run goes on."""
+    """Write a corrupted version of an image set; existing output is kept, so an interrupted run resumes."""
     from driftproof import corruptions
     from driftproof.data import Corrupted, open_dataset
 
@@ -41,7 +45,7 @@ def corrupt_command(
     for name in names:
         for level in severities:
             corruptions.check_corruption(name, level)
-    place = resolve_device(device)
+    target = resolve_device(device)
     clean = open_dataset(source, size=None if size is None else (size, size))
     photos = _load_frost_photos(names, frost, procedural)
     _check_same_labels(clean, destination / "labels.npy")
@@ -49,12 +53,12 @@ def corrupt_command(
     with progress_bar() as progress:
         for name in names:
             for level in severities:
-                _write(Corrupted(clean, name, level, frost_photos=photos, device=place), destination, progress)
+                _write(Corrupted(clean, name, level, frost_photos=photos, device=target), destination, progress)
     _finish(clean, names, destination, stack)
 
 
 def _check_same_labels(clean: "ImageSet", path: Path) -> None:
-    """Refuse to put a set beside others whose labels would be replaced by its own."""
+    """Raise `InputError` if the folder holds the labels of another set."""
     import numpy as np
 
     from driftproof.data import FileSet
@@ -64,9 +68,7 @@ def _check_same_labels(clean: "ImageSet", path: Path) -> None:
         return
     found, own = load_array(path), clean.labels.numpy()
     if not any(np.array_equal(found, labels) for labels in (own, np.tile(own, 5))):
-        raise InputError(
-            f"Expected {path} to hold the labels of {clean.name}, but it holds others. Choose a new folder."
-        )
+        raise InputError(f"Expected {path} to hold the labels of {clean.name}, but it holds others. Use a new folder.")
 
 
 def _load_frost_photos(names: list[str], folder: Path | None, procedural: bool) -> "FrostPhotos | None":
@@ -87,7 +89,7 @@ def _write(images: "Corrupted", destination: Path, progress: "Progress") -> None
 
 
 def _finish(clean: "ImageSet", names: list[str], destination: Path, stack: bool) -> None:
-    """Add what belongs beside the arrays; a folder of files is whole without."""
+    """Write the labels, and the joined arrays if asked for; folders of files need neither."""
     import numpy as np
 
     from driftproof.data import FileSet, stack_severities

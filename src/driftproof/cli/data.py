@@ -1,4 +1,4 @@
-"""`driftproof data`: where data sets come from, getting them, checking them."""
+"""`driftproof data`: list, download and verify data sets."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["data_commands"]
 
-data_commands = typer.Typer(
-    help="Data sets: where they come from, their licence, getting and checking them.", no_args_is_help=True
-)
+data_commands = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 
-Root = Annotated[Path, typer.Option("--root", help="The folder that holds the data sets.")]
+Root = Annotated[Path, typer.Option("--root", help="Folder that holds the data sets.")]
 
 
 @data_commands.command("list")
 def list_command(as_json: AsJson = False) -> None:
-    """List the data sets, their size, licence and home page."""
+    """List the data sets with size, licence and home page."""
     from driftproof.data import DATASETS
 
     if as_json:
@@ -48,7 +46,7 @@ def get_command(
     root: Root = Path("data"),
     keep_archives: Annotated[bool, typer.Option(help="Keep the archives after unpacking.")] = True,
 ) -> None:
-    """Download data sets, check them and unpack them; run it again to go on after an interruption."""
+    """Download, check and unpack data sets; repeat the command to resume after an interruption."""
     from driftproof.data import get_dataset_info
 
     for entry in [get_dataset_info(name) for name in names]:
@@ -56,7 +54,7 @@ def get_command(
             typer.echo(f"{entry.name}: {entry.note}", err=True)
         if not entry.files:
             raise DownloadError(
-                f"Expected {entry.name} to be free to download, but it has to be got by hand: see {entry.homepage}."
+                f"Expected a data set with direct downloads, but got {entry.name}. Get it by hand from {entry.homepage}."
             )
         for file in entry.files:
             _download(file, root, keep_archives)
@@ -66,29 +64,41 @@ def get_command(
 def verify_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names; all that are there if not said.", autocompletion=lambda: list(DATA_SETS)),
+        typer.Argument(help="Names; by default all data sets found.", autocompletion=lambda: list(DATA_SETS)),
     ] = None,
     root: Root = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare what is on disk with the published lengths and checksums; status 1 if anything is wrong or missing."""
+    """Compare files with the published lengths and checksums; exit code 1 if one is wrong or missing."""
     from driftproof.data import DATASETS, get_dataset_info, verify
 
-    findings = {name: verify(get_dataset_info(name), root) for name in names or DATASETS}
+    checks = {name: verify(get_dataset_info(name), root) for name in names or DATASETS}
     if not names:
-        findings = {name: found for name, found in findings.items() if any(one.state != "missing" for one in found)}
-    if not findings:
+        checks = {
+            name: file_checks
+            for name, file_checks in checks.items()
+            if any(check.state != "missing" for check in file_checks)
+        }
+    if not checks:
         raise InputError(
             f"Expected a data set with published checksums in {root}, but found none. "
-            "Say with `--root` where they are, or name one to see what is missing."
+            "Pass the right folder as `--root`, or name a data set to see what is missing."
         )
     if as_json:
-        print_json({name: [asdict(one) for one in found] for name, found in findings.items()})
+        print_json({name: [asdict(check) for check in file_checks] for name, file_checks in checks.items()})
     else:
-        rows = [(name, one.file, one.state, one.detail) for name, found in findings.items() for one in found]
-        rows += [(name, "", "unchecked", "no checksums are published") for name, found in findings.items() if not found]
+        rows = [
+            (name, check.file, check.state, check.detail)
+            for name, file_checks in checks.items()
+            for check in file_checks
+        ]
+        rows += [
+            (name, "", "unchecked", "no checksums are published")
+            for name, file_checks in checks.items()
+            if not file_checks
+        ]
         print_table(("set", "file", "state", "detail"), rows)
-    if any(_is_bad(one) for found in findings.values() for one in found):
+    if any(_is_bad(check) for file_checks in checks.values() for check in file_checks):
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
@@ -100,14 +110,14 @@ def _download(file: "RemoteFile", root: Path, keep_archives: bool) -> None:
     with progress_bar() as progress:
         task = progress.add_task(file.name, total=file.size)
         archive = fetch(file, root, progress=lambda done, total: progress.update(task, completed=done, total=total))
-    if file.unpacks_in is not None and not file.manual:  # what is got by hand is sorted by hand, as its note says
+    if file.unpacks_in is not None and not file.manual:  # manual files are also unpacked by hand, as their note says
         unpack(archive, root / file.unpacks_in)
         if not keep_archives:
             archive.unlink()
 
 
-def _is_bad(finding: "FileCheck") -> bool:
-    return finding.state not in ("present", "unchecked")
+def _is_bad(check: "FileCheck") -> bool:
+    return check.state not in ("present", "unchecked")
 
 
 def _size(files: tuple["RemoteFile", ...]) -> str:

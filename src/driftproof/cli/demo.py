@@ -1,4 +1,4 @@
-"""`driftproof demo`: the whole story, on data that comes along."""
+"""`driftproof demo`: train, adapt and report on bundled digits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +12,14 @@ __all__ = ["demo_command"]
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option(help="The results folder; what is there is not run again.")] = Path("demo"),
-    rounds: Annotated[int | None, typer.Option(help="How often the corruptions come by; five times.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the network and its training.")] = 0,
+    out: Annotated[Path, typer.Option(help="Results folder; finished runs are not repeated.")] = Path("demo"),
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds over the corruptions; five by default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the network and its training.")] = 0,
 ) -> None:
-    """Train a small network on some digits, then adapt it to changed ones with unknown digits among them.
+    """Train a small network on digits, then adapt it to corrupted digits mixed with unknown ones.
 
-    Six methods meet fifteen corruptions, round after round, half of every batch being digits the network was never
-    taught. Takes a minute or two, and ends with a table, a plot and the path of a report.
+    Six methods run over fifteen corruptions for several rounds. Half of every batch are digits the network was not
+    trained on. Takes a minute or two and ends with a table, a plot and the path of a report.
     """
     from driftproof.bench import Store, suite
     from driftproof.bench.digits import Digits
@@ -28,13 +28,13 @@ def demo_command(
     from driftproof.bench.runner import RunSettings, stage_progress
     from driftproof.cli.bench_progress import progress_display
 
-    choice = RunFilter(rounds=rounds, seeds=[seed])
-    jobs, workbench, store = plan_runs(suite("demo"), choice), Digits(out, seed), Store(out)
-    with progress_display(job.spec for job in jobs) as told:
+    run_filter = RunFilter(rounds=rounds, seeds=[seed])
+    jobs, files, store = plan_runs(suite("demo"), run_filter), Digits(out, seed), Store(out)
+    with progress_display(job.spec for job in jobs) as on_progress:
         spec = jobs[0].spec
-        facts = workbench.fingerprints(spec, stage_progress(spec, told))
-        store.update_metadata(choice.metadata() | facts)
-        run_locally(jobs, out, workbench, RunSettings(), told)
+        fingerprints = files.fingerprints(spec, stage_progress(spec, on_progress))
+        store.update_metadata(run_filter.metadata() | fingerprints)
+        run_locally(jobs, out, files, RunSettings(), on_progress)
     _show(out)
 
 
@@ -43,8 +43,8 @@ def _show(out: Path) -> None:
     from driftproof.report import plot_text, summary_sentences, table_text, write_report
 
     results, console = Results(out), Console()
-    for measured in results.tables():
-        console.print(table_text(measured), "")
+    for table in results.tables():
+        console.print(table_text(table), "")
     curves = {spec.method: results.per_round(spec) for spec in results.runs}
     console.print("Error in % on known digits, round by round", "", plot_text(curves), "", sep="\n", highlight=False)
     for sentence in summary_sentences(results):

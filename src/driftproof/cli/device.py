@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The `--device` option."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "resolve_device"]
 
-Device = Annotated[str, typer.Option("--device", help="Where to compute, such as cpu, cuda or cuda:1.")]
+Device = Annotated[str, typer.Option("--device", help="Device, such as cpu, cuda or cuda:1.")]
 
 
 def resolve_device(name: str) -> "torch.device":
-    """The device of this name, refused unless this machine has it.
+    """Return the device of this name; raise `ConfigurationError` if it is not available.
 
     Examples:
         >>> resolve_device("cpu")
@@ -25,9 +25,9 @@ def resolve_device(name: str) -> "torch.device":
 
     try:
         return torch.empty(0, device=name).device
-    # Depending on what is amiss, torch raises one or the other.
+    # torch raises one of these, depending on the problem.
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigurationError(
-            f"Expected `--device` to be one that this machine has, but got {name!r}: {reason}."
+            f"Expected `--device` to be available on this machine, but got {name!r}: {reason}."
         ) from error

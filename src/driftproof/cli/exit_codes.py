@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and what is said when it stops early."""
+"""Exit codes, and the conversion of errors to messages."""
 
 import errno
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ __all__ = ["EXIT_CODES_HELP", "CommandGroup", "ExitCode", "handle_errors"]
 
 
 class ExitCode(IntEnum):
-    """What the exit status of every command means."""
+    """Exit codes of all commands."""
 
     OK = 0
     NEGATIVE = 1
@@ -26,22 +26,21 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES_HELP = (
-    "Exit status: 0 done; 1 the answer is no (a model cannot be adapted at all, a file is wrong); 2 the command could "
-    "not be carried out as given (bad input, an unknown name, a file that cannot be read or written, a missing "
-    "package); 130 interrupted."
+    "Exit codes: 0 success; 1 the answer is no (a model cannot be adapted, a file is wrong); 2 usage error (bad input, "
+    "an unknown name, a file that cannot be read or written, a missing package); 130 interrupted."
 )
 
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Turn what stops a command into one line on the error stream and a status."""
+    """Convert errors to one line on stderr and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
         _print_error("interrupted")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (DriftproofError, OSError) as error:
-        # A reader that has seen enough, such as `head`, is no mistake; the command line's own library deals with it.
+        # A closed pipe, as after `| head`, is not an error; typer handles it.
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         _print_error("error", _format_error(error))
@@ -49,10 +48,10 @@ def handle_errors() -> Iterator[None]:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands that all end as `ending` says."""
+    """A command group whose commands run inside `handle_errors`."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # whatever the command line's own library hands around
-        """Run the command that was asked for."""
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # as declared by typer
+        """Run the command."""
         with handle_errors():
             return super().invoke(ctx)
 
@@ -63,6 +62,6 @@ def _format_error(error: Exception) -> str:
     return " ".join(str(error).splitlines())
 
 
-def _print_error(what: str, sentence: str = "") -> None:
-    line = Text.assemble((what, "bold red"), f": {sentence}" if sentence else "")
+def _print_error(kind: str, message: str = "") -> None:
+    line = Text.assemble((kind, "bold red"), f": {message}" if message else "")
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)

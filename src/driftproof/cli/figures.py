@@ -1,4 +1,4 @@
-"""`driftproof analyze selection | scores | gradients | curves`: the paper's figures, drawn from results."""
+"""`driftproof analyze selection | scores | gradients | curves`: the paper's figures from results."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,14 @@ from driftproof.files import atomic_write
 
 __all__ = ["curves_command", "gradients_command", "scores_command", "selection_command"]
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A results folder, or an archive of some.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the figures; FOLDER/figures if not said.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results folder or archive.")]
+Out = Annotated[Path | None, typer.Option(help="Output folder; FOLDER/figures by default.")]
 
 
 def selection_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
-    """Draw precision and recall of TENT under each rule of selection, and what of plain TENT lost confidence.
+    """Draw precision and recall of TENT for each selection rule, and the confidence losses of plain TENT.
 
-    Needs cells of the suite `rules`, or those it shares with `table1`.
+    Needs runs of the suite `rules`, or those it shares with `table1`.
     """
     _draw("selection", folder, out, as_json)
 
@@ -27,26 +27,26 @@ def selection_command(folder: Folder, out: Out = None, as_json: AsJson = False) 
 def scores_command(
     folder: Folder,
     out: Out = None,
-    round: Annotated[int | None, typer.Option(min=1, help="Which; the last complete one if not said.")] = None,
+    round: Annotated[int | None, typer.Option(min=1, help="Round; by default the last complete one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw histograms of confidence and of its change, for right, wrong and unknown predictions of plain TENT.
+    """Draw histograms of confidence and its change for correct, wrong and unknown predictions of TENT.
 
-    Needs cells of `tent` of the suites `table1` or `rules`.
+    Needs runs of `tent` of the suites `table1` or `rules`.
     """
     _draw("scores", folder, out, as_json, round=round)
 
 
 def gradients_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
-    """Draw the matrix of cosines between gradients of single samples, by class and prediction.
+    """Draw the matrix of cosine similarities between per-sample gradients, by class and prediction.
 
-    Needs cells of the suite `gradients`.
+    Needs runs of the suite `gradients`.
     """
     _draw("gradients", folder, out, as_json)
 
 
 def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
-    """Draw the error of every method in each round. Needs cells of more than one round."""
+    """Draw the error of every method in each round. Needs runs of more than one round."""
     _draw("curves", folder, out, as_json)
 
 
@@ -58,19 +58,19 @@ def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: A
     insights = list(ANALYSES[name](results, **options))
     if not insights:
         raise InputError(
-            f"Expected results in {folder} that `analyze {name}` can draw, but there are none. "
+            f"Expected results in {folder} that `analyze {name}` can draw, but found none. "
             f"`driftproof analyze {name} --help` says which it needs."
         )
     if as_json:
         print_json({insight.name: insight.as_data() for insight in insights})
         return
-    home = out or folder / "figures"
-    home.mkdir(parents=True, exist_ok=True)
+    destination = out or folder / "figures"
+    destination.mkdir(parents=True, exist_ok=True)
     for insight in insights:
         drawing = insight.draw()
-        drawing.save(home)
+        drawing.save(destination)
         caption = " ".join([drawing.caption, *metadata_notes({"limit": results.metadata.get("limit")})])
-        said = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
-        with atomic_write(home / f"{insight.name}.json") as unfinished:
-            unfinished.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
-        typer.echo(home / f"{insight.name}.svg")
+        content = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
+        with atomic_write(destination / f"{insight.name}.json") as unfinished:
+            unfinished.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        typer.echo(destination / f"{insight.name}.svg")

@@ -1,4 +1,4 @@
-"""The images that the caller means, in batches, without those that cannot be read."""
+"""Load images in batches, skipping files that cannot be read."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +18,12 @@ __all__ = ["LoadedBatch", "find_images", "load_batches"]
 
 @dataclass(frozen=True, eq=False)
 class LoadedBatch:
-    """Some files, read.
+    """A batch of images.
 
     Attributes:
-        paths: The files that are images.
-        pixels: What they show, uint8 (n, 3, H, W); None where none of them is an image.
-        complaints: About each file that is not.
+        paths: The files that could be read.
+        pixels: Their pixels, uint8 (n, 3, H, W); None if no file could be read.
+        unreadable: An error message for each file that could not be read.
     """
 
     paths: tuple[Path, ...]
@@ -31,60 +31,60 @@ class LoadedBatch:
     unreadable: tuple[str, ...] = ()
 
 
-def find_images(places: Sequence[Path]) -> list[Path]:
-    """The files that are given, and the images below the folders that are given, in sorted order."""
+def find_images(sources: Sequence[Path]) -> list[Path]:
+    """Return the given files, and the images below the given folders in sorted order."""
     from driftproof.data.folder import image_files
 
     paths: list[Path] = []
-    for place in places:
-        if not place.exists():
-            raise InputError(f"Expected {place} to be an image or a folder of images, but there is no such file.")
-        below = image_files(place) if place.is_dir() else [place]
+    for source in sources:
+        if not source.exists():
+            raise InputError(f"Expected {source} to be an image or a folder of images, but it does not exist.")
+        below = image_files(source) if source.is_dir() else [source]
         if not below:
-            raise InputError(f"Expected images in {place}, but found none.")
+            raise InputError(f"Expected images in {source}, but found none.")
         paths += below
     return paths
 
 
 def load_batches(paths: Sequence[Path], *, batch_size: int, size: int | None = None) -> Iterator[LoadedBatch]:
-    """The files in batches; the next one is read while the caller works on the last.
+    """Iterate over the files in batches, loading the next batch in the background.
 
     Args:
         paths: The files.
-        batch_size: Files per batch; what cannot be read makes a batch smaller.
-        size: Side of the square to scale to; None for as stored.
+        batch_size: Number of files per batch; unreadable files make a batch smaller.
+        size: Side of the square to resize to; None keeps the stored size.
     """
     from driftproof.data import FileSet
 
     files = FileSet(paths, size=None if size is None else (size, size))
     starts = range(0, len(paths), batch_size)
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        waiting = reader.submit(_load_batch, files, range(len(paths))[:batch_size])
+    with ThreadPoolExecutor(max_workers=1) as loader:
+        pending = loader.submit(_load_batch, files, range(len(paths))[:batch_size])
         for start in starts[1:]:
-            reading = waiting.result()
-            waiting = reader.submit(_load_batch, files, range(len(paths))[start : start + batch_size])
-            yield reading
-        yield waiting.result()
+            batch = pending.result()
+            pending = loader.submit(_load_batch, files, range(len(paths))[start : start + batch_size])
+            yield batch
+        yield pending.result()
 
 
-def _load_batch(files: "FileSet", places: Sequence[int]) -> LoadedBatch:
+def _load_batch(files: "FileSet", indices: Sequence[int]) -> LoadedBatch:
     try:
-        return LoadedBatch(_paths(files, places), files.batch(places))
+        return LoadedBatch(_paths(files, indices), files.batch(indices))
     except InputError:
-        unreadable = {place: complaint for place in places if (complaint := _read_error(files, place))}
+        unreadable = {index: message for index in indices if (message := _read_error(files, index))}
         if not unreadable:
             raise
-    sound = [place for place in places if place not in unreadable]
-    return LoadedBatch(_paths(files, sound), files.batch(sound) if sound else None, tuple(unreadable.values()))
+    readable = [index for index in indices if index not in unreadable]
+    return LoadedBatch(_paths(files, readable), files.batch(readable) if readable else None, tuple(unreadable.values()))
 
 
-def _read_error(files: "FileSet", place: int) -> str | None:
+def _read_error(files: "FileSet", index: int) -> str | None:
     try:
-        files.batch([place])
+        files.batch([index])
     except InputError as error:
         return str(error)
     return None
 
 
-def _paths(files: "FileSet", places: Sequence[int]) -> tuple[Path, ...]:
-    return tuple(files.paths[place] for place in places)
+def _paths(files: "FileSet", indices: Sequence[int]) -> tuple[Path, ...]:
+    return tuple(files.paths[index] for index in indices)

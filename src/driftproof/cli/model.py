@@ -1,4 +1,4 @@
-"""The model that the caller means."""
+"""The options `--model`, `--weights` and `--classes`."""
 
 import importlib
 import sys
@@ -24,16 +24,16 @@ ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="`package.module:name` of a model or of a function that builds one, or a network of the catalogue such "
-        "as wrn40_2. The current folder is searched too.",
+        help="Model or function that builds one, as `package.module:name`, importable from the current folder; or the "
+        "name of a built-in network, such as wrn40_2.",
         autocompletion=lambda: list(NETWORKS),
     ),
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(help="Weights, as safetensors or a torch state dict; alone, a file that `driftproof train` wrote."),
+    typer.Option(help="Weights: safetensors or a torch state dict; without `--model`, a file of `driftproof train`."),
 ]
-ClassCount = Annotated[int | None, typer.Option(min=1, help="Number of classes of a network of the catalogue.")]
+ClassCount = Annotated[int | None, typer.Option(min=1, help="Number of classes of a built-in network.")]
 
 _INTERNAL_FILES = (__file__, importlib.__file__, "<frozen")
 
@@ -41,41 +41,41 @@ _Result = TypeVar("_Result")
 
 
 def load_model(name: str | None, weights: Path | None, classes: int | None = None) -> "nn.Module":
-    """Build or find a model, and load its weights.
+    """Build or import a model and load its weights.
 
-    What the caller's own code prints meanwhile goes to the error stream, so that standard output stays clean.
+    Output of user code is redirected to stderr, so that stdout stays clean.
 
     Args:
-        name: As in `package.module:name`, or a name of the catalogue; None if the weights say it.
-        weights: A file of weights; None leaves the model as it is built.
-        classes: Number of classes, for a name of the catalogue.
+        name: `package.module:name`, or the name of a built-in network; None if the weights name it.
+        weights: File of weights; None keeps the initial ones.
+        classes: Number of classes of a built-in network.
     """
     from driftproof.models import build_from_checkpoint, load_checkpoint
 
     if name is None and weights is None:
         raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
     if classes is not None and (name is None or ":" in name):
-        raise ConfigurationError("Expected `--classes` only with a network of the catalogue; another knows its own.")
+        raise ConfigurationError("Expected `--classes` only with a built-in network, but got it with another model.")
     with redirect_stdout(sys.stderr):
         if name is None:
             assert weights is not None
             return build_from_checkpoint(weights)
-        model = _build_own(name) if ":" in name else _build_from_catalogue(name, classes)
+        model = _load_user_model(name) if ":" in name else _build_builtin(name, classes)
         return model if weights is None else load_checkpoint(model, weights)
 
 
-def _build_from_catalogue(name: str, classes: int | None) -> "nn.Module":
+def _build_builtin(name: str, classes: int | None) -> "nn.Module":
     from driftproof.models import MODELS, build_model
 
     if name not in MODELS and "." in name:
         raise ConfigurationError(
-            f"Expected `--model` to be `package.module:name` or a network of the catalogue, but got {name!r}. "
+            f"Expected `--model` to be `package.module:name` or a built-in network, but got {name!r}. "
             f"Put a colon before the last part: {':'.join(name.rsplit('.', 1))}."
         )
     return build_model(name, classes=classes)
 
 
-def _build_own(reference: str) -> "nn.Module":
+def _load_user_model(reference: str) -> "nn.Module":
     from torch import nn
 
     found = _resolve_reference(reference)
@@ -83,10 +83,10 @@ def _build_own(reference: str) -> "nn.Module":
         return found
     if not callable(found):
         kind = type(found).__name__
-        raise ModelError(f"Expected {reference} to be a model or to build one, but it is a {kind}.")
+        raise ModelError(f"Expected {reference} to be a model or a function that builds one, but got a {kind}.")
     built = _call_user_code(f"calling {reference}", found)
     if not isinstance(built, nn.Module):
-        raise ModelError(f"Expected {reference} to build a torch.nn.Module, but it returned a {type(built).__name__}.")
+        raise ModelError(f"Expected {reference} to return a torch.nn.Module, but it returned a {type(built).__name__}.")
     return built
 
 
@@ -103,7 +103,7 @@ def _resolve_reference(reference: str) -> object:
 
 
 def _import_module(name: str) -> ModuleType:
-    # Left there: a model may import more of its own project when it runs.
+    # Not removed afterwards: a model may import more of its project when it runs.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -113,13 +113,13 @@ def _import_module(name: str) -> ModuleType:
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise
         raise ConfigurationError(
-            f"Expected `--model` to name a module, but there is no {missing}. Run the command in the folder that "
+            f"Expected `--model` to name a module, but {missing} does not exist. Run the command in the folder that "
             f"holds it, or install it."
         ) from error
 
 
 def _call_user_code(what: str, call: Callable[[], _Result]) -> _Result:
-    """The result of the caller's own code, which may raise anything, or try to end the program."""
+    """Call user code and convert anything it raises, even `SystemExit`, to `ModelError`."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -129,6 +129,6 @@ def _call_user_code(what: str, call: Callable[[], _Result]) -> _Result:
 
 
 def _format_location(error: BaseException) -> str:
-    """Where in the caller's own code an error arose, if it did."""
+    """Return the file and line in user code that raised an error, if any."""
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_INTERNAL_FILES)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Options of a method, as words."""
+"""The options `--method` and `--option`."""
 
 import json
 from collections.abc import Sequence
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SEED", "MethodName", "MethodOptions", "parse_method_options"]
 
 MAX_SEED = 2**63 - 1
-"""What random generators, and files of rows, can hold."""
+"""The largest seed that random generators and result files can hold."""
 
 MethodName = Annotated[
-    str, typer.Option("--method", help="Such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS))
+    str,
+    typer.Option(
+        "--method", help="Method, such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS)
+    ),
 ]
 MethodOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", help="Of the method, as in lr=0.0001 or margin=-0.2; repeatable."),
+    typer.Option("--option", help="Option of the method, such as lr=0.0001 or margin=-0.2; repeatable."),
 ]
 
 
 def parse_method_options(texts: Sequence[str] | None) -> "dict[str, Option]":
-    """What `--option name=value` means, repeated or not given at all.
+    """Parse the values of `--option name=value`.
 
     Examples:
         >>> parse_method_options(["lr=0.001", "optimizer=sgd"])
@@ -41,7 +44,7 @@ def _parse_option(text: str) -> "tuple[str, Option]":
     if not name or not value:
         raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")
     try:
-        meant = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
         return name, value
-    return name, value if isinstance(meant, list | dict) else meant
+    return name, value if isinstance(parsed, list | dict) else parsed

@@ -1,4 +1,4 @@
-"""What a command answers, for people and for scripts."""
+"""Print results as tables or JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,11 @@ from rich.text import Text
 
 __all__ = ["AsJson", "print_json", "print_table"]
 
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts: JSON on standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def print_json(content: object) -> None:
-    """Write to standard output what a script asked for.
+    """Print JSON to stdout.
 
     Examples:
         >>> print_json([])
@@ -25,7 +25,7 @@ def print_json(content: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Write a table to standard output, its cells as they are, every word of them."""
+    """Print a table to stdout, wrapping cells instead of truncating them."""
     table = Table()
     for heading in headings:
         table.add_column(heading, overflow="fold")

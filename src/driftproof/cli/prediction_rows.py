@@ -1,4 +1,4 @@
-"""Predictions as a table in a file."""
+"""Write predictions as CSV, JSON Lines or Parquet."""
 
 import csv
 import json
@@ -17,15 +17,15 @@ _ROWS_PER_GROUP = 2**16
 
 
 class PredictionRow(NamedTuple):
-    """What is known of one image.
+    """The prediction for one image.
 
     Attributes:
-        path: Its file.
-        predicted: Its class, counted from 0; None where the model gave no finite answer.
-        probability: Of that class.
-        novelty: How unfamiliar it looks; larger is more novel.
-        selected: Whether the model learned from it.
-        alarm: Whether its novelty exceeds the threshold; None where no threshold was given.
+        path: The image file.
+        predicted: Index of the predicted class; None if the logits are not finite.
+        probability: Probability of that class.
+        novelty: Novelty score; larger is more novel.
+        selected: Whether the image was selected for adaptation.
+        alarm: Whether the novelty exceeds the threshold; None without a threshold.
     """
 
     path: str
@@ -41,10 +41,10 @@ WriteRows = Callable[[Sequence[PredictionRow]], None]
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[WriteRows]:
-    """A function that takes rows; at the end the file is there whole, or not at all.
+    """Open a table for writing; yields a function that takes rows. The file is written atomically.
 
     Args:
-        path: Where to; its suffix says the kind, `.csv`, `.jsonl` or `.parquet`. Its folder is made if need be.
+        path: Output file; its suffix chooses the format: `.csv`, `.jsonl` or `.parquet`. Missing folders are created.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -56,9 +56,9 @@ def open_writer(path: Path) -> Iterator[WriteRows]:
         a.png,3,0.75,0.5,true,
         <BLANKLINE>
     """
-    kind = _WRITERS[check_choice("kind of table", path.suffix.lower(), _WRITERS)]
+    make_writer = _WRITERS[check_choice("kind of table", path.suffix.lower(), _WRITERS)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as unfinished, kind(unfinished) as write:
+    with atomic_write(path) as unfinished, make_writer(unfinished) as write:
         yield write
 
 
@@ -84,19 +84,19 @@ def _jsonl_writer(path: Path) -> Iterator[WriteRows]:
 def _parquet_writer(path: Path) -> Iterator[WriteRows]:
     purpose, install = "Writing Parquet", "'driftproof[report]'"
     arrow, parquet = (require(module, purpose, install) for module in ("pyarrow", "pyarrow.parquet"))
-    kinds = (arrow.string(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.bool_(), arrow.bool_())
-    schema = arrow.schema(list(zip(PredictionRow._fields, kinds, strict=True)))
-    waiting: list[PredictionRow] = []
+    types = (arrow.string(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.bool_(), arrow.bool_())
+    schema = arrow.schema(list(zip(PredictionRow._fields, types, strict=True)))
+    pending: list[PredictionRow] = []
 
-    def write(rows: Sequence[PredictionRow], least: int = _ROWS_PER_GROUP) -> None:
-        waiting.extend(rows)
-        if len(waiting) >= least:
-            writer.write_table(arrow.Table.from_pylist([row._asdict() for row in waiting], schema))
-            waiting.clear()
+    def write(rows: Sequence[PredictionRow], min_rows: int = _ROWS_PER_GROUP) -> None:
+        pending.extend(rows)
+        if len(pending) >= min_rows:
+            writer.write_table(arrow.Table.from_pylist([row._asdict() for row in pending], schema))
+            pending.clear()
 
     with parquet.ParquetWriter(path, schema) as writer:
         yield write
-        write([], least=0)
+        write([], min_rows=0)
 
 
 _WRITERS = {".csv": _csv_writer, ".jsonl": _jsonl_writer, ".parquet": _parquet_writer}

@@ -14,7 +14,7 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar() -> "Iterator[Progress]":
-    """A progress display on the error stream, so that standard output stays clean for scripts."""
+    """Show progress bars on stderr, so that stdout stays clean for scripts."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from driftproof.cli.bounded_progress import BoundedProgress

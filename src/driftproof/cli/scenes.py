@@ -1,4 +1,4 @@
-"""The driving scenes that the caller means."""
+"""Load driving scenes from the options of a command."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,16 +25,16 @@ def load_scenes(
     height: int | None,
     width: int | None,
 ) -> "Scenes":
-    """Frames of a folder, or a set of scenes, or the former with the classes of the latter.
+    """Load a folder of frames or a data set; with both, the frames get the classes of the data set.
 
     Args:
-        folder: Frames without labels; None for those of the set.
-        dataset: Name of the set; None for a folder whose classes are not known.
-        data: The folder that holds the data sets.
-        split: Of the set; None for what its reader takes.
-        unknown: For CamVid, names of the classes that were not taught; None for what its reader takes.
-        height: To scale to; None for as stored.
-        width: To cut or pad to; None for what scaling gives.
+        folder: Folder of unlabeled frames; None for those of the data set.
+        dataset: Name of the data set; None for a folder with unknown classes.
+        data: Folder that holds the data sets.
+        split: Split of the data set; None for the default of its reader.
+        unknown: For CamVid, the classes the model was not trained on; None for the default of its reader.
+        height: Height to resize to; None keeps the stored size.
+        width: Width to crop or pad to; None keeps the width after resizing.
     """
     from driftproof.data import frames
 
@@ -45,11 +45,11 @@ def load_scenes(
     if unknown is not None and dataset != "camvid":
         raise ConfigurationError(
             f"Expected `--unknown` with `--set camvid`, but got it with {dataset or folder}. "
-            "The other sets tell by their labels what is unknown."
+            "The labels of the other data sets define what is unknown."
         )
     if split is not None and (folder is not None or dataset == "synthia"):
         raise ConfigurationError(
-            f"Expected `--split` with a set that has splits, but got it with {folder or dataset}. Leave it out."
+            f"Expected `--split` with a data set that has splits, but got it with {folder or dataset}. Leave it out."
         )
     size = _size(height, width)
     if folder is None:
@@ -61,22 +61,22 @@ def load_scenes(
 def load_source_scenes(
     dataset: str | None, data: Path, unknown: Sequence[str] | None, extent: tuple[int, int], count: int
 ) -> "SourceScenes":
-    """Labelled frames of a set's training part, for methods that learn from them before the first frame.
+    """Load labeled training frames of a data set, for methods that are prepared on source data.
 
     Args:
-        dataset: Name of the set; None is refused, since an unlabelled folder has none.
-        data: The folder that holds the data sets.
+        dataset: Name of the data set; None raises `ConfigurationError`.
+        data: Folder that holds the data sets.
         unknown: As in `load_scenes`.
-        extent: Height and width of the frames that will be adapted to.
-        count: How many to take.
+        extent: Height and width of the frames to adapt to.
+        count: Number of frames.
     """
     from driftproof.bench.scenes import SourceScenes
     from driftproof.data import FitHeight
 
     if dataset is None:
         raise ConfigurationError(
-            "Expected `--set`, since this method learns from source data before the first frame. "
-            "Name the set that the model was trained on."
+            "Expected `--set`, since this method has to be prepared on source data. "
+            "Pass the data set that the model was trained on."
         )
     return SourceScenes(_read(dataset, data, "train", unknown, FitHeight(*extent)), batch_size=2, limit=count)
 
@@ -95,7 +95,7 @@ def _read(
     return found
 
 
-def _palette(dataset: str | None, unknown: Sequence[str] | None) -> Any:  # noqa: ANN401  # classes, or nothing
+def _palette(dataset: str | None, unknown: Sequence[str] | None) -> Any:  # noqa: ANN401  # a tuple of classes, maybe empty
     from driftproof.data.scenes import CITYSCAPES, camvid_classes
 
     if dataset is None:
@@ -110,6 +110,6 @@ def _size(height: int | None, width: int | None) -> "FitHeight | None":
 
     if height is None:
         if width is not None:
-            raise ConfigurationError("Expected `--height` with `--width`: frames are scaled to a height first.")
+            raise ConfigurationError("Expected `--height` with `--width`, since frames are resized to a height first.")
         return None
     return FitHeight(height, width)

@@ -1,4 +1,4 @@
-"""Source images, for methods that learn from them before the first batch."""
+"""Source images, for methods that are prepared on them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +16,13 @@ __all__ = ["SourceFolder", "check_class_count"]
 
 
 class SourceFolder:
-    """Labelled images of a folder in batches, mixed, and in the same order on every pass.
+    """Labeled images of a folder in shuffled batches, in the same order on every pass.
 
     Args:
-        root: A folder with one sub-folder per class, whose names in sorted order are the model's classes.
-        size: Side of the square to scale to; None for as stored.
-        batch_size: Images per batch.
-        seed: Of the order.
+        root: Folder with one sub-folder per class; their sorted names are the model's classes.
+        size: Side of the square to resize to; None keeps the stored size.
+        batch_size: Number of images per batch.
+        seed: Seed of the order.
     """
 
     def __init__(self, root: Path, *, size: int | None = None, batch_size: int = 200, seed: int = 0) -> None:
@@ -38,12 +38,12 @@ class SourceFolder:
         import torch
 
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self._seed))
-        for places in torch.split(order, self._batch_size):
-            yield self.images.batch(places).float().div_(255), self.images.labels[places]
+        for indices in torch.split(order, self._batch_size):
+            yield self.images.batch(indices).float().div_(255), self.images.labels[indices]
 
 
 def check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
-    """Refuse source images whose classes cannot be the model's, before a part stumbles over their labels."""
+    """Raise `InputError` if the folder does not have one class per model output."""
     import torch
 
     with torch.no_grad():

@@ -32,10 +32,10 @@ RECIPES = {
     "resnet50_cifar": "CIFAR_RESNET50",
     "resnet50": "TINY_RESNET50",
 }
-"""Networks, and the names of their recipes in `driftproof.training`."""
+"""Networks and the names of their recipes in `driftproof.training`."""
 
 SETS = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}
-"""Data sets, and the names of their readers in `driftproof.data`."""
+"""Data sets and the names of their readers in `driftproof.data`."""
 
 _NETWORKS, _ALL_SETS = (*RECIPES, *SCENE_RECIPES), (*SETS, *SCENE_SETS)
 
@@ -44,25 +44,26 @@ def train_command(
     model: Annotated[
         str, typer.Argument(help=f"One of {', '.join(_NETWORKS)}.", autocompletion=lambda: list(_NETWORKS))
     ],
-    data: Annotated[Path, typer.Option(help="Folder with the data set's official files.")],
-    out: Annotated[Path, typer.Option(help="Where the weights go; a checkpoint to resume from lies beside them.")],
+    data: Annotated[Path, typer.Option(help="Folder with the official files of the data set.")],
+    out: Annotated[
+        Path, typer.Option(help="Output file for the weights; a checkpoint for resuming is saved next to it.")
+    ],
     dataset: Annotated[
         str, typer.Option("--set", help=f"One of {', '.join(_ALL_SETS)}.", autocompletion=lambda: list(_ALL_SETS))
     ] = "cifar10",
     start: Annotated[
-        Path | None, typer.Option(help="Weights to start from, all but the last layer's, or a backbone's.")
+        Path | None,
+        typer.Option(help="Initial weights; the last layer is not loaded. For scenes, weights of a backbone."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Fewer than the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of every random choice.")] = 0,
-    height: Annotated[
-        int | None, typer.Option(min=16, help="On scenes: scale frames to this height; less to compute.")
-    ] = None,
-    mixed: Annotated[bool, typer.Option("--mixed", help="On scenes: compute in bfloat16 where that is safe.")] = False,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs; by default that of the recipe.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Random seed.")] = 0,
+    height: Annotated[int | None, typer.Option(min=16, help="For scenes: resize frames to this height.")] = None,
+    mixed: Annotated[bool, typer.Option("--mixed", help="For scenes: use bfloat16 autocast.")] = False,
     device: Device = "cpu",
 ) -> None:
-    """Train a source model as the paper's were; run the same command again to go on after an interruption."""
+    """Train a source model as in the paper; repeat the command to resume after an interruption."""
     if model in SCENE_RECIPES:
-        place = resolve_device(device)
+        target = resolve_device(device)
         train_on_scenes(
             model,
             dataset,
@@ -72,7 +73,7 @@ def train_command(
             epochs=epochs,
             height=height,
             seed=seed,
-            device=place,
+            device=target,
             mixed=mixed,
         )
         return
@@ -88,18 +89,18 @@ def train_command(
     recipe = _recipe(model, epochs)
     check_writable(out)
     train, test = (_read(dataset, data, train=train) for train in (True, False))
-    place = resolve_device(device)
+    target = resolve_device(device)
     torch.manual_seed(seed)
     network = build_model(model, classes=len(train.classes))
     if start is not None:
         load_checkpoint(network, start, new_head=True)
     begun_from = None if start is None else sha256(start)
     images = train.batch(range(len(train)))
-    trainer = Trainer(network, images, train.labels, recipe, seed=seed, device=place, begun_from=begun_from)
+    trainer = Trainer(network, images, train.labels, recipe, seed=seed, device=target, begun_from=begun_from)
     history = trainer.run(
         checkpoint=out.with_suffix(".training.pt"),
         progress=_progress_printer(recipe),
-        evaluate=lambda network: _accuracy(network, test, place),
+        evaluate=lambda network: _accuracy(network, test, target),
     )
     meta = {"arch": model, "set": dataset, "seed": seed, "epochs": recipe.epochs}
     save_checkpoint(out, network, {**meta, "accuracy": history[-1].evaluation})
@@ -122,20 +123,22 @@ def _read(name: str, root: Path, *, train: bool) -> "ImageSet":
 def _progress_printer(recipe: "Recipe") -> "Callable[[EpochRecord], None]":
     console = Console(stderr=True)
 
-    def tell(record: "EpochRecord") -> None:
-        shares = f"{100 * record.accuracy:.2f} % train, {100 * (record.evaluation or 0):.2f} % test"
+    def print_epoch(record: "EpochRecord") -> None:
+        accuracies = f"{100 * record.accuracy:.2f} % train, {100 * (record.evaluation or 0):.2f} % test"
         epoch = f"epoch {record.epoch} of {recipe.epochs}"
-        console.print(f"{epoch}: loss {record.loss:.3f}, accuracy {shares}, {record.seconds:.0f} s", highlight=False)
+        console.print(
+            f"{epoch}: loss {record.loss:.3f}, accuracy {accuracies}, {record.seconds:.0f} s", highlight=False
+        )
 
-    return tell
+    return print_epoch
 
 
 def _accuracy(network: "nn.Module", images: "ImageSet", device: "torch.device", batch_size: int = 500) -> float:
     import torch
 
-    right = 0
+    correct = 0
     with torch.no_grad():
-        for places in torch.split(torch.arange(len(images)), batch_size):
-            predicted = network(images.batch(places).to(device).float() / 255).argmax(1).cpu()
-            right += int((predicted == images.labels[places]).sum())
-    return right / len(images)
+        for indices in torch.split(torch.arange(len(images)), batch_size):
+            predicted = network(images.batch(indices).to(device).float() / 255).argmax(1).cpu()
+            correct += int((predicted == images.labels[indices]).sum())
+    return correct / len(images)

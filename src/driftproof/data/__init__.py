@@ -1,8 +1,8 @@
 """Readers for data sets in their official formats, and the downloader.
 
 Every reader is called as `reader(root, …)`, where `root` is the folder the archives were unpacked in. It returns an
-`ImageSet`, or `Scenes` for driving scenes, which have a class for every pixel. Images keep their stored order, with files
-sorted by name. Streams do the shuffling.
+`ImageSet`, or `Scenes` for driving scenes, which have a class for every pixel. Images keep their stored order;
+files are sorted by name. Streams do the shuffling.
 """
 
 from driftproof.data.auto import open_dataset
