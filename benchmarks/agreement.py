@@ -1,11 +1,11 @@
-"""The fast engines beside the eager one, over real corruptions: how often each errs, and selects as the eager one does.
+"""Compare the engines with the eager one on CIFAR-10 corruptions: errors and selected samples.
 
     python benchmarks/agreement.py --data DIR --weights FILE [--precision tf32] [--rounds 3] [--out DIR]
 
-Selection asks whether a difference is below zero, and what it selects decides what comes next, so that rounding grows.
-How much of what engines differ by is that, shows beside: an eager adapter that lays out its images otherwise differs
-in rounding alone, and adapters "led" start every batch from where the eager one is. The graph engine, which should not
-differ at all, is judged.
+Selection compares a difference with zero, and the next step depends on what it selects, so rounding errors grow. Two
+controls show how much of a difference is rounding: an eager adapter with another memory layout differs by rounding
+only, and adapters marked "led" start every batch from the eager adapter's state. The graph engine must agree with the
+eager one; the script exits with 1 otherwise.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from driftproof.data import cifar10
 from driftproof.models import build_from_checkpoint
 from tables import format_protocol, write_results
 
-# The eager one comes last: those that are led start from where it was before the batch.
+# "eager" comes last: the "led" adapters start from its state before the batch.
 CONTESTANTS = {
     "graph, led": {"engine": "graph", "channels_last": True},
     "compile, led": {"engine": "compile", "channels_last": True},
@@ -34,90 +34,90 @@ CONTESTANTS = {
 }
 
 ERROR, MASKS = 0.05, 99.9
-"""How many percentage points a round's error may be away from eager, and what share of masks has to agree."""
+"""Limits per round: points the error may differ from eager's, and percent of the masks that must agree."""
 
 
-class Tally:
-    """What one adapter did with the samples of a round."""
+class RoundCounts:
+    """Counts of one adapter in one round."""
 
     def __init__(self, device: torch.device) -> None:
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)
         self._seen = 0
 
-    def add(self, wrong: Tensor, same: Tensor) -> None:
-        """Count a batch: where the answer was wrong, and where the selection was the eager adapter's."""
+    def update(self, wrong: Tensor, same: Tensor) -> None:
+        """Count a batch: wrong predictions, and samples that the eager adapter selects or rejects alike."""
         self._counts += torch.stack([wrong.sum(), same.sum()])
         self._seen += len(wrong)
 
-    def shares(self) -> dict[str, float]:
-        """Both in per cent."""
+    def compute(self) -> dict[str, float]:
+        """Return both counts in percent."""
         wrong, same = self._counts.tolist()
         return {"error %": 100 * wrong / self._seen, "masks agree %": 100 * same / self._seen}
 
 
 @torch.no_grad()
-def follow(adapter: dp.Adapter, leader: dp.Adapter) -> None:
-    """Put an adapter where another one is, without moving any of its tensors: a recording goes on reading them."""
+def copy_state(adapter: dp.Adapter, leader: dp.Adapter) -> None:
+    """Copy the leader's parameters and optimizer state in place: a CUDA graph keeps reading the same tensors."""
     ours, theirs = ([p for group in a.optimizer.param_groups for p in group["params"]] for a in (adapter, leader))
     torch._foreach_copy_(ours, theirs)
     for own, other in zip(ours, theirs, strict=True):
-        kept, wanted = adapter.optimizer.state[own], leader.optimizer.state[other]
-        for key in kept.keys() & wanted.keys():
-            kept[key].copy_(wanted[key])
+        target, source = adapter.optimizer.state[own], leader.optimizer.state[other]
+        for key in target.keys() & source.keys():
+            target[key].copy_(source[key])
 
 
-def compare(adapters: dict[str, dp.Adapter], images: Tensor, labels: Tensor, tallies: dict[str, Tally]) -> None:
-    """Show everybody one batch."""
+def compare(adapters: dict[str, dp.Adapter], images: Tensor, labels: Tensor, counts: dict[str, RoundCounts]) -> None:
+    """Run all adapters on one batch and count."""
     leader = adapters["eager"]
     wrong = {}
     for name, adapter in adapters.items():
         if name.endswith("led") and leader.optimizer.state:
-            follow(adapter, leader)
+            copy_state(adapter, leader)
         wrong[name] = adapter(images).argmax(1) != labels
     for name, adapter in adapters.items():
-        tallies[name].add(wrong[name], adapter.last.selected == leader.last.selected)
+        counts[name].update(wrong[name], adapter.last.selected == leader.last.selected)
 
 
-def rounds(arguments: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
-    """Round after round of the fifteen corruptions, batch by batch through everybody."""
+def measure_rounds(arguments: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """Run all adapters over the rounds of the fifteen corruptions, batch by batch."""
     device, images = torch.device(arguments.device), cifar10(arguments.data)
     clean, labels = images.batch(range(len(images))).to(device), images.labels.to(device)
     photos = find_frost_photos(arguments.frost)
     model = build_from_checkpoint(arguments.weights).to(device)
     common: dict[str, Any] = {"select": dp.ConfidenceDifference(), "precision": arguments.precision}
     adapters = {name: dp.tent(model, **common | settings) for name, settings in CONTESTANTS.items()}
-    found = []
+    rounds = []
     for _ in range(arguments.rounds):
-        tallies = {name: Tally(device) for name in adapters}
+        counts = {name: RoundCounts(device) for name in adapters}
         for corruption in CORRUPTIONS:
             changed = corrupt(clean, corruption, 5, dataset=images.name, frost_photos=photos)
             for some, theirs in zip(
                 torch.split(changed, arguments.batch), torch.split(labels, arguments.batch), strict=True
             ):
-                compare(adapters, some.float() / 255, theirs, tallies)
-        found.append({name: tally.shares() for name, tally in tallies.items()})
-    return found
+                compare(adapters, some.float() / 255, theirs, counts)
+        rounds.append({name: count.compute() for name, count in counts.items()})
+    return rounds
 
 
-def agrees(shares: dict[str, dict[str, float]]) -> bool:
-    """Whether the graph engine did in a round what the eager one did."""
-    ours, theirs = shares["graph"], shares["eager"]
+def graph_agrees(percentages: dict[str, dict[str, float]]) -> bool:
+    """Whether the graph engine agrees with the eager one in a round."""
+    ours, theirs = percentages["graph"], percentages["eager"]
     return abs(ours["error %"] - theirs["error %"]) <= ERROR and ours["masks agree %"] >= MASKS
 
 
-def told(found: dict[str, Any]) -> str:
-    """The same as a table: for each round the error, and the share of masks that are the eager adapter's."""
-    count = len(found["rounds"])
+def format_table(results: dict[str, Any]) -> str:
+    """Return the error and the agreement of the masks of each round as Markdown."""
+    count = len(results["rounds"])
     lines = ["| |" + "".join(f" round {i + 1}: error, % | masks as eager, % |" for i in range(count))]
     lines.append("|---|" + "---:|---:|" * count)
     for name in CONTESTANTS:
-        shares = (number for each in found["rounds"] for number in each[name].values())
-        lines.append(f"| {name} | " + " | ".join(f"{share:.3f}" for share in shares) + " |")
-    return "\n".join([*lines, *format_protocol(found["protocol"])])
+        numbers = (number for each in results["rounds"] for number in each[name].values())
+        lines.append(f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
+    return "\n".join([*lines, *format_protocol(results["protocol"])])
 
 
 def main() -> int:
-    """Run, print, write down, and fail if the graph engine departs from the eager one."""
+    """Measure, print, write, and return 1 if the graph engine disagrees with the eager one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10 in its official format")
     parser.add_argument("--weights", type=Path, required=True)
@@ -129,10 +129,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for agreement-PRECISION.json and .md")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("This compares engines on a CUDA device, and there is none.")
+        print("Expected a CUDA device, but there is none.")
         return 2
-    everything = rounds(arguments)
-    found = {
+    rounds = measure_rounds(arguments)
+    results = {
         "protocol": {
             "hardware": hardware(torch.device(arguments.device)),
             "torch": torch.__version__,
@@ -141,13 +141,13 @@ def main() -> int:
             "method": "tent+crowd",
             "precision": arguments.precision,
         },
-        "rounds": everything,
+        "rounds": rounds,
     }
-    print(told(found))
+    print(format_table(results))
     if arguments.out:
         name = f"agreement-{arguments.precision}"
-        write_results(arguments.out, name, found, **{name: told(found)})
-    return 0 if all(map(agrees, everything)) else 1
+        write_results(arguments.out, name, results, **{name: format_table(results)})
+    return 0 if all(map(graph_agrees, rounds)) else 1
 
 
 if __name__ == "__main__":

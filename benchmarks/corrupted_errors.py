@@ -1,9 +1,9 @@
-"""Error of a source model, and with batch statistics, on every corruption that our generator makes.
+"""Measure the errors of a source model and of `bn_adapt` on every generated corruption.
 
     python benchmarks/corrupted_errors.py --data DIR --set cifar10 --weights FILE [--device cuda] [--out FILE]
 
-DIR holds the official files of the set. The whole test set is corrupted, in stored order, batches of 200, and the
-seconds that took are reported with the errors. `--held-out` takes the four held-out corruptions, not the fifteen.
+DIR holds the official files of the set. The whole test set is corrupted, in stored order and in batches of 200; the
+seconds this takes are reported too. `--held-out` takes the four held-out corruptions instead of the fifteen.
 """
 
 import argparse
@@ -26,23 +26,23 @@ SETS: dict[str, Callable[[Path], ImageSet]] = {"cifar10": cifar10, "cifar100": c
 BATCH = 200
 
 
-def error(adapter: dp.Adapter, images: Tensor, labels: Tensor) -> float:
-    """Percent of images the adapter gets wrong."""
+def compute_error(adapter: dp.Adapter, images: Tensor, labels: Tensor) -> float:
+    """Return the percentage of wrong predictions."""
     wrong = torch.zeros((), device=labels.device)
     for some, their_labels in zip(torch.split(images, BATCH), torch.split(labels, BATCH), strict=True):
         wrong += (adapter(some.float() / 255).argmax(1) != their_labels).sum()
     return 100 * float(wrong) / len(labels)
 
 
-def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The errors of every corruption, with the protocol they were measured under."""
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the errors of every corruption, and the protocol."""
     images = SETS[arguments.set](arguments.data)
     model = build_from_checkpoint(arguments.weights).to(arguments.device)
     clean = images.batch(range(len(images))).to(arguments.device)
     labels = images.labels.to(arguments.device)
     photos = find_frost_photos(arguments.frost)
     methods = {"source": dp.source(model), "bn_adapt": dp.bn_adapt(model)}
-    errors = {name: {"clean": error(adapter, clean, labels)} for name, adapter in methods.items()}
+    errors = {name: {"clean": compute_error(adapter, clean, labels)} for name, adapter in methods.items()}
     seconds = {}
     for corruption in HELD_OUT if arguments.held_out else CORRUPTIONS:
         start = time.perf_counter()
@@ -51,7 +51,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.synchronize()
         seconds[corruption] = time.perf_counter() - start
         for name, adapter in methods.items():
-            errors[name][corruption] = error(adapter, changed, labels)
+            errors[name][corruption] = compute_error(adapter, changed, labels)
         print(f"{corruption:<18}", "  ".join(f"{name} {errors[name][corruption]:6.2f}" for name in methods), flush=True)
     return {
         "set": images.name,
@@ -69,7 +69,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print; write the rows where asked."""
+    """Measure, print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--set", choices=sorted(SETS), default="cifar10")
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = measured(arguments)
+    rows = measure(arguments)
     for name, values in rows["errors"].items():
         corrupted = [value for corruption, value in values.items() if corruption != "clean"]
         print(f"{name:<10} clean {values['clean']:.2f}   mean over corruptions {sum(corrupted) / len(corrupted):.2f}")

@@ -60,7 +60,7 @@ ROW = 10
 RESNET_BATCH, RESNET_ROW = 64, 3
 KINDS = {
     "convolutions": ("xmma", "conv", "cutlass", "nvjet", "gemm"),
-    "normalization": ("_statistics", "_normalized", "_gradient"),
+    "normalization": ("_batch_norm_",),
 }
 """Parts of the names of kernels, by what the kernels compute."""
 

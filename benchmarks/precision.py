@@ -1,10 +1,10 @@
-"""What fewer digits do to the error of a stream and to what is selected: one cell, measured several times, by rounds.
+"""Compare the errors and the selection of runs computed in several precisions, by round.
 
     python benchmarks/precision.py results/speed/fp32 results/speed/bf16 [--round N] [--out results/speed/precision.md]
 
-The folders come from `driftproof bench run`, or are archives of such; every stream that all of them hold is compared
-over the rounds that they have in common, as far as each was computed in bfloat16 throughout or not at all. With
-`--round` all cells that have got so far go into one table of that round, and nothing is judged.
+The folders come from `driftproof bench run`, or are archives of such folders. Every stream that all folders have is
+compared over the rounds they share, up to the first change from or to bfloat16. With `--round`, all runs that reached
+that round go into one table, and no limit applies.
 """
 
 import argparse
@@ -21,19 +21,26 @@ from driftproof.report.series import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 LIMIT = 0.3
-"""Percentage points by which the error over all rounds may change with the precision."""
+"""Percentage points that the mean error over all rounds may change with the precision."""
 
 SELECTION = {
     "rejected": "rejected",
     "selected_known": "selected of the known",
     "selected_unknown": "selected of the unknown",
 }
-"""Shares of the samples that a row may have, and how a table calls them."""
+"""Fractions that a row may have, and their names in a table."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """A cell as one folder has it: how the rows of each round were computed, its error there, and what it selected."""
+class RunSummary:
+    """A run as one folder has it.
+
+    Attributes:
+        precisions: The precision of every row, by round.
+        engine: The engines, joined if there are several.
+        errors: The error of each round.
+        selection: The fractions of `SELECTION` that the run has, by round.
+    """
 
     precisions: list[list[str]]
     engine: str
@@ -41,7 +48,7 @@ class Run:
     selection: dict[str, list[float]]
 
     def precision(self, round: int | None = None) -> str:
-        """How it was computed, in one round or altogether."""
+        """Return the precisions of one round, or of all."""
         rounds = self.precisions if round is None else self.precisions[round - 1 : round]
         return ", then ".join(dict.fromkeys(itertools.chain.from_iterable(rounds)))
 
@@ -49,34 +56,36 @@ class Run:
         return f"{self.precision()} ({self.engine})"
 
 
-def run_of(results: Results, spec: Spec) -> Run:
-    """A cell until bfloat16 came or went."""
+def summarize_run(results: Results, spec: Spec) -> RunSummary:
+    """Summarize a run up to the first change from or to bfloat16."""
     conditions = results.runs[spec].conditions
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
-    alike = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
+    same = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
     each = len(spec.domains)
-    rounds = len(alike) // each
+    rounds = len(same) // each
     engines = dict.fromkeys(one["engine"] for one in conditions[: rounds * each])
-    precisions = [alike[each * round : each * (round + 1)] for round in range(rounds)]
+    precisions = [same[each * round : each * (round + 1)] for round in range(rounds)]
     there = [measure for measure in SELECTION if measure in results.runs[spec].rows[0]]
     selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
-    return Run(precisions, ", then ".join(engines), results.per_round(spec)[:rounds], selection)
+    return RunSummary(precisions, ", then ".join(engines), results.per_round(spec)[:rounds], selection)
 
 
-def in_common(everything: list[Results]) -> list[tuple[str, list[Run]]]:
-    """Every stream of which all folders hold a complete round, and what it is called."""
-    shared = set.intersection(*(set(results.runs) for results in everything))
+def find_shared_runs(folders: list[Results]) -> list[tuple[str, list[RunSummary]]]:
+    """Return every stream of which all folders have a complete round, with its title."""
+    shared = set.intersection(*(set(results.runs) for results in folders))
     streams = [spec for spec in shared if spec.task == "stream" and "error" in spec.measures]
-    complete = [spec for spec in streams if all(results.rounds(spec) for results in everything)]
-    found = {spec: [run_of(each, spec) for each in everything] for spec in sorted(complete, key=lambda spec: spec.name)}
+    complete = [spec for spec in streams if all(results.rounds(spec) for results in folders)]
+    found = {
+        spec: [summarize_run(each, spec) for each in folders] for spec in sorted(complete, key=lambda spec: spec.name)
+    }
     compared = {spec: runs for spec, runs in found.items() if all(run.errors for run in runs)}
-    known = {spec for results in everything for spec in results.runs}
-    return [(title_of(spec, known), runs) for spec, runs in compared.items()]
+    known = {spec for results in folders for spec in results.runs}
+    return [(make_title(spec, known), runs) for spec, runs in compared.items()]
 
 
-def title_of(spec: Spec, others: Iterable[Spec]) -> str:
-    """What a cell is called; more than its name where others have the same."""
-    alike = [other for other in others if name_of(other) == name_of(spec)]
+def make_title(spec: Spec, others: Iterable[Spec]) -> str:
+    """Return the name of a run, and what distinguishes it from others with the same name."""
+    same_name = [other for other in others if make_name(other) == make_name(spec)]
     facts = [
         {
             "network": each.model,
@@ -85,19 +94,19 @@ def title_of(spec: Spec, others: Iterable[Spec]) -> str:
             "measures": " and ".join(each.measures),
             **dict(each.options),
         }
-        for each in (spec, *alike)
+        for each in (spec, *same_name)
     ]
-    return ", ".join([name_of(spec), *distinguishing_items(*facts), *distinguishing_fields(spec, alike)])
+    return ", ".join([make_name(spec), *distinguishing_items(*facts), *distinguishing_fields(spec, same_name)])
 
 
-def name_of(spec: Spec) -> str:
-    """Method, images and setting."""
+def make_name(spec: Spec) -> str:
+    """Return method, images and setting."""
     few = "" if spec.limit is None else f", the first {spec.limit} images of each corruption"
     return f"{spec.method} on {spec.images}, {spec.setting}{few}"
 
 
-def side_by_side(runs: list[Run]) -> list[str]:
-    """The errors of every round that all have reached, and what was selected over these, as lines of Markdown."""
+def format_rounds(runs: list[RunSummary]) -> list[str]:
+    """Return the errors of every shared round, and the mean fractions selected, as lines of Markdown."""
     rounds = list(zip(*(run.errors for run in runs), strict=False))
     lines = ["| | " + " | ".join(map(str, runs)) + " |", "|---|" + "---:|" * len(runs)]
     lines += [f"| round {i} | " + " | ".join(f"{error:.2f}" for error in row) + " |" for i, row in enumerate(rounds, 1)]
@@ -110,8 +119,8 @@ def side_by_side(runs: list[Run]) -> list[str]:
     return lines
 
 
-def apart(runs: list[Run]) -> list[tuple[Run, Run, float, float]]:
-    """For every two runs, by how much they differ over all rounds, and at most in one."""
+def compute_differences(runs: list[RunSummary]) -> list[tuple[RunSummary, RunSummary, float, float]]:
+    """Return for every two runs the mean difference over all rounds, and the largest of one round."""
     found = []
     for one, other in itertools.combinations(runs, 2):
         gaps = [second - first for first, second in zip(one.errors, other.errors, strict=False)]
@@ -119,16 +128,19 @@ def apart(runs: list[Run]) -> list[tuple[Run, Run, float, float]]:
     return found
 
 
-def told(title: str, runs: list[Run]) -> str:
-    """The runs of a cell beside each other, and how far apart they are."""
-    rows = (f"| {one} | {other} | {mean:+.2f} | {farthest:.2f} |" for one, other, mean, farthest in apart(runs))
+def format_run(title: str, runs: list[RunSummary]) -> str:
+    """Return the tables of one run: errors by round, and differences."""
+    rows = (
+        f"| {one} | {other} | {mean:+.2f} | {farthest:.2f} |"
+        for one, other, mean, farthest in compute_differences(runs)
+    )
     head = ["", "| | | over all rounds | at most in one round |", "|---|---|---:|---:|"]
-    return "\n".join([title, "", *side_by_side(runs), *head, *rows, ""])
+    return "\n".join([title, "", *format_rounds(runs), *head, *rows, ""])
 
 
-def told_of(round: int, names: list[str], cells: list[tuple[str, list[Run]]]) -> str:
-    """What every cell has in one round, as each folder computed that, and how far the last is from the first."""
-    there = [(title, runs) for title, runs in cells if all(len(run.errors) >= round for run in runs)]
+def format_single_round(round: int, names: list[str], shared: list[tuple[str, list[RunSummary]]]) -> str:
+    """Return the errors of one round in every folder, and the last folder's minus the first's."""
+    there = [(title, runs) for title, runs in shared if all(len(run.errors) >= round for run in runs)]
     by_folder = zip(*(runs for _, runs in there), strict=True)
     kinds = [" or ".join(dict.fromkeys(run.precision(round) for run in runs)) for runs in by_folder]
     heads = [f"{name}: {kind}" for name, kind in zip(names, kinds, strict=True)]
@@ -141,27 +153,27 @@ def told_of(round: int, names: list[str], cells: list[tuple[str, list[Run]]]) ->
 
 
 def main() -> int:
-    """Compare, print, write down, and fail if fewer digits change the error too much."""
+    """Compare, print, write, and return 1 if the precision changes the error too much."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folders", type=Path, nargs="+", help="two or more")
     parser.add_argument("--round", type=int, help="this round alone")
     parser.add_argument("--out", type=Path, help="file for the tables")
     arguments = parser.parse_args()
-    everything = [Results(folder) for folder in arguments.folders]
-    cells = in_common(everything)
-    if len(everything) < 2 or not cells:
-        print("Expected two folders or more that share a cell, and a complete round of it.")
+    folders = [Results(folder) for folder in arguments.folders]
+    shared = find_shared_runs(folders)
+    if len(folders) < 2 or not shared:
+        print("Expected two or more folders that share a complete round of a run.")
         return 2
     page = (
-        told_of(arguments.round, [folder.name for folder in arguments.folders], cells)
+        format_single_round(arguments.round, [folder.name for folder in arguments.folders], shared)
         if arguments.round
-        else "\n".join(told(f"{title}; errors and shares, %:", runs) for title, runs in cells)
+        else "\n".join(format_run(f"{title}; errors and shares, %:", runs) for title, runs in shared)
     )
     print(page)
     if arguments.out:
         with atomic_write(arguments.out) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
-    pairs = [] if arguments.round else [pair for _, runs in cells for pair in apart(runs)]
+    pairs = [] if arguments.round else [pair for _, runs in shared for pair in compute_differences(runs)]
     within = all(abs(mean) <= LIMIT for one, other, mean, _ in pairs if one.precision() != other.precision())
     return 0 if within else 1
 
