@@ -1,22 +1,22 @@
-"""Operations that PyTorch takes several passes over memory for."""
+"""Fused batch norm kernels, as eager functions and as PyTorch operators."""
 
 import torch
 
-from driftproof.kernels.arrival_counters import new_tickets
-from driftproof.kernels.availability import can_compile
-from driftproof.kernels.batch_norm_ops import add_normalize, normalize
-from driftproof.kernels.layer import KINDS, normalize_alone, suits
+from driftproof.kernels.arrival_counters import new_counters
+from driftproof.kernels.availability import DTYPES, can_compile, is_supported
+from driftproof.kernels.batch_norm_ops import traced_interpolated_batch_norm
+from driftproof.kernels.eager_batch_norm import batch_norm, interpolated_batch_norm
 
 __all__ = [
-    "KINDS",
-    "OPERATIONS",
-    "add_normalize",
+    "DTYPES",
+    "batch_norm",
     "can_compile",
-    "new_tickets",
-    "normalize",
-    "normalize_alone",
-    "suits",
+    "interpolated_batch_norm",
+    "is_supported",
+    "new_counters",
+    "ops",
+    "traced_interpolated_batch_norm",
 ]
 
-OPERATIONS = torch.ops.driftproof
-"""The same under the names by which torch knows them."""
+ops = torch.ops.driftproof
+"""The operators of `batch_norm_ops` as PyTorch registers them."""

@@ -1,32 +1,32 @@
-"""By what the programs of a reduction tell which of them is the last."""
+"""Counters by which the blocks of a reduction tell which of them finishes last."""
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["NARROWEST", "new_tickets", "zero_tickets"]
+__all__ = ["MIN_BLOCK_CHANNELS", "new_counters", "zero_counters"]
 
-NARROWEST = 16
-"""Channels that one program takes care of at least."""
+MIN_BLOCK_CHANNELS = 16
+"""The fewest channels that one block reduces."""
 
 
-@custom_op("driftproof::new_tickets", mutates_args=())
-def new_tickets(layers: int, channels: int, device: torch.device) -> Tensor:
-    """A row of counters for each layer, zero before and after every reduction.
+@custom_op("driftproof::new_counters", mutates_args=())
+def new_counters(layers: int, channels: int, device: torch.device) -> Tensor:
+    """Return one row of counters per layer. Every reduction leaves its row at zero.
 
     Args:
-        layers: How many layers reduce, perhaps at once.
-        channels: Of the widest of them.
-        device: Where they are.
+        layers: The number of layers; their reductions may run at the same time.
+        channels: The largest number of channels among them.
+        device: The device of the layers.
     """
-    return zero_tickets(layers, channels, device)
+    return zero_counters(layers, channels, device)
 
 
-def zero_tickets(layers: int, channels: int, device: torch.device) -> Tensor:
-    """The same where no compiler looks on, without the way through torch's table of operations."""
-    return torch.zeros(layers, -(-channels // NARROWEST), dtype=torch.int32, device=device)
+def zero_counters(layers: int, channels: int, device: torch.device) -> Tensor:
+    """Return what `new_counters` returns, without the overhead of a PyTorch operator."""
+    return torch.zeros(layers, -(-channels // MIN_BLOCK_CHANNELS), dtype=torch.int32, device=device)
 
 
-@new_tickets.register_fake
+@new_counters.register_fake
 def _(layers: int, channels: int, device: torch.device) -> Tensor:
-    return torch.empty(layers, -(-channels // NARROWEST), dtype=torch.int32, device=device)
+    return torch.empty(layers, -(-channels // MIN_BLOCK_CHANNELS), dtype=torch.int32, device=device)

@@ -1,33 +1,36 @@
-"""Whether the kernels can be had on this machine."""
+"""Whether the Triton kernels run on a device, and for which tensors."""
 
 import warnings
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
-from driftproof.kernels.arrival_counters import zero_tickets
-from driftproof.kernels.batch_norm_ops import normalize_on_cuda
+from driftproof.kernels.arrival_counters import zero_counters
 
-__all__ = ["can_compile"]
+__all__ = ["DTYPES", "can_compile", "is_supported"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of activations that the kernels read."""
 
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Whether Triton is there and compiles for a CUDA device.
+    """Return whether Triton is installed and compiles for a CUDA device.
 
-    It asks for more than PyTorch does: a C compiler and Python's headers at run time, and a device of compute
-    capability 7. Where one is missing it says so when something is first compiled, so that is tried here.
+    Triton needs more than PyTorch: a C compiler and Python's headers at run time, and compute capability 7. It reports
+    a missing one only when it compiles a kernel, so this compiles one.
     """
     if find_spec("triton") is None:
         return False
     try:
-        _try_out(device)
+        _smoke_test(device)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of the compiler, the host's or the device's; each has exceptions of its own
+    except Exception as error:  # Triton, the C compiler and the driver raise exceptions of their own
         warnings.warn(
-            f"Batch norms run PyTorch's kernels, and nothing is fused with them, since Triton cannot compile ours: "
+            f"Batch norms run PyTorch's kernels, unfused, because Triton cannot compile ours: "
             f"{str(error).strip() or type(error).__name__}",
             RuntimeWarning,
             stacklevel=2,
@@ -36,6 +39,15 @@ def can_compile(device: torch.device) -> bool:
     return True
 
 
-def _try_out(device: torch.device) -> None:
-    x, layer = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, device=device)
-    normalize_on_cuda(x, layer, layer, zero_tickets(1, 1, device), 0, 1.0, False)
+def is_supported(x: Tensor) -> bool:
+    """Return whether the kernels read `x` as it is: (N, C, H, W), channels last, on a CUDA device that runs them."""
+    is_image = x.is_cuda and x.ndim == 4 and x.dtype in DTYPES
+    return is_image and x.is_contiguous(memory_format=torch.channels_last) and can_compile(x.device)
+
+
+def _smoke_test(device: torch.device) -> None:
+    from driftproof.kernels import triton_batch_norm
+
+    x = torch.zeros(1, 1, 1, 2, device=device)
+    with torch.cuda.device(device):
+        triton_batch_norm.reduce(x, None, 1.0, None, zero_counters(1, 1, device)[0])

@@ -1,210 +1,207 @@
-"""Batch normalization with the batch's own statistics, together with what comes before and after it.
+"""Batch norm as PyTorch operators, with an optional addition before it and ReLU after it.
 
-A residual network adds, normalizes and rectifies. Each of these alone reads and writes the whole image; on a device
-that waits for its memory most of the time, one operation for the three is worth having. They are operations of torch in
-their own right, so that `torch.compile` carries them through; on anything but a CUDA device they are plain PyTorch.
+A residual network adds, normalizes and applies a ReLU. Each alone reads and writes the whole activation, and a GPU
+spends most of its time waiting for memory, so one operator for all three is faster. `torch.compile` keeps the operators
+as they are.
+
+The last three arguments are the same everywhere: `counters` from `new_counters` (None makes them), the layer's row in
+them, `layer_index`, and whether a ReLU follows, `relu`.
 """
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-__all__ = ["add_normalize", "backward_on_cuda", "normalize", "normalize_on_cuda"]
+from driftproof.kernels import dispatch
+from driftproof.kernels.interpolation import Interpolation
+
+__all__ = [
+    "add_batch_norm",
+    "add_interpolated_batch_norm",
+    "batch_norm",
+    "interpolated_batch_norm",
+    "traced_interpolated_batch_norm",
+]
 
 
-@custom_op("driftproof::normalize", mutates_args=())
-def normalize(
-    x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
+def traced_interpolated_batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor,
+    source_mean: Tensor, source_var: Tensor, stream_mean: Tensor | None, stream_var: Tensor | None,
+    alpha: Tensor, share: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return what the eager `interpolated_batch_norm` returns, as one node of a traced graph."""
+    y, _, _, mean, var, _ = torch.ops.driftproof.interpolated_batch_norm.default(
+        x, weight, bias, source_mean, source_var, stream_mean, stream_var, alpha, share, eps, None, 0, False
+    )
+    return y, mean, var
+
+
+@custom_op("driftproof::batch_norm", mutates_args=())
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, counters: Tensor | None, layer_index: int, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize every channel over the batch, then rectify if asked to.
-
-    Args:
-        x: Images, (N, C, H, W).
-        weight: Factor on each channel afterwards, (C,).
-        bias: Added then, (C,).
-        tickets: From `new_tickets`; as they were when it returns.
-        place: Which row of them is this layer's.
-        eps: Added to the variance.
-        relu: Whether to cut off at zero.
-
-    Returns:
-        The result, and of every channel the mean and one over the standard deviation.
+    """Return `x` normalized with the statistics of the batch, the mean, and one over the standard deviation.
 
     Examples:
-        >>> from driftproof.kernels import new_tickets
+        >>> import torch.nn.functional as F
         >>> x = torch.rand(2, 3, 4, 4)
-        >>> y, _, _ = normalize(x, torch.ones(3), torch.zeros(3), new_tickets(1, 3, x.device), 0, 1e-5, True)
+        >>> y, _, _ = batch_norm(x, torch.ones(3), torch.zeros(3), 1e-5, None, 0, True)
         >>> bool(torch.allclose(y, F.relu(F.batch_norm(x, None, None, training=True)), atol=1e-5))
         True
     """
-    variance, mean = torch.var_mean(x.float(), dim=(0, 2, 3), correction=0)
-    scale = (variance + eps).rsqrt()
-    return _affine(x, mean, scale, weight, bias, relu), mean, scale
+    y, _, (mean, inv_std) = dispatch.forward(x, None, weight, bias, None, eps, _row(counters, layer_index), relu=relu)
+    return y, mean, inv_std
 
 
-@custom_op("driftproof::add_normalize", mutates_args=())
-def add_normalize(
-    x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `normalize`, of a sum that is returned as well, second."""
-    total = x + addend
-    y, mean, scale = normalize(total, weight, bias, tickets, place, eps, relu)
-    return y, total, mean, scale
+@custom_op("driftproof::add_batch_norm", mutates_args=())
+def add_batch_norm(
+    x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, eps: float,
+    counters: Tensor | None, layer_index: int, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return what `batch_norm` returns of `x + addend`, with the sum as the second result."""
+    own = _row(counters, layer_index)
+    y, total, (mean, inv_std) = dispatch.forward(x, addend, weight, bias, None, eps, own, relu=relu)
+    return y, total, mean, inv_std
 
 
-@custom_op("driftproof::normalize_backward", mutates_args=())
-def _backward(
-    gradient: Tensor,
-    beside: Tensor | None,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    tickets: Tensor,
-    place: int,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    normal = (x.float() - _across(mean)) * _across(scale)
-    arrived = gradient.float()
-    if relu:
-        arrived = torch.where(_affine(x, mean, scale, weight, bias, relu=False) <= 0, 0.0, arrived)
-    to_weight, to_bias = (arrived * normal).sum((0, 2, 3)), arrived.sum((0, 2, 3))
-    values = x.numel() // x.shape[1]
-    through_statistics = (_across(to_bias) + normal * _across(to_weight)) / values
-    leaving = (_across(weight * scale) * (arrived - through_statistics)).to(x.dtype)
-    return leaving if beside is None else leaving + beside, to_weight, to_bias
+@custom_op("driftproof::interpolated_batch_norm", mutates_args=())
+def interpolated_batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor,
+    source_mean: Tensor, source_var: Tensor, stream_mean: Tensor | None, stream_var: Tensor | None,
+    alpha: Tensor, share: float, eps: float, counters: Tensor | None, layer_index: int, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return `x` normalized with interpolated statistics, and the statistics that `dispatch.forward` returns.
+
+    `Interpolation` documents the arguments.
+    """
+    interpolation = Interpolation(source_mean, source_var, stream_mean, stream_var, alpha, share)
+    own = _row(counters, layer_index)
+    y, _, statistics = dispatch.forward(x, None, weight, bias, interpolation, eps, own, relu=relu)
+    used_mean, inv_std, mean, var, mean_shift = statistics
+    return y, used_mean, inv_std, mean, var, mean_shift
 
 
-@normalize.register_kernel("cuda")
-def normalize_on_cuda(
-    x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `normalize`."""
-    from driftproof.kernels import triton_batch_norm
-
-    with torch.cuda.device(x.device):
-        x, mean, scale = triton_batch_norm.reduce(_channels_last(x), None, eps, tickets[place])
-        return triton_batch_norm.apply(x, mean, scale, weight, bias, relu=relu), mean, scale
-
-
-@add_normalize.register_kernel("cuda")
-def _(
-    x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, ...]:
-    from driftproof.kernels import triton_batch_norm
-
-    with torch.cuda.device(x.device):
-        total, mean, scale = triton_batch_norm.reduce(_channels_last(x), _channels_last(addend), eps, tickets[place])
-        return triton_batch_norm.apply(total, mean, scale, weight, bias, relu=relu), total, mean, scale
+@custom_op("driftproof::add_interpolated_batch_norm", mutates_args=())
+def add_interpolated_batch_norm(
+    x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor,
+    source_mean: Tensor, source_var: Tensor, stream_mean: Tensor | None, stream_var: Tensor | None,
+    alpha: Tensor, share: float, eps: float, counters: Tensor | None, layer_index: int, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return what `interpolated_batch_norm` returns of `x + addend`, with the sum as the second result."""
+    interpolation = Interpolation(source_mean, source_var, stream_mean, stream_var, alpha, share)
+    own = _row(counters, layer_index)
+    y, total, statistics = dispatch.forward(x, addend, weight, bias, interpolation, eps, own, relu=relu)
+    used_mean, inv_std, mean, var, mean_shift = statistics
+    return y, total, used_mean, inv_std, mean, var, mean_shift
 
 
-@_backward.register_kernel("cuda")
-def backward_on_cuda(
-    gradient: Tensor,
-    beside: Tensor | None,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    tickets: Tensor,
-    place: int,
-    relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the input and of the layer, from that of the result and what came to the input otherwise."""
-    from driftproof.kernels import triton_batch_norm
-
-    gradient, x = _channels_last(gradient), _channels_last(x)
-    beside = None if beside is None else _channels_last(beside)
-    layer = (mean, scale, weight, bias)
-    with torch.cuda.device(x.device):
-        to_weight, to_bias = triton_batch_norm.reduce_backward(gradient, x, *layer, tickets[place], relu=relu)
-        leaving = triton_batch_norm.apply_backward(gradient, x, *layer, to_weight, to_bias, beside, relu=relu)
-    return leaving, to_weight, to_bias
+@custom_op("driftproof::batch_norm_backward", mutates_args=())
+def _batch_norm_backward(
+    grad_output: Tensor, residual_grad: Tensor | None, x: Tensor, mean: Tensor, inv_std: Tensor,
+    weight: Tensor, bias: Tensor, alpha: Tensor | None, mean_shift: Tensor | None, counters: Tensor | None,
+    layer_index: int, share: float, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    own = _row(counters, layer_index)
+    layer = (mean, inv_std, weight, bias)
+    return dispatch.backward(grad_output, residual_grad, x, *layer, alpha, mean_shift, share, own, relu=relu)
 
 
-@normalize.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, ...]:
-    return _like(x), _per_channel(x), _per_channel(x)
+@batch_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return _like(x), *_per_channel(x, 2)
 
 
-@add_normalize.register_fake
-def _(
-    x: Tensor, addend: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor, place: int, eps: float, relu: bool
-) -> tuple[Tensor, ...]:
-    return _like(x), _like(x), _per_channel(x), _per_channel(x)
+@add_batch_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return _like(x), _like(x), *_per_channel(x, 2)
 
 
-@_backward.register_fake
-def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    return _like(x), _per_channel(x), _per_channel(x)
+@interpolated_batch_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return _like(x), *_per_channel(x, 5)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  # torch types it so
-    x, weight, bias, tickets, ctx.place, _, ctx.relu = inputs
-    ctx.save_for_backward(x, *output[1:], weight, bias, tickets)
-    ctx.set_materialize_grads(False)  # nobody differentiates mean and scale, and zeros cost a launch each
+@add_interpolated_batch_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return _like(x), _like(x), *_per_channel(x, 5)
 
 
-def _keep_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    _, _, weight, bias, tickets, ctx.place, _, ctx.relu = inputs
-    ctx.save_for_backward(*output[1:], weight, bias, tickets)
-    ctx.set_materialize_grads(False)
+@_batch_norm_backward.register_fake
+def _(grad_output: Tensor, residual_grad: Tensor | None, x: Tensor, *_: object) -> tuple[Tensor, ...]:
+    return _like(x), *_per_channel(x, 2)
 
 
-def _to_inputs(ctx: Any, gradient: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    x, *layer = ctx.saved_tensors
-    leaving, to_weight, to_bias = _backward(_arrived(gradient, x), None, x, *layer, ctx.place, ctx.relu)
-    return leaving, to_weight, to_bias, None, None, None, None
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401  # torch types it so
+    x, *layer, counters, layer_index, relu = inputs
+    _save_layer(ctx, x, layer, output[1:], counters, layer_index, relu)
 
 
-def _to_summands(
+def _save_total(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    _, _, *layer, counters, layer_index, relu = inputs
+    _save_layer(ctx, output[1], layer, output[2:], counters, layer_index, relu)
+
+
+def _save_layer(
     ctx: Any,  # noqa: ANN401
-    gradient: Tensor | None,
-    beside: Tensor | None,
+    x: Tensor, layer: list[Any], statistics: tuple[Tensor, ...], counters: Tensor | None, layer_index: int, relu: bool,
+) -> None:  # fmt: skip
+    weight, bias, *interpolated, _ = layer
+    used_mean, inv_std, *others = statistics
+    ctx.layer_index, ctx.share, ctx.relu = layer_index, 1.0, relu
+    alpha = mean_shift = None
+    if interpolated:
+        interpolation = Interpolation(*interpolated)
+        alpha, mean_shift, ctx.share = interpolation.alpha, others[-1], interpolation.batch_share
+    ctx.save_for_backward(x, used_mean, inv_std, weight, bias, alpha, mean_shift, counters)
+    ctx.mark_non_differentiable(*statistics)
+    ctx.set_materialize_grads(False)  # zeros for the gradients of unused results would cost a launch each
+
+
+def _backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    return _gradients(ctx, grad_output, None)
+
+
+def _add_backward(
+    ctx: Any,  # noqa: ANN401
+    grad_output: Tensor | None,
+    residual_grad: Tensor | None,
     *_: None,
 ) -> tuple[Tensor | None, ...]:
-    total, *layer = ctx.saved_tensors
-    beside = None if beside is None else _laid_out(beside)
-    leaving, to_weight, to_bias = _backward(_arrived(gradient, total), beside, total, *layer, ctx.place, ctx.relu)
-    return leaving, leaving, to_weight, to_bias, None, None, None, None
+    grad_input, *others = _gradients(ctx, grad_output, residual_grad)
+    return grad_input, grad_input, *others
 
 
-normalize.register_autograd(_to_inputs, setup_context=_keep)
-add_normalize.register_autograd(_to_summands, setup_context=_keep_total)
+def _gradients(
+    ctx: Any,  # noqa: ANN401
+    grad_output: Tensor | None,
+    residual_grad: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    x, *layer = ctx.saved_tensors
+    # Converted here, where a compiler sees it: whatever computes the gradients then writes them in this layout.
+    grad_output = torch.zeros_like(x) if grad_output is None else dispatch.to_kernel_layout(grad_output)
+    residual_grad = None if residual_grad is None else dispatch.to_kernel_layout(residual_grad)
+    gradients = _batch_norm_backward(grad_output, residual_grad, x, *layer, ctx.layer_index, ctx.share, ctx.relu)
+    is_plain = layer[4] is None
+    return *gradients, *[None] * (4 if is_plain else 10)
 
 
-def _across(values: Tensor) -> Tensor:
-    return values[:, None, None]
+for _operator in (batch_norm, interpolated_batch_norm):
+    _operator.register_autograd(_backward, setup_context=_save)
+for _operator in (add_batch_norm, add_interpolated_batch_norm):
+    _operator.register_autograd(_add_backward, setup_context=_save_total)
 
 
-def _affine(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    y = (x.float() - _across(mean)) * _across(scale * weight) + _across(bias)
-    return (F.relu(y) if relu else y).to(x.dtype)
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _arrived(gradient: Tensor | None, x: Tensor) -> Tensor:
-    return torch.zeros_like(x) if gradient is None else _laid_out(gradient)
-
-
-def _laid_out(gradient: Tensor) -> Tensor:
-    # Said where a compiler sees it, so that whatever makes the gradient writes it like this.
-    return _channels_last(gradient) if gradient.is_cuda else gradient
+def _row(counters: Tensor | None, layer_index: int) -> Tensor | None:
+    return None if counters is None else counters[layer_index]
 
 
 def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.channels_last) if x.is_cuda else torch.empty_like(x)
+    is_images = x.is_cuda and x.ndim == 4
+    return torch.empty_like(x, memory_format=torch.channels_last) if is_images else torch.empty_like(x)
 
 
-def _per_channel(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], dtype=torch.float32)
+def _per_channel(x: Tensor, count: int) -> list[Tensor]:
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return [x.new_empty(x.shape[1], dtype=dtype) for _ in range(count)]

@@ -1,10 +1,12 @@
-"""Batch normalization in two passes each way, for images that lie with their channels last.
+"""Triton kernels for batch norm with channels last: two passes over memory forward, two backward.
 
-A tensor of N images is a matrix here: one row for each pixel, one column for each channel. Every program of a reduction
-sums some rows of some columns; the one that comes last adds the sums up. Sums are added in a fixed order, so results
-repeat to the last bit. They are the same whether an addition or a rectifier is fused or comes apart: everything is
-rounded where it would be stored, and added up in the same order. What is no number stays none, as with torch's
-rectifier: a maximum would make it zero by itself, and nobody would learn that the batch was bad.
+A batch of images is a matrix here: one row per pixel, one column per channel. Each program of a reduction sums some
+rows of a block of channels; the program that finishes last merges the sums and does all arithmetic per channel. Sums
+are added in a fixed order, so results repeat to the last bit. Fusing an addition or a ReLU changes no bit: every value
+is rounded where it would be stored, and added in the same order. NaN propagates through the ReLU, as in PyTorch; plain
+`tl.maximum` would turn it into 0 and hide a bad batch.
+
+A pointer that is None is a compile-time constant: plain and interpolated batch norm are two versions of one kernel.
 """
 
 from functools import lru_cache
@@ -15,297 +17,392 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from driftproof.kernels.arrival_counters import NARROWEST
+from driftproof.kernels.arrival_counters import MIN_BLOCK_CHANNELS
+from driftproof.kernels.interpolation import Interpolation
 
-__all__ = ["apply", "apply_backward", "reduce", "reduce_backward"]
+__all__ = ["GradientSums", "LaunchConfig", "apply", "apply_backward", "reduce", "reduce_backward"]
 
-# As measured best on an H200, over the shapes of WRN-40-2 at batch 200.
-_COLUMNS = 32
-_APPLIED = 4096
-_HALF = {"num_warps": 8, "AT_ONCE": 64}, 8192, 1
-_SINGLE = {"num_warps": 4, "AT_ONCE": 128}, 4096, 2
-"""By how many bytes a value has: options of a reduction, the values of a tile, the programs for each processor."""
-_AS_WRITTEN = {"enable_fp_fusion": False}
-"""No product is left unrounded because a sum follows it, which may come in this kernel or in another."""
-
-
-@triton.jit
-def _tile(data, rows, columns, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    across = column + tl.arange(0, COLUMNS)
-    down = row + tl.arange(0, ROWS)
-    inside = (down[:, None] < rows) & (across[None, :] < columns)
-    places = down[:, None].to(tl.int64) * columns + across[None, :]
-    return tl.load(data + places, mask=inside, other=0.0).to(tl.float32), places, inside
+# The fastest on an H200 over the shapes of WRN-40-2 at batch 200.
+_MAX_BLOCK_CHANNELS = 32
+_APPLY_TILE = 4096
+_HALF = {"num_warps": 8, "MERGE_ROWS": 64}, 8192, 1
+_SINGLE = {"num_warps": 4, "MERGE_ROWS": 128}, 4096, 2
+"""For values of 2 and of 4 bytes: options of a reduction, values per tile, programs per multiprocessor."""
+_NO_FMA = {"enable_fp_fusion": False}
+"""Rounds every product before it is added, because the addition may be in this kernel or in another."""
 
 
 @triton.jit
-def _last_to_arrive(tickets, column, programs):
-    # What this program stored has to be there before its ticket is drawn.
+def _load_tile(data, rows, channels, row, channel, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
+    columns = channel + tl.arange(0, BLOCK_CHANNELS)
+    lines = row + tl.arange(0, BLOCK_ROWS)
+    mask = (lines[:, None] < rows) & (columns[None, :] < channels)
+    offsets = lines[:, None].to(tl.int64) * channels + columns[None, :]
+    return tl.load(data + offsets, mask=mask, other=0.0).to(tl.float32), offsets, mask
+
+
+@triton.jit
+def _is_last_block(counters, index, programs):
+    # All threads of this program must have stored their partial sums before its arrival counts.
     tl.debug_barrier()
-    ticket = tl.atomic_add(tickets + column, 1, sem="acq_rel")
-    last = ticket == programs - 1
+    arrived = tl.atomic_add(counters + index, 1, sem="acq_rel")
+    last = arrived == programs - 1
     if last:
-        tl.store(tickets + column, 0)
+        tl.store(counters + index, 0)
     return last
 
 
 @triton.jit
-def _statistics(
-    x, addend, total, parts, tickets, mean, scale, rows, columns, eps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr, ADDS: tl.constexpr,
+def _lerp(start, end, weight):
+    # As torch.lerp: exact at both ends.
+    return tl.where(weight < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
+
+
+@triton.jit
+def _load_channels(values, columns, in_range):
+    return tl.load(values + columns, mask=in_range, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _batch_norm_reduce(
+    x, addend, total, partials, counters, used_mean, inv_std,
+    source_mean, source_var, stream_mean, stream_var, alpha, mean, var, mean_shift,
+    rows, channels, eps, share,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    ALPHA_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    program, column = tl.program_id(0), tl.program_id(1) * COLUMNS
-    across = column + tl.arange(0, COLUMNS)
-    within = across < columns
-    # Sums of squares lose digits where the mean is large: they are taken about one value of each channel.
-    first = program * ROWS
-    start = first.to(tl.int64) * columns + across
-    shift = tl.load(x + start, mask=within, other=0.0).to(tl.float32)
-    if ADDS:
-        shift += tl.load(addend + start, mask=within, other=0.0).to(tl.float32)
-        shift = shift.to(total.dtype.element_ty).to(tl.float32)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    program, channel = tl.program_id(0), tl.program_id(1) * BLOCK_CHANNELS
+    columns = channel + tl.arange(0, BLOCK_CHANNELS)
+    in_range = columns < channels
+    # Sums of squares lose digits where the mean is large, so they are taken about one value of each channel.
+    first = program * BLOCK_ROWS
+    start = first.to(tl.int64) * channels + columns
+    pivot = tl.load(x + start, mask=in_range, other=0.0).to(tl.float32)
+    if addend is not None:
+        pivot += tl.load(addend + start, mask=in_range, other=0.0).to(tl.float32)
+        pivot = pivot.to(total.dtype.element_ty).to(tl.float32)
+    delta_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
+    square_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
     count = 0.0
-    for row in range(first, rows, PROGRAMS * ROWS):
-        values, places, inside = _tile(x, rows, columns, row, column, ROWS, COLUMNS)
-        if ADDS:
-            values += tl.load(addend + places, mask=inside, other=0.0).to(tl.float32)
+    for row in range(first, rows, PROGRAMS * BLOCK_ROWS):
+        values, offsets, mask = _load_tile(x, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS)
+        if addend is not None:
+            values += tl.load(addend + offsets, mask=mask, other=0.0).to(tl.float32)
             stored = values.to(total.dtype.element_ty)
-            tl.store(total + places, stored, mask=inside)
+            tl.store(total + offsets, stored, mask=mask)
             values = stored.to(tl.float32)
-        off = tl.where(inside, values - shift[None, :], 0.0)
-        sums += off
-        squares += off * off
-        count += tl.minimum(rows - row, ROWS).to(tl.float32)
-    summed = tl.sum(sums, 0)
-    own_mean = summed / tl.maximum(count, 1.0)
-    spread = tl.sum(squares, 0) - summed * own_mean
-    slot = parts + program * 2 * columns + across
-    tl.store(slot, shift + own_mean, mask=within)
-    tl.store(slot + columns, spread, mask=within)
-    if _last_to_arrive(tickets, tl.program_id(1), PROGRAMS):
-        _merge(parts, mean, scale, rows, columns, across, within, eps, ROWS, COLUMNS, PROGRAMS, AT_ONCE)
+        delta = tl.where(mask, values - pivot[None, :], 0.0)
+        delta_sum += delta
+        square_sum += delta * delta
+        count += tl.minimum(rows - row, BLOCK_ROWS).to(tl.float32)
+    summed = tl.sum(delta_sum, 0)
+    delta_mean = summed / tl.maximum(count, 1.0)
+    m2 = tl.sum(square_sum, 0) - summed * delta_mean
+    slot = partials + program * 2 * channels + columns
+    tl.store(slot, pivot + delta_mean, mask=in_range)
+    tl.store(slot + channels, m2, mask=in_range)
+    if _is_last_block(counters, tl.program_id(1), PROGRAMS):
+        batch_mean, batch_var = _merge_moments(
+            partials, rows, channels, columns, in_range, BLOCK_ROWS, BLOCK_CHANNELS, PROGRAMS, MERGE_ROWS
+        )
+        if alpha is None:
+            tl.store(used_mean + columns, batch_mean, mask=in_range)
+            tl.store(inv_std + columns, tl.rsqrt(batch_var + eps), mask=in_range)
+        else:
+            _interpolate(
+                batch_mean, batch_var, used_mean, inv_std, source_mean, source_var, stream_mean, stream_var, alpha,
+                mean, var, mean_shift, columns, in_range, eps, share, ALPHA_STRIDE,
+            )  # fmt: skip
 
 
 @triton.jit
-def _merge(
-    parts, mean, scale, rows, columns, across, within, eps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr,
+def _merge_moments(
+    partials, rows, channels, columns, in_range,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    # How many rows each program had: whole rounds, and perhaps a tile or a part of one.
-    rounds = rows // (PROGRAMS * ROWS)
-    rest = rows - rounds * PROGRAMS * ROWS
-    middle = tl.load(parts + across, mask=within, other=0.0, volatile=True)
-    lean = tl.zeros([AT_ONCE, COLUMNS], tl.float32)
-    spread = tl.zeros([AT_ONCE, COLUMNS], tl.float32)
-    for start in range(0, PROGRAMS, AT_ONCE):
-        which = start + tl.arange(0, AT_ONCE)
-        counts = (rounds * ROWS + tl.minimum(tl.maximum(rest - which * ROWS, 0), ROWS)).to(tl.float32)
-        there = (which[:, None] < PROGRAMS) & within[None, :]
-        slots = parts + which[:, None] * 2 * columns + across[None, :]
-        apart = tl.load(slots, mask=there, other=0.0, volatile=True) - middle[None, :]
-        weighted = tl.where(there, apart * counts[:, None], 0.0)
-        lean += weighted
-        spread += tl.load(slots + columns, mask=there, other=0.0, volatile=True) + weighted * apart
-    off = tl.sum(lean, 0) / rows
-    variance = tl.maximum(tl.sum(spread, 0) / rows - off * off, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(mean + across, middle + off, mask=within)
-    tl.store(scale + across, tl.rsqrt(variance + eps), mask=within)
+    # Each program had as many rows as there were whole rounds, and perhaps one more tile or a part of it.
+    rounds = rows // (PROGRAMS * BLOCK_ROWS)
+    rest = rows - rounds * PROGRAMS * BLOCK_ROWS
+    pivot = tl.load(partials + columns, mask=in_range, other=0.0, volatile=True)
+    delta_sum = tl.zeros([MERGE_ROWS, BLOCK_CHANNELS], tl.float32)
+    m2 = tl.zeros([MERGE_ROWS, BLOCK_CHANNELS], tl.float32)
+    for start in range(0, PROGRAMS, MERGE_ROWS):
+        programs = start + tl.arange(0, MERGE_ROWS)
+        counts = (rounds * BLOCK_ROWS + tl.minimum(tl.maximum(rest - programs * BLOCK_ROWS, 0), BLOCK_ROWS)).to(
+            tl.float32
+        )
+        mask = (programs[:, None] < PROGRAMS) & in_range[None, :]
+        slots = partials + programs[:, None] * 2 * channels + columns[None, :]
+        delta = tl.load(slots, mask=mask, other=0.0, volatile=True) - pivot[None, :]
+        weighted = tl.where(mask, delta * counts[:, None], 0.0)
+        delta_sum += weighted
+        m2 += tl.load(slots + channels, mask=mask, other=0.0, volatile=True) + weighted * delta
+    delta_mean = tl.sum(delta_sum, 0) / rows
+    var = tl.maximum(tl.sum(m2, 0) / rows - delta_mean * delta_mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return pivot + delta_mean, var
 
 
 @triton.jit
-def _layer(mean, scale, weight, bias, across, within):
-    centre = tl.load(mean + across, mask=within, other=0.0)
-    spread = tl.load(scale + across, mask=within, other=0.0)
-    slope = spread * tl.load(weight + across, mask=within, other=0.0)
-    return centre, spread, slope, tl.load(bias + across, mask=within, other=0.0)
-
-
-@triton.jit
-def _normalized(
-    x, mean, scale, weight, bias, y, rows, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
+def _interpolate(
+    batch_mean, batch_var, used_mean, inv_std, source_mean, source_var, stream_mean, stream_var, alpha,
+    mean, var, mean_shift, columns, in_range, eps, share, ALPHA_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    column = tl.program_id(1) * COLUMNS
-    across = column + tl.arange(0, COLUMNS)
-    within = across < columns
-    centre, _, slope, offset = _layer(mean, scale, weight, bias, across, within)
-    values, places, inside = _tile(x, rows, columns, tl.program_id(0) * ROWS, column, ROWS, COLUMNS)
-    out = (values - centre[None, :]) * slope[None, :] + offset[None, :]
+    new_mean, new_var = batch_mean, batch_var
+    if stream_mean is not None:
+        new_mean = _lerp(_load_channels(stream_mean, columns, in_range), batch_mean, share)
+        new_var = _lerp(_load_channels(stream_var, columns, in_range), batch_var, share)
+    tl.store(mean + columns, new_mean, mask=in_range)
+    tl.store(var + columns, new_var, mask=in_range)
+    source = _load_channels(source_mean, columns, in_range)
+    of_batch = _load_channels(alpha, columns * ALPHA_STRIDE, in_range)
+    of_source = 1.0 - of_batch
+    distance = new_mean - source
+    mixed_var = of_batch * new_var + of_source * _load_channels(source_var, columns, in_range)
+    scale = tl.rsqrt(mixed_var + of_batch * of_source * (distance * distance) + eps)
+    tl.store(used_mean + columns, _lerp(source, new_mean, of_batch), mask=in_range)
+    tl.store(inv_std + columns, scale, mask=in_range)
+    tl.store(mean_shift + columns, (new_mean - batch_mean) * scale, mask=in_range)
+
+
+@triton.jit
+def _load_layer(mean, inv_std, weight, bias, columns, in_range):
+    center = tl.load(mean + columns, mask=in_range, other=0.0)
+    scale = tl.load(inv_std + columns, mask=in_range, other=0.0)
+    slope = scale * tl.load(weight + columns, mask=in_range, other=0.0)
+    return center, scale, slope, tl.load(bias + columns, mask=in_range, other=0.0)
+
+
+@triton.jit
+def _batch_norm_apply(
+    x, mean, inv_std, weight, bias, y, rows, channels,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * BLOCK_CHANNELS
+    columns = channel + tl.arange(0, BLOCK_CHANNELS)
+    in_range = columns < channels
+    center, _, slope, offset = _load_layer(mean, inv_std, weight, bias, columns, in_range)
+    row = tl.program_id(0) * BLOCK_ROWS
+    values, offsets, mask = _load_tile(x, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS)
+    out = (values - center[None, :]) * slope[None, :] + offset[None, :]
     if RELU:
         out = tl.maximum(out, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y + places, out.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + offsets, out.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _arriving(
-    gradient, x, centre, spread, slope, offset, rows, columns, row, column,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
+def _grad_tile(
+    grad_output, x, center, scale, slope, offset, rows, channels, row, channel,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    values, places, inside = _tile(x, rows, columns, row, column, ROWS, COLUMNS)
-    arrived = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
-    centred = values - centre[None, :]
+    values, offsets, mask = _load_tile(x, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS)
+    dy = tl.load(grad_output + offsets, mask=mask, other=0.0).to(tl.float32)
+    centered = values - center[None, :]
     if RELU:
-        stored = (centred * slope[None, :] + offset[None, :]).to(gradient.dtype.element_ty).to(tl.float32)
-        arrived = tl.where(stored <= 0, 0.0, arrived)
-    return arrived, centred * spread[None, :], places, inside
+        stored = (centered * slope[None, :] + offset[None, :]).to(grad_output.dtype.element_ty).to(tl.float32)
+        dy = tl.where(stored <= 0, 0.0, dy)
+    return dy, centered * scale[None, :], offsets, mask
 
 
 @triton.jit
-def _gradient_sums(
-    gradient, x, mean, scale, weight, bias, parts, tickets, to_weight, to_bias, rows, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr, RELU: tl.constexpr,
+def _batch_norm_backward_reduce(
+    grad_output, x, mean, inv_std, weight, bias, partials, counters, grad_weight, grad_bias,
+    alpha, mean_shift, mean_dy, mean_dy_xhat, rows, channels, share,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    RELU: tl.constexpr, ALPHA_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    program, column = tl.program_id(0), tl.program_id(1) * COLUMNS
-    across = column + tl.arange(0, COLUMNS)
-    within = across < columns
-    centre, spread, slope, offset = _layer(mean, scale, weight, bias, across, within)
-    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-    scaled = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for row in range(program * ROWS, rows, PROGRAMS * ROWS):
-        arrived, normal, _, _ = _arriving(
-            gradient, x, centre, spread, slope, offset, rows, columns, row, column, ROWS, COLUMNS, RELU
+    program, channel = tl.program_id(0), tl.program_id(1) * BLOCK_CHANNELS
+    columns = channel + tl.arange(0, BLOCK_CHANNELS)
+    in_range = columns < channels
+    center, scale, slope, offset = _load_layer(mean, inv_std, weight, bias, columns, in_range)
+    dy_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
+    dy_xhat_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
+    for row in range(program * BLOCK_ROWS, rows, PROGRAMS * BLOCK_ROWS):
+        dy, xhat, _, _ = _grad_tile(
+            grad_output, x, center, scale, slope, offset, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS, RELU
         )
-        plain += arrived
-        scaled += arrived * normal
-    slot = parts + program * 2 * columns + across
-    tl.store(slot, tl.sum(plain, 0), mask=within)
-    tl.store(slot + columns, tl.sum(scaled, 0), mask=within)
-    if _last_to_arrive(tickets, tl.program_id(1), PROGRAMS):
-        _add_up(parts, to_weight, to_bias, columns, across, within, COLUMNS, PROGRAMS, AT_ONCE)
+        dy_sum += dy
+        dy_xhat_sum += dy * xhat
+    slot = partials + program * 2 * channels + columns
+    tl.store(slot, tl.sum(dy_sum, 0), mask=in_range)
+    tl.store(slot + channels, tl.sum(dy_xhat_sum, 0), mask=in_range)
+    if _is_last_block(counters, tl.program_id(1), PROGRAMS):
+        to_bias, to_weight = _merge_sums(partials, channels, columns, in_range, BLOCK_CHANNELS, PROGRAMS, MERGE_ROWS)
+        tl.store(grad_bias + columns, to_bias, mask=in_range)
+        tl.store(grad_weight + columns, to_weight, mask=in_range)
+        if alpha is not None:
+            batch_share = _load_channels(alpha, columns * ALPHA_STRIDE, in_range) * share
+            shift = _load_channels(mean_shift, columns, in_range)
+            tilt = to_weight / rows * batch_share
+            tl.store(mean_dy_xhat + columns, tilt, mask=in_range)
+            tl.store(mean_dy + columns, to_bias / rows * batch_share + tilt * shift, mask=in_range)
 
 
 @triton.jit
-def _add_up(
-    parts, to_weight, to_bias, columns, across, within,
-    COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr,
+def _merge_sums(
+    partials, channels, columns, in_range,
+    BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    plain = tl.zeros([AT_ONCE, COLUMNS], tl.float32)
-    scaled = tl.zeros([AT_ONCE, COLUMNS], tl.float32)
-    for start in range(0, PROGRAMS, AT_ONCE):
-        which = start + tl.arange(0, AT_ONCE)
-        there = (which[:, None] < PROGRAMS) & within[None, :]
-        slots = parts + which[:, None] * 2 * columns + across[None, :]
-        plain += tl.load(slots, mask=there, other=0.0, volatile=True)
-        scaled += tl.load(slots + columns, mask=there, other=0.0, volatile=True)
-    tl.store(to_bias + across, tl.sum(plain, 0), mask=within)
-    tl.store(to_weight + across, tl.sum(scaled, 0), mask=within)
+    dy_sum = tl.zeros([MERGE_ROWS, BLOCK_CHANNELS], tl.float32)
+    dy_xhat_sum = tl.zeros([MERGE_ROWS, BLOCK_CHANNELS], tl.float32)
+    for start in range(0, PROGRAMS, MERGE_ROWS):
+        programs = start + tl.arange(0, MERGE_ROWS)
+        mask = (programs[:, None] < PROGRAMS) & in_range[None, :]
+        slots = partials + programs[:, None] * 2 * channels + columns[None, :]
+        dy_sum += tl.load(slots, mask=mask, other=0.0, volatile=True)
+        dy_xhat_sum += tl.load(slots + channels, mask=mask, other=0.0, volatile=True)
+    return tl.sum(dy_sum, 0), tl.sum(dy_xhat_sum, 0)
 
 
 @triton.jit
-def _gradient(
-    gradient, x, mean, scale, weight, bias, to_weight, to_bias, beside, out, rows, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr, ADDS: tl.constexpr,
+def _load_mean(values, columns, in_range, rows, SUMS: tl.constexpr):
+    mean = tl.load(values + columns, mask=in_range, other=0.0)
+    if SUMS:
+        mean = mean / rows
+    return mean
+
+
+@triton.jit
+def _batch_norm_backward_apply(
+    grad_output, x, mean, inv_std, weight, bias, mean_dy_xhat, mean_dy, residual_grad, grad_input, rows, channels,
+    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, RELU: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
-    across = column + tl.arange(0, COLUMNS)
-    within = across < columns
-    centre, spread, slope, offset = _layer(mean, scale, weight, bias, across, within)
-    level = tl.load(to_bias + across, mask=within, other=0.0) / rows
-    tilt = tl.load(to_weight + across, mask=within, other=0.0) / rows
-    arrived, normal, places, inside = _arriving(
-        gradient, x, centre, spread, slope, offset, rows, columns, row, column, ROWS, COLUMNS, RELU
+    row, channel = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_CHANNELS
+    columns = channel + tl.arange(0, BLOCK_CHANNELS)
+    in_range = columns < channels
+    center, scale, slope, offset = _load_layer(mean, inv_std, weight, bias, columns, in_range)
+    level = _load_mean(mean_dy, columns, in_range, rows, SUMS)
+    tilt = _load_mean(mean_dy_xhat, columns, in_range, rows, SUMS)
+    dy, xhat, offsets, mask = _grad_tile(
+        grad_output, x, center, scale, slope, offset, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS, RELU
     )
-    leaving = slope[None, :] * (arrived - level[None, :] - normal * tilt[None, :])
-    if ADDS:
-        leaving = leaving.to(out.dtype.element_ty).to(tl.float32)
-        leaving += tl.load(beside + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, leaving.to(out.dtype.element_ty), mask=inside)
+    dx = slope[None, :] * (dy - level[None, :] - xhat * tilt[None, :])
+    if residual_grad is not None:
+        dx = dx.to(grad_input.dtype.element_ty).to(tl.float32)
+        dx += tl.load(residual_grad + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(grad_input + offsets, dx.to(grad_input.dtype.element_ty), mask=mask)
 
 
-class _Plan(NamedTuple):
+class LaunchConfig(NamedTuple):
     """How the work on images of one shape is divided into programs.
 
     Attributes:
-        shape: Pixels and channels.
-        reduced: The grid of a reduction, and its options.
-        parts: Where the programs of a reduction leave their sums, as a shape.
-        applied: The grid of a kernel that looks at each value by itself, and its options.
+        shape: Rows and channels.
+        reduce: The grid of a reduction, and its options.
+        partials: The shape of the buffer for the sums of the programs of a reduction.
+        apply: The grid of an elementwise kernel, and its options.
     """
 
     shape: tuple[int, int]
-    reduced: tuple[tuple[int, int], dict[str, int]]
-    parts: tuple[int, int, int]
-    applied: tuple[tuple[int, int], dict[str, int]]
+    reduce: tuple[tuple[int, int], dict[str, int]]
+    partials: tuple[int, int, int]
+    apply: tuple[tuple[int, int], dict[str, int]]
 
 
-# An eager step asks for it four times in every layer, and working it out takes as long as a launch.
+class GradientSums(NamedTuple):
+    """What a backward reduction finds, all of shape (C,).
+
+    Attributes:
+        grad_weight: The gradient of the weight.
+        grad_bias: The gradient of the bias.
+        mean_dy_xhat: What the gradient of x subtracts per unit of normalized x; None in a plain batch norm.
+        mean_dy: What it subtracts besides; None in a plain batch norm.
+    """
+
+    grad_weight: Tensor
+    grad_bias: Tensor
+    mean_dy_xhat: Tensor | None = None
+    mean_dy: Tensor | None = None
+
+
+# Cached, because an eager step needs it four times per layer and computing it takes as long as a launch.
 @lru_cache(maxsize=1024)
-def _planned(rows: int, columns: int, size: int, device: torch.device) -> _Plan:
-    wide = max(NARROWEST, min(_COLUMNS, 1 << (columns - 1).bit_length()))
-    across = -(-columns // wide)
-    options, tile, waves = _HALF if size == 2 else _SINGLE
-    high = tile // wide
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    programs = max(1, min(-(-rows // high), waves * processors // across))
-    flat = _APPLIED // wide
-    return _Plan(
-        shape=(rows, columns),
-        reduced=(
-            (programs, across),
-            {"ROWS": high, "COLUMNS": wide, "PROGRAMS": programs, **options, **_AS_WRITTEN},
+def _launch_config_for(rows: int, channels: int, itemsize: int, device: torch.device) -> LaunchConfig:
+    block_channels = max(MIN_BLOCK_CHANNELS, min(_MAX_BLOCK_CHANNELS, 1 << (channels - 1).bit_length()))
+    channel_blocks = -(-channels // block_channels)
+    options, tile, waves = _HALF if itemsize == 2 else _SINGLE
+    reduce_rows, apply_rows = tile // block_channels, _APPLY_TILE // block_channels
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    programs = max(1, min(-(-rows // reduce_rows), waves * multiprocessors // channel_blocks))
+    block = {"BLOCK_CHANNELS": block_channels, **_NO_FMA}
+    return LaunchConfig(
+        shape=(rows, channels),
+        reduce=(
+            (programs, channel_blocks),
+            {"BLOCK_ROWS": reduce_rows, "PROGRAMS": programs, **block, **options},
         ),
-        parts=(programs, 2, columns),
-        applied=((-(-rows // flat), across), {"ROWS": flat, "COLUMNS": wide, **_AS_WRITTEN}),
+        partials=(programs, 2, channels),
+        apply=((-(-rows // apply_rows), channel_blocks), {"BLOCK_ROWS": apply_rows, **block}),
     )
 
 
-def _plan(x: Tensor) -> _Plan:
-    return _planned(x.numel() // x.shape[1], x.shape[1], x.element_size(), x.device)
+def _launch_config(x: Tensor) -> LaunchConfig:
+    return _launch_config_for(x.numel() // x.shape[1], x.shape[1], x.element_size(), x.device)
 
 
-def _numbers(x: Tensor, *shape: int) -> Tensor:
+def _empty(x: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
-def reduce(x: Tensor, addend: Tensor | None, eps: float, tickets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of both, its mean per channel, and one over its standard deviation."""
+def reduce(
+    x: Tensor, addend: Tensor | None, eps: float, interpolation: Interpolation | None, counters: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the sum of x and addend, and the statistics that `driftproof.kernels.dispatch.forward` returns."""
     total = x if addend is None else torch.empty_like(x)
-    plan = _plan(x)
-    grid, options = plan.reduced
-    mean, scale, parts = (_numbers(x, *shape) for shape in ((x.shape[1],), (x.shape[1],), plan.parts))
-    beside = x if addend is None else addend
-    _statistics[grid](
-        x, beside, total, parts, tickets, mean, scale, *plan.shape, eps, **options, ADDS=addend is not None
-    )
-    return total, mean, scale
+    config = _launch_config(x)
+    grid, options = config.reduce
+    partials = _empty(x, *config.partials)
+    statistics = tuple(_empty(x, x.shape[1]) for _ in range(2 if interpolation is None else 5))
+    outputs = (*statistics, None, None, None)[:5]
+    *given, alpha, share = (None,) * 5 + (1.0,) if interpolation is None else interpolation
+    _batch_norm_reduce[grid](
+        x, addend, total, partials, counters, *outputs[:2], *given, alpha, *outputs[2:], *config.shape, eps, share,
+        **options, ALPHA_STRIDE=_alpha_stride(alpha),
+    )  # fmt: skip
+    return total, statistics
 
 
-def apply(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
-    """What was normalized, scaled and shifted, and cut off at zero if asked for."""
+def apply(x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
+    """Return `x` normalized, scaled and shifted, after a ReLU if asked for."""
     y = torch.empty_like(x)
-    plan = _plan(x)
-    grid, options = plan.applied
-    _normalized[grid](x, mean, scale, weight, bias, y, *plan.shape, **options, RELU=relu)
+    config = _launch_config(x)
+    grid, options = config.apply
+    _batch_norm_apply[grid](x, mean, inv_std, weight, bias, y, *config.shape, **options, RELU=relu)
     return y
 
 
 def reduce_backward(
-    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, tickets: Tensor,
-    *, relu: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of weight and bias."""
-    plan = _plan(x)
-    grid, options = plan.reduced
-    to_weight, to_bias, parts = (_numbers(x, *shape) for shape in ((x.shape[1],), (x.shape[1],), plan.parts))
-    _gradient_sums[grid](
-        gradient, x, mean, scale, weight, bias, parts, tickets, to_weight, to_bias, *plan.shape, **options, RELU=relu
-    )
-    return to_weight, to_bias
+    grad_output: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor,
+    alpha: Tensor | None, mean_shift: Tensor | None, share: float, counters: Tensor, *, relu: bool,
+) -> GradientSums:  # fmt: skip
+    """Return the gradients of weight and bias, and what `apply_backward` needs besides."""
+    config = _launch_config(x)
+    grid, options = config.reduce
+    sums = GradientSums(*(_empty(x, x.shape[1]) for _ in range(2 if alpha is None else 4)))
+    partials = _empty(x, *config.partials)
+    _batch_norm_backward_reduce[grid](
+        grad_output, x, mean, inv_std, weight, bias, partials, counters, sums.grad_weight, sums.grad_bias,
+        alpha, mean_shift, sums.mean_dy, sums.mean_dy_xhat, *config.shape, share,
+        **options, RELU=relu, ALPHA_STRIDE=_alpha_stride(alpha),
+    )  # fmt: skip
+    return sums
 
 
 def apply_backward(
-    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor,
-    to_weight: Tensor, to_bias: Tensor, beside: Tensor | None, *, relu: bool,
+    grad_output: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor,
+    sums: GradientSums, residual_grad: Tensor | None, *, relu: bool,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the input, and what came to it on another way."""
-    out = torch.empty_like(x)
-    plan = _plan(x)
-    grid, options = plan.applied
-    other = x if beside is None else beside
-    _gradient[grid](
-        gradient, x, mean, scale, weight, bias, to_weight, to_bias, other, out, *plan.shape,
-        **options, RELU=relu, ADDS=beside is not None,
+    """Return the gradient of `x`, plus `residual_grad`."""
+    grad_input = torch.empty_like(x)
+    config = _launch_config(x)
+    grid, options = config.apply
+    plain = sums.mean_dy is None
+    coefficients = sums[:2] if plain else sums[2:]
+    _batch_norm_backward_apply[grid](
+        grad_output, x, mean, inv_std, weight, bias, *coefficients, residual_grad, grad_input, *config.shape,
+        **options, RELU=relu, SUMS=plain,
     )  # fmt: skip
-    return out
+    return grad_input
+
+
+def _alpha_stride(alpha: Tensor | None) -> int:
+    return 0 if alpha is None or alpha.numel() == 1 else 1
