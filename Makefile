@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-scenes clean
+.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes clean
 
 setup: $(READY)
 
@@ -69,10 +69,14 @@ bench-step: setup
 bench-corruptions: setup
 	$(BIN)/python benchmarks/corruptions.py
 
-# Where DATA holds CIFAR-10 and WEIGHTS is its network, also whether the engines agree on real images.
+# With DATA (the folder of CIFAR-10) and WEIGHTS (its network) this also compares the engines on real images.
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
 	test -z "$(DATA)" || $(BIN)/python benchmarks/agreement.py --data $(DATA) --weights $(WEIGHTS)
+
+# Needs timm and torchvision; uses a GPU where there is one.
+bench-architectures: setup
+	$(BIN)/python benchmarks/architectures.py
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py --engine graph --channels-last

@@ -1,3 +1,5 @@
+import importlib
+
 import hypothesis
 import pytest
 import torch
@@ -10,3 +12,26 @@ hypothesis.settings.load_profile("driftproof")
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """torchvision; where its operators were built for another torch, the two that its import needs are declared."""
+    try:
+        return importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pytest.skip("torchvision is not installed")
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    for name in ("nms", "qnms"):
+        _torchvision_operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("torchvision")
+
+
+_torchvision_operators = torch.library.Library("torchvision", "FRAGMENT")  # an operator is defined while this lives
+
+
+@pytest.fixture(scope="session")
+def timm(torchvision):
+    return pytest.importorskip("timm")
