@@ -1,4 +1,4 @@
-"""DeepLabV3+: the published size and names, weights from public files and from classifiers, and single images."""
+"""DeepLabV3+: published size and names, loading public weights and backbones, single images."""
 
 import itertools
 import logging
@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 
 import driftproof as dp
-from driftproof.models import DeepLabV3Plus, ResNet50, build, load_backbone, load_checkpoint, restore, save_checkpoint
+from driftproof.models import (
+    DeepLabV3Plus,
+    ResNet50,
+    build_from_checkpoint,
+    build_model,
+    load_backbone,
+    load_checkpoint,
+    save_checkpoint,
+)
 from driftproof.norms import batch_norms
 
 
@@ -21,27 +29,37 @@ def layer_names(path, first=0):
     return {f"{path}.{first}.weight"} | norm_names(f"{path}.{first + 1}")
 
 
-def small(**settings):
+def small_model(**settings):
     torch.manual_seed(0)
-    return build("deeplabv3plus_small", **{"classes": 4} | settings).eval()
+    return build_model("deeplabv3plus_small", **{"classes": 4} | settings).eval()
 
 
-def wide(model, **also):
-    """The auxiliary head's weights as public files carry them."""
-    head = {"dsn.0.weight": torch.rand(8, 4, 3, 3), "dsn.4.bias": torch.rand(4)}
-    return {f"module.{name}": value for name, value in {**model.state_dict(), **head, **also}.items()}
-
-
-def test_it_has_the_published_size():
+def constant_model(make):
+    """Build a network whose tensors are constant, each with another value; random initialization is slow."""
     with torch.device("meta"):
-        model = build("deeplabv3plus_resnet50")
+        model = make()
+    model.to_empty(device="cpu")
+    for value, tensor in enumerate(model.state_dict().values(), start=1):
+        tensor.fill_(value)
+    return model
+
+
+def public_state_dict(model, **extra):
+    """State dict as in public files, with the weights of the auxiliary head."""
+    head = {"dsn.0.weight": torch.rand(8, 4, 3, 3), "dsn.4.bias": torch.rand(4)}
+    return {f"module.{name}": value for name, value in {**model.state_dict(), **head, **extra}.items()}
+
+
+def test_resnet50_variant_has_the_published_size():
+    with torch.device("meta"):
+        model = build_model("deeplabv3plus_resnet50")
     assert sum(parameter.numel() for parameter in model.parameters()) == 40_351_667
     assert sum(1 for _ in batch_norms(model)) == 62
-    moving = dp.scopes.norm_affine().parameters(model)
-    assert sum(parameter.numel() for parameter in moving.values()) == 57_312
+    affine_parameters = dp.scopes.norm_affine().parameters(model)
+    assert sum(parameter.numel() for parameter in affine_parameters.values()) == 57_312
 
 
-def test_it_has_the_public_names():
+def test_parameter_names_match_public_checkpoints():
     names = layer_names("layer0") | layer_names("aspp.img_conv") | layer_names("bot_fine") | layer_names("bot_aspp")
     names |= layer_names("final1") | layer_names("final1", first=3) | {"final2.0.weight", "final2.0.bias"}
     for branch in range(4):
@@ -55,34 +73,34 @@ def test_it_has_the_public_names():
 
 
 @pytest.mark.parametrize("name", ["deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"])
-@pytest.mark.parametrize("size", [(33, 47)])
-def test_every_size_of_image_gets_logits_of_its_size_from_features_of_a_sixteenth(name, size):
+def test_logits_have_the_image_size_and_output_stride_is_16(name):
+    size = (33, 47)
     with torch.device("meta"):
-        model, images = build(name, classes=5), torch.rand(2, 3, *size)
+        model, images = build_model(name, classes=5), torch.rand(2, 3, *size)
         coarse = model.layer4(model.layer3(model.layer2(model.layer1(model.layer0(images)))))
         assert model(images).shape == (2, 5, *size)
     assert coarse.shape[2:] == tuple(-(-side // 16) for side in size)
 
 
-def decoded_by_hand(model, images):
-    """The published arrangement, step by step, from the network's own layers."""
+def reference_forward(model, images):
+    """The published forward pass, step by step, with the layers of the network."""
     images = (images - model.mean) / model.std
     x = F.max_pool2d(F.relu(model.layer0[1](model.layer0[0](images))), 3, 2, 1)
     fine = model.layer1(x)
     x = model.layer4(model.layer3(model.layer2(fine)))
     pooled = model.aspp.img_conv(F.adaptive_avg_pool2d(x, 1))
-    enlarge = {"mode": "bilinear", "align_corners": True}
-    branches = [F.interpolate(pooled, size=x.shape[2:], **enlarge)]
+    resize = {"mode": "bilinear", "align_corners": True}
+    branches = [F.interpolate(pooled, size=x.shape[2:], **resize)]
     branches += [branch(x) for branch in model.aspp.features]
-    coarse = F.interpolate(model.bot_aspp(torch.cat(branches, 1)), size=fine.shape[2:], **enlarge)
+    coarse = F.interpolate(model.bot_aspp(torch.cat(branches, 1)), size=fine.shape[2:], **resize)
     decoded = model.final1(torch.cat([model.bot_fine(fine), coarse], 1))
-    return F.interpolate(model.final2(decoded), size=images.shape[2:], **enlarge)
+    return F.interpolate(model.final2(decoded), size=images.shape[2:], **resize)
 
 
-def test_it_computes_what_was_published():
-    model, images = small(), torch.rand(2, 3, 40, 56)
+def test_forward_equals_the_published_architecture():
+    model, images = small_model(), torch.rand(2, 3, 40, 56)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), decoded_by_hand(model, images))
+        torch.testing.assert_close(model(images), reference_forward(model, images))
     rates = [branch[0].dilation[0] for branch in model.aspp.features]
     assert rates == [1, 6, 12, 18]
     with torch.device("meta"):
@@ -90,68 +108,70 @@ def test_it_computes_what_was_published():
     assert all(block.conv2.dilation == (2, 2) and block.conv2.stride == (1, 1) for block in last)
 
 
-def test_variants_that_do_not_exist():
+def test_invalid_variants_raise_configuration_error():
     with pytest.raises(dp.errors.ConfigurationError, match="`depth` to be 18 or 50 and `width` a multiple of 4"):
         DeepLabV3Plus(depth=34)
     with pytest.raises(dp.errors.ConfigurationError, match="multiple of 4, but got 18 and 10"):
         DeepLabV3Plus(depth=18, width=10)
 
 
-def test_a_public_file_is_loaded_and_its_auxiliary_head_left_out_aloud(tmp_path, caplog):
-    model, other = small(), small(classes=4)
+def test_loading_a_public_file_drops_the_auxiliary_head_with_a_warning(tmp_path, caplog):
+    model, other = small_model(), small_model(classes=4)
     scores = {"mean_iu": np.nanmean([0.3, 0.4]), "seen": np.int64(3), "half": np.float16(0.5), "done": np.bool_(True)}
-    torch.save({"epoch": 3, "state_dict": wide(model)} | scores, tmp_path / "public.pth")
+    torch.save({"epoch": 3, "state_dict": public_state_dict(model)} | scores, tmp_path / "public.pth")
     torch.nn.init.zeros_(other.final2[0].weight)
     with caplog.at_level(logging.WARNING):
         load_checkpoint(other, tmp_path / "public.pth")
     assert torch.equal(other.final2[0].weight, model.final2[0].weight)
     assert "dsn.0.weight" in caplog.text
-    torch.save(wide(model, strange=torch.zeros(1)), tmp_path / "strange.pth")
-    with pytest.raises(dp.errors.InputError, match="it has strange, unknown to the model"):
+    torch.save(public_state_dict(model, strange=torch.zeros(1)), tmp_path / "strange.pth")
+    with pytest.raises(dp.errors.InputError, match="it has strange, which the model lacks"):
         load_checkpoint(other, tmp_path / "strange.pth")
 
 
-def test_it_is_saved_and_restored_whole(tmp_path):
-    model, images = small(), torch.rand(1, 3, 24, 24)
+def test_saved_network_is_rebuilt_from_its_file(tmp_path):
+    model, images = small_model(), torch.rand(1, 3, 24, 24)
     save_checkpoint(tmp_path / "w.safetensors", model, {"arch": "deeplabv3plus_small", "classes": list("abcd")})
     with torch.no_grad():
-        assert torch.equal(restore(tmp_path / "w.safetensors")(images), model(images))
+        assert torch.equal(build_from_checkpoint(tmp_path / "w.safetensors")(images), model(images))
 
 
-def test_a_classifiers_weights_become_the_backbone_and_what_does_not_fit_is_told(tmp_path):
-    classifier = ResNet50(7)
+def test_load_backbone_copies_classifier_weights_and_reports_the_rest(tmp_path):
+    classifier = constant_model(lambda: ResNet50(7))
     torch.save({"state_dict": {f"module.{k}": v for k, v in classifier.state_dict().items()}}, tmp_path / "c.pt")
-    model = DeepLabV3Plus(4)
-    fresh = model.final2[0].weight.clone()
-    transfer = load_backbone(model, tmp_path / "c.pt")
-    assert transfer.unused == ("fc.weight", "fc.bias")
-    assert {name.partition(".")[0] for name in transfer.fresh} == {"aspp", "bot_fine", "bot_aspp", "final1", "final2"}
-    assert {*transfer.taken, *transfer.fresh} == set(model.state_dict())
+    model = constant_model(lambda: DeepLabV3Plus(4))
+    initial = model.final2[0].weight.clone()
+    report = load_backbone(model, tmp_path / "c.pt")
+    assert report.unexpected == ("fc.weight", "fc.bias")
+    assert {name.partition(".")[0] for name in report.missing} == {"aspp", "bot_fine", "bot_aspp", "final1", "final2"}
+    assert {*report.loaded, *report.missing} == set(model.state_dict())
     assert torch.equal(model.layer0[0].weight, classifier.conv1.weight)
     assert torch.equal(model.layer0[1].running_mean, classifier.bn1.running_mean)
     assert torch.equal(model.layer4[2].conv3.weight, classifier.layer4[2].conv3.weight)
-    assert torch.equal(model.final2[0].weight, fresh)
-    assert "fc.weight, fc.bias" in str(transfer)
+    assert torch.equal(model.final2[0].weight, initial)
+    assert "fc.weight, fc.bias" in str(report)
 
 
-def test_a_backbone_that_does_not_fit_or_is_spoilt_is_refused(tmp_path):
-    model = small()
+def test_mismatched_or_non_finite_backbone_raises_and_changes_nothing(tmp_path):
+    model = small_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.save({"odd.weight": torch.rand(3)}, tmp_path / "odd.pt")
     with pytest.raises(dp.errors.InputError, match="but none do"):
         load_backbone(model, tmp_path / "odd.pt")
-    torch.save(ResNet50(7).state_dict(), tmp_path / "deep.pt")  # only the counters of its batch norms fit
+    torch.save(
+        constant_model(lambda: ResNet50(7)).half().state_dict(), tmp_path / "deep.pt"
+    )  # only its batch norm counters match
     with pytest.raises(dp.errors.InputError, match="but none do"):
         load_backbone(model, tmp_path / "deep.pt")
-    spoilt = {"conv1.weight": torch.full_like(model.layer0[0].weight, torch.nan)}
-    torch.save(spoilt, tmp_path / "spoilt.pt")
+    non_finite = {"conv1.weight": torch.full_like(model.layer0[0].weight, torch.nan)}
+    torch.save(non_finite, tmp_path / "nan.pt")
     with pytest.raises(dp.errors.InputError, match=r"finite, but those of layer0\.0\.weight"):
-        load_backbone(model, tmp_path / "spoilt.pt")
+        load_backbone(model, tmp_path / "nan.pt")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_one_image_is_refused_in_training_and_takes_source_statistics_when_adapting():
-    model, image = small(), torch.rand(1, 3, 32, 32)
+def test_single_image_raises_in_training_and_uses_source_statistics_when_adapting():
+    model, image = small_model(), torch.rand(1, 3, 32, 32)
     with pytest.raises(dp.errors.InputError, match="at least two images in training mode"):
         model.train()(image)
     model.eval()

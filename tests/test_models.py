@@ -1,4 +1,4 @@
-"""The networks are the public ones, and their weights come from files safely or not at all."""
+"""Networks equal the public ones; weights load safely and completely, or not at all."""
 
 import copy
 import itertools
@@ -15,43 +15,30 @@ from driftproof.models import (
     ResNet50,
     ResNeXt29,
     WideResNet,
-    build,
+    build_from_checkpoint,
+    build_model,
     load_checkpoint,
     read_checkpoint,
-    restore,
     save_checkpoint,
 )
 from driftproof.norms import batch_norms
 
 
-@pytest.mark.parametrize(
-    ("depth", "width", "classes", "parameters", "norms", "affine"),
-    [(40, 2, 10, 2_243_546, 37, 5_408), (40, 2, 100, 2_255_156, 37, 5_408), (28, 10, 10, 36_479_194, 25, 17_952)],
-)
-def test_wide_resnet_has_the_published_size(depth, width, classes, parameters, norms, affine):
-    with torch.device("meta"):
-        model = WideResNet(depth, width, classes)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert sum(1 for _ in batch_norms(model)) == norms
-    moving = dp.scopes.norm_affine().parameters(model)
-    assert sum(parameter.numel() for parameter in moving.values()) == affine
-
-
-def test_wide_resnet_has_the_public_names():
+def test_wide_resnet_parameter_names_match_public_checkpoints():
     names = set(WideResNet(16, 1).state_dict())
     assert {"conv1.weight", "block1.layer.0.bn1.running_mean", "block2.layer.0.convShortcut.weight"} <= names
     assert {"block3.layer.1.conv2.weight", "bn1.bias", "fc.bias"} <= names
-    assert not any("mean" in name and "running" not in name for name in names), "normalization is not a weight"
+    assert not any("mean" in name and "running" not in name for name in names), "normalization is in the state dict"
 
 
 def test_wide_resnet_normalizes_its_input():
-    plain, shifted = WideResNet(10, 1, mean=0.0, std=1.0).eval(), WideResNet(10, 1).eval()
-    shifted.load_state_dict(plain.state_dict())
+    plain, normalizing = WideResNet(10, 1, mean=0.0, std=1.0).eval(), WideResNet(10, 1).eval()
+    normalizing.load_state_dict(plain.state_dict())
     images = torch.rand(2, 3, 16, 16)
-    torch.testing.assert_close(shifted(images), plain((images - 0.5) / 0.5))
+    torch.testing.assert_close(normalizing(images), plain((images - 0.5) / 0.5))
 
 
-def test_wide_resnet_of_a_depth_that_does_not_exist():
+def test_wide_resnet_rejects_invalid_depth():
     with pytest.raises(dp.errors.ConfigurationError, match="6n"):
         WideResNet(depth=18)
 
@@ -59,11 +46,11 @@ def test_wide_resnet_of_a_depth_that_does_not_exist():
 def test_images_are_normalized_per_channel():
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 1.0, 2.0])
     plain = WideResNet(10, 1, mean=0.0, std=1.0).eval()
-    shifted = WideResNet(10, 1, mean=mean.tolist(), std=std.tolist()).eval()
-    shifted.load_state_dict(plain.state_dict())
+    normalizing = WideResNet(10, 1, mean=mean.tolist(), std=std.tolist()).eval()
+    normalizing.load_state_dict(plain.state_dict())
     images = torch.rand(2, 3, 16, 16)
-    by_hand = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
-    torch.testing.assert_close(shifted(images), plain(by_hand))
+    expected = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(normalizing(images), plain(expected))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +62,7 @@ def test_images_are_normalized_per_channel():
         ({"classes": 0}, "`classes` to be at least 1, but got 0"),
     ],
 )
-def test_settings_no_classifier_can_have(wrong, message):
+def test_invalid_classifier_settings_raise_configuration_error(wrong, message):
     with pytest.raises(dp.errors.ConfigurationError, match=message):
         WideResNet(10, 1, **wrong)
 
@@ -87,24 +74,25 @@ def test_settings_no_classifier_can_have(wrong, message):
         ("resnet50", 200, 23_917_832, 53, 53_120),
         ("resnet50_cifar", 10, 23_520_842, 53, 53_120),
         ("resnext29", 100, 6_900_132, 31, 25_216),
+        ("wrn40_2", 10, 2_243_546, 37, 5_408),
         ("wrn40_2", 100, 2_255_156, 37, 5_408),
         ("wrn28_10", 10, 36_479_194, 25, 17_952),
     ],
 )
-def test_networks_of_the_catalogue_have_the_published_size(name, classes, parameters, norms, affine):
+def test_networks_have_the_published_size(name, classes, parameters, norms, affine):
     with torch.device("meta"):
-        model = build(name, classes=classes)
+        model = build_model(name, classes=classes)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert sum(1 for _ in batch_norms(model)) == norms
-    moving = dp.scopes.norm_affine().parameters(model)
-    assert sum(parameter.numel() for parameter in moving.values()) == affine
+    affine_parameters = dp.scopes.norm_affine().parameters(model)
+    assert sum(parameter.numel() for parameter in affine_parameters.values()) == affine
 
 
 def norm_names(path):
     return {f"{path}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 
 
-def test_resnet50_has_torchvisions_names():
+def test_resnet50_parameter_names_match_torchvision():
     names = {"conv1.weight", "fc.weight", "fc.bias"} | norm_names("bn1")
     for layer, blocks in enumerate([3, 4, 6, 3], start=1):
         names |= {f"layer{layer}.0.downsample.0.weight"} | norm_names(f"layer{layer}.0.downsample.1")
@@ -114,7 +102,7 @@ def test_resnet50_has_torchvisions_names():
         assert set(ResNet50().state_dict()) == set(ResNet50(stem="cifar").state_dict()) == names
 
 
-def test_resnext29_has_the_public_names():
+def test_resnext29_parameter_names_match_public_checkpoints():
     names = {"conv_1_3x3.weight", "classifier.weight", "classifier.bias"} | norm_names("bn_1")
     for stage in (1, 2, 3):
         names |= {f"stage_{stage}.0.downsample.0.weight"} | norm_names(f"stage_{stage}.0.downsample.1")
@@ -128,8 +116,8 @@ def test_resnext29_has_the_public_names():
     assert model.stage_2[0].conv_conv.weight.shape == (256, 64, 3, 3), "4 groups of 64 channels"
 
 
-def windows_convolved(x, weight, stride, padding, groups=1):
-    """Convolution as a matrix product over windows, group by group."""
+def conv_by_unfold(x, weight, stride, padding, groups=1):
+    """Convolution as a matrix product over windows, per group."""
     images, size = len(x), weight.shape[-1]
     side = (x.shape[-1] + 2 * padding - size) // stride + 1
     results = []
@@ -139,25 +127,27 @@ def windows_convolved(x, weight, stride, padding, groups=1):
     return torch.cat(results, dim=1)
 
 
-def normed(x, state, path):
+def batch_norm(x, state, path):
     mean, var, weight, bias = (
         state[f"{path}.{leaf}"].view(-1, 1, 1) for leaf in ("running_mean", "running_var", "weight", "bias")
     )
     return (x - mean) / (var + 1e-5).sqrt() * weight + bias
 
 
-def bottleneck_by_hand(x, state, path, convs, norms, stride, groups=1):
-    y = normed(windows_convolved(x, state[f"{path}.{convs[0]}.weight"], 1, 0), state, f"{path}.{norms[0]}").relu()
-    y = windows_convolved(y, state[f"{path}.{convs[1]}.weight"], stride, 1, groups)
-    y = normed(y, state, f"{path}.{norms[1]}").relu()
-    y = normed(windows_convolved(y, state[f"{path}.{convs[2]}.weight"], 1, 0), state, f"{path}.{norms[2]}")
+def reference_bottleneck(x, state, path, convs, norms, stride, groups=1):
+    y = batch_norm(conv_by_unfold(x, state[f"{path}.{convs[0]}.weight"], 1, 0), state, f"{path}.{norms[0]}").relu()
+    y = conv_by_unfold(y, state[f"{path}.{convs[1]}.weight"], stride, 1, groups)
+    y = batch_norm(y, state, f"{path}.{norms[1]}").relu()
+    y = batch_norm(conv_by_unfold(y, state[f"{path}.{convs[2]}.weight"], 1, 0), state, f"{path}.{norms[2]}")
     if f"{path}.downsample.0.weight" in state:
-        x = normed(windows_convolved(x, state[f"{path}.downsample.0.weight"], stride, 0), state, f"{path}.downsample.1")
+        x = batch_norm(
+            conv_by_unfold(x, state[f"{path}.downsample.0.weight"], stride, 0), state, f"{path}.downsample.1"
+        )
     return (x + y).relu()
 
 
-def with_own_statistics(model):
-    """Statistics and affine parameters unlike the fresh ones, so that each of them shows."""
+def randomize_batch_norms(model):
+    """Randomize statistics and affine parameters, so that each one affects the output."""
     for _, module in batch_norms(model):
         with torch.no_grad():
             module.running_mean.normal_(0, 0.1)
@@ -167,68 +157,62 @@ def with_own_statistics(model):
     return model.eval().double()
 
 
-@pytest.fixture(scope="module")
-def small_resnet():
-    torch.manual_seed(0)
-    return with_own_statistics(ResNet50(7))
-
-
 @torch.no_grad()
-def test_resnet50_is_what_its_weights_say(small_resnet):
-    state, images = small_resnet.state_dict(), torch.rand(1, 3, 40, 40, dtype=torch.double)
+def test_resnet50_equals_reference_forward():
+    model = randomize_batch_norms(ResNet50(7))
+    state, images = model.state_dict(), torch.rand(1, 3, 40, 40, dtype=torch.double)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    x = windows_convolved((images - mean) / std, state["conv1.weight"], 2, 3)
-    x = F.max_pool2d(normed(x, state, "bn1").relu(), 3, 2, 1)
+    x = conv_by_unfold((images - mean) / std, state["conv1.weight"], 2, 3)
+    x = F.max_pool2d(batch_norm(x, state, "bn1").relu(), 3, 2, 1)
     convs, norms = ("conv1", "conv2", "conv3"), ("bn1", "bn2", "bn3")
     for layer, blocks in enumerate([3, 4, 6, 3], start=1):
         for block in range(blocks):
             stride = 2 if layer > 1 and block == 0 else 1
-            x = bottleneck_by_hand(x, state, f"layer{layer}.{block}", convs, norms, stride)
+            x = reference_bottleneck(x, state, f"layer{layer}.{block}", convs, norms, stride)
     expected = x.mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
-    torch.testing.assert_close(small_resnet(images), expected)
-
-
-@torch.no_grad()
-def test_wide_resnet_is_what_its_weights_say():
-    torch.manual_seed(0)
-    model = with_own_statistics(WideResNet(16, 2, 5))
-    state, images = model.state_dict(), torch.rand(2, 3, 8, 8, dtype=torch.double)
-    x = windows_convolved((images - 0.5) / 0.5, state["conv1.weight"], 1, 1)
-    for group, block in itertools.product((1, 2, 3), (0, 1)):
-        path, stride = f"block{group}.layer.{block}", 2 if group > 1 and block == 0 else 1
-        active = normed(x, state, f"{path}.bn1").relu()
-        y = windows_convolved(active, state[f"{path}.conv1.weight"], stride, 1)
-        y = windows_convolved(normed(y, state, f"{path}.bn2").relu(), state[f"{path}.conv2.weight"], 1, 1)
-        shortcut = state.get(f"{path}.convShortcut.weight")
-        assert (shortcut is None) == (block > 0)
-        x = y + (x if shortcut is None else windows_convolved(active, shortcut, stride, 0))
-    expected = normed(x, state, "bn1").relu().mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
     torch.testing.assert_close(model(images), expected)
 
 
 @torch.no_grad()
-def test_resnext29_is_what_its_weights_say():
-    model = with_own_statistics(ResNeXt29(5))
+def test_wide_resnet_equals_reference_forward():
+    torch.manual_seed(0)
+    model = randomize_batch_norms(WideResNet(16, 2, 5))
+    state, images = model.state_dict(), torch.rand(2, 3, 8, 8, dtype=torch.double)
+    x = conv_by_unfold((images - 0.5) / 0.5, state["conv1.weight"], 1, 1)
+    for group, block in itertools.product((1, 2, 3), (0, 1)):
+        path, stride = f"block{group}.layer.{block}", 2 if group > 1 and block == 0 else 1
+        activated = batch_norm(x, state, f"{path}.bn1").relu()
+        y = conv_by_unfold(activated, state[f"{path}.conv1.weight"], stride, 1)
+        y = conv_by_unfold(batch_norm(y, state, f"{path}.bn2").relu(), state[f"{path}.conv2.weight"], 1, 1)
+        shortcut = state.get(f"{path}.convShortcut.weight")
+        assert (shortcut is None) == (block > 0)
+        x = y + (x if shortcut is None else conv_by_unfold(activated, shortcut, stride, 0))
+    expected = batch_norm(x, state, "bn1").relu().mean(dim=(2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+    torch.testing.assert_close(model(images), expected)
+
+
+@torch.no_grad()
+def test_resnext29_equals_reference_forward():
+    model = randomize_batch_norms(ResNeXt29(5))
     state, images = model.state_dict(), torch.rand(1, 3, 8, 8, dtype=torch.double)
-    x = normed(windows_convolved((images - 0.5) / 0.5, state["conv_1_3x3.weight"], 1, 1), state, "bn_1").relu()
+    x = batch_norm(conv_by_unfold((images - 0.5) / 0.5, state["conv_1_3x3.weight"], 1, 1), state, "bn_1").relu()
     convs, norms = ("conv_reduce", "conv_conv", "conv_expand"), ("bn_reduce", "bn", "bn_expand")
     for stage, block in itertools.product((1, 2, 3), (0, 1, 2)):
         stride = 2 if stage > 1 and block == 0 else 1
-        x = bottleneck_by_hand(x, state, f"stage_{stage}.{block}", convs, norms, stride, groups=4)
+        x = reference_bottleneck(x, state, f"stage_{stage}.{block}", convs, norms, stride, groups=4)
     expected = x.mean(dim=(2, 3)) @ state["classifier.weight"].T + state["classifier.bias"]
     torch.testing.assert_close(model(images), expected)
 
 
-def test_the_cifar_stem_keeps_the_size():
+def test_cifar_stem_keeps_the_resolution():
     with torch.device("meta"):
-        small, large = ResNet50(10, stem="cifar").eval(), ResNet50(10).eval()
+        cifar, imagenet = ResNet50(10, stem="cifar"), ResNet50(10)
         images = torch.rand(1, 3, 32, 32)
-        assert small.maxpool(small.conv1(images)).shape == (1, 64, 32, 32)
-        assert large.maxpool(large.conv1(images)).shape == (1, 64, 8, 8)
-        assert small(images).shape == large(images).shape == (1, 10)
+        assert cifar.maxpool(cifar.conv1(images)).shape == (1, 64, 32, 32)
+        assert imagenet.maxpool(imagenet.conv1(images)).shape == (1, 64, 8, 8)
 
 
-def test_variants_that_do_not_exist():
+def test_invalid_network_variants_raise_configuration_error():
     with pytest.raises(dp.errors.ConfigurationError, match="`stem` to be 'imagenet' or 'cifar', but got 'mnist'"):
         ResNet50(stem="mnist")
     with pytest.raises(dp.errors.ConfigurationError, match="at least 1, but got 0 and 32"):
@@ -236,117 +220,117 @@ def test_variants_that_do_not_exist():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_entry_of_the_catalogue_builds(name):
-    entry = MODELS[name]
+def test_every_registered_model_builds(name):
+    info = MODELS[name]
     with torch.device("meta"):
-        model = build(name)
-        assert model(torch.rand(2, 3, entry.input_size, entry.input_size)).shape[:2] == (2, entry.classes)
-        assert build(name, classes=3).classes == 3
-    assert entry.name == name
-    assert entry.source
-    assert entry.licence
+        model = build_model(name)
+        assert model(torch.rand(2, 3, info.input_size, info.input_size)).shape[:2] == (2, info.classes)
+    assert info.name == name
+    assert info.source
+    assert info.license
 
 
-def test_the_catalogue_knows_the_normalization_of_the_public_weights():
+def test_models_use_the_normalization_of_the_public_weights():
     assert (MODELS["wrn28_10"].mean, MODELS["wrn28_10"].std) == (0.0, 1.0)
-    usual, override = build("wrn10_1"), build("wrn10_1", mean=0.25)
-    assert (float(usual.mean), float(usual.std)) == (0.5, 0.5)
+    default, override = build_model("wrn10_1"), build_model("wrn10_1", mean=0.25)
+    assert (float(default.mean), float(default.std)) == (0.5, 0.5)
     assert (float(override.mean), float(override.std)) == (0.25, 0.5)
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("wrn40-2", "wrn40_2"), ("resnet_50", "resnet50"), ("?", "wrn10_1")])
-def test_an_unknown_name_is_answered_with_the_nearest(name, nearest):
-    with pytest.raises(dp.errors.ConfigurationError, match=f"(Did you mean|There is) .*{nearest}"):
-        build(name)
+def test_unknown_model_name_suggests_the_nearest(name, nearest):
+    with pytest.raises(dp.errors.ConfigurationError, match=f"(Did you mean|Choose from) .*{nearest}"):
+        build_model(name)
 
 
-def tiny(**settings):
-    return build("wrn10_1", **{"classes": 4} | settings)
+def tiny_model(**settings):
+    return build_model("wrn10_1", **{"classes": 4} | settings)
 
 
-def same_weights(one, other):
+def has_same_weights(one, other):
     one, other = one.state_dict(), other.state_dict()
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def with_prefix(prefix, state):
+def add_prefix(prefix, state):
     return {prefix + name: value for name, value in state.items()}
 
 
-def augmix(state):
-    return {"epoch": 99, "model": "wrn", "state_dict": with_prefix("module.", state), "best_acc": 0.95, "optimizer": {}}
+def augmix_layout(state):
+    return {"epoch": 99, "model": "wrn", "state_dict": add_prefix("module.", state), "best_acc": 0.95, "optimizer": {}}
 
 
-ARRANGEMENTS = {
+LAYOUTS = {
     "bare": lambda state: state,
     "ours": lambda state: {"state_dict": state, "meta": {"arch": "wrn10_1"}},
-    "augmix": augmix,
+    "augmix": augmix_layout,
     "model": lambda state: {"model": state, "epoch": 3},
-    "averaged": lambda state: {
+    "ema": lambda state: {
         "state_dict": {name: value + 1 for name, value in state.items()},
         "state_dict_ema": state,
     },
-    "compiled and parallel": lambda state: with_prefix("module._orig_mod.", state),
-    "inside a model": lambda state: with_prefix("model.backbone.", state),
+    "compiled and parallel": lambda state: add_prefix("module._orig_mod.", state),
+    "nested model": lambda state: add_prefix("model.backbone.", state),
     "robustbench": lambda state: {"mu": torch.full((1, 3, 1, 1), 0.5), "sigma": torch.full((1, 3, 1, 1), 0.5)} | state,
-    "robustbench, wrapped": lambda state: (
-        {"normalize.mean": torch.full((3,), 0.5), "normalize.std": torch.full((1,), 0.5)} | with_prefix("model.", state)
+    "wrapped robustbench": lambda state: (
+        {"normalize.mean": torch.full((3,), 0.5), "normalize.std": torch.full((1,), 0.5)} | add_prefix("model.", state)
     ),
-    "before batches were counted": lambda state: {
+    "without num_batches_tracked": lambda state: {
         name: value for name, value in state.items() if not name.endswith("num_batches_tracked")
     },
 }
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("zipped", [True, False])
-def test_torch_files_in_every_arrangement_load(arrangement, zipped, tmp_path):
-    source, model = tiny(), tiny()
-    contents = ARRANGEMENTS[arrangement](source.state_dict())
+@pytest.mark.parametrize(
+    ("layout", "zipped"), [*((layout, True) for layout in LAYOUTS), ("bare", False), ("augmix", False)]
+)
+def test_torch_files_in_every_layout_load(layout, zipped, tmp_path):
+    source, model = tiny_model(), tiny_model()
+    contents = LAYOUTS[layout](source.state_dict())
     torch.save(contents, tmp_path / "weights.pt", _use_new_zipfile_serialization=zipped)
-    assert not same_weights(source, model)
+    assert not has_same_weights(source, model)
     assert load_checkpoint(model, tmp_path / "weights.pt") is model
-    assert same_weights(source, model)
+    assert has_same_weights(source, model)
 
 
-def test_what_a_file_says_besides_weights_is_kept(tmp_path):
-    state = tiny().state_dict()
-    torch.save(augmix(state), tmp_path / "augmix")
+def test_read_checkpoint_returns_metadata(tmp_path):
+    state = tiny_model().state_dict()
+    torch.save(augmix_layout(state), tmp_path / "augmix")
     assert read_checkpoint(tmp_path / "augmix").meta == {"epoch": 99, "model": "wrn", "best_acc": 0.95}
     torch.save({"state_dict": state, "meta": {"classes": ["a", "b"]}, "epoch": 3}, tmp_path / "ours")
     assert read_checkpoint(tmp_path / "ours").meta == {"classes": ["a", "b"]}
     safetensors.torch.save_file(state, tmp_path / "plain", metadata={"format": "pt"})
     assert read_checkpoint(tmp_path / "plain").meta == {"format": "pt"}
-    safetensors.torch.save_file(state, tmp_path / "silent")
-    assert read_checkpoint(tmp_path / "silent").meta == {}
+    safetensors.torch.save_file(state, tmp_path / "bare")
+    assert read_checkpoint(tmp_path / "bare").meta == {}
 
 
 def test_safetensors_files_load(tmp_path):
-    source, model = tiny(), tiny()
-    safetensors.torch.save_file(with_prefix("module.", source.state_dict()), tmp_path / "weights")
-    assert same_weights(source, load_checkpoint(model, str(tmp_path / "weights")))
+    source, model = tiny_model(), tiny_model()
+    safetensors.torch.save_file(add_prefix("module.", source.state_dict()), tmp_path / "weights")
+    assert has_same_weights(source, load_checkpoint(model, str(tmp_path / "weights")))
 
 
-def test_a_prefix_of_the_models_own_stays(tmp_path):
+def test_prefix_that_belongs_to_the_model_is_kept(tmp_path):
     source, model = torch.nn.Sequential(), torch.nn.Sequential()
     source.add_module("model", torch.nn.Linear(2, 3))
     model.add_module("model", torch.nn.Linear(2, 3))
     torch.save(source.state_dict(), tmp_path / "own")
-    assert same_weights(source, load_checkpoint(model, tmp_path / "own"))
-    torch.save(with_prefix("model.", source.state_dict()), tmp_path / "doubled")
-    assert same_weights(source, load_checkpoint(model, tmp_path / "doubled"))
+    assert has_same_weights(source, load_checkpoint(model, tmp_path / "own"))
+    torch.save(add_prefix("model.", source.state_dict()), tmp_path / "doubled")
+    assert has_same_weights(source, load_checkpoint(model, tmp_path / "doubled"))
 
 
 @pytest.mark.parametrize(("stored", "own"), [(torch.float16, torch.float32), (torch.float32, torch.float64)])
-def test_values_are_cast_to_the_models_type(stored, own, tmp_path):
-    source = tiny().to(stored)
+def test_values_are_cast_to_the_model_dtype(stored, own, tmp_path):
+    source = tiny_model().to(stored)
     torch.save(source.state_dict(), tmp_path / "weights")
-    model = load_checkpoint(tiny().to(own), tmp_path / "weights")
+    model = load_checkpoint(tiny_model().to(own), tmp_path / "weights")
     assert {parameter.dtype for parameter in model.parameters()} == {own}
-    assert same_weights(model, source.to(own))
+    assert has_same_weights(model, source.to(own))
 
 
-class Malice:
+class PickleExploit:
     def __init__(self, path):
         self.path = path
 
@@ -355,35 +339,35 @@ class Malice:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(zipped, tmp_path):
-    contents = {"state_dict": Malice(tmp_path / "mischief")}
+def test_pickle_with_code_is_rejected_without_running_it(zipped, tmp_path):
+    contents = {"state_dict": PickleExploit(tmp_path / "created")}
     torch.save(contents, tmp_path / "weights.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(dp.errors.InputError, match=rf"asks for `{os.name}\.mkdir`.*nothing was run.*safetensors"):
         read_checkpoint(tmp_path / "weights.pt")
-    assert not (tmp_path / "mischief").exists()
+    assert not (tmp_path / "created").exists()
     torch.load(tmp_path / "weights.pt", weights_only=False)
-    assert (tmp_path / "mischief").exists(), "the file was harmless, so the test showed nothing"
+    assert (tmp_path / "created").exists(), "the exploit does not work, so the test proves nothing"
 
 
-def test_a_whole_pickled_model_is_refused_by_name(tmp_path):
-    torch.save(tiny(), tmp_path / "model.pt")
+def test_pickled_module_is_rejected_by_name(tmp_path):
+    torch.save(tiny_model(), tmp_path / "model.pt")
     with pytest.raises(dp.errors.InputError, match=r"asks for `driftproof\.models\.wide_resnet\.WideResNet`"):
-        load_checkpoint(tiny(), tmp_path / "model.pt")
+        load_checkpoint(tiny_model(), tmp_path / "model.pt")
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    model = tiny()
+def test_truncated_file_raises_input_error(tmp_path):
+    model = tiny_model()
     torch.save(model.state_dict(), tmp_path / "zipped")
     torch.save(model.state_dict(), tmp_path / "flat", _use_new_zipfile_serialization=False)
     save_checkpoint(tmp_path / "safe", model, {})
     before = copy.deepcopy(model)
     for path in list(tmp_path.iterdir()):
-        whole = path.read_bytes()
-        for length in (0, 5, 9, 100, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:length])
+        content = path.read_bytes()
+        for length in (0, 5, 9, 100, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
             with pytest.raises(dp.errors.InputError, match="damaged, incomplete or something else"):
                 load_checkpoint(model, path)
-    assert same_weights(before, model)
+    assert has_same_weights(before, model)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +382,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         ({"state_dict": {"conv1.weight": 3}}, "it holds state_dict"),
     ],
 )
-def test_files_without_weights_are_refused(contents, message, tmp_path):
+def test_file_without_weights_raises_input_error(contents, message, tmp_path):
     path = tmp_path / "weights"
     if isinstance(contents, bytes):
         path.write_bytes(contents)
@@ -408,38 +392,38 @@ def test_files_without_weights_are_refused(contents, message, tmp_path):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("said", ["{", "[1]"])
-def test_a_description_that_is_none_is_refused(said, tmp_path):
-    safetensors.torch.save_file({"x": torch.ones(1)}, tmp_path / "weights", metadata={"meta": said})
+@pytest.mark.parametrize("metadata", ["{", "[1]"])
+def test_invalid_metadata_raises_input_error(metadata, tmp_path):
+    safetensors.torch.save_file({"x": torch.ones(1)}, tmp_path / "weights", metadata={"meta": metadata})
     with pytest.raises(dp.errors.InputError, match="damaged"):
         read_checkpoint(tmp_path / "weights")
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_checkpoint(tmp_path / "nowhere")
 
 
-def spoilt(state, **changes):
+def change_state(state, **changes):
     return {name: value for name, value in (state | changes).items() if value is not None}
 
 
-MISFITS = {
+MISMATCHES = {
     "missing": (
-        lambda state: spoilt(state, **{"fc.bias": None, "bn1.weight": None}),
+        lambda state: change_state(state, **{"fc.bias": None, "bn1.weight": None}),
         r"it lacks bn1\.weight, fc\.bias\.",
     ),
     "many missing": (
         lambda state: {name: value for name, value in state.items() if not name.startswith("block1.")},
         r"it lacks (block1[\w.]+, ){2}block1[\w.]+ and 7 more\.",
     ),
-    "unknown": (lambda state: state | {"head.weight": torch.ones(1)}, r"it has head\.weight, unknown to the model"),
+    "unexpected": (lambda state: state | {"head.weight": torch.ones(1)}, r"it has head\.weight, which the model lacks"),
     "both": (
-        lambda state: spoilt(state, **{"fc.bias": None}) | {"linear.bias": torch.zeros(4)},
-        r"it lacks fc\.bias; it has linear\.bias, unknown",
+        lambda state: change_state(state, **{"fc.bias": None}) | {"linear.bias": torch.zeros(4)},
+        r"it lacks fc\.bias; it has linear\.bias, which",
     ),
     "partly prefixed": (
-        lambda state: with_prefix("module.", state) | {"epoch": torch.tensor(1)},
+        lambda state: add_prefix("module.", state) | {"epoch": torch.tensor(1)},
         r"it lacks conv1\.weight, .*it has module\.conv1\.weight",
     ),
     "shape": (
@@ -464,7 +448,7 @@ MISFITS = {
     ),
     "integers": (
         lambda state: state | {"fc.bias": torch.ones(4, dtype=torch.int8)},
-        r"fc\.bias should be of floating point",
+        r"fc\.bias should be floating point",
     ),
     "not a number": (lambda state: state | {"fc.bias": torch.full((4,), torch.nan)}, r"finite, but those of fc\.bias"),
     "too large for its type": (
@@ -473,108 +457,108 @@ MISFITS = {
     ),
     "other normalization": (
         lambda state: state | {"mu": torch.tensor([0.5, 0.4, 0.5]).view(1, 3, 1, 1), "sigma": torch.full((3,), 0.5)},
-        r"with mean \[0\.5, 0\.4\d*, 0\.5\], but this one has mean 0\.5\. Build it with mean=\[0\.5",
+        r"mean \[0\.5, 0\.4\d*, 0\.5\], but this one has mean 0\.5\. Build it with mean=\[0\.5",
     ),
-    "normalization of two channels": (lambda state: state | {"mu": torch.ones(2)}, "it has mu, unknown"),
-    "other normalization in words": (
+    "normalization of two channels": (lambda state: state | {"mu": torch.ones(2)}, "it has mu, which the model lacks"),
+    "other normalization as a formula": (
         lambda state: {"state_dict": state, "meta": {"normalize": "(x - 0.5)/0.25"}},
-        r"with std 0\.25, but this one has std 0\.5",
+        r"std 0\.25, but this one has std 0\.5",
     ),
 }
 
 
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_weights_that_do_not_fit_are_refused_and_change_nothing(misfit, tmp_path):
-    spoil, message = MISFITS[misfit]
-    model = tiny()
+@pytest.mark.parametrize("mismatch", MISMATCHES)
+def test_mismatched_weights_raise_and_leave_the_model_unchanged(mismatch, tmp_path):
+    change, message = MISMATCHES[mismatch]
+    model = tiny_model()
     before = copy.deepcopy(model)
-    torch.save(spoil(tiny().state_dict()), tmp_path / "weights")
+    torch.save(change(tiny_model().state_dict()), tmp_path / "weights")
     with pytest.raises(dp.errors.InputError, match=message):
         load_checkpoint(model, tmp_path / "weights")
-    assert same_weights(before, model)
+    assert has_same_weights(before, model)
 
 
-def test_a_model_that_does_not_normalize_takes_no_normalization(tmp_path):
+def test_model_without_normalization_rejects_normalization_entries(tmp_path):
     torch.save({"weight": torch.ones(1, 1), "bias": torch.ones(1), "mu": torch.ones(1)}, tmp_path / "weights")
-    with pytest.raises(dp.errors.InputError, match="it has mu, unknown"):
+    with pytest.raises(dp.errors.InputError, match="it has mu, which the model lacks"):
         load_checkpoint(torch.nn.Linear(1, 1), tmp_path / "weights")
 
 
 @pytest.mark.parametrize("settings", [{}, {"mean": 0.0, "std": 1.0}, {"mean": (0.485, 0.456, 0.406), "std": (1, 2, 3)}])
-def test_a_saved_model_is_restored_from_its_file_alone(settings, tmp_path):
-    model = with_own_statistics(tiny(**settings)).float()
+def test_saved_model_is_rebuilt_from_its_file(settings, tmp_path):
+    model = randomize_batch_norms(tiny_model(**settings)).float()
     state = torch.get_rng_state()
     save_checkpoint(tmp_path / "weights", model, {"arch": "wrn10_1", "note": "für später"})
-    again = restore(tmp_path / "weights")
-    assert torch.equal(state, torch.get_rng_state()), "random numbers of the caller were used up"
-    assert same_weights(model, again)
-    assert torch.equal(model.mean, again.mean)
-    assert torch.equal(model.std, again.std)
-    assert not again.training
+    rebuilt = build_from_checkpoint(tmp_path / "weights")
+    assert torch.equal(state, torch.get_rng_state()), "the global RNG changed"
+    assert has_same_weights(model, rebuilt)
+    assert torch.equal(model.mean, rebuilt.mean)
+    assert torch.equal(model.std, rebuilt.std)
+    assert not rebuilt.training
     images = torch.rand(2, 3, 32, 32)
-    assert torch.equal(model(images), again(images))
+    assert torch.equal(model(images), rebuilt(images))
     meta = read_checkpoint(tmp_path / "weights").meta
-    written = {word: list(value) if isinstance(value, tuple) else value for word, value in settings.items()}
+    written = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
     assert meta == {"arch": "wrn10_1", "note": "für später", "classes": 4, "mean": 0.5, "std": 0.5} | written
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "metadata",
     [
         {"classes": 4, "normalize": "(x-0.25)/0.5"},
         {"classes": ["a", "b", "c", "d"], "normalize": {"mean": [0.25, 0.25, 0.25], "std": 0.5}},
         {"classes": 4, "mean": 0.25, "std": (0.5, 0.5, 0.5)},
     ],
 )
-def test_files_by_others_are_restored_and_saved_again(said, tmp_path):
-    source = tiny(mean=0.25)
+def test_third_party_file_is_rebuilt_and_saved_again(metadata, tmp_path):
+    source = tiny_model(mean=0.25)
     half = {name: value.half() if value.is_floating_point() else value for name, value in source.state_dict().items()}
-    torch.save({"state_dict": half, "meta": {"arch": "wrn10_1"} | said}, tmp_path / "theirs.pt")
-    model = restore(tmp_path / "theirs.pt")
-    assert same_weights(model, source.half().float())
+    torch.save({"state_dict": half, "meta": {"arch": "wrn10_1"} | metadata}, tmp_path / "theirs.pt")
+    model = build_from_checkpoint(tmp_path / "theirs.pt")
+    assert has_same_weights(model, source.half().float())
     assert set(model.mean.flatten().tolist()) == {0.25}
     save_checkpoint(tmp_path / "ours", model, read_checkpoint(tmp_path / "theirs.pt").meta)
-    assert same_weights(restore(tmp_path / "ours"), model)
-    assert read_checkpoint(tmp_path / "ours").meta["classes"] == said["classes"]
+    assert has_same_weights(build_from_checkpoint(tmp_path / "ours"), model)
+    assert read_checkpoint(tmp_path / "ours").meta["classes"] == metadata["classes"]
 
 
 @pytest.mark.parametrize(
     ("meta", "error", "message"),
     [
-        ({"classes": 4}, dp.errors.InputError, "to say which architecture it belongs to"),
-        ({"arch": "wrn10_1"}, dp.errors.InputError, "to say how images are normalized"),
-        ({"arch": "wrn10_1", "normalize": "as usual"}, dp.errors.InputError, "to say how images are normalized"),
-        ({"arch": "wrn10_1", "mean": "0.5", "std": 1}, dp.errors.InputError, "to say how images are normalized"),
+        ({"classes": 4}, dp.errors.InputError, "to give the architecture"),
+        ({"arch": "wrn10_1"}, dp.errors.InputError, "to give the input normalization"),
+        ({"arch": "wrn10_1", "normalize": "as usual"}, dp.errors.InputError, "to give the input normalization"),
+        ({"arch": "wrn10_1", "mean": "0.5", "std": 1}, dp.errors.InputError, "to give the input normalization"),
         ({"arch": "wrn", "mean": 0, "std": 1}, dp.errors.ConfigurationError, "but got 'wrn'. Did you mean .*wrn10_1"),
         ({"arch": "wrn10_1", "mean": 0, "std": 1}, dp.errors.InputError, "it has 4 classes and the model 10"),
         ({"arch": "wrn16_1", "classes": 4, "mean": 0, "std": 1}, dp.errors.InputError, "it lacks block1.layer.1"),
     ],
 )
-def test_a_file_that_does_not_describe_its_network_is_not_restored(meta, error, message, tmp_path):
-    torch.save({"state_dict": tiny().state_dict(), "meta": meta}, tmp_path / "weights")
+def test_incomplete_or_wrong_metadata_raises_on_build(meta, error, message, tmp_path):
+    torch.save({"state_dict": tiny_model().state_dict(), "meta": meta}, tmp_path / "weights")
     with pytest.raises(error, match=message):
-        restore(tmp_path / "weights")
+        build_from_checkpoint(tmp_path / "weights")
 
 
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ({"arch": "wrn16_1"}, r"seen as a wrn16_1, it lacks block1\.layer\.1"),
+        ({"arch": "wrn16_1"}, r"compared with a wrn16_1, it lacks block1\.layer\.1"),
         ({"arch": "wrn10_1", "classes": ["a", "b"]}, r"fc\.weight is \(4, 64\), not \(2, 64\)"),
         ({"normalize": "(x-0.5)/0.25"}, "to give the model's std, 0.5, but got .*0.25"),
-        ({"when": object()}, "what JSON can express"),
-        ({"loss": float("nan")}, "what JSON can express"),
+        ({"when": object()}, "JSON-serializable"),
+        ({"loss": float("nan")}, "JSON-serializable"),
     ],
 )
-def test_a_description_that_is_wrong_is_not_saved(meta, message, tmp_path):
+def test_wrong_metadata_is_not_saved(meta, message, tmp_path):
     with pytest.raises(dp.errors.ConfigurationError, match=message):
-        save_checkpoint(tmp_path / "weights", tiny(), meta)
+        save_checkpoint(tmp_path / "weights", tiny_model(), meta)
     assert not list(tmp_path.iterdir())
 
 
-def test_saving_replaces_a_file_in_one_act(tmp_path, monkeypatch):
-    first, second = tiny(), tiny()
+def test_saving_is_atomic(tmp_path, monkeypatch):
+    first, second = tiny_model(), tiny_model()
     save_checkpoint(tmp_path / "weights", first, {})
 
     def no_space(descriptor):
@@ -584,23 +568,23 @@ def test_saving_replaces_a_file_in_one_act(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", no_space)
         with pytest.raises(OSError, match="no space"):
             save_checkpoint(tmp_path / "weights", second, {})
-    assert same_weights(load_checkpoint(tiny(), tmp_path / "weights"), first)
+    assert has_same_weights(load_checkpoint(tiny_model(), tmp_path / "weights"), first)
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
     save_checkpoint(tmp_path / "weights", second, {})
-    assert same_weights(load_checkpoint(tiny(), tmp_path / "weights"), second)
+    assert has_same_weights(load_checkpoint(tiny_model(), tmp_path / "weights"), second)
 
 
-def test_models_from_elsewhere_are_saved_too(tmp_path):
+def test_third_party_model_with_tied_weights_is_saved(tmp_path):
     tied = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
     save_checkpoint(tmp_path / "weights", tied, {"arch": "my own"})
     other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    assert same_weights(load_checkpoint(other, tmp_path / "weights"), tied)
+    assert has_same_weights(load_checkpoint(other, tmp_path / "weights"), tied)
     assert read_checkpoint(tmp_path / "weights").meta == {"arch": "my own"}
 
 
-def test_weights_can_be_loaded_with_another_head(tmp_path):
-    trained, other = build("wrn10_1", classes=10), build("wrn10_1", classes=6)
+def test_new_head_keeps_the_last_layer(tmp_path):
+    trained, other = build_model("wrn10_1", classes=10), build_model("wrn10_1", classes=6)
     save_checkpoint(tmp_path / "weights", trained, {"arch": "wrn10_1"})
     head = other.fc.weight.clone()
     with pytest.raises(dp.errors.InputError, match="classes=10"):
