@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,19 +65,15 @@ SMALL = 128
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network with what it takes to run it.
+    """A network and what it takes to run it.
 
     Attributes:
-        library: The package it comes from.
-        name: Its name there.
-        model: The network, or None if the package does not have it.
+        model: The network.
         size: Height and width of its images.
         logits: The adapter's option `logits`.
     """
 
-    library: str
-    name: str
-    model: nn.Module | None
+    model: nn.Module
     size: int = SMALL
     logits: str | None = None
 
@@ -97,47 +93,26 @@ class Outcome:
     seconds: float
 
 
-def iterate_timm(names: list[str]) -> Iterator[Architecture]:
-    """Build networks of timm one by one."""
+def build_timm(name: str) -> Architecture | None:
+    """Build a network of timm; None if timm does not have it."""
     timm = import_timm()
-    for name in names:
-        if not timm.is_model(name):
-            yield Architecture("timm", name, None)
-            continue
-        model = timm.create_model(name, pretrained=False)
-        settings = model.pretrained_cfg
-        yield Architecture("timm", name, model, settings["input_size"][-1] if settings["fixed_input_size"] else SMALL)
+    if not timm.is_model(name):
+        return None
+    model = timm.create_model(name, pretrained=False)
+    settings = model.pretrained_cfg
+    return Architecture(model, settings["input_size"][-1] if settings["fixed_input_size"] else SMALL)
 
 
-def iterate_segmentation(names: list[str]) -> Iterator[Architecture]:
-    """Build torchvision's segmentation networks one by one."""
-    models = import_torchvision("torchvision.models.segmentation")
-    for name in names:
-        build = getattr(models, name, None)
-        model = build and build(weights=None, weights_backbone=None, num_classes=19)
-        yield Architecture("torchvision", name, model, logits="out")
+def build_segmentation(name: str) -> Architecture | None:
+    """Build a segmentation network of torchvision; None if torchvision does not have it."""
+    build = getattr(import_torchvision("torchvision.models.segmentation"), name, None)
+    return build and Architecture(build(weights=None, weights_backbone=None, num_classes=19), logits="out")
 
 
-def list_architectures(only: list[str]) -> tuple[Iterator[Architecture], int, list[str]]:
-    """Find the architectures whose name contains one of `only`: an iterator, their number, and the skipped names."""
-    generators: list[Iterator[Architecture]] = []
-    skipped, count = [], 0
-    for library, load, names, iterate in (
-        ("timm", import_timm, TIMM, iterate_timm),
-        ("torchvision", import_torchvision, SEGMENTATION, iterate_segmentation),
-    ):
-        wanted = [name for name in names if not only or any(part in name for part in only)]
-        try:
-            load()
-        except ImportError as error:
-            print(
-                f"Skipped {len(wanted)} architectures of {library}: {error}. Install it with `pip install {library}`."
-            )
-            skipped += wanted
-        else:
-            generators.append(iterate(wanted))
-            count += len(wanted)
-    return (architecture for generator in generators for architecture in generator), count, skipped
+LIBRARIES: dict[str, tuple[tuple[str, ...], Callable[[str], Architecture | None]]] = {
+    "timm": (TIMM, build_timm),
+    "torchvision": (SEGMENTATION, build_segmentation),
+}
 
 
 def fill_zero_weights(model: nn.Module) -> None:
@@ -157,7 +132,6 @@ def run_engine(
     architecture: Architecture, batches: list[Tensor], engine: str, collected: list[Tensor]
 ) -> tuple[str, str]:
     """Adapt one architecture and return the result and its reason; the logits go into `collected`."""
-    assert architecture.model is not None
     torch.manual_seed(0)
     options: dict[str, Any] = {"engine": engine, "logits": architecture.logits}
     with warnings.catch_warnings(record=True) as caught:
@@ -170,7 +144,8 @@ def run_engine(
             return "refused", f"{type(error).__name__}: {error}"
         except Exception as error:  # one bad model must not end the run
             return "failed", f"{type(error).__name__}: {error}"
-    fallbacks = [str(warning.message) for warning in caught if "eager" in str(warning.message)]
+    messages = [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+    fallbacks = [message for message in messages if "eager" in message]
     if not moved:
         return "failed", f"No parameter moved. {adapter.last.skipped or ''}".strip()
     if len(fallbacks) > 1:
@@ -225,7 +200,6 @@ def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float | None
 
 def measure_architecture(architecture: Architecture, device: torch.device) -> dict[str, Any]:
     """Run one architecture on all engines and return its row."""
-    assert architecture.model is not None
     size = architecture.size
     batches = [torch.rand(BATCH, 3, size, size, device=device) for _ in range(STEPS)]
     fill_zero_weights(architecture.model)
@@ -236,38 +210,60 @@ def measure_architecture(architecture: Architecture, device: torch.device) -> di
     if auto.result == "refused" and eager.result == "adapted":
         outcomes["auto"] = Outcome("failed", f"Refused what the eager engine adapts. {auto.reason}", auto.seconds)
     return {
-        "library": architecture.library,
-        "name": architecture.name,
-        "input": f"{BATCH} × 3 × {size} × {size}",
+        "images": f"{BATCH} × 3 × {size} × {size}",
         **{engine: asdict(outcome) for engine, outcome in outcomes.items()},
         "difference": largest_difference(*logits.values()),
     }
+
+
+def measure_safely(library: str, name: str, device: torch.device) -> dict[str, Any] | None:
+    """Build and run one architecture; None if the library does not have it. A network that cannot be built failed."""
+    row: dict[str, Any] = {"library": library, "name": name}
+    try:
+        architecture = LIBRARIES[library][1](name)
+        return None if architecture is None else row | measure_architecture(architecture, device)
+    except Exception as error:  # one bad model must not end the run
+        failed = asdict(Outcome("failed", f"Not built: {type(error).__name__}: {error}", 0.0))
+        return {**row, "images": "", **dict.fromkeys(ENGINES, failed), "difference": None}
+
+
+def list_architectures(only: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return library and name of the architectures to run, and the names that a missing library skips."""
+    found, skipped = [], []
+    for library, (names, _) in LIBRARIES.items():
+        wanted = [name for name in names if not only or any(part in name for part in only)]
+        try:
+            import_timm() if library == "timm" else import_torchvision()
+        except ImportError as error:
+            print(f"Skipped {len(wanted)} architectures of {library}: {error}. `pip install {library}` installs it.")
+            skipped += wanted
+        else:
+            found += [(library, name) for name in wanted]
+    return found, skipped
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all architectures and print a line for each."""
     device = torch.device(arguments.device)
     start = time.perf_counter()
-    architectures, count, skipped = list_architectures(arguments.only)
+    architectures, skipped = list_architectures(arguments.only)
     rows: list[dict[str, Any]] = []
     torch.manual_seed(0)
-    for number, architecture in enumerate(architectures, 1):
-        if architecture.model is None:
-            skipped.append(architecture.name)
-            print(
-                f"[{number}/{count}] {architecture.name}: skipped, {architecture.library} does not have it", flush=True
-            )
-            continue
-        row = measure_architecture(architecture, device)
-        rows.append(row)
-        results = "; ".join(f"{engine} {row[engine]['result']} ({row[engine]['seconds']:.1f} s)" for engine in ENGINES)
-        print(f"[{number}/{count}] {architecture.name}: {results}", flush=True)
-        del architecture
+    for number, (library, name) in enumerate(architectures, 1):
+        row = measure_safely(library, name, device)
+        if row is None:
+            skipped.append(name)
+            results = f"skipped, not in {library}"
+        else:
+            rows.append(row)
+            each = (f"{engine} {row[engine]['result']} ({row[engine]['seconds']:.1f} s)" for engine in ENGINES)
+            results = "; ".join(each)
+        print(f"[{number}/{len(architectures)}] {name}: {results}", flush=True)
         collect_garbage(device)
     protocol = {
         "hardware": hardware(device),
         "torch": torch.__version__,
-        **{name: _version(name) for name in ("timm", "torchvision")},
+        **{name: str(getattr(sys.modules.get(name), "__version__", "missing")) for name in LIBRARIES},
         "driftproof": dp.__version__,
         "method": "tent+crowd",
         "steps": STEPS,
@@ -294,7 +290,7 @@ def format_tables(found: dict[str, Any]) -> str:
     ]
     for row in found["architectures"]:
         shown = " | ".join(row[engine]["result"] for engine in ENGINES)
-        lines.append(f"| {row['name']} | {row['input']} | {shown} | {_format_difference(row['difference'])} |")
+        lines.append(f"| {row['name']} | {row['images']} | {shown} | {_format_difference(row['difference'])} |")
     reasons = [
         f"- {row['name']}, {engine}, {row[engine]['result']}: {' '.join(row[engine]['reason'].split())}"
         for row in found["architectures"]
@@ -310,10 +306,6 @@ def _format_difference(difference: float | None) -> str:
     if difference is None:
         return ""
     return "none, bit-equal" if difference == 0 else "not finite" if math.isnan(difference) else f"{difference:.1e}"
-
-
-def _version(name: str) -> str:
-    return str(getattr(sys.modules.get(name), "__version__", "missing"))
 
 
 def main() -> int:

@@ -69,9 +69,9 @@ def make_eager(make_network: Callable[[], nn.Module], prefix: str = "") -> dict[
     """Return the hand-written loops and the eager adapters, with PyTorch's defaults."""
     return {
         f"{prefix}plain loop": tent_by_hand(make_network()),
-        f"{prefix}eager tent": dp.tent(make_network()),
+        f"{prefix}eager tent": dp.tent(make_network(), engine="eager"),
         f"{prefix}plain loop, tent+crowd": tent_crowd_by_hand(make_network()),
-        f"{prefix}eager tent+crowd": dp.tent(make_network(), select=dp.ConfidenceDifference()),
+        f"{prefix}eager tent+crowd": dp.tent(make_network(), select=dp.ConfidenceDifference(), engine="eager"),
     }
 
 

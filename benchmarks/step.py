@@ -45,9 +45,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 
     contestants: dict[str, Callable[[Tensor], Tensor]] = {
         "by hand": tent_by_hand(make_network()),
-        "tent": dp.tent(make_network()),
+        "tent": dp.tent(make_network(), engine="eager"),
         "tent+crowd by hand": tent_crowd_by_hand(make_network()),
-        "tent+crowd": dp.tent(make_network(), select=dp.ConfidenceDifference()),
+        "tent+crowd": dp.tent(make_network(), select=dp.ConfidenceDifference(), engine="eager"),
     }
     if arguments.compile:
         compiled = partial(dp.tent, engine="compile")

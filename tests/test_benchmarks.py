@@ -39,7 +39,7 @@ def test_hand_written_loop_computes_what_the_adapter_does(load, name):
 def run_eager(load, model):
     benchmark = load("architectures")
     batches, logits = list(torch.rand(benchmark.STEPS, 4, 3, 8, 8)), []
-    outcome = benchmark.run_safely(benchmark.Architecture("here", "small", model), batches, "eager", logits)
+    outcome = benchmark.run_safely(benchmark.Architecture(model), batches, "eager", logits)
     return outcome, logits
 
 
@@ -61,7 +61,7 @@ def test_architecture_that_is_refused_names_the_error(load):
 
 class WarnsAtEveryForward(nn.Module):
     def forward(self, x):
-        warnings.warn("This runs on the eager engine.", stacklevel=1)
+        warnings.warn("Steps run eagerly.", RuntimeWarning, stacklevel=1)
         return x
 
 

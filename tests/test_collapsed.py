@@ -35,7 +35,7 @@ def test_scores_of_a_collapsed_network_are_those_measured_of_one(script, classes
     measure = METRICS["scores"](torch.device("cpu"))
     measure.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
     expected = measure.compute()
-    found = script["scores_of"](original, labels, left)
+    found = script["compute_scores"](original, labels, left)
     for name in ("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr"):
         assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"], nan_ok=True)
     taken = [top == left for top, label in zip(sure.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0]
@@ -46,9 +46,9 @@ def test_of_many_classes_as_many_are_shown_as_fit_from_the_lowest_to_the_highest
     def scores(rank):
         return dict.fromkeys(("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr", "taken"), rank)
 
-    page = script["page_of"]({str(left): scores(float(99 - left)) for left in range(100)}, {"images": "some"})
+    page = script["format_page"]({str(left): scores(float(99 - left)) for left in range(100)}, {"images": "some"})
     shown = [int(line.split()[1]) for line in page.splitlines() if line.startswith("| ") and line.split()[1].isdigit()]
-    assert len(shown) == script["SHOWN"]
+    assert len(shown) == script["MAX_ROWS"]
     assert shown == sorted(shown, reverse=True)
     assert (shown[0], shown[-1]) == (99, 0)
     assert "99 | 0.0 | 0.0" in page
