@@ -1,4 +1,4 @@
-"""Gradients of single samples against one backward pass for each, and their agreement against all pairs."""
+"""Gradients of single samples against one backward pass for each, and their cosine against all pairs."""
 
 import itertools
 import math
@@ -77,16 +77,16 @@ def test_means_of_directions_equal_all_pairs(count, classes, seed, parts):
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(count, 3, generator=generator) * torch.randint(0, 3, (count, 1), generator=generator)
     labels, predictions = (torch.randint(0, classes, (count,), generator=generator) for _ in range(2))
-    agreement = GradientCosine(classes)
+    cosine = GradientCosine(classes)
     for some in torch.arange(count).tensor_split(parts):
-        agreement.add(gradients[some], labels[some], predictions[some])
+        cosine.update(gradients[some], labels[some], predictions[some])
     expected, sizes = pairs(gradients, labels.tolist(), predictions.tolist(), classes)
-    torch.testing.assert_close(agreement.cosines(), expected, equal_nan=True)
-    assert torch.equal(agreement.sizes, sizes)
+    torch.testing.assert_close(cosine.compute(), expected, equal_nan=True)
+    assert torch.equal(cosine.sizes, sizes)
 
 
 def test_nothing_seen_is_nothing_known():
-    assert GradientCosine(3).cosines().isnan().all()
+    assert GradientCosine(3).compute().isnan().all()
 
 
 def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
@@ -103,11 +103,11 @@ def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
     gradients_of = SampleGradients(bench.model(spec), LAYERS[-2])
     for batch in bench.stream(spec, 1, None):
         gradients, logits = gradients_of(batch.images)
-        expected.add(gradients, batch.labels, logits.argmax(dim=1))
+        expected.update(gradients, batch.labels, logits.argmax(dim=1))
     cosines = torch.tensor(
         [[math.nan if value is None else value for value in row] for row in rows["all"]["cosines"]]
     ).double()
-    torch.testing.assert_close(cosines, expected.cosines(), equal_nan=True, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(cosines, expected.compute(), equal_nan=True, atol=1e-5, rtol=1e-4)
     assert rows["all"]["sizes"] == expected.sizes.tolist()
     each = [torch.tensor(rows[domain]["sizes"]) for domain in spec.domains]
     assert torch.equal(sum(each), expected.sizes)

@@ -183,7 +183,7 @@ def test_histograms_are_those_of_the_round_added_up(made, capsys):
             assert shown["auroc"] == {"confidence": 60.0 + round, "confidence_difference": 60.0 + round}
     status, said = analyze(capsys, "scores", root / "kept", "--round", 2)
     assert status == 2
-    assert "Archives keep those of the first and the last round." in " ".join(said.err.split())
+    assert "Archives keep histograms of the first and the last round only." in " ".join(said.err.split())
 
 
 def with_histograms(spec, rows):
@@ -205,7 +205,7 @@ def test_a_round_that_a_cell_has_only_begun_is_not_drawn_and_the_cell_is_named(t
     assert not any("Left out" in insight.draw().caption for insight in both)
     status, said = analyze(capsys, "scores", tmp_path, "--round", 4)
     assert status == 2
-    assert "Expected histograms of round 4, but no cell has completed it and kept them." in " ".join(said.err.split())
+    assert "Expected histograms of round 4, but no run has completed it and kept them." in " ".join(said.err.split())
 
 
 def test_cells_are_found_where_what_stands_in_is_itself_replaced(tmp_path):

@@ -75,7 +75,7 @@ def wide_resnet_by_hand():
 def test_wide_resnet_equals_a_count_by_hand(wide_resnet):
     layers, norms = wide_resnet_by_hand()
     assert (wide_resnet.layer_inputs, wide_resnet.norm_inputs, wide_resnet.relu_inputs) == (layers, norms, norms)
-    assert (wide_resnet.parameters, wide_resnet.moving, wide_resnet.outputs) == (2243546, 2243546, 10)
+    assert (wide_resnet.parameters, wide_resnet.trainable, wide_resnet.outputs) == (2243546, 2243546, 10)
 
 
 def test_the_papers_components_come_out_to_the_printed_digit(wide_resnet):
@@ -157,7 +157,7 @@ def test_every_formula_on_a_count_by_hand(wide_resnet):
 
 def test_three_layers_counted_by_hand():
     counted = count_memory(three_layers(), (3, 6, 5))
-    assert (counted.parameters, counted.moving, counted.affine) == (126, 126, 8)
+    assert (counted.parameters, counted.trainable, counted.affine) == (126, 126, 8)
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs, counted.outputs) == (94, 120, 120, 2)
     assert method_memory("tent", counted, batch=8) * MEBIBYTE == 8 * 4 + 118 + 8 * (120 * 4 + 120 / 8)
     assert method_memory("ent", counted, batch=8) * MEBIBYTE == 126 * 4 + 8 * ((94 + 120) * 4 + 120 / 8)
@@ -210,7 +210,7 @@ def test_a_frozen_batch_norm_counts_nothing(pattern):
     counted = count_memory(three_layers(), (3, 6, 5), scope=dp.scopes.everything().without(pattern))
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs) == (94, 0, 120)
     still = 8 if pattern == "1.*" else 4
-    assert (counted.parameters, counted.moving, counted.affine) == (126, 126 - still, 8 - still)
+    assert (counted.parameters, counted.trainable, counted.affine) == (126, 126 - still, 8 - still)
     assert method_memory("ent", counted, batch=1) * MEBIBYTE == (126 - still) * 4 + still + 94 * 4 + 120 / 8
 
 

@@ -215,13 +215,13 @@ def test_every_number_of_a_table_is_that_of_the_rows(folder, page, name, paper, 
     ours, theirs = np.mean(seeds), paper_value(paper, method, column)
     assert as_number(shown["ours"]) == pytest.approx(ours, abs=0.0051)
     assert as_number(shown["paper"]) == theirs
-    assert shown["reached"] == ("" if round == wanted else f"@{round}")
+    assert shown["round-note"] == ("" if round == wanted else f"@{round}")
     assert (shown["difference"] != "") == (round == wanted)
     if shown["difference"]:
         assert as_number(shown["difference"]) == pytest.approx(ours - theirs, abs=0.0051)
-    assert (shown["deviation"] != "") == (len(seeds) > 1)
-    if shown["deviation"]:
-        assert as_number(shown["deviation"]) == pytest.approx(np.std(seeds, ddof=1), abs=0.0051)
+    assert (shown["std"] != "") == (len(seeds) > 1)
+    if shown["std"]:
+        assert as_number(shown["std"]) == pytest.approx(np.std(seeds, ddof=1), abs=0.0051)
 
 
 def test_what_selection_gains_is_told_in_the_same_round_or_not_at_all(folder, page):
@@ -241,9 +241,9 @@ def test_the_best_of_a_stream_is_told_among_those_that_came_as_far(folder):
     results = Results(folder)
     for stream, finding in zip(group_streams(results), stream_findings(results, group_streams(results)), strict=True):
         stopped = stream.spec.unknown is not None
-        best = [sentence for sentence in finding.what if sentence.startswith("Best ")]
-        assert all(sentence.startswith(f"Best of those that came to round {LAST}: ") == stopped for sentence in best)
-        assert len(best) == (len(stream.lines) > 1)
+        best = [sentence for sentence in finding.sentences if sentence.startswith("Best ")]
+        assert all(sentence.startswith(f"Best of those that reached round {LAST}: ") == stopped for sentence in best)
+        assert len(best) == (len(stream.series) > 1)
 
 
 def test_the_best_of_a_column_is_bold_among_those_that_came_as_far(folder, page):
@@ -466,16 +466,16 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
         for method in ("tent", "tent+crowd"):
             make_cell(store, replace(spec, method=method).with_options(lr=rate, q=1), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
-    assert {line.name for line in stream.lines} == {
+    assert {series.name for series in stream.series} == {
         f"{name}, lr={r}" for name in ("tent", "tent+crowd") for r in (0.1, 0.2)
     }
     for plain, selecting in stream.pairs():
         assert (plain.method, selecting.method) == ("tent", "tent+crowd")
-        assert plain.cells[0].options == selecting.cells[0].options
+        assert plain.specs[0].options == selecting.specs[0].options
     assert len(stream.pairs()) == 2
     (finding,) = stream_findings(Results(tmp_path), [stream])
-    for (plain, selecting), sentence in zip(stream.pairs(), finding.what, strict=False):
-        numbers = [statistics.fmean(line.per_domain(Results(tmp_path), "error")) for line in (plain, selecting)]
+    for (plain, selecting), sentence in zip(stream.pairs(), finding.sentences, strict=False):
+        numbers = [statistics.fmean(series.per_domain(Results(tmp_path), "error")) for series in (plain, selecting)]
         assert re.findall(r"\d+\.\d\b(?=\s%)", sentence) == [f"{number:.1f}" for number in numbers]
         assert f"{plain.name} is at" in sentence
 
@@ -518,11 +518,11 @@ def test_a_seed_that_has_only_begun_and_one_that_was_measured_twice_count_once(t
     make_cell(store, replace(spec, measures=("error",)), rounds=2)
     make_cell(store, replace(spec, seed=1), rounds=1)
     results = Results(tmp_path)
-    (line,) = (line for stream in group_streams(results) for line in stream.lines)
-    assert [cell.seed for cell in line.cells] == [0, 1]
-    assert line.per_round(results, "error") == results.per_round(spec)
+    (series,) = (series for stream in group_streams(results) for series in stream.series)
+    assert [cell.seed for cell in series.specs] == [0, 1]
+    assert series.per_round(results, "error") == results.per_round(spec)
     last = [row["error"] for row in results.rows(spec) if row["round"] == 3]
-    assert line.per_domain(results, "error") == last
+    assert series.per_domain(results, "error") == last
 
 
 def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
@@ -530,7 +530,7 @@ def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
     for rate in (1e-3, 1e-6, 1e-4, 1e-5, None):
         make_cell(store, spec.with_options(lr=rate), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
-    assert [dict(line.cells[0].options)["lr"] for line in stream.lines] == [1e-6, 1e-5, 1e-4, 1e-3, None]
+    assert [dict(series.specs[0].options)["lr"] for series in stream.series] == [1e-6, 1e-5, 1e-4, 1e-3, None]
 
 
 def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
@@ -542,7 +542,7 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     make_cell(store, replace(spec, method="tent"), rounds=2)
     results, parsed = Results(store.folder), Page()
     parsed.feed(write_report(results, tmp_path / "report").read_text(encoding="utf-8"))
-    together = [stream for stream in group_streams(results) if len(stream.lines) > 1]
+    together = [stream for stream in group_streams(results) if len(stream.series) > 1]
     better = sum(
         selecting.per_round(results, "mean_iou")[-1] > plain.per_round(results, "mean_iou")[-1]
         for plain, selecting in together[0].pairs()
@@ -593,7 +593,7 @@ def test_a_name_that_has_no_room_keeps_its_ends_and_the_mark_of_its_round(tmp_pa
 def test_stretches_divide_a_curve_evenly(second):
     names = ("clean", second)
     values = [float(place) for place in range(40)]
-    panel = Panel("drive", "mIoU %", [Curve("tent", "tent", "", values, values, values)], stretches=names)
+    panel = Panel("drive", "mIoU %", [Curve("tent", "tent", "", values, values, values)], segments=names)
     (axes,) = draw_curves([panel], WIDE).axes
     assert list(axes.get_xticks()) == [10.5, 30.5]
     labels = [label.get_text() for label in axes.get_xticklabels()]
@@ -773,7 +773,7 @@ def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_p
     results = Results(store.folder)
     names = [stream.name for stream in group_streams(results)]
     assert len(set(names)) == len(names) == 4
-    assert {finding.where for finding in stream_findings(results, group_streams(results))} == {
+    assert {finding.title for finding in stream_findings(results, group_streams(results))} == {
         "made-c, closed, net, batches of 200, 2 rounds",
         "made-c, closed, net, batches of 8, 2 rounds",
         "made-c, closed, other, 2 rounds",
@@ -808,7 +808,7 @@ def test_what_learns_nothing_can_be_the_best_of_a_round_it_was_not_run_to(tmp_pa
         rows = [{"round": round, "domain": "fog", "error": error} for round, error in enumerate(errors, start=1)]
         cell.append(rows, [{}] * len(rows))
     (finding,) = stream_findings(Results(tmp_path), group_streams(Results(tmp_path)))
-    assert finding.what[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
+    assert finding.sentences[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
 
 
 def test_many_domains_that_begin_and_end_alike_are_named_in_full():
@@ -831,7 +831,7 @@ def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_pa
 
 
 def test_runs_that_stopped_early_are_not_said_to_have_come_to_the_end(folder, page):
-    assert any("the last round that both have come to is lower in 2 of 2" in text for text in page.sentences)
+    assert any("the last common round is lower in 2 of 2" in text for text in page.sentences)
     assert any("up to 3 rounds through" in text for text in page.sentences)
     assert not any("selection.In" in text for text in page.sentences)
 
@@ -862,7 +862,7 @@ def test_no_cosine_is_better_than_another(tmp_path):
     text = printed(table, 120)
     assert "0.58" in text
     assert "better" not in text
-    assert not any(place.best for place in compare_with_paper(table).places.values())
+    assert not any(cell.is_best for cell in compare_with_paper(table).cells.values())
 
 
 def test_a_narrow_terminal_loses_nothing(folder):

@@ -1,4 +1,4 @@
-"""What adaptation costs, in memory and time, and which way single samples pull it."""
+"""Analyses: memory and time of adaptation, and gradients of single samples."""
 
 from driftproof.analyses.gradients import GradientCosine, SampleGradients
 from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Formula, MemoryCounts, count_memory, method_memory

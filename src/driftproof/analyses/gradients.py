@@ -1,4 +1,4 @@
-"""Which way single samples pull: the gradient of each one's entropy, and how the gradients of groups agree."""
+"""Per-sample gradients of the entropy, and the cosine similarity between groups of them."""
 
 import copy
 import math
@@ -16,17 +16,17 @@ _CHUNK_SIZE = 32
 
 
 class SampleGradients:
-    """The gradient of every sample's own H(ŷ_i) with respect to the weight γ of one batch norm.
+    """Compute the gradient of each sample's entropy H(ŷ_i) with respect to the weight γ of one batch norm.
 
-    All batch norms take the statistics of the batch. So behind the layer samples mix: what one sample's γ does reaches
-    the predictions of all others, and one backward pass of the sum is not enough. Every sample gets a pass of its own,
-    many of them at a time, which ends at the layer.
+    All batch norms use batch statistics. Later layers therefore mix samples: each prediction depends on all samples,
+    and one backward pass of the sum does not give per-sample gradients. Each sample gets its own backward pass down
+    to the layer, many of them batched.
 
     Args:
         model: The trained model; it is copied.
         layer: Name of a batch norm, such as `block3.layer.5.bn2`.
-        mixing: Whether samples mix behind the layer. If not, as behind a network's last batch norm, one backward pass
-            is enough: γ's gradient is Σ δ·x̂ over the sample's positions.
+        mixing: Whether a later batch norm mixes samples. If not, as for the last batch norm of a network, one backward
+            pass is enough: γ's gradient is Σ δ·x̂ over the sample's positions.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
@@ -47,41 +47,41 @@ class SampleGradients:
         self._mixing = mixing
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients, (N, D), and the logits, (N, C).
+        """Compute the gradients, (N, D), and the logits, (N, C).
 
         Args:
             images: A batch.
         """
         with torch.enable_grad():
-            return self._each(images) if self._mixing else self._at_once(images)
+            return self._per_sample(images) if self._mixing else self._batched(images)
 
-    def _each(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _per_sample(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self._model(images)
         entropies = entropy(log_probabilities(logits))
         samples = torch.eye(len(images), dtype=logits.dtype, device=logits.device)
-        parts = [
-            torch.autograd.grad(entropies, self._weight, some, retain_graph=True, is_grads_batched=True)[0]
-            for some in torch.split(samples, _CHUNK_SIZE)
+        gradients = [
+            torch.autograd.grad(entropies, self._weight, chunk, retain_graph=True, is_grads_batched=True)[0]
+            for chunk in torch.split(samples, _CHUNK_SIZE)
         ]
-        return torch.cat(parts), logits.detach()
+        return torch.cat(gradients), logits.detach()
 
-    def _at_once(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _batched(self, images: Tensor) -> tuple[Tensor, Tensor]:
         norm = self._model.get_submodule(self._layer)
-        assert isinstance(norm, _BatchNormOps)  # put there by the constructor
-        # A weight of its own for each sample: where nothing mixes, the gradient of the sum falls apart into them.
-        norm.own = self._weight.detach().repeat(len(images), 1).requires_grad_()
+        assert isinstance(norm, _BatchNormOps)  # set by the constructor
+        # With one weight per sample and no mixing, the gradient of the sum consists of the per-sample gradients.
+        norm.sample_weight = self._weight.detach().repeat(len(images), 1).requires_grad_()
         try:
             logits = self._model(images)
-            (gradients,) = torch.autograd.grad(entropy(log_probabilities(logits)).sum(), norm.own)
+            (gradients,) = torch.autograd.grad(entropy(log_probabilities(logits)).sum(), norm.sample_weight)
         finally:
-            norm.own = None
+            norm.sample_weight = None
         return gradients, logits.detach()
 
 
 class _BatchNormOps(nn.Module):
-    """A batch norm in plain operations, which can be differentiated in every way."""
+    """Batch norm in elementary operations, which supports batched gradients."""
 
-    own: Tensor | None = None
+    sample_weight: Tensor | None = None
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -89,33 +89,32 @@ class _BatchNormOps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         axes, shape = [axis for axis in range(x.ndim) if axis != 1], (-1, x.shape[1], *[1] * (x.ndim - 2))
-        centred = x - x.mean(dim=axes, keepdim=True)
-        x = centred * torch.rsqrt(centred.square().mean(dim=axes, keepdim=True) + self.eps)
-        weight = self.weight if self.own is None else self.own
+        centered = x - x.mean(dim=axes, keepdim=True)
+        x = centered * torch.rsqrt(centered.square().mean(dim=axes, keepdim=True) + self.eps)
+        weight = self.weight if self.sample_weight is None else self.sample_weight
         if weight is not None:
             x = x * weight.view(shape)
         return x if self.bias is None else x + self.bias.view(shape)
 
 
 class GradientCosine:
-    """The mean cosine between the gradients of samples predicted as class i: those of class j with those of class i.
+    """Mean cosine between the gradients of samples predicted as class i: those of class j and those of class i.
 
-    With unit vectors u, the mean over all pairs is the product of two means, so sums of u are all that is kept. On the
-    diagonal a sample is not paired with itself: (‖Σ u‖² − M)/(M (M − 1)). A gradient of zero has no direction; its
-    sample belongs to no group.
+    With unit vectors u, the mean over all pairs is the product of two means, so only sums of u are stored. On the
+    diagonal a sample is not paired with itself: (‖Σ u‖² − M)/(M (M − 1)). Samples with a zero gradient are ignored.
 
     Args:
-        classes: How many.
-        device: Where the batches are.
+        classes: Number of classes.
+        device: Device of the batches.
 
     Attributes:
-        sizes: (C, C) int64: samples by label and prediction.
+        sizes: (C, C) int64: number of samples by label and prediction.
 
     Examples:
-        >>> agreement = GradientCosine(2)
+        >>> cosine = GradientCosine(2)
         >>> gradients = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
-        >>> agreement.add(gradients, torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))
-        >>> agreement.cosines()
+        >>> cosine.update(gradients, torch.tensor([0, 0, 1]), torch.tensor([0, 0, 0]))
+        >>> cosine.compute()
         tensor([[1., nan],
                 [0., nan]], dtype=torch.float64)
     """
@@ -124,8 +123,8 @@ class GradientCosine:
         self.sizes = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self._sums: Tensor | None = None
 
-    def add(self, gradients: Tensor, labels: Tensor, predictions: Tensor) -> None:
-        """Take in a batch.
+    def update(self, gradients: Tensor, labels: Tensor, predictions: Tensor) -> None:
+        """Add a batch.
 
         Args:
             gradients: (N, D).
@@ -133,29 +132,29 @@ class GradientCosine:
             predictions: (N,).
         """
         classes = len(self.sizes)
-        lengths = gradients.double().norm(dim=1, keepdim=True)
-        pointing = (lengths > 0).squeeze(1)
-        units = torch.where(lengths > 0, gradients.double() / lengths, 0.0)
+        norms = gradients.double().norm(dim=1, keepdim=True)
+        nonzero = (norms > 0).squeeze(1)
+        units = torch.where(norms > 0, gradients.double() / norms, 0.0)
         groups = labels * classes + predictions
-        self.sizes = self.sizes + torch.zeros_like(self.sizes).view(-1).index_add(0, groups, pointing.long()).view(
+        self.sizes = self.sizes + torch.zeros_like(self.sizes).view(-1).index_add(0, groups, nonzero.long()).view(
             classes, classes
         )
         sums = torch.zeros(classes**2, gradients.shape[1], dtype=torch.float64, device=gradients.device)
         sums.index_add_(0, groups, units)
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def cosines(self) -> Tensor:
-        """(C, C): row j is the class, column i the prediction.
+    def compute(self) -> Tensor:
+        """The mean cosines, (C, C): row j is the class, column i the prediction.
 
-        NaN where a group is empty, and where one on the diagonal holds a single sample.
+        NaN for an empty group, and on the diagonal for a group of one sample.
         """
         classes, sizes = len(self.sizes), self.sizes.double()
         if self._sums is None:
             return torch.full_like(sizes, math.nan)
         sums = self._sums.view(classes, classes, -1)
         means = sums / sizes.unsqueeze(2)
-        right = means.diagonal(dim1=0, dim2=1).T
-        cosines = torch.einsum("jid,id->ji", means, right)
+        correct = means.diagonal(dim1=0, dim2=1).T
+        cosines = torch.einsum("jid,id->ji", means, correct)
         counts = sizes.diagonal()
         within = (sums.diagonal(dim1=0, dim2=1).square().sum(dim=0) - counts) / (counts * (counts - 1))
         within = torch.where(counts > 1, within, math.nan)

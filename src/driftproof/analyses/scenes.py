@@ -1,4 +1,4 @@
-"""What an adapter makes of driving scenes, frame by frame."""
+"""Run an adapter on driving scenes and record its predictions, rejections and alarms."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ class Frames(Protocol):
 
     @property
     def name(self) -> str:
-        """What the set is called."""
+        """Name of the dataset."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """A frame, bytes of shape (3, H, W), and the class of each of its pixels, (H, W), if known."""
+        """Read a frame, uint8 (3, H, W), and the class of each pixel, (H, W), if known."""
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """What has happened to every frame.
+    """A corruption applied to every frame.
 
     Attributes:
         name: One of `driftproof.corruptions`.
         severity: From 1 to 5.
-        frost_photos: For frost; None looks for the `imagecorruptions-imaug` package.
+        frost_photos: For frost; None uses the `imagecorruptions-imaug` package.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Corruption:
 
 @dataclass(frozen=True, eq=False)
 class FrameResult:
-    """What an adapter made of one frame.
+    """One frame with the predictions, rejections and alarms of an adapter.
 
     Attributes:
-        index: Place of the frame in its set.
-        frame: As the model saw it, bytes of shape (3, H, W).
-        predicted: The class of each pixel, (H, W).
-        rejected: Which pixels the step did not learn from, (H, W); None if the method learns from nothing.
-        events: The alarms in it, their boxes in pixels of the frame.
-        labels: The true class of each pixel, `UNKNOWN` or `VOID`, (H, W); None where there are none.
-        skipped: Why the step changed nothing, or None.
+        index: Of the frame in its dataset.
+        image: The input of the model, uint8 (3, H, W).
+        predicted: The predicted class of each pixel, (H, W).
+        rejected: Pixels that the step did not learn from, (H, W); None if the method does not learn.
+        events: The alarms, with boxes in pixels of the frame.
+        labels: The true class of each pixel, `UNKNOWN` or `VOID`, (H, W); None without ground truth.
+        skipped: Why the step was skipped, or None.
     """
 
     index: int
-    frame: Tensor
+    image: Tensor
     predicted: Tensor
     rejected: Tensor | None
     events: tuple[Event, ...]
@@ -79,16 +79,16 @@ def adapt_to_frames(
     batch_size: int = 2,
     corruption: Corruption | None = None,
 ) -> Iterator[FrameResult]:
-    """Adapt to the frames of a set in their order, and look at some of them.
+    """Adapt to the frames of a dataset in order, and yield some of them with their results.
 
     Args:
-        adapter: Prepared, if its method asks for that.
+        adapter: Prepared, if its method requires it.
         scenes: The frames.
-        alarm: Tells which regions are unfamiliar.
-        count: How many frames to look at, if there are so many.
-        every: Look at one of so many; the adapter meets those in between as well.
+        alarm: Detects novel regions.
+        count: Maximum number of frames to yield.
+        every: Yield one of this many frames; the adapter still adapts to all of them.
         batch_size: Frames per step.
-        corruption: What happens to every frame first.
+        corruption: Applied to every frame first.
     """
     if min(count, every, batch_size) < 1:
         raise ConfigurationError(
@@ -96,14 +96,14 @@ def adapt_to_frames(
         )
     wanted = range(0, len(scenes), every)[:count]
     for start in range(0, wanted[-1] + 1, batch_size):
-        places = list(range(len(scenes))[start : start + batch_size])
-        yield from _adapt_to_batch(adapter, scenes, places, alarm, corruption, wanted)
+        indices = list(range(len(scenes))[start : start + batch_size])
+        yield from _adapt_to_batch(adapter, scenes, indices, alarm, corruption, wanted)
 
 
 def _adapt_to_batch(
-    adapter: Adapter, scenes: Frames, places: list[int], alarm: Alarm, corruption: Corruption | None, wanted: range
+    adapter: Adapter, scenes: Frames, indices: list[int], alarm: Alarm, corruption: Corruption | None, wanted: range
 ) -> Iterator[FrameResult]:
-    pairs = [scenes.read(place) for place in places]
+    pairs = [scenes.read(index) for index in indices]
     frames = torch.stack([frame for frame, _ in pairs])
     if corruption is not None:
         frames = corrupt(
@@ -111,25 +111,27 @@ def _adapt_to_batch(
             corruption.name,
             corruption.severity,
             dataset=scenes.name,
-            indices=torch.tensor(places),
+            indices=torch.tensor(indices),
             frost_photos=corruption.frost_photos,
         ).cpu()
     logits = adapter(frames.to(adapter.device).float().div_(255))
     if logits.ndim != 4 or logits.shape[2:] != frames.shape[2:]:
         raise ModelError(
             f"Expected logits for every pixel of frames of shape {tuple(frames.shape)}, but the model's are of shape "
-            f"{tuple(logits.shape)}. It has to be a segmentation network that answers at the size of its input."
+            f"{tuple(logits.shape)}. Use a segmentation network with outputs of the size of its input."
         )
-    looked_at = [row for row, place in enumerate(places) if place in wanted]
-    if not looked_at:
+    rows = [row for row, index in enumerate(indices) if index in wanted]
+    if not rows:
         return
     predicted, record = logits.argmax(dim=1).cpu(), adapter.last
     rejected = None if record.objective is None else ~record.selected.cpu()
     events = alarm(record.novelty.cpu())
-    for row in looked_at:
-        place, labels = places[row], pairs[row][1]
+    for row in rows:
+        index, labels = indices[row], pairs[row][1]
         if labels is not None and labels.shape != frames.shape[2:]:
-            raise InputError(f"Expected labels of the frame's size, but frame {place} of {scenes.name} has others.")
+            raise InputError(
+                f"Expected labels of the frame's size, but those of frame {index} of {scenes.name} differ."
+            )
         own = tuple(event for event in events if event.sample == row)
-        left_out = None if rejected is None else rejected[row]
-        yield FrameResult(place, frames[row], predicted[row], left_out, own, labels, record.skipped)
+        frame_rejected = None if rejected is None else rejected[row]
+        yield FrameResult(index, frames[row], predicted[row], frame_rejected, own, labels, record.skipped)

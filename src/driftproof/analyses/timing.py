@@ -1,7 +1,7 @@
-"""Time and memory of steps, measured so that they can be compared.
+"""Measure time and peak memory of steps.
 
-Times of different runs on a busy or warming machine are hard to compare. Here all contestants take turns within one
-run, step by step: whatever happens to the machine happens to all alike, and the ratios of their times mean something.
+Times of separate runs on a busy machine are not comparable. `time_steps` therefore interleaves all methods in one run:
+disturbances affect all of them equally, so that the ratios of their times are meaningful.
 """
 
 import gc
@@ -20,12 +20,12 @@ __all__ = ["Timing", "peak_memory", "synchronizer", "time_steps"]
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a step took, in seconds, over all trials.
+    """Time of a step in seconds, over all trials.
 
     Attributes:
         mean: The mean, which the paper reports.
-        median: The median, which a few interrupted trials do not move.
-        p95: The time that 95 % of the trials stayed within, interpolated between trials.
+        median: The median, which is robust to a few slow trials.
+        p95: The 95th percentile, interpolated between trials.
     """
 
     mean: float
@@ -33,11 +33,11 @@ class Timing:
     p95: float
 
     @classmethod
-    def of(cls, seconds: list[float]) -> "Timing":
-        """The summary of the trials.
+    def from_seconds(cls, seconds: list[float]) -> "Timing":
+        """Summarize the times of the trials.
 
         Examples:
-            >>> Timing.of([1.0, 2.0, 6.0])
+            >>> Timing.from_seconds([1.0, 2.0, 6.0])
             Timing(mean=3.0, median=2.0, p95=5.6)
         """
         return cls(statistics.fmean(seconds), statistics.median(seconds), float(np.percentile(seconds, 95)))
@@ -51,15 +51,15 @@ def time_steps(
     synchronize: Callable[[], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Time several steps that take turns.
+    """Time several steps in alternation.
 
     Args:
         steps: What to time, by name; each is called once per trial, in this order.
-        trials: How often each is timed.
-        warm_up: How often each is called before that.
-        synchronize: Waits until the device is idle, called before and after each step; see `synchronizer`. None where
-            a step's work is done when it returns.
-        clock: Tells the time in seconds.
+        trials: Number of timed calls of each step.
+        warm_up: Number of untimed calls of each step before that.
+        synchronize: Waits until the device is idle, called before and after each step; see `synchronizer`. None if
+            steps are synchronous.
+        clock: Returns the time in seconds.
 
     Examples:
         >>> timings = time_steps({"short": lambda: sum(range(10)), "long": lambda: sum(range(10**5))}, trials=5)
@@ -77,10 +77,12 @@ def time_steps(
     for _ in range(trials):
         for name, step in steps.items():
             seconds[name].append(_time_once(step, synchronize, clock))
-    return {name: Timing.of(taken) for name, taken in seconds.items()}
+    return {name: Timing.from_seconds(times) for name, times in seconds.items()}
 
 
-def _time_once(step: Callable[[], object], synchronize: Callable[[], object] | None, clock: Callable[[], float]) -> float:
+def _time_once(
+    step: Callable[[], object], synchronize: Callable[[], object] | None, clock: Callable[[], float]
+) -> float:
     if synchronize is not None:
         synchronize()
     start = clock()
@@ -91,7 +93,7 @@ def _time_once(step: Callable[[], object], synchronize: Callable[[], object] | N
 
 
 def synchronizer(device: torch.device) -> Callable[[], None] | None:
-    """What waits until a device has done its work; None for one whose work is done when a call returns.
+    """A function that waits until a device is idle; None for a synchronous device.
 
     Examples:
         >>> images = torch.zeros(2)
@@ -104,16 +106,16 @@ def synchronizer(device: torch.device) -> Callable[[], None] | None:
 
 
 def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
-    """Call `run` and measure by how many bytes the memory in use on the device rose meanwhile, at its highest.
+    """Call `run` and measure the peak increase of allocated device memory, in bytes.
 
-    What was in use before is not part of it: build the adapter inside `run` to count its copies of the network too.
+    Memory allocated before is not included: build the adapter inside `run` to include its copies of the network.
 
     Args:
         run: What to measure.
-        device: Where it works.
+        device: The device it uses.
 
     Returns:
-        Bytes; None on a device that keeps no count of its peak, such as a CPU.
+        Bytes; None on a device without peak statistics, such as a CPU.
 
     Examples:
         >>> images = torch.zeros(2)
@@ -123,7 +125,7 @@ def peak_memory(run: Callable[[], object], device: torch.device) -> int | None:
     if device.type != "cuda":
         run()
         return None
-    gc.collect()  # what is freed meanwhile would be taken off the rise
+    gc.collect()  # memory freed during the run would reduce the increase
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

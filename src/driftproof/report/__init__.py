@@ -1,4 +1,4 @@
-"""Results written up: a page, figures, files for other programs, and tables for the terminal."""
+"""Report results: an HTML page, figures, Markdown pages, CSV and Parquet files, terminal tables."""
 
 from driftproof.report.claims import Claim, evaluate_claims
 from driftproof.report.exports import flat_rows, write_csv, write_parquet

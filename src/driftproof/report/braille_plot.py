@@ -1,4 +1,4 @@
-"""Lines drawn with characters, eight dots to each."""
+"""A canvas of braille characters, with eight dots in each."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 class BrailleCanvas:
-    """A rectangle of characters, counted from its upper left.
+    """A rectangle of characters with its origin at the upper left.
 
     Args:
         width: In characters.
@@ -19,8 +19,8 @@ class BrailleCanvas:
 
     Examples:
         >>> canvas = BrailleCanvas(6, 2)
-        >>> canvas.line([(0, 1), (5, 0)], "o")
-        >>> for line in canvas.text():
+        >>> canvas.draw_line([(0, 1), (5, 0)], "o")
+        >>> for line in canvas.to_lines():
         ...     print(line.rstrip())
            ⢀⡠o
         o⠒⠉⠁
@@ -28,25 +28,25 @@ class BrailleCanvas:
 
     def __init__(self, width: int, height: int) -> None:
         self._dots = [[0] * width for _ in range(height)]
-        self._marks: dict[tuple[int, int], str] = {}
+        self._markers: dict[tuple[int, int], str] = {}
 
-    def line(self, points: Sequence[tuple[float, float]], mark: str) -> None:
-        """Join points, given as column and row, and put a mark on each."""
+    def draw_line(self, points: Sequence[tuple[float, float]], marker: str) -> None:
+        """Connect points, given as column and row, and put a marker on each."""
         for (x, y), (to_x, to_y) in itertools.pairwise(points):
             steps = max(1, round(max(2 * abs(to_x - x), 4 * abs(to_y - y))))
             for step in range(steps + 1):
-                self._dot(x + (to_x - x) * step / steps, y + (to_y - y) * step / steps)
+                self._set_dot(x + (to_x - x) * step / steps, y + (to_y - y) * step / steps)
         for x, y in points:
-            self._marks[int(y + 0.5), int(x + 0.5)] = mark
+            self._markers[int(y + 0.5), int(x + 0.5)] = marker
 
-    def text(self) -> list[str]:
-        """The lines, from top to bottom."""
+    def to_lines(self) -> list[str]:
+        """The text, line by line from top to bottom."""
         return [
-            "".join(self._marks.get((row, column)) or _braille_character(dots) for column, dots in enumerate(line))
+            "".join(self._markers.get((row, column)) or _braille_character(dots) for column, dots in enumerate(line))
             for row, line in enumerate(self._dots)
         ]
 
-    def _dot(self, x: float, y: float) -> None:
+    def _set_dot(self, x: float, y: float) -> None:
         column, row = int(2 * (x + 0.5)), int(4 * (y + 0.5))
         self._dots[row // 4][column // 2] |= _DOT_BITS[row % 4][column % 2]
 

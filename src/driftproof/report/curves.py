@@ -1,4 +1,4 @@
-"""Curves over rounds: a panel for each setting, every line named where it ends."""
+"""Draw curves over rounds: one panel per setting, each curve labeled at its end."""
 
 import math
 from collections.abc import Sequence
@@ -35,29 +35,29 @@ _PALETTE = {
     "cotta": "#8F7EE5",
     "ttn": "#3E9651",
 }
-"""By method; after Okabe and Ito, whose colors the color-blind can tell apart."""
+"""By method; based on the color-blind safe palette of Okabe and Ito."""
 
 _MARKERS = "osD^vPXphd<"
 _DASHES = {"": (0, (4, 2)), "crowd": "solid", "confident": (0, (1, 1.5)), "certain": (0, (6, 1.5, 1, 1.5))}
 
 _MIN_SPAN = 5.0
-"""Percentage points an axis shows at least, so that noise does not look like news."""
+"""Minimum range of an axis in percentage points, so that noise does not look like a trend."""
 
-_LEFT, _GAP = 2.6, 20
-"""Room for the numbers of the upright axis, in letters; and between a curve's end and its name, in pixels."""
+_LEFT_MARGIN, _LABEL_GAP = 2.6, 20
+"""Space for the tick labels of the y axis, in text heights, and between a curve's end and its label, in pixels."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line.
+    """One curve.
 
     Attributes:
-        name: What it is called.
-        family: What it shares its color with: a method's name, or more than that where there are several of a name.
-        selection: What it selects by; decides between dashed and solid.
+        name: Its label.
+        family: Curves of one family share a color: the method's name, possibly with its options.
+        selection: The selection rule, which decides the line style.
         values: One for each round.
-        low: The least over seeds for each round.
-        high: The greatest.
+        low: The minimum over seeds for each round.
+        high: The maximum.
     """
 
     name: str
@@ -70,39 +70,39 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn in one pair of axes.
+    """The content of one pair of axes.
 
     Attributes:
-        title: Above it.
-        unit: On the upright axis.
-        curves: The lines.
-        whole: Whether the axis runs from 0 to 100.
-        stretches: What the curves pass through, each as long as the others; empty where they count rounds.
+        title: Shown above the axes.
+        unit: Label of the y axis.
+        curves: The curves.
+        full_range: Whether the y axis runs from 0 to 100.
+        segments: Names of segments of equal length along the x axis; empty if the x axis counts rounds.
     """
 
     title: str
     unit: str
     curves: Sequence[Curve]
-    whole: bool = False
-    stretches: Sequence[str] = ()
+    full_range: bool = False
+    segments: Sequence[str] = ()
 
 
 def draw_curves(panels: Sequence[Panel], layout: Layout) -> "Figure":
-    """The panels of one figure, on a common scale.
+    """Draw the panels of one figure on a common scale.
 
     Args:
-        panels: From left to right, or downwards where the page is narrow.
+        panels: From left to right; from top to bottom on narrow pages.
         layout: Of the page.
     """
     columns = min(layout.panels, len(panels))
     rows = math.ceil(len(panels) / columns)
     line = 1.32 * layout.text
-    left, top, bottom = _LEFT * layout.text, 3.4 * line, 2.8 * line
+    left, top, bottom = _LEFT_MARGIN * layout.text, 3.4 * line, 2.8 * line
     curves = [curve for panel in panels for curve in panel.curves]
     rounds = max(len(curve.values) for curve in curves)
-    right = _GAP + 12 + max_text_width((_label(curve, rounds, layout) for curve in curves), layout.text)
-    crowd = 1.2 * line * max(len(panel.curves) for panel in panels)
-    tall = max(crowd, 0.55 * min(layout.width / columns, 560))
+    right = _LABEL_GAP + 12 + max_text_width((_label(curve, rounds, layout) for curve in curves), layout.text)
+    labels = 1.2 * line * max(len(panel.curves) for panel in panels)
+    tall = max(labels, 0.55 * min(layout.width / columns, 560))
     height = rows * (top + tall + bottom)
     figure, limits = new_figure(layout, height), _axis_limits(panels)
     for index, panel in enumerate(panels):
@@ -111,7 +111,7 @@ def draw_curves(panels: Sequence[Panel], layout: Layout) -> "Figure":
         width = layout.width / columns - left - right
         axes = figure.add_axes((x / layout.width, y / height, width / layout.width, tall / height))
         _draw_panel(axes, panel, layout, limits)
-        _label_curves(axes, panel, layout, limits, spacing=line / tall, beyond=1 + _GAP / width)
+        _label_curves(axes, panel, layout, limits, spacing=line / tall, label_x=1 + _LABEL_GAP / width)
     return figure
 
 
@@ -125,45 +125,45 @@ def _draw_panel(axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float,
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=layout.text, length=0, pad=5)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    if panel.stretches:
-        _draw_segments(axes, panel.stretches, rounds, layout)
+    if panel.segments:
+        _draw_segments(axes, panel.segments, rounds, layout)
     else:
         axes.set_xticks(_ticks(rounds))
         axes.set_xlabel("round", fontsize=layout.text, loc="right", labelpad=1)
     for curve in panel.curves:
-        _draw_curve(axes, curve, rounds, breaks=len(panel.stretches) or 1)
+        _draw_curve(axes, curve, rounds, segments=len(panel.segments) or 1)
 
 
-def _draw_segments(axes: "Axes", stretches: Sequence[str], points: int, layout: Layout) -> None:
-    each, room = points / len(stretches), axes.get_position().width * layout.width / len(stretches)
-    crowded = max_text_width(stretches, layout.text) > room
-    names = [ellipsize(name, layout.text, 2 * room) if crowded else name for name in stretches]
-    below = [f"\n{name}" if crowded and place % 2 else name for place, name in enumerate(names)]
-    axes.set_xticks([0.5 + each * (place + 0.5) for place in range(len(stretches))], below)
-    for place in range(1, len(stretches)):
-        axes.axvline(0.5 + each * place, color=RULE, linewidth=1, zorder=0)
+def _draw_segments(axes: "Axes", segments: Sequence[str], points: int, layout: Layout) -> None:
+    length, room = points / len(segments), axes.get_position().width * layout.width / len(segments)
+    crowded = max_text_width(segments, layout.text) > room
+    names = [ellipsize(name, layout.text, 2 * room) if crowded else name for name in segments]
+    labels = [f"\n{name}" if crowded and index % 2 else name for index, name in enumerate(names)]
+    axes.set_xticks([0.5 + length * (index + 0.5) for index in range(len(segments))], labels)
+    for index in range(1, len(segments)):
+        axes.axvline(0.5 + length * index, color=RULE, linewidth=1, zorder=0)
 
 
 def _label_curves(
-    axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float], *, spacing: float, beyond: float
+    axes: "Axes", panel: Panel, layout: Layout, limits: tuple[float, float], *, spacing: float, label_x: float
 ) -> None:
     low, high, rounds = *limits, max(len(curve.values) for curve in panel.curves)
     heading: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": layout.text}
-    edge = -_LEFT * layout.text
+    edge = -_LEFT_MARGIN * layout.text
     axes.annotate(panel.title, (0, 1), (edge, 2.2 * layout.text), fontweight="bold", **heading)
     axes.annotate(panel.unit, (0, 1), (edge, 0.9 * layout.text), color=QUIET, **heading)
     ends = [low if math.isnan(curve.values[-1]) else curve.values[-1] for curve in panel.curves]
     heights = spread_labels([(end - low) / (high - low) for end in ends], spacing)
-    for curve, end, place in zip(panel.curves, ends, heights, strict=True):
-        look, reached = _line_style(curve), len(curve.values)
-        leader = {"color": look["color"], "linewidth": 0.7, "linestyle": "-" if reached == rounds else ":"}
+    for curve, end, label_y in zip(panel.curves, ends, heights, strict=True):
+        style, reached = _line_style(curve), len(curve.values)
+        leader = {"color": style["color"], "linewidth": 0.7, "linestyle": "-" if reached == rounds else ":"}
         axes.annotate(
-            "", (reached, end), (beyond, place), textcoords="axes fraction", annotation_clip=False,
+            "", (reached, end), (label_x, label_y), textcoords="axes fraction", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "shrinkA": 0, "shrinkB": 0, **leader},
         )  # fmt: skip
-        axes.plot(beyond, place, transform=axes.transAxes, clip_on=False, **look)
+        axes.plot(label_x, label_y, transform=axes.transAxes, clip_on=False, **style)
         axes.annotate(
-            _label(curve, rounds, layout), (beyond, place), (7, -0.5), va="center", annotation_clip=False, **heading
+            _label(curve, rounds, layout), (label_x, label_y), (7, -0.5), va="center", annotation_clip=False, **heading
         )
 
 
@@ -178,24 +178,24 @@ def _ticks(rounds: int) -> list[int]:
     return sorted({1, *range(step, rounds + 1, step)})
 
 
-def _draw_curve(axes: "Axes", curve: Curve, rounds: int, breaks: int = 1) -> None:
-    look, each = _line_style(curve), len(curve.values) // breaks
-    for start in range(0, len(curve.values), each):
-        part = slice(start, start + each)
-        steps, low, high = range(start + 1, start + each + 1), curve.low[part], curve.high[part]
+def _draw_curve(axes: "Axes", curve: Curve, rounds: int, segments: int = 1) -> None:
+    style, length = _line_style(curve), len(curve.values) // segments
+    for start in range(0, len(curve.values), length):
+        part = slice(start, start + length)
+        steps, low, high = range(start + 1, start + length + 1), curve.low[part], curve.high[part]
         if any(least < most for least, most in zip(low, high, strict=True)):
-            axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        axes.plot(steps, curve.values[part], markevery=max(1, rounds // 10), clip_on=False, **look)
+            axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.plot(steps, curve.values[part], markevery=max(1, rounds // 10), clip_on=False, **style)
 
 
 def _line_style(curve: Curve) -> dict[str, Any]:
     method = curve.family.partition(",")[0]
-    color, place = _PALETTE.get(method, INK), list(_PALETTE).index(method) if method in _PALETTE else -1
+    color, index = _PALETTE.get(method, INK), list(_PALETTE).index(method) if method in _PALETTE else -1
     return {
         "color": color,
         "linestyle": _DASHES.get(curve.selection, "solid"),
         "linewidth": 2,
-        "marker": _MARKERS[place],
+        "marker": _MARKERS[index],
         "markersize": 6,
         "markerfacecolor": color if curve.selection else PAPER,
         "markeredgecolor": color,
@@ -203,7 +203,7 @@ def _line_style(curve: Curve) -> dict[str, Any]:
 
 
 def _axis_limits(panels: Sequence[Panel]) -> tuple[float, float]:
-    if any(panel.whole for panel in panels):
+    if any(panel.full_range for panel in panels):
         return 0.0, 100.0
     shown = [value for panel in panels for curve in panel.curves for value in (*curve.low, *curve.high)]
     finite = [value for value in shown if math.isfinite(value)] or [0.0]
@@ -212,31 +212,32 @@ def _axis_limits(panels: Sequence[Panel]) -> tuple[float, float]:
     return max(0.0, low - padding), high + padding
 
 
-def spread_labels(places: Sequence[float], spacing: float) -> list[float]:
-    """Move heights in 0..1 apart by at least so much, as little as possible up or down, in their order.
+def spread_labels(positions: Sequence[float], spacing: float) -> list[float]:
+    """Move label positions in 0..1 apart as little as possible, keeping their order.
 
     Args:
-        places: Where they would like to be.
-        spacing: The least distance between two.
+        positions: The preferred positions.
+        spacing: The minimum distance between two labels.
 
     Examples:
-        >>> [round(place, 3) for place in spread_labels([0.5, 0.52, 0.9], 0.1)]
+        >>> [round(position, 3) for position in spread_labels([0.5, 0.52, 0.9], 0.1)]
         [0.46, 0.56, 0.9]
     """
-    order = sorted(range(len(places)), key=lambda index: places[index])
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
     blocks: list[tuple[float, list[int]]] = []
     for index in order:
-        middle, members = places[index], [index]
-        while blocks and middle - spacing * len(members) / 2 < blocks[-1][0] + spacing * len(blocks[-1][1]) / 2:
+        center, members = positions[index], [index]
+        while blocks and center - spacing * len(members) / 2 < blocks[-1][0] + spacing * len(blocks[-1][1]) / 2:
             members = blocks.pop()[1] + members
-            middle = _clamp_center(sum(places[member] for member in members) / len(members), spacing * (len(members) - 1) / 2)
-        blocks.append((middle, members))
+            mean = sum(positions[member] for member in members) / len(members)
+            center = _clamp_center(mean, spacing * (len(members) - 1) / 2)
+        blocks.append((center, members))
     moved = dict.fromkeys(order, 0.0)
-    for middle, members in blocks:
-        for place, member in enumerate(members):
-            moved[member] = middle + spacing * (place - (len(members) - 1) / 2)
-    return [moved[index] for index in range(len(places))]
+    for center, members in blocks:
+        for rank, member in enumerate(members):
+            moved[member] = center + spacing * (rank - (len(members) - 1) / 2)
+    return [moved[index] for index in range(len(positions))]
 
 
-def _clamp_center(middle: float, reach: float) -> float:
-    return min(max(middle, reach), max(1 - reach, reach))
+def _clamp_center(center: float, half_width: float) -> float:
+    return min(max(center, half_width), max(1 - half_width, half_width))

@@ -1,4 +1,4 @@
-"""The paper's figures that look into selection: from rows to drawings, and to numbers for other programs."""
+"""The paper's figures on selection, scores and gradients: their data, and how to draw them."""
 
 import math
 import statistics
@@ -29,12 +29,12 @@ __all__ = ["ANALYSES", "FigureData"]
 
 @dataclass(frozen=True)
 class FigureData:
-    """One figure.
+    """The data of one figure.
 
     Attributes:
         name: Of its files.
-        numbers: What it shows.
-        draw: Makes the figure.
+        numbers: The numbers it shows.
+        draw: Draws the figure.
     """
 
     name: str
@@ -42,80 +42,88 @@ class FigureData:
     draw: Callable[[], ResponsiveFigure]
 
     def as_data(self) -> dict[str, Any]:
-        """The numbers as JSON knows them: what is not finite is None."""
-        told: dict[str, Any] = _replace_nonfinite(self.numbers)
-        return told
+        """The numbers for JSON: NaN and infinity become None."""
+        data: dict[str, Any] = _replace_nonfinite(self.numbers)
+        return data
 
 
 def selection(results: Results) -> Iterator[FigureData]:
-    """Precision and recall of TENT under each rule; and of plain TENT, what lost confidence and how much was wrong."""
+    """Precision and recall of TENT under each selection rule, and how many samples lose confidence."""
     rules = list(suite("rules").specs())
     methods = dict.fromkeys(spec.method for spec in rules)
-    for index, (where, cells) in enumerate(_group_by_stream(run for spec in rules for run in results.seeds(spec)), start=1):
-        ran = [spec.method for spec in cells]
-        qualities = {spec.method: found for spec in cells if (found := selection_quality_per_round(results, spec))}
-        caption = "Of the samples that TENT learned from under each rule: precision and recall in each round."
+    groups = _group_by_stream(run for spec in rules for run in results.seeds(spec))
+    for index, (title, specs) in enumerate(groups, start=1):
+        ran = [spec.method for spec in specs]
+        qualities = {spec.method: counts for spec in specs if (counts := selection_quality_per_round(results, spec))}
+        caption = "Precision and recall of the samples that TENT learned from under each selection rule, in each round."
         caption += _name_list("Not run", [method for method in methods if method not in ran])
         caption += _name_list("Not counted", [method for method in ran if method not in qualities])
         shown = {"precision": lambda q: q.precision, "recall": lambda q: q.recall}
         if qualities:
-            yield _round_figure(f"selection-{index}", where, caption, qualities, shown)
-        lost = {spec.method: found for spec in cells if (found := selection_quality_per_round(results, spec, "crowd/"))}
+            yield _round_figure(f"selection-{index}", title, caption, qualities, shown)
+        lost = {
+            spec.method: counts for spec in specs if (counts := selection_quality_per_round(results, spec, "crowd/"))
+        }
         shown = {"lost confidence": lambda q: q.rejected_share, "wrong among those": lambda q: q.negative_precision}
-        caption = "Share of samples whose confidence fell, and how many of them are wrong or unknown, in each round."
+        caption = "Share of samples that lost confidence, and share of those that are wrong or unknown, in each round."
         if lost:
-            yield _round_figure(f"rejected-{index}", where, caption, lost, shown)
+            yield _round_figure(f"rejected-{index}", title, caption, lost, shown)
 
 
 def scores(results: Results, round: int | None = None) -> Iterator[FigureData]:
-    """How confidence and its change are spread over right, wrong and unknown predictions in one round.
+    """Histograms of confidence and its change for correct, wrong and unknown samples in one round.
 
     Args:
-        results: Where the cells are.
-        round: Which; None for the last complete one. Cells without it are left out, and named.
+        results: The results folder.
+        round: The round; None for the last complete one. Runs without it are left out and named in the caption.
     """
-    cells = [spec for spec in results.runs if "histograms" in spec.measures and results.rounds(spec)]
-    places = {spec: where for where, together in _group_by_stream(cells) for spec in together}
-    rounds = {spec: results.rounds(spec) if round is None else round for spec in places}
-    told = {spec: rows for spec in places if (rows := _rows_with_histograms(results, spec, rounds[spec]))}
-    if places and not told:
-        which = "the last round" if round is None else f"round {round}"
+    candidates = [spec for spec in results.runs if "histograms" in spec.measures and results.rounds(spec)]
+    titles = {spec: title for title, group in _group_by_stream(candidates) for spec in group}
+    rounds = {spec: results.rounds(spec) if round is None else round for spec in titles}
+    available = {spec: rows for spec in titles if (rows := _rows_with_histograms(results, spec, rounds[spec]))}
+    if titles and not available:
+        wanted = "the last round" if round is None else f"round {round}"
         raise InputError(
-            f"Expected histograms of {which}, but no cell has completed it and kept them. "
-            "Archives keep those of the first and the last round."
+            f"Expected histograms of {wanted}, but no run has completed it and kept them. "
+            "Archives keep histograms of the first and the last round only."
         )
-    left_out = _name_list("Left out, without histograms of the round", [spec.name for spec in places if spec not in told])
-    for index, (spec, rows) in enumerate(told.items(), start=1):
-        yield _histogram_figure(f"scores-{index}", places[spec], spec, rows, left_out)
+    missing = [spec.name for spec in titles if spec not in available]
+    left_out = _name_list("Left out, without histograms of the round", missing)
+    for index, (spec, rows) in enumerate(available.items(), start=1):
+        yield _histogram_figure(f"scores-{index}", titles[spec], spec, rows, left_out)
 
 
 def gradients(results: Results) -> Iterator[FigureData]:
-    """The mean cosine between the gradients of samples, by class and prediction."""
-    cells = [spec for spec in results.runs if spec.task == "gradients" and results.rows(spec)]
-    for index, spec in enumerate(sorted(cells, key=lambda spec: spec.name), start=1):
+    """Mean cosine similarity between the gradients of samples, by class and prediction."""
+    specs = [spec for spec in results.runs if spec.task == "gradients" and results.rows(spec)]
+    for index, spec in enumerate(sorted(specs, key=lambda spec: spec.name), start=1):
         (row,) = (row for row in results.rows(spec) if row["domain"] == ALL_DOMAINS)
         values = [[float("nan") if value is None else value for value in line] for line in row["cosines"]]
         classes = [str(label) for label in range(len(values))]
-        grid = HeatmapData(
-            [f"class {name}" for name in classes], [f"as {name}" for name in classes], values, digits=2, summed_up=False
+        heatmap = HeatmapData(
+            [f"class {name}" for name in classes], [f"as {name}" for name in classes], values, digits=2, has_mean=False
         )
-        where = f"{spec.images}, {spec.model}, weight of {dict(spec.options)['layer']}"
-        caption = "Mean cosine between gradients of samples of a class predicted as another, and of that other class."
-        told = f"on the diagonal {_format_cosine(row['right'])} on average, elsewhere {_format_cosine(row['wrong'])}"
+        title = f"{spec.images}, {spec.model}, weight of {dict(spec.options)['layer']}"
+        caption = (
+            "Mean cosine between gradients of samples of class j predicted as class i and of correct samples of i."
+        )
+        description = (
+            f"on the diagonal {_format_cosine(row['right'])} on average, elsewhere {_format_cosine(row['wrong'])}"
+        )
         numbers = {"cell": spec.name, "options": dict(spec.options), **row}
-        yield _figure_data(f"gradients-{index}", where, caption, told, numbers, partial(draw_heatmap, grid))
+        yield _figure_data(f"gradients-{index}", title, caption, description, numbers, partial(draw_heatmap, heatmap))
 
 
 def curves(results: Results) -> Iterator[FigureData]:
-    """The error of every method in each round."""
+    """The error or mean IoU of every method in each round."""
     streams = group_streams(results)
-    drawings = cache(partial(round_figures, results, streams))
-    for index, together in enumerate(group_by_figure(results, streams)):
+    figures = cache(partial(round_figures, results, streams))
+    for index, group in enumerate(group_by_figure(results, streams)):
         numbers = {
-            stream.name: {line.name: line.per_round(results, stream.quantity.measure) for line in stream.lines}
-            for stream in together
+            stream.name: {series.name: series.per_round(results, stream.metric.key) for series in stream.series}
+            for stream in group
         }
-        yield FigureData(f"rounds-{index + 1}", numbers, partial(_pick_figure, drawings, index))
+        yield FigureData(f"rounds-{index + 1}", numbers, partial(_pick_figure, figures, index))
 
 
 ANALYSES: dict[str, Callable[..., Iterator[FigureData]]] = {
@@ -126,54 +134,54 @@ ANALYSES: dict[str, Callable[..., Iterator[FigureData]]] = {
 }
 
 _COLOR_METHODS = {"": "tent", "confident": "gce", "certain": "eata", "crowd": "ent"}
-"""Whose color and mark each rule takes, as they are all of one method."""
+"""The method whose color and marker each selection rule borrows, as all are rules of TENT."""
 
 _SCORE_LABELS = {"confidence": "confidence", "confidence_difference": "confidence difference"}
 _SCORE_METRICS = {"confidence": "msp/including/auroc", "confidence_difference": "confidence_difference/including/auroc"}
 
 
-def _group_by_stream(cells: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
-    """Cells together with the others on the same images; of several seeds the first."""
+def _group_by_stream(specs: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
+    """Group runs by stream, with a title; only the first seed of each run."""
     firsts: dict[Spec, Spec] = {}
-    for spec in sorted(cells, key=lambda spec: spec.seed):
+    for spec in sorted(specs, key=lambda spec: spec.seed):
         firsts.setdefault(replace(spec, seed=0), spec)
     groups: dict[str, list[Spec]] = {}
     for spec in firsts.values():
-        among = f" ({spec.unknown})" if spec.unknown else ""
-        groups.setdefault(f"{spec.images}, {spec.model}, {spec.setting}{among}", []).append(spec)
+        unknown = f" ({spec.unknown})" if spec.unknown else ""
+        groups.setdefault(f"{spec.images}, {spec.model}, {spec.setting}{unknown}", []).append(spec)
     return sorted(groups.items())
 
 
-def _name_list(words: str, names: Sequence[str]) -> str:
-    return f" {words}: {', '.join(names)}." if names else ""
+def _name_list(label: str, names: Sequence[str]) -> str:
+    return f" {label}: {', '.join(names)}." if names else ""
 
 
 def _round_figure(
     name: str,
-    where: str,
+    title: str,
     caption: str,
-    qualities: dict[str, list[SelectionCounts]],
-    shown: dict[str, Callable[[SelectionCounts], float]],
+    counts: dict[str, list[SelectionCounts]],
+    metrics: dict[str, Callable[[SelectionCounts], float]],
 ) -> FigureData:
     numbers = {
-        method: {words: [value(quality) for quality in found] for words, value in shown.items()}
-        for method, found in qualities.items()
+        method: {label: [compute(each) for each in rounds] for label, compute in metrics.items()}
+        for method, rounds in counts.items()
     }
     panels = [
-        Panel(words, "%", [_curve(method, found[words]) for method, found in numbers.items()], whole=True)
-        for words in shown
+        Panel(label, "%", [_curve(method, values[label]) for method, values in numbers.items()], full_range=True)
+        for label in metrics
     ]
-    told = "; ".join(
-        f"{method}: {', '.join(f'{words} {format_number(values[-1])}' for words, values in found.items())}"
-        for method, found in numbers.items()
+    last = "; ".join(
+        f"{method}: {', '.join(f'{label} {format_number(rounds[-1])}' for label, rounds in values.items())}"
+        for method, values in numbers.items()
     )
-    return _figure_data(name, where, caption, f"in the last round {told}", numbers, partial(draw_curves, panels))
+    return _figure_data(name, title, caption, f"in the last round {last}", numbers, partial(draw_curves, panels))
 
 
 def _figure_data(
-    name: str, title: str, caption: str, told: str, numbers: dict[str, Any], draw: Callable[[Layout], "Figure"]
+    name: str, title: str, caption: str, description: str, numbers: dict[str, Any], draw: Callable[[Layout], "Figure"]
 ) -> FigureData:
-    return FigureData(name, numbers, partial(make_figure, name, title, caption, told, draw))
+    return FigureData(name, numbers, partial(make_figure, name, title, caption, description, draw))
 
 
 def _curve(method: str, values: Sequence[float]) -> Curve:
@@ -181,20 +189,24 @@ def _curve(method: str, values: Sequence[float]) -> Curve:
     return Curve(method, _COLOR_METHODS[rule], rule, values, values, values)
 
 
-def _histogram_figure(name: str, where: str, spec: Spec, rows: Sequence[Row], left_out: str) -> FigureData:
-    round, bins = rows[0]["round"], {name: edges(name) for name in _SCORE_LABELS}
-    counts, aurocs = _sum_histograms(rows), {name: _mean_auroc(rows, measure) for name, measure in _SCORE_METRICS.items()}
+def _histogram_figure(name: str, title: str, spec: Spec, rows: Sequence[Row], left_out: str) -> FigureData:
+    round, bins = rows[0]["round"], {score: edges(score) for score in _SCORE_LABELS}
+    counts = _sum_histograms(rows)
+    aurocs = {score: _mean_auroc(rows, metric) for score, metric in _SCORE_METRICS.items()}
     panels = [
-        Histogram(words, bins[name], counts[name], f"AUROC {format_number(aurocs[name])}") for name, words in _SCORE_LABELS.items()
+        Histogram(label, bins[score], counts[score], f"AUROC {format_number(aurocs[score])}")
+        for score, label in _SCORE_LABELS.items()
     ]
-    caption = f"{spec.method} in round {round}; the AUROC of right predictions, mean over domains.{left_out}"
-    told = ", ".join(f"AUROC of {_SCORE_LABELS[name]} {format_number(value)}" for name, value in aurocs.items())
+    caption = f"{spec.method} in round {round}; AUROC of correct predictions, mean over domains.{left_out}"
+    description = ", ".join(
+        f"AUROC of {_SCORE_LABELS[score]} {format_number(value)}" for score, value in aurocs.items()
+    )
     numbers = {"cell": spec.name, "round": round, "auroc": aurocs, "edges": bins, "counts": counts}
-    return _figure_data(name, where, caption, told, numbers, partial(draw_histograms, panels))
+    return _figure_data(name, title, caption, description, numbers, partial(draw_histograms, panels))
 
 
 def _rows_with_histograms(results: Results, spec: Spec, round: int) -> list[Row]:
-    """The rows of a round; none where it is not complete, or its histograms were not kept."""
+    """The rows of a round; empty if it is not complete or its histograms were not kept."""
     rows = [row for row in results.rows(spec) if row["round"] == round]
     kept = all(row.get("histogram/confidence/correct") is not None for row in rows)
     return rows if kept and round <= results.rounds(spec) else []
@@ -202,7 +214,8 @@ def _rows_with_histograms(results: Results, spec: Spec, round: int) -> list[Row]
 
 def _sum_histograms(rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
     return {
-        name: {kind: _add_counts([row[f"histogram/{name}/{kind}"] for row in rows]) for kind in KINDS} for name in _SCORE_LABELS
+        score: {kind: _add_counts([row[f"histogram/{score}/{kind}"] for row in rows]) for kind in KINDS}
+        for score in _SCORE_LABELS
     }
 
 
@@ -210,20 +223,20 @@ def _add_counts(histograms: Sequence[Sequence[int]]) -> list[int]:
     return [sum(counts) for counts in zip(*histograms, strict=True)]
 
 
-def _mean_auroc(rows: Sequence[Row], measure: str) -> float:
-    found = [row.get(measure) for row in rows]
-    return statistics.fmean(float("nan") if value is None else value for value in found)
+def _mean_auroc(rows: Sequence[Row], metric: str) -> float:
+    values = [row.get(metric) for row in rows]
+    return statistics.fmean(float("nan") if value is None else value for value in values)
 
 
 def _format_cosine(value: float | None) -> str:
     return "unknown" if value is None else format_number(value, 2)
 
 
-def _pick_figure(drawings: Callable[[], Sequence[ResponsiveFigure]], index: int) -> ResponsiveFigure:
-    return drawings()[index]
+def _pick_figure(figures: Callable[[], Sequence[ResponsiveFigure]], index: int) -> ResponsiveFigure:
+    return figures()[index]
 
 
-def _replace_nonfinite(value: Any) -> Any:  # noqa: ANN401  # whatever JSON knows
+def _replace_nonfinite(value: Any) -> Any:  # noqa: ANN401  # any JSON value
     if isinstance(value, dict):
         return {key: _replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The figures of a report, from its rows."""
+"""Build the figures of a report from its rows."""
 
 import math
 import statistics
@@ -20,90 +20,91 @@ _SHARE_METRICS = {"selected_known": "known", "selected_unknown": "unknown"}
 
 
 def round_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """How each method fared over the rounds: a figure for each image set, a panel for each setting."""
-    drawings: list[ResponsiveFigure] = []
-    for together in group_by_figure(results, streams):
-        quantity = together[0].quantity
-        panels = [
-            Panel(stream.setting, quantity.unit, _stream_curves(results, stream, quantity.measure)) for stream in together
-        ]
-        caption = f"{_capitalize(quantity.words)} in each round, mean over {_describe_domains(together[0])}{_describe_seeds(together)}."
-        drawings.append(_make_curve_figure(f"rounds-{len(drawings) + 1}", _title(together[0], streams), caption, panels))
-    return drawings
+    """Curves over rounds: one figure per image set, one panel per setting."""
+    figures: list[ResponsiveFigure] = []
+    for group in group_by_figure(results, streams):
+        metric = group[0].metric
+        panels = [Panel(stream.setting, metric.unit, _stream_curves(results, stream, metric.key)) for stream in group]
+        averaged = f"{_describe_domains(group[0])}{_describe_seeds(group)}"
+        caption = f"{_capitalize(metric.label)} in each round, mean over {averaged}."
+        figures.append(_make_curve_figure(f"rounds-{len(figures) + 1}", _title(group[0], streams), caption, panels))
+    return figures
 
 
 def within_domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """How each method fared on scenes while its last round went on."""
-    drawings: list[ResponsiveFigure] = []
-    for stream in (stream for stream in streams if stream.of_pixels):
+    """Running mean IoU within each domain of the last round, for streams of scenes."""
+    figures: list[ResponsiveFigure] = []
+    for stream in (stream for stream in streams if stream.is_segmentation):
         last = stream.rounds(results)
         curves = []
-        for line in stream.lines:
-            values = line.course(results, IOU_CURVE)
-            curves.append(Curve(_name_with_round(line, results, last), line.base, line.selection, values, values, values))
+        for series in stream.series:
+            values = series.within_domain(results, IOU_CURVE)
+            name = _name_with_round(series, results, last)
+            curves.append(Curve(name, series.base_name, series.selection, values, values, values))
         known = [curve for curve in curves if any(map(math.isfinite, curve.values))]
         if known:
-            stretches = [domain.replace("_", " ") for domain in stream.spec.domains]
-            panel = Panel(stream.setting, stream.quantity.unit, known, stretches=stretches)
-            caption = f"{_capitalize(stream.quantity.words)} over what had come of each domain by then, in round {last}."
-            drawings.append(_make_curve_figure(f"course-{len(drawings) + 1}", _title(stream, streams), caption, [panel]))
-    return drawings
+            segments = [domain.replace("_", " ") for domain in stream.spec.domains]
+            panel = Panel(stream.setting, stream.metric.unit, known, segments=segments)
+            label = _capitalize(stream.metric.label)
+            caption = f"{label} over the frames of each domain seen so far, in round {last}."
+            figures.append(_make_curve_figure(f"course-{len(figures) + 1}", _title(stream, streams), caption, [panel]))
+    return figures
 
 
 def selected_share_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """Which share of the images or pixels the selecting methods learned from; known and unknown ones apart."""
-    drawings: list[ResponsiveFigure] = []
+    """Share of known and of unknown images or pixels that selecting methods learned from."""
+    figures: list[ResponsiveFigure] = []
     for stream in streams:
         if stream.rounds(results) > 1 and (panels := list(_share_panels(results, stream))):
             title = f"{_title(stream, streams)}, {stream.setting}"
             caption = f"Share of the {_sample_noun(stream)} that a step learned from, in each round."
-            drawings.append(_make_curve_figure(f"selected-{len(drawings) + 1}", title, caption, panels))
-    return drawings
+            figures.append(_make_curve_figure(f"selected-{len(figures) + 1}", title, caption, panels))
+    return figures
 
 
 def domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """How each method fared in each domain of the last round, and on average."""
-    drawings: list[ResponsiveFigure] = []
+    """Heatmap of each method in each domain of the last round, with the mean."""
+    figures: list[ResponsiveFigure] = []
     for stream in (stream for stream in streams if len(stream.spec.domains) > 1):
-        quantity, last = stream.quantity, stream.rounds(results)
-        values = [line.per_domain(results, quantity.measure) for line in stream.lines]
-        names = [_name_with_round(line, results, last) for line in stream.lines]
+        metric, last = stream.metric, stream.rounds(results)
+        values = [series.per_domain(results, metric.key) for series in stream.series]
+        names = [_name_with_round(series, results, last) for series in stream.series]
         domains = [domain.replace("_", " ") for domain in stream.spec.domains]
-        grid = HeatmapData(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
+        heatmap = HeatmapData(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
         title = f"{_title(stream, streams)}, {stream.setting}"
-        marked = ", or of the round after @" if any("@" in name for name in names) else ""
-        caption = f"{_capitalize(quantity.words)} in percent for each domain of round {last}{marked}."
-        rows = "; ".join(f"{name} {_describe_range(row)}" for name, row in zip(names, values, strict=True))
-        name = f"domains-{len(drawings) + 1}"
-        drawings.append(make_figure(name, title, caption, rows, partial(draw_heatmap, grid)))
-    return drawings
+        early = ", or of the round after @" if any("@" in name for name in names) else ""
+        caption = f"{_capitalize(metric.label)} in percent for each domain of round {last}{early}."
+        ranges = "; ".join(f"{name} {_describe_range(row)}" for name, row in zip(names, values, strict=True))
+        name = f"domains-{len(figures) + 1}"
+        figures.append(make_figure(name, title, caption, ranges, partial(draw_heatmap, heatmap)))
+    return figures
 
 
 def _share_panels(results: Results, stream: StreamGroup) -> Iterator[Panel]:
-    for measure, words in _SHARE_METRICS.items():
-        curves = _stream_curves(results, stream, measure, scale=100)
+    for metric, label in _SHARE_METRICS.items():
+        curves = _stream_curves(results, stream, metric, scale=100)
         selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
         if selecting:
-            which = words if stream.spec.unknown or stream.of_pixels else "all"
-            yield Panel(f"{which} {_sample_noun(stream)}", "learned from, %", selecting, whole=True)
+            kind = label if stream.spec.unknown or stream.is_segmentation else "all"
+            yield Panel(f"{kind} {_sample_noun(stream)}", "learned from, %", selecting, full_range=True)
 
 
 def _sample_noun(stream: StreamGroup) -> str:
-    return "pixels" if stream.of_pixels else "images"
+    return "pixels" if stream.is_segmentation else "images"
 
 
-def _capitalize(words: str) -> str:
-    """With a capital at the beginning, and those in between left alone."""
-    return words[:1].upper() + words[1:]
+def _capitalize(text: str) -> str:
+    """Capitalize the first letter and keep all others."""
+    return text[:1].upper() + text[1:]
 
 
 def _make_curve_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> ResponsiveFigure:
-    told = (f"{panel.title}: {', '.join(map(_describe_curve, panel.curves))}" for panel in panels)
-    return make_figure(name, title, caption, "; ".join(told), partial(draw_curves, panels))
+    descriptions = (f"{panel.title}: {', '.join(map(_describe_curve, panel.curves))}" for panel in panels)
+    return make_figure(name, title, caption, "; ".join(descriptions), partial(draw_curves, panels))
 
 
 def group_by_figure(results: Results, streams: Sequence[StreamGroup]) -> list[list[StreamGroup]]:
-    """The streams that are panels of one figure; of a single round there is nothing to draw."""
+    """Group streams that are panels of one figure; streams of a single round have no curve."""
     groups: dict[object, list[StreamGroup]] = {}
     for stream in streams:
         if stream.rounds(results) > 1:
@@ -111,17 +112,20 @@ def group_by_figure(results: Results, streams: Sequence[StreamGroup]) -> list[li
     return list(groups.values())
 
 
-def _stream_curves(results: Results, stream: StreamGroup, measure: str, scale: float = 1.0) -> list[Curve]:
+def _stream_curves(results: Results, stream: StreamGroup, metric: str, scale: float = 1.0) -> list[Curve]:
     last = stream.rounds(results)
-    return [_make_curve(results, line, measure, scale, last if line.steady(results) else 0) for line in stream.lines]
+    return [
+        _make_curve(results, series, metric, scale, last if series.is_stateless(results) else 0)
+        for series in stream.series
+    ]
 
 
-def _make_curve(results: Results, line: MethodSeries, measure: str, scale: float, least: int) -> Curve:
-    """A line's course; drawn on to a round that it would not change in."""
-    seeds = list(zip(*line.by_seed(results, measure), strict=True))
-    seeds += seeds[-1:] * (least - len(seeds))
-    means, low, high = ([scale * of(values) for values in seeds] for of in (statistics.fmean, min, max))
-    return Curve(line.name, line.base, line.selection, means, low, high)
+def _make_curve(results: Results, series: MethodSeries, metric: str, scale: float, min_rounds: int) -> Curve:
+    """The curve of a series, extended to `min_rounds` with its last value."""
+    seeds = list(zip(*series.by_seed(results, metric), strict=True))
+    seeds += seeds[-1:] * (min_rounds - len(seeds))
+    means, low, high = ([scale * reduce(values) for values in seeds] for reduce in (statistics.fmean, min, max))
+    return Curve(series.name, series.base_name, series.selection, means, low, high)
 
 
 def _describe_curve(curve: Curve) -> str:
@@ -133,13 +137,13 @@ def _describe_range(values: Sequence[float]) -> str:
     return f"between {format_number(min(finite))} and {format_number(max(finite))}" if finite else "not measured"
 
 
-def _name_with_round(line: MethodSeries, results: Results, last: int) -> str:
-    rounds = line.rounds(results)
-    return line.name if rounds == last or line.steady(results) else f"{line.name} @{rounds}"
+def _name_with_round(series: MethodSeries, results: Results, last: int) -> str:
+    rounds = series.rounds(results)
+    return series.name if rounds == last or series.is_stateless(results) else f"{series.name} @{rounds}"
 
 
 def _title(stream: StreamGroup, streams: Sequence[StreamGroup]) -> str:
-    """The image set and the network, and whatever else tells the stream from others that would be called the same."""
+    """Image set, network, and the fields that distinguish the stream from others with the same name."""
     spec = stream.spec
     return ", ".join([spec.images, spec.model, *distinguishing_fields(spec, [other.spec for other in streams])])
 
@@ -150,5 +154,5 @@ def _describe_domains(stream: StreamGroup) -> str:
 
 
 def _describe_seeds(streams: Sequence[StreamGroup]) -> str:
-    most = max(len(line.cells) for stream in streams for line in stream.lines)
-    return f" and up to {most} seeds; the bands reach from the least seed to the greatest" if most > 1 else ""
+    most = max(len(series.specs) for stream in streams for series in stream.series)
+    return f" and up to {most} seeds; bands span the minimum and maximum over seeds" if most > 1 else ""

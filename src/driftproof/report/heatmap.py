@@ -1,4 +1,4 @@
-"""A number for each method and domain, the higher the darker."""
+"""Draw heatmaps: one number for each method and domain, darker is higher."""
 
 import itertools
 import math
@@ -29,80 +29,82 @@ class HeatmapData:
         methods: Names of the rows.
         domains: Names of the columns.
         values: Row by row.
-        digits: After the point.
-        summed_up: Whether the last domain stands for all others, and so is set apart.
+        digits: After the decimal point.
+        has_mean: Whether the last domain is the mean of the others; a gap separates it.
     """
 
     methods: Sequence[str]
     domains: Sequence[str]
     values: Sequence[Sequence[float]]
     digits: int = 1
-    summed_up: bool = True
+    has_mean: bool = True
 
 
-def draw_heatmap(grid: HeatmapData, layout: Layout) -> "Figure":
-    """Methods below each other where the page is wide; beside each other, a few at a time, where it is narrow.
+def draw_heatmap(heatmap: HeatmapData, layout: Layout) -> "Figure":
+    """Draw methods as rows on wide pages; as columns, a few per table, on narrow ones.
 
     Args:
-        grid: The numbers.
+        heatmap: The numbers.
         layout: Of the page.
     """
     wide, room = layout.panels > 1, 0.4 * layout.width
     methods, domains = (
-        [ellipsize(name, layout.text, room) for name in names] for names in (grid.methods, grid.domains)
+        [ellipsize(name, layout.text, room) for name in names] for names in (heatmap.methods, heatmap.domains)
     )
-    grid = replace(grid, methods=methods, domains=domains)
-    tables = [grid] if wide else [_slice_methods(grid, first) for first in range(0, len(grid.methods), _MAX_COLUMNS_NARROW)]
-    shown = [_OrientedHeatmap(part, turned=not wide) for part in tables]
+    heatmap = replace(heatmap, methods=methods, domains=domains)
+    starts = range(0, len(methods), _MAX_COLUMNS_NARROW)
+    tables = [heatmap] if wide else [_slice_methods(heatmap, start) for start in starts]
+    shown = [_OrientedHeatmap(part, transposed=not wide) for part in tables]
     text, cell = layout.text, 2.0 * layout.text
     left = max_text_width((name for part in shown for name in part.rows), text) + 8
     above = _SINE * max_text_width((name for part in shown for name in part.columns), text) + 1.6 * text
     most = max(len(part.columns) for part in shown)
-    beyond = max(_overhang(part.columns, text, layout.width - left) for part in shown)
-    width = min((layout.width - left) / (most + beyond), _MAX_CELL_WIDTH * text)
+    overhang = max(_overhang(part.columns, text, layout.width - left) for part in shown)
+    width = min((layout.width - left) / (most + overhang), _MAX_CELL_WIDTH * text)
     height = sum(above + cell * len(part.rows) + 0.6 * text for part in shown)
     figure, top = new_figure(layout, height), height
     for part in shown:
         tall = cell * len(part.rows)
         right, bottom = left + width * len(part.columns), top - above - tall
         axes = figure.add_axes((left / layout.width, bottom / height, (right - left) / layout.width, tall / height))
-        _draw_cells(axes, part, layout, _value_range(grid))
+        _draw_cells(axes, part, layout, _value_range(heatmap))
         top -= above + tall + 0.6 * text
     return figure
 
 
 @dataclass(frozen=True)
 class _OrientedHeatmap:
-    grid: HeatmapData
-    turned: bool
+    heatmap: HeatmapData
+    transposed: bool
 
     @property
     def rows(self) -> Sequence[str]:
-        return self.grid.domains if self.turned else self.grid.methods
+        return self.heatmap.domains if self.transposed else self.heatmap.methods
 
     @property
     def columns(self) -> Sequence[str]:
-        return self.grid.methods if self.turned else self.grid.domains
+        return self.heatmap.methods if self.transposed else self.heatmap.domains
 
     def value(self, row: int, column: int) -> float:
-        return self.grid.values[column][row] if self.turned else self.grid.values[row][column]
+        return self.heatmap.values[column][row] if self.transposed else self.heatmap.values[row][column]
 
 
-def _slice_methods(grid: HeatmapData, first: int) -> HeatmapData:
-    some = slice(first, first + _MAX_COLUMNS_NARROW)
-    return replace(grid, methods=grid.methods[some], values=grid.values[some])
+def _slice_methods(heatmap: HeatmapData, start: int) -> HeatmapData:
+    part = slice(start, start + _MAX_COLUMNS_NARROW)
+    return replace(heatmap, methods=heatmap.methods[part], values=heatmap.values[part])
 
 
 def _overhang(names: Sequence[str], text: float, room: float) -> float:
-    """By how many columns the slanting names reach beyond the last one."""
+    """By how many columns the rotated labels extend beyond the last one."""
     width = 0.85 * room / len(names)
     return max(
-        (_COSINE * max_text_width([name], text) + text) / width + place + 0.5 - len(names) for place, name in enumerate(names)
+        (_COSINE * max_text_width([name], text) + text) / width + index + 0.5 - len(names)
+        for index, name in enumerate(names)
     )
 
 
-def _value_range(grid: HeatmapData) -> tuple[float, float]:
-    finite = [value for row in grid.values for value in row if math.isfinite(value)] or [0.0]
+def _value_range(heatmap: HeatmapData) -> tuple[float, float]:
+    finite = [value for row in heatmap.values for value in row if math.isfinite(value)] or [0.0]
     return min(finite), max(finite)
 
 
@@ -116,18 +118,18 @@ def _draw_cells(axes: "Axes", shown: _OrientedHeatmap, layout: Layout, limits: t
         squares.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
         colors.append(color)
         axes.text(
-            column + 0.5, row + 0.53, _format_value(value, shown.grid.digits) if known else "–", ha="center", va="center",
-            fontsize=layout.text - 1, color=_contrast_color(color) if known else INK,
+            column + 0.5, row + 0.53, _format_value(value, shown.heatmap.digits) if known else "–",
+            ha="center", va="center", fontsize=layout.text - 1, color=_contrast_color(color) if known else INK,
         )  # fmt: skip
     axes.add_collection(import_matplotlib("collections").PolyCollection(squares, facecolors=colors, linewidths=0))
-    if shown.grid.summed_up:
-        (axes.axhline if shown.turned else axes.axvline)(
-            (rows if shown.turned else columns) - 1, color=PAPER, linewidth=4
+    if shown.heatmap.has_mean:
+        (axes.axhline if shown.transposed else axes.axvline)(
+            (rows if shown.transposed else columns) - 1, color=PAPER, linewidth=4
         )
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
-    axes.set_xticks([place + 0.5 for place in range(columns)], shown.columns, rotation=_LABEL_ANGLE, ha="left")
-    axes.set_yticks([place + 0.5 for place in range(rows)], shown.rows)
+    axes.set_xticks([index + 0.5 for index in range(columns)], shown.columns, rotation=_LABEL_ANGLE, ha="left")
+    axes.set_yticks([index + 0.5 for index in range(rows)], shown.rows)
     axes.tick_params(labelsize=layout.text, length=0, pad=5, labeltop=True, labelbottom=False, labelcolor=INK)
     for label in axes.get_xticklabels():
         label.set_rotation_mode("anchor")
@@ -136,10 +138,10 @@ def _draw_cells(axes: "Axes", shown: _OrientedHeatmap, layout: Layout, limits: t
 
 def _shade(value: float, limits: tuple[float, float]) -> tuple[float, ...]:
     low, high = limits
-    place = (len(_SHADES) - 1) * (value - low) / (high - low) if high > low else 0.0
-    below = min(int(place), len(_SHADES) - 2)
+    position = (len(_SHADES) - 1) * (value - low) / (high - low) if high > low else 0.0
+    below = min(int(position), len(_SHADES) - 2)
     ends = zip(_SHADES[below], _SHADES[below + 1], strict=True)
-    return tuple((start + (place - below) * (end - start)) / 255 for start, end in ends)
+    return tuple((start + (position - below) * (end - start)) / 255 for start, end in ends)
 
 
 def _format_value(value: float, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""Histograms side by side: how a score is spread over several kinds of samples."""
+"""Draw histograms of a score for several kinds of samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ _COLORS = ("#0072B2", "#D55E00", "#8F7EE5", "#009E73")
 
 @dataclass(frozen=True)
 class Histogram:
-    """What is drawn in one pair of axes.
+    """The content of one pair of axes.
 
     Attributes:
-        title: Above it.
-        edges: Where the bins begin, and where the last one ends.
-        counts: For each kind of samples, how many are in each bin.
-        note: Below the title.
+        title: Shown above the axes.
+        edges: The bin edges.
+        counts: For each kind of samples, the number in each bin.
+        note: Shown below the title.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Histogram:
 
 
 def draw_histograms(panels: Sequence[Histogram], layout: Layout) -> "Figure":
-    """One beside the other, or below it where the page is narrow; each kind of samples adds up to 100 percent.
+    """Draw histograms in columns, or in one column on narrow pages; each kind adds up to 100 percent.
 
     Args:
         panels: What to draw; kinds without samples are left out.
@@ -43,14 +43,14 @@ def draw_histograms(panels: Sequence[Histogram], layout: Layout) -> "Figure":
     rows = -(-len(panels) // columns)
     line = 1.32 * layout.text
     left, right, top, bottom = 3.0 * layout.text, 1.6 * layout.text, 4.8 * line, 2.0 * line
-    across = layout.width / columns
-    tall = 0.5 * across
+    panel_width = layout.width / columns
+    tall = 0.5 * panel_width
     height = rows * (top + tall + bottom)
     figure = new_figure(layout, height)
     for index, panel in enumerate(panels):
-        x, y = across * (index % columns) + left, height - (index // columns + 1) * (top + tall + bottom) + bottom
-        place = (x / layout.width, y / height, (across - left - right) / layout.width, tall / height)
-        _draw_panel(figure.add_axes(place), panel, layout)
+        x, y = panel_width * (index % columns) + left, height - (index // columns + 1) * (top + tall + bottom) + bottom
+        bounds = (x / layout.width, y / height, (panel_width - left - right) / layout.width, tall / height)
+        _draw_panel(figure.add_axes(bounds), panel, layout)
     return figure
 
 

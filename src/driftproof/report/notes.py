@@ -1,4 +1,4 @@
-"""How numbers differ in kind from the paper's."""
+"""Notes below the tables: where our numbers are not comparable with the paper's."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,145 +9,147 @@ from driftproof.bench.tables import TableEntry
 __all__ = ["compute_notes", "metadata_notes", "relevant_metadata", "table_notes"]
 
 
-def metadata_notes(shared: Mapping[str, Any]) -> Iterator[str]:
-    """What has to be said beside the numbers of a results folder, a sentence each.
+def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each way in which a results folder deviates from the paper's setup.
 
     Args:
-        shared: What all its cells share.
+        metadata: What all its runs share.
 
     Examples:
         >>> list(metadata_notes({"limit": 40, "replaced": {"a-c": "b-c"}}))
-        ['Only the first 40 images of each domain.', 'b-c stands in for a-c.']
+        ['Only the first 40 images of each domain.', 'b-c replaces a-c.']
     """
-    if shared.get("limit") is not None:
-        yield f"Only the first {shared['limit']} images of each domain."
-    for old, new in shared.get("replaced", {}).items():
-        yield f"{new} stands in for {old}."
-    for name in shared.get("prepared on test images", ()):
-        yield f"Where a method prepares on source images of {name}, these were its clean test images."
-    if shared.get("frost") == "made up":
-        yield "Frost was made up, not photographed."
+    if metadata.get("limit") is not None:
+        yield f"Only the first {metadata['limit']} images of each domain."
+    for old, new in metadata.get("replaced", {}).items():
+        yield f"{new} replaces {old}."
+    for name in metadata.get("prepared on test images", ()):
+        yield f"Methods that prepare on source images of {name} used its clean test images."
+    if metadata.get("frost") == "made up":
+        yield "Frost textures are procedural, not photographs."
 
 
-def table_notes(measured: FilledTable, results: Results) -> list[str]:
-    """Those that concern a table, and how it was computed and timed.
+def table_notes(filled: FilledTable, results: Results) -> list[str]:
+    """All notes on a table: on its data, precision, memory and timing.
 
     Args:
-        measured: The table with its numbers.
+        filled: The table with its numbers.
         results: Where they are from.
     """
-    specs = dict.fromkeys(spec for entry in _filled_entries(measured) for spec in entry.specs)
-    return [*metadata_notes(relevant_metadata(specs, results.metadata)), *compute_notes(measured, results)]
+    specs = dict.fromkeys(spec for entry in _filled_entries(filled) for spec in entry.specs)
+    return [*metadata_notes(relevant_metadata(specs, results.metadata)), *compute_notes(filled, results)]
 
 
-def compute_notes(measured: FilledTable, results: Results) -> list[str]:
-    """How a table was computed and timed, where that makes its numbers differ in kind from the paper's.
+def compute_notes(filled: FilledTable, results: Results) -> list[str]:
+    """Notes on how a table was computed: prepared values, precision, memory and timing.
 
     Args:
-        measured: The table with its numbers.
+        filled: The table with its numbers.
         results: Where they are from.
     """
-    entries = _filled_entries(measured)
-    told = (_prepared_values_note, _precision_note, _memory_notes, _timing_notes)
-    return [sentence for tell in told for sentence in tell(entries, results, measured)]
+    entries = _filled_entries(filled)
+    sources = (_prepared_values_note, _precision_note, _memory_notes, _timing_notes)
+    return [note for source in sources for note in source(entries, results, filled)]
 
 
-def _filled_entries(measured: FilledTable) -> list[TableEntry]:
-    return [entry for entry in measured.table.entries if measured.values[entry.row, entry.column].ours is not None]
+def _filled_entries(filled: FilledTable) -> list[TableEntry]:
+    return [entry for entry in filled.table.entries if filled.values[entry.row, entry.column].ours is not None]
 
 
-def relevant_metadata(specs: Iterable[Spec], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """What all cells of a results folder share, without what plays no role in some of them.
+def relevant_metadata(specs: Iterable[Spec], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a results folder that concerns some of its runs.
 
     Args:
-        specs: Cells as the tables have them.
-        shared: What all share.
+        specs: Runs, as the tables name them.
+        metadata: What all runs share.
     """
-    replaced = shared.get("replaced", {})
+    replaced = metadata.get("replaced", {})
     named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
     run = {replaced.get(name, name) for name in named}
     domains = {domain for spec in specs for domain in spec.domains}
     return {
-        **shared,
+        **metadata,
         "replaced": {old: new for old, new in replaced.items() if old in named},
-        "prepared on test images": [name for name in shared.get("prepared on test images", ()) if name in run],
-        "frost": shared.get("frost") if "frost" in domains else None,
+        "prepared on test images": [name for name in metadata.get("prepared on test images", ()) if name in run],
+        "frost": metadata.get("frost") if "frost" in domains else None,
     }
 
 
-def _prepared_values_note(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
-    """What methods took from source data, where the paper does not say what it took."""
-    told = [
+def _prepared_values_note(entries: Iterable[TableEntry], results: Results, filled: FilledTable) -> Iterator[str]:
+    """Values that methods estimated from source data, which the paper does not report."""
+    values = [
         f"{name} {value:.3f} for {entry.row} on {entry.column}"
         for entry in entries
-        for run in measured.values[entry.row, entry.column].runs[:1]
+        for run in filled.values[entry.row, entry.column].runs[:1]
         for name, value in results.runs[run].conditions[0].get("found", {}).items()
     ]
-    if told:
-        yield f"Found in source images: {'; '.join(told)}."
+    if values:
+        yield f"Estimated from source images: {'; '.join(values)}."
 
 
-def _memory_notes(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
-    """That memory is counted and not measured, and what was measured."""
+def _memory_notes(entries: Iterable[TableEntry], results: Results, filled: FilledTable) -> Iterator[str]:
+    """How memory is computed, and the measured peaks."""
     counted = [entry for entry in entries if entry.metric == "memory"]
     peaks = {
         entry.row: row["peak"]
         for entry in counted
-        for run in measured.values[entry.row, entry.column].runs
+        for run in filled.values[entry.row, entry.column].runs
         for row in results.rows(run)
         if row["domain"] == entry.domain and row.get("peak") is not None
     }
     if counted:
-        yield "Memory is counted from the shapes of a network, in MiB, as TinyTL counts it."
+        yield "Memory is computed from the layer shapes of the network, in MiB, as in TinyTL."
     if peaks:
-        told = ", ".join(f"{row} {peak / 2**20:.0f}" for row, peak in peaks.items())
-        yield f"The most that the device had allocated during a step, in MiB: {told}."
+        listed = ", ".join(f"{row} {peak / 2**20:.0f}" for row, peak in peaks.items())
+        yield f"Peak memory allocated on the device during a step, in MiB: {listed}."
 
 
-def _timing_notes(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
-    """What times were taken on, and what can be compared: how many of TENT's steps a step takes."""
+def _timing_notes(entries: Iterable[TableEntry], results: Results, filled: FilledTable) -> Iterator[str]:
+    """What steps were timed on, and step times relative to TENT, which are comparable across devices."""
     timed = [entry for entry in entries if entry.metric == "milliseconds"]
-    runs = dict.fromkeys(run for entry in timed for run in measured.values[entry.row, entry.column].runs)
-    if told := dict.fromkeys(_describe_timing(run, results) for run in runs):
-        yield f"Steps timed for each method: {', '.join(told)}; the paper's card is another, so only ratios compare."
-    times = {entry.row: measured.values[entry.row, entry.column] for entry in timed}
+    runs = dict.fromkeys(run for entry in timed for run in filled.values[entry.row, entry.column].runs)
+    if timings := dict.fromkeys(_describe_timing(run, results) for run in runs):
+        listed = ", ".join(timings)
+        yield f"Timed steps per method: {listed}; the paper used another GPU, so only ratios are comparable."
+    times = {entry.row: filled.values[entry.row, entry.column] for entry in timed}
     ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
     if ours and paper:
         ratios = (
             f"{row} {(value.ours or 0) / ours:.2f} ({(value.paper or 0) / paper:.2f})" for row, value in times.items()
         )
-        yield f"Steps of TENT in the time of one, in brackets the paper's: {', '.join(ratios)}."
+        yield f"Step time relative to TENT, in brackets the paper's: {', '.join(ratios)}."
 
 
 def _describe_timing(run: Spec, results: Results) -> str:
-    how = results.runs[run].conditions[0]
-    told = ", ".join(str(how[key]) for key in ("hardware", "engine", "precision") if how.get(key) is not None)
-    return f"{dict(run.options)['trials']} ({told})"
+    conditions = results.runs[run].conditions[0]
+    keys = ("hardware", "engine", "precision")
+    listed = ", ".join(str(conditions[key]) for key in keys if conditions.get(key) is not None)
+    return f"{dict(run.options)['trials']} ({listed})"
 
 
-def _precision_note(entries: Iterable[TableEntry], results: Results, measured: FilledTable) -> Iterator[str]:
-    """Which numbers come of networks that computed with fewer digits, and since which round."""
+def _precision_note(entries: Iterable[TableEntry], results: Results, filled: FilledTable) -> Iterator[str]:
+    """Which numbers were computed in bfloat16, and from which round on."""
     rows: dict[str, dict[str, int | None]] = {}
     for entry in entries:
-        rows.setdefault(entry.row, {})[entry.column] = _first_bf16_round(entry, results, measured)
-    if {first for since in rows.values() for first in since.values()} == {1}:
+        rows.setdefault(entry.row, {})[entry.column] = _first_bf16_round(entry, results, filled)
+    if {first for columns in rows.values() for first in columns.values()} == {1}:
         yield "Computed in bfloat16."
-    elif told := [words for row, since in rows.items() for words in _describe_bf16_columns(row, since)]:
-        yield f"Computed in bfloat16: {'; '.join(told)}."
+    elif listed := [text for row, columns in rows.items() for text in _describe_bf16_columns(row, columns)]:
+        yield f"Computed in bfloat16: {'; '.join(listed)}."
 
 
-def _describe_bf16_columns(row: str, since: Mapping[str, int | None]) -> Iterator[str]:
-    """In which columns of a row, unless in all, and from which round on, unless from the first."""
-    for first in dict.fromkeys(since.values()):
+def _describe_bf16_columns(row: str, first_rounds: Mapping[str, int | None]) -> Iterator[str]:
+    """The columns of a row in bfloat16, unless all are, and the first such round, unless it is round 1."""
+    for first in dict.fromkeys(first_rounds.values()):
         if first is not None:
-            columns = [column for column in since if since[column] == first]
-            where = "" if len(columns) == len(since) else f" on {', '.join(columns)}"
+            columns = [column for column in first_rounds if first_rounds[column] == first]
+            where = "" if len(columns) == len(first_rounds) else f" on {', '.join(columns)}"
             yield f"{row}{where}" + ("" if first == 1 else f" from round {first} on")
 
 
-def _first_bf16_round(entry: TableEntry, results: Results, measured: FilledTable) -> int | None:
-    """The first round in bfloat16 of what a number rests on; None if there is none up to its own."""
-    value = measured.values[entry.row, entry.column]
+def _first_bf16_round(entry: TableEntry, results: Results, filled: FilledTable) -> int | None:
+    """The first round in bfloat16 up to the round of a number; None if there is none."""
+    value = filled.values[entry.row, entry.column]
     rounds = (
         row["round"]
         for run in value.runs

@@ -1,10 +1,10 @@
-"""Numbers as readers see them."""
+"""Format numbers for readers."""
 
 __all__ = ["format_bytes", "format_duration", "format_number", "format_signed"]
 
 
 def format_number(value: float, digits: int = 1) -> str:
-    """A number with so many digits after the point.
+    """Format a number with a fixed number of digits after the decimal point.
 
     Examples:
         >>> format_number(-0.04), format_number(14.06, 2)
@@ -14,7 +14,7 @@ def format_number(value: float, digits: int = 1) -> str:
 
 
 def format_signed(value: float, digits: int = 1) -> str:
-    """A difference, with its sign.
+    """Format a difference with its sign.
 
     Examples:
         >>> format_signed(-6.94), format_signed(0.31), format_signed(-0.01)
@@ -25,7 +25,7 @@ def format_signed(value: float, digits: int = 1) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Format a time in its two largest units.
 
     Examples:
         >>> format_duration(0.25), format_duration(75), format_duration(3 * 3600 + 125)
@@ -39,7 +39,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(size: int | None) -> str:
-    """A number of bytes in binary units; a dash where it is not known.
+    """Format a number of bytes in binary units; a dash for None.
 
     Examples:
         >>> format_bytes(3 * 2**20), format_bytes(5 * 2**30), format_bytes(None)

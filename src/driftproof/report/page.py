@@ -1,4 +1,4 @@
-"""One self-contained page, and the files beside it."""
+"""The HTML report: one self-contained page, its figures and its rows as files."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,36 +25,36 @@ __all__ = ["write_report"]
 
 _TASK_SUMMARIES = {
     "costs": "The cost of a step of each method.",
-    "gradients": "How far the gradients of single samples agree.",
+    "gradients": "Cosine similarity between the gradients of single samples.",
 }
 
 
 def write_report(results: Results, out: Path, *, title: str | None = None) -> Path:
-    """Write a results folder up: a page, its figures as files, and its rows as files.
+    """Write the report of a results folder: a page, its figures, and its rows.
 
     Args:
         results: What to report.
-        out: A folder, made if need be. Files of an earlier report in it are replaced, each in one act, the page last.
-            Pictures that `driftproof analyze scenes` has put in its sub-folder `scenes` are linked to.
-        title: Of the page; None takes what the suites in the folder are called.
+        out: The output folder, created if missing. Files of an earlier report are replaced atomically, the page last.
+            If `driftproof analyze scenes` wrote to its subfolder `scenes`, the page links to it.
+        title: Of the page; None uses the title of the tables.
 
     Returns:
-        The page, `index.html`.
+        The path of the page, `index.html`.
     """
     for module in ("jinja2", "matplotlib", "pyarrow"):
         require(module, "Writing a report", "'driftproof[report]'")
     rows = flat_rows(results)
     if not rows:
         raise InputError(
-            f"Expected rows in {results.folder}, but no cell has one yet. Run the same `driftproof bench run` again."
+            f"Expected rows in {results.folder}, but no run has written one yet. Repeat `driftproof bench run`."
         )
     streams = group_streams(results)
-    sections = [section for section in _sections(results, streams) if section.drawings]
+    sections = [section for section in _sections(results, streams) if section.figures]
     scenes = (out / "scenes" / "index.html").exists()
     page = _render_page(results, streams, sections, title, scenes)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    for drawing in itertools.chain.from_iterable(section.drawings for section in sections):
-        drawing.save(out / "figures")
+    for figure in itertools.chain.from_iterable(section.figures for section in sections):
+        figure.save(out / "figures")
     write_csv(rows, out / "rows.csv")
     write_parquet(rows, out / "rows.parquet")
     with atomic_write(out / "index.html") as unfinished:
@@ -67,33 +67,33 @@ class _Section:
     anchor: str
     title: str
     note: str
-    drawings: Sequence[ResponsiveFigure]
+    figures: Sequence[ResponsiveFigure]
 
 
 def _sections(results: Results, streams: Sequence[StreamGroup]) -> list[_Section]:
     return [
         _Section(
             "rounds",
-            "Over the rounds",
-            "Dashed with hollow marks: the plain method. Solid with filled marks: the same method with selection.",
+            "Rounds",
+            "Dashed, hollow markers: the plain method. Solid, filled markers: the same method with selection.",
             round_figures(results, streams),
         ),
         _Section(
             "course",
-            "As the frames came",
-            "Within each domain, the mean IoU of everything that had come of it.",
+            "Within each domain",
+            "Mean IoU over the frames of a domain seen so far.",
             within_domain_figures(results, streams),
         ),
         _Section(
             "domains",
-            "Domain by domain",
-            "The darker, the higher. All numbers of a figure share one scale.",
+            "Domains",
+            "Darker is higher. All cells of a figure share one scale.",
             domain_figures(results, streams),
         ),
         _Section(
             "selected",
-            "What was learned from",
-            "Only methods that choose what to learn from are shown; the others learn from everything, or from nothing.",
+            "Selected samples",
+            "Only methods with a selection are shown; the others learn from all samples or from none.",
             selected_share_figures(results, streams),
         ),
     ]
@@ -115,12 +115,12 @@ def _render_page(
         title=title or _title(comparisons, results),
         summary=_summary(results, streams),
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
-        conclusion=overall_summary(results, streams),
+        overall_summary=overall_summary(results, streams),
         findings=stream_findings(results, streams),
         notes=_notes(results, comparisons),
         comparisons=comparisons,
-        computed={table.table.name: compute_notes(table, results) for table in tables},
-        headed=_group_columns,
+        compute_notes={table.table.name: compute_notes(table, results) for table in tables},
+        group_columns=_group_columns,
         sections=sections,
         scenes=scenes,
         wide=WIDE,
@@ -141,16 +141,16 @@ def _summary(results: Results, streams: Sequence[StreamGroup]) -> str:
     if not streams:
         tasks = dict.fromkeys(spec.task for spec in results.runs if results.rounds(spec))
         return " ".join(_TASK_SUMMARIES[task] for task in tasks) or "No round is complete yet."
-    methods = {line.name for stream in streams for line in stream.lines}
+    methods = {series.name for stream in streams for series in stream.series}
     rounds = max(stream.rounds(results) for stream in streams)
-    moving = (line for stream in streams for line in stream.lines if not line.steady(results))
-    at_most = "up to " if any(line.rounds(results) < rounds for line in moving) else ""
+    learning = (series for stream in streams for series in stream.series if not series.is_stateless(results))
+    at_most = "up to " if any(series.rounds(results) < rounds for series in learning) else ""
     models = dict.fromkeys(stream.spec.model for stream in streams)
     where = _join([stream.name for stream in streams]) if len(streams) < 4 else f"{len(streams)} streams"
     return (
         f"{_pluralize(len(methods), 'method')} adapt {_join(list(models))} to {where}: "
         f"{at_most}{_pluralize(rounds, 'round')} through "
-        f"{_pluralize(max(len(stream.spec.domains) for stream in streams), 'domain')}, nothing reset in between."
+        f"{_pluralize(max(len(stream.spec.domains) for stream in streams), 'domain')}, without a reset."
     )
 
 
@@ -158,22 +158,22 @@ def _notes(results: Results, comparisons: Sequence[Comparison]) -> list[str]:
     notes = []
     limit = results.metadata.get("limit")
     if limit is not None:
-        beware = " Beside the paper's numbers, they are a rough guide." * any(found.reference for found in comparisons)
-        notes.append(f"These numbers come from the first {limit} images of each domain.{beware}")
+        warning = " They compare only roughly with the paper's." * any(found.reference for found in comparisons)
+        notes.append(f"These numbers come from the first {limit} images of each domain.{warning}")
     notes += metadata_notes({**results.metadata, "limit": None})
-    if any(comparison.unfinished for comparison in comparisons):
+    if any(comparison.has_early_rounds for comparison in comparisons):
         notes.append(
-            "Numbers marked with @ are from an earlier round than their table asks for: no later one was reached by "
-            "all runs behind them."
+            "Numbers marked with @ are from an earlier round than the table asks for: the last one that all their runs "
+            "completed."
         )
-    begun = [spec.name for spec in results.runs if not results.rounds(spec)]
-    if begun:
-        notes.append(f"Not one round complete: {_join(begun)}.")
+    unfinished = [spec.name for spec in results.runs if not results.rounds(spec)]
+    if unfinished:
+        notes.append(f"No complete round yet: {_join(unfinished)}.")
     return notes
 
 
 def _group_columns(columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Columns under their common head: `A/x` and `A/y` are x and y under A."""
+    """Group columns by the part before the slash: `A/x` and `A/y` are x and y below A."""
     pairs = [(head, below) if slash else ("", head) for head, slash, below in (name.partition("/") for name in columns)]
     return [(head, [below for _, below in group]) for head, group in itertools.groupby(pairs, key=lambda pair: pair[0])]
 

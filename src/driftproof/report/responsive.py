@@ -1,4 +1,4 @@
-"""Figures: one drawing for wide pages and one for phones, the same bytes for the same numbers."""
+"""Figures with a wide and a narrow version; equal numbers give equal bytes."""
 
 import io
 import re
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 INK, QUIET, RULE, PAPER = "#1d2126", "#5c6670", "#dfe3e8", "#fefefe"
-"""Text, lesser text, lines in the background, and the background; a page puts its own colors in their place."""
+"""Colors of text, secondary text, grid lines and background; a page replaces them with its own."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """For which kind of page a figure is drawn; lengths are in CSS pixels.
+    """The kind of page a figure is drawn for; lengths are in CSS pixels.
 
     Attributes:
-        name: Of the kind.
+        name: Of the layout.
         width: Of the figure.
-        text: Height of the letters.
-        panels: How many go side by side.
+        text: Font size.
+        panels: Number of panels in a row.
     """
 
     name: str
@@ -56,16 +56,16 @@ NARROW = Layout("narrow", width=350, text=11.5, panels=1)
 
 @dataclass(frozen=True)
 class ResponsiveFigure:
-    """A figure, drawn for wide pages and for narrow ones.
+    """A figure in a wide and a narrow version.
 
     Attributes:
         name: Of its files.
-        title: Where the numbers are from.
-        caption: What one sees.
-        description: The same in words, for those who do not see it.
-        wide: An SVG document.
-        narrow: Another.
-        png: The wide one in pixels.
+        title: The source of the numbers.
+        caption: What the figure shows.
+        description: Title, caption and numbers as text, for screen readers.
+        wide: The SVG document for wide pages.
+        narrow: The SVG document for narrow pages.
+        png: The wide version as PNG.
     """
 
     name: str
@@ -77,9 +77,9 @@ class ResponsiveFigure:
     png: bytes
 
     def inline(self, layout: Layout) -> str:
-        """The figure as a part of a page: no two on a page share an id, and colors are the page's own."""
-        drawn = {WIDE: self.wide, NARROW: self.narrow}[layout]
-        text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn[drawn.index("<svg") :])
+        """The SVG for embedding in a page, with unique ids and the page's colors."""
+        document = {WIDE: self.wide, NARROW: self.narrow}[layout]
+        text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", document[document.index("<svg") :])
         text = re.sub(r'(<svg) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-{layout.name}-", text)
         for color, variable in {INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper"}.items():
@@ -87,27 +87,31 @@ class ResponsiveFigure:
         return text
 
     def save(self, folder: Path) -> None:
-        """Write the wide figure into a folder, as SVG and as PNG."""
+        """Write the wide version to a folder, as SVG and as PNG."""
         for suffix, content in {".svg": self.wide.encode(), ".png": self.png}.items():
             with atomic_write(folder / f"{self.name}{suffix}") as unfinished:
                 unfinished.write_bytes(content)
 
 
-def make_figure(name: str, title: str, caption: str, numbers: str, draw: Callable[[Layout], "Figure"]) -> ResponsiveFigure:
-    """A figure, drawn.
+def make_figure(
+    name: str, title: str, caption: str, numbers: str, draw: Callable[[Layout], "Figure"]
+) -> ResponsiveFigure:
+    """Draw a figure in both layouts.
 
     Args:
         name: Of its files.
-        title: Where the numbers are from.
-        caption: What one sees.
-        numbers: The numbers that matter, in words.
-        draw: Makes the figure, given a layout.
+        title: The source of the numbers.
+        caption: What the figure shows.
+        numbers: The most important numbers, as text.
+        draw: Draws the figure for a layout.
     """
     with _figure_style(name):
         wide, narrow, pixels = draw(WIDE), draw(NARROW), io.BytesIO()
         wide.savefig(pixels, format="png", dpi=144, metadata={"Software": None})
         description = f"{title}. {caption} {numbers}."
-        return ResponsiveFigure(name, title, caption, description, _render_svg(wide), _render_svg(narrow), pixels.getvalue())
+        return ResponsiveFigure(
+            name, title, caption, description, _render_svg(wide), _render_svg(narrow), pixels.getvalue()
+        )
 
 
 def _render_svg(figure: "Figure") -> str:
@@ -116,23 +120,23 @@ def _render_svg(figure: "Figure") -> str:
     return document.getvalue()
 
 
-def import_matplotlib(module: str) -> Any:  # noqa: ANN401  # the modules of a package that may be missing
-    """A module of the plotting package."""
+def import_matplotlib(module: str) -> Any:  # noqa: ANN401  # a module of an optional package
+    """Import a module of matplotlib, or raise an error that names the extra to install."""
     return require(f"matplotlib.{module}", "ResponsiveFigure figures", "'driftproof[report]'")
 
 
 def new_figure(layout: Layout, height: float) -> "Figure":
-    """An empty figure; one unit of text size is one CSS pixel in it."""
+    """Create an empty figure in which font sizes are CSS pixels."""
     figure: Figure = import_matplotlib("figure").Figure(figsize=(layout.width / 72, height / 72), dpi=72)
     return figure
 
 
 def max_text_width(names: Iterable[str], size: float) -> float:
-    """The length of the longest of some names. Few fonts run as wide as the one it is measured in.
+    """The width of the longest name, measured in DejaVu Sans, which is wider than most fonts.
 
     Args:
         names: At least one.
-        size: Height of the letters.
+        size: Font size.
     """
     font = import_matplotlib("font_manager").FontProperties(family="DejaVu Sans", size=size)
     measure = import_matplotlib("textpath").text_to_path.get_text_width_height_descent
@@ -140,23 +144,23 @@ def max_text_width(names: Iterable[str], size: float) -> float:
 
 
 def ellipsize(name: str, size: float, room: float) -> str:
-    """A name without its middle where it would not fit: names that begin alike differ in the end.
+    """Replace the middle of a name by an ellipsis if it does not fit.
 
-    The mark of an early round, such as ` @2`, does not count as the end.
+    The end is kept because names often differ only there. A round suffix such as ` @2` is always kept.
 
     Args:
-        name: As it is.
-        size: Height of the letters.
-        room: The length there is.
+        name: The full name.
+        size: Font size.
+        room: The available width.
     """
     if max_text_width([name], size) <= room:
         return name
-    mark = found[0] if (found := re.search(r" @\d+$", name)) else ""
-    whole = name.removesuffix(mark)
+    suffix = found[0] if (found := re.search(r" @\d+$", name)) else ""
+    stem = name.removesuffix(suffix)
     return next(
         short
-        for kept in range(len(whole) - 1, -1, -1)
-        if max_text_width([short := f"{_cut_middle(whole, kept)}{mark}"], size) <= room or not kept
+        for kept in range(len(stem) - 1, -1, -1)
+        if max_text_width([short := f"{_cut_middle(stem, kept)}{suffix}"], size) <= room or not kept
     )
 
 
@@ -167,7 +171,7 @@ def _cut_middle(name: str, kept: int) -> str:
 @contextmanager
 def _figure_style(salt: str) -> Iterator[None]:
     matplotlib = require("matplotlib", "ResponsiveFigure figures", "'driftproof[report]'")
-    chosen = {
+    style = {
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
         "text.parse_math": False,
@@ -183,5 +187,5 @@ def _figure_style(salt: str) -> Iterator[None]:
     }
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(chosen)
+        matplotlib.rcParams.update(style)
         yield

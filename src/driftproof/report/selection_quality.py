@@ -1,4 +1,4 @@
-"""Precision and recall of a round, over all its samples."""
+"""Precision and recall of the selection, over all samples of a round."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,67 +11,70 @@ __all__ = ["SelectionCounts", "selection_quality_per_round"]
 
 @dataclass(frozen=True)
 class SelectionCounts:
-    """How right it was to learn from some samples of a round and not from others.
+    """Counts of selected and rejected samples of a round.
 
     Attributes:
-        selected: How many were learned from.
-        rejected: How many were not.
-        right: How many of the selected were predicted correctly.
-        wrong: How many of the rejected were not.
+        selected: Samples that were learned from.
+        rejected: Samples that were not.
+        correct: Selected samples with a correct prediction.
+        wrong: Rejected samples with a wrong prediction.
     """
 
     selected: int
     rejected: int
-    right: int
+    correct: int
     wrong: int
 
     @property
     def precision(self) -> float:
-        """Correct among the selected, in percent."""
-        return _percent(self.right, self.selected)
+        """Correct samples among the selected, in percent."""
+        return _percent(self.correct, self.selected)
 
     @property
     def recall(self) -> float:
-        """Selected among the correct, in percent."""
-        return _percent(self.right, self.right + self.rejected - self.wrong)
+        """Selected samples among the correct, in percent."""
+        return _percent(self.correct, self.correct + self.rejected - self.wrong)
 
     @property
     def negative_precision(self) -> float:
-        """Wrong among the rejected, in percent."""
+        """Wrong samples among the rejected, in percent."""
         return _percent(self.wrong, self.rejected)
 
     @property
     def rejected_share(self) -> float:
-        """Rejected among all, in percent."""
+        """Rejected samples among all, in percent."""
         return _percent(self.rejected, self.selected + self.rejected)
 
 
 def selection_quality_per_round(results: Results, spec: Spec, prefix: str = "") -> list[SelectionCounts]:
-    """The quality of selection in each complete round of a cell; empty where it was not measured.
+    """The selection counts of each complete round of a run; empty if they were not measured.
 
-    Rows hold shares of each domain; the counts they come from can be told from them exactly.
+    Rows contain shares per domain, from which the counts are recovered exactly.
 
     Args:
-        results: Where the cell is.
-        spec: The cell.
-        prefix: `crowd/` for what the paper's selection would have rejected; nothing for what the method itself did.
+        results: The results folder.
+        spec: The run.
+        prefix: `crowd/` for what the paper's selection would reject; empty for what the method itself rejects.
     """
-    rows, each = results.rows(spec), len(spec.domains)
+    rows, domains = results.rows(spec), len(spec.domains)
     if not rows or rows[0].get(f"{prefix}rejected") is None:
         return []
     rounds = range(results.rounds(spec))
-    return [_add_counts(_row_counts(row, prefix) for row in rows[round * each : (round + 1) * each]) for round in rounds]
+    return [
+        _add_counts(_row_counts(row, prefix) for row in rows[round * domains : (round + 1) * domains])
+        for round in rounds
+    ]
 
 
 def _row_counts(row: Mapping[str, Any], prefix: str) -> SelectionCounts:
     samples = row["samples"]
     rejected = round(row[f"{prefix}rejected"] * samples)
-    right = round((row[f"{prefix}precision"] or 0) * (samples - rejected))
-    return SelectionCounts(samples - rejected, rejected, right, round((row[f"{prefix}npv"] or 0) * rejected))
+    correct = round((row[f"{prefix}precision"] or 0) * (samples - rejected))
+    return SelectionCounts(samples - rejected, rejected, correct, round((row[f"{prefix}npv"] or 0) * rejected))
 
 
 def _add_counts(counts: Iterable[SelectionCounts]) -> SelectionCounts:
-    columns = zip(*((q.selected, q.rejected, q.right, q.wrong) for q in counts), strict=True)
+    columns = zip(*((q.selected, q.rejected, q.correct, q.wrong) for q in counts), strict=True)
     return SelectionCounts(*map(sum, columns))
 
 

@@ -1,4 +1,4 @@
-"""Measured streams: which cells are one line of a figure, and which lines belong together."""
+"""Group the runs of a results folder into curves and streams."""
 
 import itertools
 import math
@@ -14,32 +14,32 @@ __all__ = ["MethodSeries", "MetricInfo", "StreamGroup", "distinguishing_fields",
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """What the curves of a stream show.
+    """The metric that the curves of a stream show.
 
     Attributes:
-        measure: Its name in the rows.
-        words: Its name in sentences.
-        unit: Its name on an axis.
-        lower_is_better: Whether less of it is better.
+        key: Its key in the rows.
+        label: Its name in sentences.
+        unit: Its label on an axis.
+        lower_is_better: Whether smaller values are better.
     """
 
-    measure: str
-    words: str
+    key: str
+    label: str
     unit: str
     lower_is_better: bool
 
 
 _MAX_LISTED_DOMAINS = 5
-"""Domains that a title has room for."""
+"""Titles list at most this many domains."""
 
 _SELECTION_OPTIONS = ("margin", "mean_entropy", "on")
-"""Options that a selection brings with it."""
+"""Options that belong to a selection, not to the method."""
 
 _SYMBOLS = {"epsilon": "ε", "mean_entropy": "λ_max"}
-"""What formulas call some options."""
+"""Symbols of some options in the paper."""
 
 _DIAGNOSTIC_OPTIONS = ("novelty",)
-"""Options that change nothing but what is looked at."""
+"""Options that change what is recorded, not what is computed."""
 
 _ERROR = MetricInfo("error", "error", "error %", lower_is_better=True)
 _MEAN_IOU = MetricInfo("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
@@ -47,133 +47,140 @@ _MEAN_IOU = MetricInfo("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
 
 @dataclass(frozen=True)
 class MethodSeries:
-    """A method on a stream, with all its seeds.
+    """All seeds of one method on one stream: a curve of a figure.
 
     Attributes:
-        method: By its name in the results.
-        variant: The options that tell it from others of its name on the same stream; mostly empty.
-        cells: One for each seed.
+        method: Its name in the results.
+        variant: The options that distinguish it from other series of the same method and stream; mostly empty.
+        specs: The run of each seed.
     """
 
     method: str
     variant: str
-    cells: tuple[Spec, ...]
+    specs: tuple[Spec, ...]
 
     @property
     def name(self) -> str:
-        """What a reader calls it."""
+        """Method and variant, as shown to readers."""
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
     @property
-    def base(self) -> str:
-        """The name without the selection: what it shares with the method it is compared with."""
+    def base_name(self) -> str:
+        """The name without the selection, shared with the plain method."""
         return replace(self, method=self.method.partition("+")[0]).name
 
     @property
     def selection(self) -> str:
-        """What follows the plus sign; empty for a plain method."""
+        """The part after the plus sign; empty for a plain method."""
         return self.method.partition("+")[2]
 
-    def extends(self, plain: "MethodSeries") -> bool:
-        """Whether it is this plain method with a selection: all options that both have are the same in both."""
-        ours, theirs = (dict(line.cells[0].options) for line in (self, plain))
-        shared = ours.keys() & theirs.keys() - {*_SELECTION_OPTIONS, *_DIAGNOSTIC_OPTIONS}
-        return self.method.partition("+")[0] == plain.method and all(ours[key] == theirs[key] for key in shared)
+    def adds_selection_to(self, plain: "MethodSeries") -> bool:
+        """Whether this is `plain` with a selection: the options that both have are equal."""
+        ours, theirs = (dict(series.specs[0].options) for series in (self, plain))
+        common = ours.keys() & theirs.keys() - {*_SELECTION_OPTIONS, *_DIAGNOSTIC_OPTIONS}
+        return self.method.partition("+")[0] == plain.method and all(ours[key] == theirs[key] for key in common)
 
     def rounds(self, results: Results) -> int:
-        """How many rounds the seeds that have come furthest have completed."""
-        return max(results.rounds(cell) for cell in self.cells)
+        """The number of complete rounds of the longest seeds."""
+        return max(results.rounds(spec) for spec in self.specs)
 
-    def furthest(self, results: Results) -> list[Spec]:
-        """The seeds that count: one that has only begun takes back nothing that others have reached."""
-        return [cell for cell in self.cells if results.rounds(cell) == self.rounds(results)]
+    def longest_seeds(self, results: Results) -> list[Spec]:
+        """The seeds with the most complete rounds; shorter ones are ignored."""
+        return [spec for spec in self.specs if results.rounds(spec) == self.rounds(results)]
 
-    def steady(self, results: Results) -> bool:
-        """Whether it learns nothing, so that its last round stands for all that follow."""
-        return all(results.is_stateless(cell) for cell in self.cells)
+    def is_stateless(self, results: Results) -> bool:
+        """Whether the method learns nothing, so that its last round stands for all later ones."""
+        return all(results.is_stateless(spec) for spec in self.specs)
 
-    def by_seed(self, results: Results, measure: str) -> list[list[float]]:
-        """The mean over domains for each round, seed by seed."""
-        return [results.per_round(cell, measure) for cell in self.furthest(results)]
+    def by_seed(self, results: Results, metric: str) -> list[list[float]]:
+        """The mean over domains for each round, one list per seed."""
+        return [results.per_round(spec, metric) for spec in self.longest_seeds(results)]
 
-    def per_round(self, results: Results, measure: str) -> list[float]:
+    def per_round(self, results: Results, metric: str) -> list[float]:
         """The mean over domains and seeds for each round."""
-        return [statistics.fmean(seeds) for seeds in zip(*self.by_seed(results, measure), strict=True)]
+        return [statistics.fmean(seeds) for seeds in zip(*self.by_seed(results, metric), strict=True)]
 
-    def per_domain(self, results: Results, measure: str) -> list[float]:
+    def per_domain(self, results: Results, metric: str) -> list[float]:
         """The mean over seeds for each domain of the last round."""
-        last, domains = self.rounds(results), self.cells[0].domains
-        found = [_values_in_round(results.rows(cell), last, measure) for cell in self.furthest(results)]
-        return [statistics.fmean(seed.get(domain, math.nan) for seed in found) for domain in domains]
+        last, domains = self.rounds(results), self.specs[0].domains
+        seeds = [_values_in_round(results.rows(spec), last, metric) for spec in self.longest_seeds(results)]
+        return [statistics.fmean(seed.get(domain, math.nan) for seed in seeds) for domain in domains]
 
-    def course(self, results: Results, measures: Sequence[str]) -> list[float]:
-        """Measures that were taken one after the other in each domain of the last round, all in a row."""
-        by_measure = [self.per_domain(results, measure) for measure in measures]
-        return [value for domain in zip(*by_measure, strict=True) for value in domain]
+    def within_domain(self, results: Results, metrics: Sequence[str]) -> list[float]:
+        """Intermediate values of each domain of the last round, concatenated.
+
+        Args:
+            results: The results folder.
+            metrics: Keys of the intermediate values, in the order they were taken.
+        """
+        by_metric = [self.per_domain(results, metric) for metric in metrics]
+        return [value for domain in zip(*by_metric, strict=True) for value in domain]
 
 
 @dataclass(frozen=True)
 class StreamGroup:
-    """Lines that have met the same images.
+    """All series that ran on the same images.
 
     Attributes:
-        spec: What their cells have in common; method, options and seed mean nothing here.
-        lines: In the order of the paper's tables, a method before the same one with a selection.
-        apart: What tells it from others of the folder that would be called the same; mostly empty.
+        spec: The fields that their runs share; its method, options and seed mean nothing.
+        series: In the order of the paper's tables, a plain method before the same one with a selection.
+        qualifiers: What distinguishes it from streams of the folder with the same name; mostly empty.
     """
 
     spec: Spec
-    lines: tuple[MethodSeries, ...]
-    apart: tuple[str, ...] = ()
+    series: tuple[MethodSeries, ...]
+    qualifiers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """What a reader calls it."""
-        return ", ".join((self.spec.images, self.setting, *self.apart))
+        """Images, setting and qualifiers, as shown to readers."""
+        return ", ".join((self.spec.images, self.setting, *self.qualifiers))
 
     @property
     def setting(self) -> str:
-        """Closed, or among which unknown images; scenes have theirs within the frames."""
-        if self.of_pixels:
+        """Closed, or open with the name of the unknown images; scenes contain their unknown objects."""
+        if self.is_segmentation:
             return "unknown objects among the known"
         return "closed" if self.spec.unknown is None else f"open ({self.spec.unknown})"
 
     @property
-    def of_pixels(self) -> bool:
+    def is_segmentation(self) -> bool:
         """Whether pixels are classified, not images."""
         return "iou" in self.spec.measures
 
     @property
-    def quantity(self) -> MetricInfo:
-        """What its curves show."""
-        return _MEAN_IOU if self.of_pixels else _ERROR
+    def metric(self) -> MetricInfo:
+        """The metric that its curves show."""
+        return _MEAN_IOU if self.is_segmentation else _ERROR
 
     def rounds(self, results: Results) -> int:
-        """How many rounds the furthest line has completed."""
-        return max(line.rounds(results) for line in self.lines)
+        """The number of complete rounds of the longest series."""
+        return max(series.rounds(results) for series in self.series)
 
     def pairs(self) -> list[tuple[MethodSeries, MethodSeries]]:
-        """Each method together with the same one under a selection, which may have options of its own."""
-        plain = [line for line in self.lines if not line.selection]
-        found = ((_find_plain(line, plain), line) for line in self.lines if line.selection)
-        return [(without, line) for without, line in found if without is not None]
+        """Each plain method with the same method under a selection, which may have options of its own."""
+        plain = [series for series in self.series if not series.selection]
+        candidates = ((_find_plain(series, plain), series) for series in self.series if series.selection)
+        return [(without, series) for without, series in candidates if without is not None]
 
 
-def _find_plain(line: MethodSeries, plain: Iterable[MethodSeries]) -> MethodSeries | None:
-    """The method that a selection was put on: by options, and where several would do, by name or by having fewest."""
-    rivals = [rival for rival in plain if line.extends(rival)]
-    named = [rival for rival in rivals if rival.name == line.base]
-    fewest = min((len(rival.cells[0].options) for rival in rivals), default=0)
-    chosen = named or [rival for rival in rivals if len(rival.cells[0].options) == fewest]
+def _find_plain(series: MethodSeries, plain: Iterable[MethodSeries]) -> MethodSeries | None:
+    """The plain method of a selecting one: by options, then by name, then by the fewest options."""
+    rivals = [rival for rival in plain if series.adds_selection_to(rival)]
+    same_name = [rival for rival in rivals if rival.name == series.base_name]
+    fewest = min((len(rival.specs[0].options) for rival in rivals), default=0)
+    chosen = same_name or [rival for rival in rivals if len(rival.specs[0].options) == fewest]
     return chosen[0] if len(chosen) == 1 else None
 
 
 def group_streams(results: Results) -> list[StreamGroup]:
-    """Every stream of a results folder on which at least one round is complete."""
-    cells = [spec for spec in results.runs if spec.task == "stream" and results.rounds(spec)]
-    groups = _group_by(cells, _stream_key)
+    """Every stream of a results folder with at least one complete round."""
+    specs = [spec for spec in results.runs if spec.task == "stream" and results.rounds(spec)]
+    groups = _group_by(specs, _stream_key)
     order = sorted(groups, key=_sort_key)
-    return [StreamGroup(spec, tuple(_make_series(groups[spec], results)), tuple(_qualifiers(spec, order))) for spec in order]
+    return [
+        StreamGroup(spec, tuple(_make_series(groups[spec], results)), tuple(_qualifiers(spec, order))) for spec in order
+    ]
 
 
 def _sort_key(spec: Spec) -> tuple[Any, ...]:
@@ -181,27 +188,28 @@ def _sort_key(spec: Spec) -> tuple[Any, ...]:
 
 
 def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
-    """What tells a stream from others on the same images with the same network.
+    """Describe the fields in which a stream differs from others with the same images and network.
 
     Args:
-        spec: What the stream's cells have in common.
-        others: What those of others have in common.
+        spec: The fields that the stream's runs share.
+        others: The same for other streams.
     """
     rivals = [other for other in others if (other.images, other.model) == (spec.images, spec.model)]
-    facts = {
+    fields = {
         "batch_size": f"batches of {spec.batch_size}",
         "severity": f"severity {spec.severity}",
         "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
         "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
     }
-    return [words for field, words in facts.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
+    return [text for field, text in fields.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
 
 
 def _describe_domains(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
-    """All of a few; of many the first and the last, if no others begin and end like them."""
+    """All domains if they are few; otherwise the first and the last, unless others share these."""
     ends = len(domains), domains[0], domains[-1]
-    alike = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
-    return ", ".join(domains) if alike or len(domains) <= _MAX_LISTED_DOMAINS else "{} domains from {} to {}".format(*ends)
+    ambiguous = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
+    listed = ambiguous or len(domains) <= _MAX_LISTED_DOMAINS
+    return ", ".join(domains) if listed else "{} domains from {} to {}".format(*ends)
 
 
 def _qualifiers(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
@@ -211,29 +219,29 @@ def _qualifiers(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
 
 
 def _stream_key(spec: Spec) -> Spec:
-    drawn = ("iou",) if "iou" in spec.measures else ("error",)
-    return replace(spec, method="", options=(), seed=0, measures=drawn)
+    measures = ("iou",) if "iou" in spec.measures else ("error",)
+    return replace(spec, method="", options=(), seed=0, measures=measures)
 
 
-def _make_series(cells: Sequence[Spec], results: Results) -> Iterable[MethodSeries]:
-    for method, same in sorted(
-        _group_by(cells, lambda spec: spec.method).items(), key=lambda item: method_order(item[0])
-    ):
+def _make_series(specs: Sequence[Spec], results: Results) -> Iterable[MethodSeries]:
+    by_method = _group_by(specs, lambda spec: spec.method)
+    for method, same in sorted(by_method.items(), key=lambda item: method_order(item[0])):
         variants = _group_by(same, lambda spec: spec.options)
-        distinguishing_items = _varying_options([dict(options) for options in variants])
-        for options, seeds in sorted(variants.items(), key=lambda item: _option_order(item[0], distinguishing_items)):
-            variant = ", ".join(_format_option(key, value) for key, value in options if key in distinguishing_items)
-            longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}  # some differ in what is measured
+        varying = _varying_options([dict(options) for options in variants])
+        for options, seeds in sorted(variants.items(), key=lambda item: _option_order(item[0], varying)):
+            variant = ", ".join(_format_option(key, value) for key, value in options if key in varying)
+            # Runs of one seed may differ in their metrics: the longest is kept.
+            longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}
             yield MethodSeries(method, variant, tuple(longest[seed] for seed in sorted(longest)))
 
 
-def _format_option(name: str, value: Any) -> str:  # noqa: ANN401  # whatever an option may be
+def _format_option(name: str, value: Any) -> str:  # noqa: ANN401  # any option value
     return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-def _option_order(options: Sequence[tuple[str, Any]], distinguishing_items: Container[str]) -> list[tuple[str, bool, Any]]:
-    """By what differs, numbers in their order and before words."""
-    values = [(key, value) for key, value in options if key in distinguishing_items]
+def _option_order(options: Sequence[tuple[str, Any]], varying: Container[str]) -> list[tuple[str, bool, Any]]:
+    """Sort key by the options that vary: numbers ascending, before text."""
+    values = [(key, value) for key, value in options if key in varying]
     return [(key, False, value) if isinstance(value, int | float) else (key, True, str(value)) for key, value in values]
 
 
@@ -242,19 +250,19 @@ def _varying_options(options: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Where a method stands in a list: in the order of the paper, plain before selecting."""
+    """Sort key of a method: the paper's order, plain before selecting."""
     base, known = method.partition("+")[0], list(METHODS)
     return (known.index(base) if base in known else len(known)), method
 
 
-def _group_by(cells: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # whatever groups them
+def _group_by(specs: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # any hashable key
     groups: dict[Any, list[Spec]] = {}
-    for spec in cells:
+    for spec in specs:
         groups.setdefault(key(spec), []).append(spec)
     return groups
 
 
-def _values_in_round(rows: Iterable[dict[str, Any]], round: int, measure: str) -> dict[str, float]:
+def _values_in_round(rows: Iterable[dict[str, Any]], round: int, metric: str) -> dict[str, float]:
     return {
-        row["domain"]: math.nan if row.get(measure) is None else row[measure] for row in rows if row["round"] == round
+        row["domain"]: math.nan if row.get(metric) is None else row[metric] for row in rows if row["round"] == round
     }

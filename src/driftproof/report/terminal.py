@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["plot_text", "table_text"]
 
 _MARKERS = {"○": "●", "□": "■", "△": "▲", "◇": "◆", "▽": "▼", "☆": "★"}
-"""For plain methods, and for the same ones with a selection."""
+"""Markers of plain methods, and of the same methods with a selection."""
 
 _MIN_SPAN = 5.0
 
 
-def table_text(measured: FilledTable) -> "Table":
-    """A table for `rich` to print: ours, and below it in brackets the paper's and the difference.
+def table_text(filled: FilledTable) -> "Table":
+    """A `rich` table: our number, and below it in brackets the paper's and the difference.
 
     Args:
-        measured: The table with its numbers.
+        filled: The table with its numbers.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    comparison = compare_with_paper(measured, digits=1)
+    comparison = compare_with_paper(filled, digits=1)
     table = Table(
         title=Text(comparison.title, "bold"), caption=Text(_caption(comparison)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
         title_justify="left", caption_justify="left",
@@ -41,32 +41,32 @@ def table_text(measured: FilledTable) -> "Table":
     for column in comparison.columns:
         table.add_column(Text(column.replace("/", "\n", 1)), justify="right", overflow="fold")
     for row in comparison.rows:
-        places = (comparison.places.get((row, column), TableCell()) for column in comparison.columns)
-        table.add_row(Text(row), *(_format_cell(place) for place in places))
+        cells = (comparison.cells.get((row, column), TableCell()) for column in comparison.columns)
+        table.add_row(Text(row), *(_format_cell(cell) for cell in cells))
     return table
 
 
 def _caption(comparison: Comparison) -> str:
-    brackets = "in brackets the paper's number, and ours less the paper's" if comparison.reference else ""
-    early = "@ the round reached, where that is an earlier one" if comparison.unfinished else ""
-    return "; ".join(filter(None, (comparison.unit, comparison.better, comparison.looks, brackets, early)))
+    brackets = "in brackets the paper's number, and ours minus the paper's" if comparison.reference else ""
+    early = "@ the round of a number, if earlier than asked for" if comparison.has_early_rounds else ""
+    return "; ".join(filter(None, (comparison.unit, comparison.better, comparison.round_label, brackets, early)))
 
 
-def _format_cell(shown: TableCell) -> "Text":
+def _format_cell(cell: TableCell) -> "Text":
     from rich.text import Text
 
-    ours = f"{shown.ours or '–'}{shown.reached and f' {shown.reached}'}"
-    beside = ", ".join(filter(None, (shown.paper, shown.difference)))
-    return Text.assemble((ours, "bold" if shown.best else ""), (f"\n({beside})" if beside else "", "dim"))
+    ours = f"{cell.ours or '–'}{cell.round_note and f' {cell.round_note}'}"
+    paper = ", ".join(filter(None, (cell.paper, cell.difference)))
+    return Text.assemble((ours, "bold" if cell.is_best else ""), (f"\n({paper})" if paper else "", "dim"))
 
 
 def plot_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height: int = 14) -> str:
-    """Curves over rounds, drawn with characters; each is named where it ends.
+    """Plot curves over rounds with braille characters, each labeled at its end.
 
     Args:
-        series: Values for each round, by name; `tent+crowd` gets the filled form of `tent`'s mark.
-        width: Of the whole, in characters.
-        height: Of the whole, in lines; more are taken if there are more curves.
+        series: Values for each round, by name; `tent+crowd` gets the filled form of `tent`'s marker.
+        width: Of the plot, in characters.
+        height: Of the plot, in lines; grows with the number of curves.
 
     Examples:
         >>> print(plot_text({"tent": [14, 18, 21], "tent+crowd": [14, 14, 14]}, width=44, height=8))
@@ -82,28 +82,28 @@ def plot_text(series: Mapping[str, Sequence[float]], *, width: int = 72, height:
     shown = {name: values for name, values in series.items() if any(map(math.isfinite, values))}
     if not shown:
         raise InputError("Expected at least one curve with at least one finite value, but got none.")
-    labels = {name: f"{mark} {name}" for name, mark in _assign_markers(shown).items()}
+    labels = {name: f"{marker} {name}" for name, marker in _assign_markers(shown).items()}
     low, high = _axis_limits(shown.values())
     lines, margin = max(height - 2, len(shown), 2), max(len(format_number(low)), len(format_number(high))) + 2
     columns, rounds = max(width - margin - max(map(len, labels.values())) - 1, 10), max(map(len, shown.values()))
     canvas, heights = BrailleCanvas(columns, lines), {}
     for name in sorted(shown, key=lambda name: "+" in name):
-        across, down = (columns - 1) / max(rounds - 1, 1), (lines - 1) / (high - low)
+        x_scale, y_scale = (columns - 1) / max(rounds - 1, 1), (lines - 1) / (high - low)
         finite = [(index, value) for index, value in enumerate(shown[name]) if math.isfinite(value)]
-        canvas.line([(across * index, down * (high - value)) for index, value in finite], labels[name][0])
-        heights[name] = down * (high - finite[-1][1])
+        canvas.draw_line([(x_scale * index, y_scale * (high - value)) for index, value in finite], labels[name][0])
+        heights[name] = y_scale * (high - finite[-1][1])
     ends = {row: labels[name] for name, row in _assign_rows(heights, lines).items()}
     ticks = {row: format_number(high - (high - low) * row / (lines - 1)) for row in (0, (lines - 1) // 2, lines - 1)}
-    drawn = [
+    body = [
         f"{ticks.get(row, ''):>{margin - 2}} {'┤' if row in ticks else '│'}{text} {ends.get(row, '')}".rstrip()
-        for row, text in enumerate(canvas.text())
+        for row, text in enumerate(canvas.to_lines())
     ]
     axis = f"{'└':>{margin}}{'─' * columns}"
-    return "\n".join([*drawn, axis, f"{'':>{margin}}{'1':<{columns - len(str(rounds))}}{rounds} rounds"])
+    return "\n".join([*body, axis, f"{'':>{margin}}{'1':<{columns - len(str(rounds))}}{rounds} rounds"])
 
 
 def _assign_rows(heights: Mapping[str, float], lines: int) -> dict[str, int]:
-    """A line of its own for each name, near where it would like to be, in the same order."""
+    """Give each label its own row, close to its curve's end and in the same order."""
     rows: dict[str, int] = {}
     for name in sorted(heights, key=lambda name: heights[name]):
         rows[name] = max(max(rows.values(), default=-1) + 1, int(heights[name] + 0.5))
@@ -123,5 +123,5 @@ def _assign_markers(names: Mapping[str, object]) -> dict[str, str]:
 def _axis_limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
     finite = [value for values in curves for value in values if math.isfinite(value)]
     low, high = min(finite), max(finite)
-    missing = max(_MIN_SPAN - (high - low), 0) / 2
-    return low - missing, high + missing
+    padding = max(_MIN_SPAN - (high - low), 0) / 2
+    return low - padding, high + padding

@@ -1,4 +1,4 @@
-"""Driving scenes to look at: pictures, a contact sheet, an animation, and a page."""
+"""Visualize driving scenes: images per frame, a contact sheet, an animation and an HTML page."""
 
 from driftproof.report.scenes.colorize import default_palette
 from driftproof.report.scenes.page import write_scenes

@@ -1,4 +1,4 @@
-"""Classes as colors."""
+"""Color maps of classes."""
 
 import colorsys
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ __all__ = ["REJECTED_COLOR", "UNKNOWN_COLOR", "VOID_COLORS", "colorize", "defaul
 REJECTED_COLOR: Color = (0, 0, 0)
 UNKNOWN_COLOR: Color = (255, 255, 255)
 VOID_COLORS: tuple[Color, Color] = ((150, 150, 150), (185, 185, 185))
-"""Of the stripes that mark what is not labelled."""
+"""Colors of the stripes that mark pixels without a label."""
 
 _GOLDEN_RATIO = 0.618034
 _STRIPE_WIDTH = 6
 
 
 def default_palette(classes: int) -> tuple[SceneClass, ...]:
-    """Names and colors for a model that is known by its number of classes alone.
+    """Names and colors of the classes of a model, from their number alone.
 
     Examples:
         >>> default_palette(19)[0].name, default_palette(3)[2].name
@@ -31,27 +31,27 @@ def default_palette(classes: int) -> tuple[SceneClass, ...]:
     """
     if classes > UNKNOWN:
         raise ConfigurationError(
-            f"Expected at most {UNKNOWN} classes, but got {classes}: {UNKNOWN} and {VOID} are unknown and void pixels."
+            f"Expected at most {UNKNOWN} classes, but got {classes}: {UNKNOWN} and {VOID} mark unknown and void pixels."
         )
     known = {len(palette): palette for palette in (CITYSCAPES, CAMVID)}
-    return known.get(classes) or tuple(SceneClass(f"class {place}", _class_color(place)) for place in range(classes))
+    return known.get(classes) or tuple(SceneClass(f"class {index}", _class_color(index)) for index in range(classes))
 
 
 def colorize(classes: Tensor, palette: Sequence[SceneClass]) -> npt.NDArray[np.uint8]:
-    """A map of classes in their colors, (H, W, 3); unknown is white, void striped.
+    """Color a map of classes, giving (H, W, 3); unknown is white, void is striped.
 
     Args:
-        classes: A class for each pixel, `UNKNOWN` or `VOID`, (H, W).
+        classes: The class of each pixel, `UNKNOWN` or `VOID`, (H, W).
         palette: The classes.
     """
     table = np.zeros((256, 3), dtype=np.uint8)
     table[: len(palette)] = [each.color for each in palette]
     table[UNKNOWN] = UNKNOWN_COLOR
-    numbers = classes.numpy().astype(np.uint8)
-    picture: npt.NDArray[np.uint8] = table[numbers]
-    void = numbers == VOID
-    picture[void] = _make_stripes(*numbers.shape)[void]
-    return picture
+    indices = classes.numpy().astype(np.uint8)
+    image: npt.NDArray[np.uint8] = table[indices]
+    void = indices == VOID
+    image[void] = _make_stripes(*indices.shape)[void]
+    return image
 
 
 def _make_stripes(height: int, width: int) -> npt.NDArray[np.uint8]:
@@ -60,6 +60,6 @@ def _make_stripes(height: int, width: int) -> npt.NDArray[np.uint8]:
     return stripes
 
 
-def _class_color(place: int) -> Color:
-    red, green, blue = colorsys.hsv_to_rgb(place * _GOLDEN_RATIO % 1, 0.65, 0.85)
+def _class_color(index: int) -> Color:
+    red, green, blue = colorsys.hsv_to_rgb(index * _GOLDEN_RATIO % 1, 0.65, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)

@@ -1,4 +1,4 @@
-"""Many panels in one picture: a strip for a frame, a sheet for all frames, an animation of them."""
+"""Arrange panels in a grid: per frame, as a contact sheet, and as an animation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 __all__ = ["Swatch", "TitledImage", "add_titles", "make_grid", "make_legend", "save_animation", "save_image"]
 
 TitledImage = tuple[str, "Image"]
-"""Words, and the picture below them."""
+"""A title and the image below it."""
 
 Swatch = tuple[str, Color]
-"""What a color stands for, and the color."""
+"""A label and its color."""
 
 _PAPER, _INK, _RULE = (253, 253, 252), (29, 33, 38), (150, 150, 150)
 
 
 def make_grid(rows: Sequence[Sequence[TitledImage]], *, gap: int = 8) -> "Image":
-    """Pictures of one size in rows and columns, each with its words above it.
+    """Arrange titled images of one size in rows and columns.
 
     Args:
         rows: The first has the most columns.
-        gap: Pixels between them, and around all of them.
+        gap: Pixels between and around the images.
     """
     width, height = rows[0][0][1].size
     text = min(max(11, round(width / 16)), 28)
-    across, down = width + gap, height + gap + round(1.5 * text)
+    step_x, step_y = width + gap, height + gap + round(1.5 * text)
     pillow, font = require("PIL.Image", "Drawing scenes"), _load_font(text)
-    sheet: Image = pillow.new("RGB", (gap + across * len(rows[0]), gap + down * len(rows)), _PAPER)
+    sheet: Image = pillow.new("RGB", (gap + step_x * len(rows[0]), gap + step_y * len(rows)), _PAPER)
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
-    for row, cells in enumerate(rows):
-        for column, (words, image) in enumerate(cells):
-            left, top = gap + column * across, gap + row * down
-            draw.text((left, top), words, fill=_INK, font=font)
-            sheet.paste(image, (left, top + down - gap - height))
+    for row, images in enumerate(rows):
+        for column, (title, image) in enumerate(images):
+            left, top = gap + column * step_x, gap + row * step_y
+            draw.text((left, top), title, fill=_INK, font=font)
+            sheet.paste(image, (left, top + step_y - gap - height))
     return sheet
 
 
 def make_legend(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
-    """What colors stand for, in two columns, as a picture of this size.
+    """Draw a legend in two columns.
 
     Args:
-        swatches: Colors and their meanings.
-        size: Width and height.
+        swatches: Labels and colors.
+        size: Width and height of the image.
     """
     width, height = size
     sheet: Image = require("PIL.Image", "Drawing scenes").new("RGB", size, _PAPER)
@@ -57,26 +57,26 @@ def make_legend(swatches: Sequence[Swatch], size: tuple[int, int]) -> "Image":
     lines = -(-len(swatches) // 2)
     pitch = min(height / lines, width / 11)
     font, side = _load_font(max(8, round(0.62 * pitch))), round(0.7 * pitch)
-    for place, (words, color) in enumerate(swatches):
-        left, top = place // lines * width // 2, round(place % lines * pitch)
+    for index, (label, color) in enumerate(swatches):
+        left, top = index // lines * width // 2, round(index % lines * pitch)
         draw.rectangle((left, top, left + side, top + side), fill=color, outline=_RULE)
-        draw.text((left + 1.5 * side, top + side / 2), words, fill=_INK, font=font, anchor="lm")
+        draw.text((left + 1.5 * side, top + side / 2), label, fill=_INK, font=font, anchor="lm")
     return sheet
 
 
 def save_image(image: "Image", path: Path) -> None:
-    """Write a picture in one act."""
+    """Write an image atomically."""
     with atomic_write(path) as unfinished:
         image.save(unfinished, format=path.suffix.removeprefix(".").upper())
 
 
 def save_animation(images: "Sequence[Image]", path: Path, *, seconds: float = 0.8) -> None:
-    """Write pictures as one that moves, round and round, as WebP.
+    """Write images as a looping WebP animation.
 
     Args:
         images: All of one size.
-        path: Where to.
-        seconds: How long each stays.
+        path: Of the file.
+        seconds: Duration of each image.
     """
     first, *others = images
     with atomic_write(path) as unfinished:
@@ -92,16 +92,16 @@ def save_animation(images: "Sequence[Image]", path: Path, *, seconds: float = 0.
         )
 
 
-def add_titles(kinds: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[TitledImage]:
-    """Pictures by kind, under the titles of their kinds.
+def add_titles(images: "Sequence[tuple[str, Image]]", prefix: str = "") -> list[TitledImage]:
+    """Replace the kind of each image by its title.
 
     Args:
-        kinds: Keys of `TITLES`, and the pictures.
-        prefix: What to say before the first title.
+        images: Keys of `TITLES`, and the images.
+        prefix: Text before the first title.
     """
-    cells = [(TITLES[kind], image) for kind, image in kinds]
-    return [(f"{prefix}{words}" if place == 0 else words, image) for place, (words, image) in enumerate(cells)]
+    titled = [(TITLES[kind], image) for kind, image in images]
+    return [(f"{prefix}{title}" if index == 0 else title, image) for index, (title, image) in enumerate(titled)]
 
 
-def _load_font(size: int) -> Any:  # noqa: ANN401  # whichever font Pillow comes with
+def _load_font(size: int) -> Any:  # noqa: ANN401  # a font class of Pillow
     return require("PIL.ImageFont", "Drawing scenes").load_default(size)

@@ -1,4 +1,4 @@
-"""The page of scenes, and the pictures beside it."""
+"""Write the HTML page of scenes and its images."""
 
 import base64
 import io
@@ -36,7 +36,7 @@ _PAGE_WIDTH, _SHEET_WIDTH = 480, 320
 
 @dataclass(frozen=True)
 class _FrameEntry:
-    """A frame on the page: its number, what is said of it, its strip's file, and its pictures as data."""
+    """A frame on the page: its number, statistics, image file, and panels as data URLs."""
 
     index: int
     sentences: Sequence[str]
@@ -47,48 +47,48 @@ class _FrameEntry:
 
 
 def write_scenes(
-    seen: Iterable[FrameResult], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
+    frames: Iterable[FrameResult], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
 ) -> Path:
-    """Draw frames and what an adapter made of them.
+    """Draw frames with the predictions, rejections and alarms of an adapter.
 
-    Writes a strip of pictures for each frame (`frames/0001.png`), all of them on a contact sheet, an animation
-    (`scenes.webp`), and a page that needs no other file (`index.html`), written last.
+    Writes an image with all panels of each frame (`frames/0001.png`), a contact sheet, an animation (`scenes.webp`),
+    and, last, a self-contained page (`index.html`).
 
     Args:
-        seen: The frames, which may be made one by one.
+        frames: The frames; may be lazy.
         palette: The model's classes.
-        out: A folder, made if need be.
+        out: The output folder, created if missing.
         title: Of the page.
-        facts: What the reader has to know about the run, by name.
+        facts: Facts about the run to show on the page, by name.
 
     Returns:
-        The page.
+        The path of the page.
     """
     for module in ("PIL", "jinja2"):
         require(module, "Drawing scenes", "'driftproof[data,report]'")
     (out / "frames").mkdir(parents=True, exist_ok=True)
-    entries, total, rejecting = list[_FrameEntry](), PixelStats(), True
-    for view in seen:
-        counted, rejecting = count_pixels(view), view.rejected is not None
-        total += counted
-        entries.append(_make_entry(view, make_panels(view, palette), counted, out))
+    entries, total, has_rejected = list[_FrameEntry](), PixelStats(), True
+    for frame in frames:
+        stats, has_rejected = count_pixels(frame), frame.rejected is not None
+        total += stats
+        entries.append(_make_entry(frame, make_panels(frame, palette), stats, out))
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
     rows = [add_titles(entry.small, f"{entry.index}: ") for entry in entries]
     colors = ("Colors", make_legend(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
     save_image(make_grid([*rows, [colors]]), out / "contact-sheet.png")
-    moving = [_wrap_images([*row, colors], 3) for row in rows]
-    save_animation(moving, out / "scenes.webp")
-    still = _data_url(moving[0], "JPEG")
+    sheets = [_wrap_images([*row, colors], 3) for row in rows]
+    save_animation(sheets, out / "scenes.webp")
+    still = _data_url(sheets[0], "JPEG")
     page = _render_page(
         title=title,
         facts=facts,
         entries=entries,
-        sentences=total.sentences(rejecting=rejecting),
+        sentences=total.sentences(has_rejected=has_rejected),
         palette=palette,
         animation=f"data:image/webp;base64,{_base64((out / 'scenes.webp').read_bytes())}",
         still=still,
-        size=moving[0].size,
+        size=sheets[0].size,
     )
     with atomic_write(out / "index.html") as unfinished:
         unfinished.write_text(page, encoding="utf-8")
@@ -96,26 +96,28 @@ def write_scenes(
 
 
 def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swatch]:
-    """The colors that pictures of these kinds are painted in."""
+    """The legend of panels of these kinds."""
     swatches = [(each.name, each.color) for each in palette]
     if "rejected" in kinds:
         swatches.append(("rejected", REJECTED_COLOR))
     if "truth" in kinds:
-        swatches += [("never taught", UNKNOWN_COLOR), ("not labelled", VOID_COLORS[0])]
+        swatches += [("unknown class", UNKNOWN_COLOR), ("not labeled", VOID_COLORS[0])]
     return swatches
 
 
-def _wrap_images(cells: Sequence[TitledImage], across: int) -> "Image":
-    return make_grid([cells[place : place + across] for place in range(0, len(cells), across)])
+def _wrap_images(images: Sequence[TitledImage], columns: int) -> "Image":
+    return make_grid([images[start : start + columns] for start in range(0, len(images), columns)])
 
 
-def _make_entry(view: FrameResult, shown: Sequence[FramePanel], counted: PixelStats, out: Path) -> _FrameEntry:
-    name = f"frames/{view.index + 1:04}.png"
-    save_image(make_grid([add_titles([(panel.kind, panel.image) for panel in shown])]), out / name)
-    pictures = {panel.kind: _data_url(panel.scaled(_PAGE_WIDTH), "JPEG" if panel.photograph else "PNG") for panel in shown}
-    small = [(panel.kind, panel.scaled(_SHEET_WIDTH)) for panel in shown]
-    sentences = counted.sentences(rejecting=view.rejected is not None)
-    return _FrameEntry(view.index + 1, sentences, view.skipped, name, pictures, small)
+def _make_entry(frame: FrameResult, panels: Sequence[FramePanel], stats: PixelStats, out: Path) -> _FrameEntry:
+    name = f"frames/{frame.index + 1:04}.png"
+    save_image(make_grid([add_titles([(panel.kind, panel.image) for panel in panels])]), out / name)
+    pictures = {
+        panel.kind: _data_url(panel.scaled(_PAGE_WIDTH), "JPEG" if panel.is_photo else "PNG") for panel in panels
+    }
+    small = [(panel.kind, panel.scaled(_SHEET_WIDTH)) for panel in panels]
+    sentences = stats.sentences(has_rejected=frame.rejected is not None)
+    return _FrameEntry(frame.index + 1, sentences, frame.skipped, name, pictures, small)
 
 
 def _data_url(image: "Image", kind: str) -> str:

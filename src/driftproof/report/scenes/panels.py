@@ -1,4 +1,4 @@
-"""One frame in pictures: what came in, what the model saw in it, what it left out, what alarmed it, what is true."""
+"""The panels of one frame: input, prediction, rejected pixels, alarms and ground truth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,49 +31,49 @@ TITLES = {
 
 @dataclass(frozen=True)
 class FramePanel:
-    """One picture of a frame.
+    """One image of a frame.
 
     Attributes:
         kind: A key of `TITLES`.
-        image: The picture, of the frame's size.
-        photograph: Whether it shows the frame itself; else it is a map of flat colors, to be scaled without mixing.
+        image: The image, in the frame's size.
+        is_photo: Whether it shows the frame itself; otherwise it is a class map, scaled by nearest neighbor.
     """
 
     kind: str
     image: "Image"
-    photograph: bool
+    is_photo: bool
 
     def scaled(self, width: int) -> "Image":
-        """The picture at most so many pixels wide."""
+        """The image, scaled down to a maximum width."""
         if self.image.width <= width:
             return self.image
-        how = require("PIL.Image", "Drawing scenes").Resampling
+        resampling = require("PIL.Image", "Drawing scenes").Resampling
         height = max(1, round(self.image.height * width / self.image.width))
-        return self.image.resize((width, height), how.BICUBIC if self.photograph else how.NEAREST)
+        return self.image.resize((width, height), resampling.BICUBIC if self.is_photo else resampling.NEAREST)
 
 
-def make_panels(view: FrameResult, palette: Sequence[SceneClass]) -> list[FramePanel]:
-    """The pictures of a frame, in the order of `TITLES`; those that there is nothing to show for are left out.
+def make_panels(frame: FrameResult, palette: Sequence[SceneClass]) -> list[FramePanel]:
+    """Make the panels of a frame in the order of `TITLES`; panels without data are left out.
 
     Args:
-        view: What an adapter made of the frame.
-        palette: Its classes.
+        frame: The frame with its predictions.
+        palette: The model's classes.
     """
-    shown = [FramePanel("input", _frame_image(view.frame), photograph=True)]
-    prediction = colorize(view.predicted, palette)
-    shown.append(FramePanel("prediction", _to_image(prediction), photograph=False))
-    if view.rejected is not None:
+    shown = [FramePanel("input", _frame_image(frame.image), is_photo=True)]
+    prediction = colorize(frame.predicted, palette)
+    shown.append(FramePanel("prediction", _to_image(prediction), is_photo=False))
+    if frame.rejected is not None:
         without = prediction.copy()
-        without[view.rejected.numpy()] = REJECTED_COLOR
-        shown.append(FramePanel("rejected", _to_image(without), photograph=False))
-    shown.append(FramePanel("alarm", _draw_boxes(_frame_image(view.frame), view.events), photograph=True))
-    if view.labels is not None:
-        shown.append(FramePanel("truth", _to_image(colorize(view.labels, palette)), photograph=False))
+        without[frame.rejected.numpy()] = REJECTED_COLOR
+        shown.append(FramePanel("rejected", _to_image(without), is_photo=False))
+    shown.append(FramePanel("alarm", _draw_boxes(_frame_image(frame.image), frame.events), is_photo=True))
+    if frame.labels is not None:
+        shown.append(FramePanel("truth", _to_image(colorize(frame.labels, palette)), is_photo=False))
     return shown
 
 
-def _frame_image(frame: Tensor) -> "Image":
-    return _to_image(frame.permute(1, 2, 0).contiguous().numpy())
+def _frame_image(image: Tensor) -> "Image":
+    return _to_image(image.permute(1, 2, 0).contiguous().numpy())
 
 
 def _to_image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":

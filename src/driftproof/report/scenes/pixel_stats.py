@@ -1,4 +1,4 @@
-"""Pixels counted: how many were right, how many were left out, and whether they deserved it."""
+"""Count correct, rejected and unknown pixels."""
 
 from dataclasses import astuple, dataclass
 
@@ -11,30 +11,30 @@ __all__ = ["PixelStats", "count_pixels"]
 
 @dataclass(frozen=True)
 class PixelStats:
-    """Counts of pixels, which add up over frames.
+    """Pixel counts, which can be added over frames.
 
     Attributes:
-        pixels: All of them.
-        rejected: Those that the step did not learn from.
-        right: Those of a known class that was predicted.
-        wrong: Those of a known class for which another was predicted.
-        unknown: Those of no trained class.
-        rejected_right: How many of the right ones were rejected.
-        rejected_wrong: How many of the wrong ones were.
-        rejected_unknown: How many of the unknown ones were.
-        alarms: Regions that alarmed; not pixels.
+        pixels: All pixels.
+        rejected: Pixels that the step did not learn from.
+        correct: Pixels of a known class with a correct prediction.
+        wrong: Pixels of a known class with a wrong prediction.
+        unknown: Pixels of no trained class.
+        rejected_correct: Rejected pixels among the correct ones.
+        rejected_wrong: Rejected pixels among the wrong ones.
+        rejected_unknown: Rejected pixels among the unknown ones.
+        alarms: Number of alarm regions.
 
     Examples:
-        >>> PixelStats(pixels=100, alarms=1).sentences(rejecting=False)
+        >>> PixelStats(pixels=100, alarms=1).sentences(has_rejected=False)
         ['1 alarm']
     """
 
     pixels: int = 0
     rejected: int = 0
-    right: int = 0
+    correct: int = 0
     wrong: int = 0
     unknown: int = 0
-    rejected_right: int = 0
+    rejected_correct: int = 0
     rejected_wrong: int = 0
     rejected_unknown: int = 0
     alarms: int = 0
@@ -42,22 +42,22 @@ class PixelStats:
     def __add__(self, other: "PixelStats") -> "PixelStats":
         return PixelStats(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
-    def sentences(self, *, rejecting: bool = True) -> list[str]:
-        """The counts in words, as far as there is something to say.
+    def sentences(self, *, has_rejected: bool = True) -> list[str]:
+        """Describe the counts that are available.
 
         Args:
-            rejecting: Whether the method chooses what it learns from, or learns at all.
+            has_rejected: Whether the method learns, so that rejected pixels mean something.
         """
-        said, known = list[str](), self.right + self.wrong
+        parts, known = list[str](), self.correct + self.wrong
         if known:
-            said.append(f"{_format_share(self.right, known)} of the known pixels right")
-        if rejecting:
-            said.append(f"{_format_share(self.rejected, self.pixels)} of the pixels rejected{self._whether_deserved()}")
-        return [*said, "1 alarm" if self.alarms == 1 else f"{self.alarms} alarms"]
+            parts.append(f"{_format_share(self.correct, known)} of the known pixels correct")
+        if has_rejected:
+            parts.append(f"{_format_share(self.rejected, self.pixels)} of the pixels rejected{self._rejection_rates()}")
+        return [*parts, "1 alarm" if self.alarms == 1 else f"{self.alarms} alarms"]
 
-    def _whether_deserved(self) -> str:
+    def _rejection_rates(self) -> str:
         groups = {
-            "right": (self.rejected_right, self.right),
+            "correct": (self.rejected_correct, self.correct),
             "wrong": (self.rejected_wrong, self.wrong),
             "unknown": (self.rejected_unknown, self.unknown),
         }
@@ -65,13 +65,13 @@ class PixelStats:
         return f" ({', '.join(shares)} ones)" if shares and self.rejected else ""
 
 
-def count_pixels(view: FrameResult) -> PixelStats:
+def count_pixels(frame: FrameResult) -> PixelStats:
     """Count the pixels of one frame."""
-    rejected = view.predicted < 0 if view.rejected is None else view.rejected
-    counts = {"pixels": rejected.numel(), "rejected": int(rejected.sum()), "alarms": len(view.events)}
-    if view.labels is not None:
-        known, right = view.labels < UNKNOWN, view.labels == view.predicted
-        groups = {"right": known & right, "wrong": known & ~right, "unknown": view.labels == UNKNOWN}
+    rejected = frame.predicted < 0 if frame.rejected is None else frame.rejected
+    counts = {"pixels": rejected.numel(), "rejected": int(rejected.sum()), "alarms": len(frame.events)}
+    if frame.labels is not None:
+        known, correct = frame.labels < UNKNOWN, frame.labels == frame.predicted
+        groups = {"correct": known & correct, "wrong": known & ~correct, "unknown": frame.labels == UNKNOWN}
         counts |= {name: int(group.sum()) for name, group in groups.items()}
         counts |= {f"rejected_{name}": int((group & rejected).sum()) for name, group in groups.items()}
     return PixelStats(**counts)
