@@ -1,5 +1,6 @@
-"""A bench small enough to be run hundreds of times, and processes that run it and can be killed."""
+"""A tiny benchmark that runs in milliseconds, and a server that runs it in killable processes."""
 
+import gc
 import json
 import os
 import signal
@@ -7,8 +8,10 @@ import subprocess
 import sys
 import time
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -25,8 +28,18 @@ DOMAINS = ("fog", "frost", "snow")
 AT_ONCE = RunSettings(save_every=0.0)
 
 
+@contextmanager
+def fast_runs():
+    """Skip fsync, which only matters at a power loss, and keep existing objects out of the runner's `gc.collect`."""
+    gc.collect()
+    gc.freeze()
+    with mock.patch.object(os, "fsync"):
+        yield
+    gc.unfreeze()
+
+
 def random_images(name, count=6, side=8):
-    """The same images for the same name, in every process."""
+    """Return images determined by the name, the same in every process."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     pixels = torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
     return ArraySet(pixels, torch.arange(count) % CLASSES, name=name)
@@ -34,34 +47,34 @@ def random_images(name, count=6, side=8):
 
 @dataclass(frozen=True)
 class SmallBench:
-    """A workbench without files: a tiny network and random images. It can be sent to other processes.
+    """Resource provider without files: a tiny network and random images. It can be pickled.
 
     Attributes:
-        signs: Folder for signs between processes: each that begins a cell leaves a file `NAME.PID`.
-        waiting: Methods that get no images of the last domain until there is a file `go` among the signs.
-        broken: Methods whose images cannot be had.
-        deadly: Methods whose model ends the process.
+        signals: Folder for signals between processes: each that starts a run creates a file `NAME.PID`.
+        waiting: Methods that get no images of the last domain until the file `go` exists among the signals.
+        missing: Methods whose images are missing.
+        crashing: Methods whose model exits the process.
     """
 
-    signs: Path | None = None
+    signals: Path | None = None
     waiting: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
-    deadly: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    crashing: tuple[str, ...] = ()
 
     def model(self, spec):
-        if self.signs is not None:
-            (self.signs / f"{spec.name}.{os.getpid()}").touch()
-        if spec.method in self.deadly:
+        if self.signals is not None:
+            (self.signals / f"{spec.name}.{os.getpid()}").touch()
+        if spec.method in self.crashing:
             os._exit(1)
         return build("wide_resnet")
 
     def stream(self, spec, rounds, progress):
-        if spec.method in self.broken:
+        if spec.method in self.missing:
             raise FileNotFoundError(2, "No such file or directory", "images.npy")
         settings = {"rounds": rounds, "batch_size": spec.batch_size, "order": Shuffled(spec.seed)}
         closed = [Domain(name, random_images(f"closed {name}")) for name in spec.domains]
         if spec.method in self.waiting:
-            closed[-1] = Domain(closed[-1].name, Waiting(closed[-1].images, self.signs / "go"))
+            closed[-1] = Domain(closed[-1].name, WaitingImages(closed[-1].images, self.signals / "go"))
         if spec.unknown is None:
             return Continual(closed, **settings)
         return OpenSet(closed, [Domain(name, random_images(f"unknown {name}")) for name in spec.domains], **settings)
@@ -74,8 +87,8 @@ class SmallBench:
         return {"images": "random"}
 
 
-class Waiting:
-    """Images that cannot be read until there is a certain file; the first can, as streams look at its size."""
+class WaitingImages:
+    """Images that cannot be read until a file exists, except single images, which streams read for their size."""
 
     def __init__(self, images, path):
         self.name, self.labels, self._images, self._path = images.name, images.labels, images, path
@@ -84,8 +97,8 @@ class Waiting:
         return len(self._images)
 
     def batch(self, indices):
-        until = time.monotonic() + 120
-        while len(indices) > 1 and not self._path.exists() and time.monotonic() < until:
+        deadline = time.monotonic() + 120
+        while len(indices) > 1 and not self._path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return self._images.batch(indices)
 
@@ -99,12 +112,12 @@ def small_jobs(rounds=2, domains=DOMAINS, methods=METHODS):
     return [Job(spec_of(method, domains=domains), rounds) for method in methods]
 
 
-def ignore(note):
-    """Nobody listens."""
+def ignore(event):
+    """Progress callback that does nothing."""
 
 
 def contents(folder):
-    """What has to be the same however often a run was interrupted."""
+    """Return the files that must not depend on interruptions."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for name in ("rows.jsonl", "spec.json")
@@ -112,10 +125,10 @@ def contents(folder):
     }
 
 
-class Killable:
-    """Runs benches one after the other, each in a process of its own that starts in no time.
+class KillableRunner:
+    """Runs benchmarks one after the other, each in its own process.
 
-    A process that has imported everything makes a fork of itself for every run.
+    A server process imports everything once and forks for every benchmark, so that starting one is fast.
     """
 
     def __enter__(self):
@@ -131,90 +144,92 @@ class Killable:
         self._process.wait()
         self._process.stdout.close()
 
-    def run(self, folder, jobs, *, at_note=None, slack=8, meanwhile=lambda: None, at_event=None):
-        """Run a bench; returns its exit status, negative if a signal ended it.
+    def run(self, folder, jobs, *, at_event=None, slack=8, before_kill=lambda: None, at_file_access=None):
+        """Run a benchmark; return its exit status, negative if a signal ended it.
 
         Args:
-            folder: Of the results.
-            jobs: What to do.
-            at_note: Kill it when it has told so many notes.
-            slack: It stops and waits for being killed when it has told so many more.
-            meanwhile: Called before it is killed.
-            at_event: Kill it just before the so-many-th time it touches a file in the folder.
+            folder: Results folder.
+            jobs: The jobs.
+            at_event: Kill it at this progress event.
+            slack: Events after `at_event` at which it stops and waits to be killed.
+            before_kill: Called before it is killed.
+            at_file_access: Kill it just before this access to a file in the folder.
         """
-        order = {
+        request = {
             "folder": str(folder),
             "jobs": [[job.spec.as_data(), job.rounds] for job in jobs],
-            "at_note": at_note,
-            "slack": slack,
             "at_event": at_event,
+            "slack": slack,
+            "at_file_access": at_file_access,
         }
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        what, number = self._answer()
-        if what == "reached":
-            meanwhile()
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        message, number = self._receive()
+        if message == "reached":
+            before_kill()
             os.kill(number, signal.SIGKILL)
-            what, number = self._answer()
-        assert what == "ended"
+            message, number = self._receive()
+        assert message == "ended"
         return number
 
-    def _answer(self):
-        what, number = self._process.stdout.readline().split()
-        return what, int(number)
+    def _receive(self):
+        message, number = self._process.stdout.readline().split()
+        return message, int(number)
 
 
 def _serve():
-    import torch._dynamo  # every optimizer imports it with its first step, which takes seconds
+    import torch._dynamo  # slow, and imported by the first step of every optimizer
 
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _obey(json.loads(line))
-            os._exit(0)
-        _say("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    with fast_runs():
+        for line in sys.stdin:
+            child = os.fork()
+            if child == 0:
+                _handle(json.loads(line))
+                os._exit(0)
+            _send("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def _obey(order):
-    jobs = [Job(Spec.from_data(data), rounds) for data, rounds in order["jobs"]]
-    if order["at_event"] is not None:
-        _die_at(order["at_event"], order["folder"])
+def _handle(request):
+    jobs = [Job(Spec.from_data(data), rounds) for data, rounds in request["jobs"]]
+    if request["at_file_access"] is not None:
+        _kill_at_file_access(request["at_file_access"], request["folder"])
+    callback = _stop_at(request["at_event"], request["slack"])
     try:
-        run_locally(jobs, Path(order["folder"]), SmallBench(), AT_ONCE, _announcing(order["at_note"], order["slack"]))
+        run_locally(jobs, Path(request["folder"]), SmallBench(), AT_ONCE, callback)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
 
-def _announcing(at_note, slack):
-    told = 0
+def _stop_at(at_event, slack):
+    count = 0
 
-    def tell(note):
-        nonlocal told
-        told += 1
-        if told == at_note:
-            _say("reached", os.getpid())
-        if at_note is not None and told == at_note + slack:
+    def callback(event):
+        nonlocal count
+        count += 1
+        if count == at_event:
+            _send("reached", os.getpid())
+        if at_event is not None and count == at_event + slack:
             signal.pause()
 
-    return tell
+    return callback
 
 
-def _die_at(event, folder):
-    seen = 0
+def _kill_at_file_access(number, folder):
+    count = 0
 
-    def watch(name, arguments):
-        nonlocal seen
+    def hook(name, arguments):
+        nonlocal count
         if name in ("open", "os.mkdir", "os.rename", "os.remove", "os.truncate") and folder in str(arguments[0]):
-            seen += 1
-            if seen == event:
+            count += 1
+            if count == number:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(watch)
+    sys.addaudithook(hook)
 
 
-def _say(what, number):
-    os.write(1, f"{what} {number}\n".encode())
+def _send(message, number):
+    os.write(1, f"{message} {number}\n".encode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A bench that is killed, again and again, and ends as if nothing had happened."""
+"""A benchmark that is killed and resumed ends with the same results."""
 
 import random
 import signal
@@ -17,60 +17,72 @@ from driftproof.bench.methods import _STATISTICS
 from driftproof.bench.runner import RunSettings
 from driftproof.errors import ExecutionError, StateError
 from driftproof.statistics import TTN
-from small_bench import AT_ONCE, METHODS, Killable, SmallBench, contents, ignore, small_jobs, spec_of
+from small_bench import AT_ONCE, METHODS, KillableRunner, SmallBench, contents, fast_runs, ignore, small_jobs, spec_of
 
-MANY_DOMAINS = tuple(f"domain {index}" for index in range(8))
+MANY_DOMAINS = tuple(f"domain {index}" for index in range(6))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast():
+    with fast_runs():
+        yield
 
 
 @pytest.fixture(scope="module")
-def killable():
-    with Killable() as process:
+def two_rounds(fast, tmp_path_factory):
+    """Results of two rounds of every method, without an interruption."""
+    folder = tmp_path_factory.mktemp("two rounds")
+    run_locally(small_jobs(2), folder, SmallBench(), AT_ONCE, ignore)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with KillableRunner() as process:
         yield process
 
 
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(killable, tmp_path):
-    jobs, draws = small_jobs(rounds=2, domains=MANY_DOMAINS), random.Random(0)
-    assert killable.run(tmp_path / "whole", jobs) == 0
+def test_run_killed_at_random_moments_ends_with_same_bytes(runner, tmp_path):
+    jobs, rng = small_jobs(rounds=2, domains=MANY_DOMAINS), random.Random(0)
+    assert runner.run(tmp_path / "whole", jobs) == 0
     kills, status = 0, -signal.SIGKILL
-    while kills < 25 and status == -signal.SIGKILL:
-        pause = partial(time.sleep, draws.uniform(0, 0.03))
-        status = killable.run(tmp_path / "killed", jobs, at_note=draws.randint(1, 24), meanwhile=pause)
+    while kills < 16 and status == -signal.SIGKILL:
+        pause = partial(time.sleep, rng.uniform(0, 0.03))
+        status = runner.run(tmp_path / "killed", jobs, at_event=rng.randint(1, 24), before_kill=pause)
         kills += status == -signal.SIGKILL
     assert kills >= 10
-    assert killable.run(tmp_path / "killed", jobs) == 0
+    assert runner.run(tmp_path / "killed", jobs) == 0
     assert len(contents(tmp_path / "whole")) == 2 * len(METHODS)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    for cell in Store(tmp_path / "killed").runs():
-        assert len(cell.conditions) == len(cell.rows) == 2 * len(MANY_DOMAINS)
+    for run in Store(tmp_path / "killed").runs():
+        assert len(run.conditions) == len(run.rows) == 2 * len(MANY_DOMAINS)
 
 
-def test_a_run_killed_whenever_it_touches_a_file_ends_with_the_same_bytes(killable, tmp_path):
+def test_run_killed_at_each_file_access_ends_with_same_bytes(runner, tmp_path):
     jobs = small_jobs(rounds=1, domains=("fog", "snow"), methods=["eata"])
-    longer = small_jobs(rounds=2, domains=("fog", "snow"), methods=["eata"])
-    assert killable.run(tmp_path / "whole", longer) == 0
-    event = 0
+    assert runner.run(tmp_path / "whole", jobs) == 0
+    access = 0
     while True:
-        event += 1
-        folder = tmp_path / str(event)
-        status = killable.run(folder, jobs, at_event=event)
+        access += 1
+        folder = tmp_path / str(access)
+        status = runner.run(folder, jobs, at_file_access=access)
         if status == 0:
             break
         assert status == -signal.SIGKILL
-        run_locally(longer, folder, SmallBench(), AT_ONCE, ignore)
+        run_locally(jobs, folder, SmallBench(), AT_ONCE, ignore)
         assert contents(folder) == contents(tmp_path / "whole")
         assert not list(folder.rglob("*.part"))
-    assert event > 20
+    assert access > 20
 
 
-def test_more_rounds_later_equal_more_rounds_at_once(tmp_path):
-    for rounds in (2, 4):
-        run_locally(small_jobs(rounds), tmp_path / "later", SmallBench(), AT_ONCE, ignore)
-    run_locally(small_jobs(4), tmp_path / "at once", SmallBench(), AT_ONCE, ignore)
-    assert contents(tmp_path / "later") == contents(tmp_path / "at once")
-    assert all(len(cell.rows) == 12 for cell in Store(tmp_path / "later").runs())
+def test_extended_run_equals_longer_run(two_rounds, tmp_path):
+    for rounds in (1, 2):
+        run_locally(small_jobs(rounds), tmp_path, SmallBench(), AT_ONCE, ignore)
+    assert contents(tmp_path) == contents(two_rounds)
+    assert all(len(run.rows) == 6 for run in Store(tmp_path).runs())
 
 
-def test_a_run_in_another_order_is_not_gone_on_with(tmp_path):
+def test_run_in_another_order_is_refused(tmp_path):
     first, other = (replace(spec_of("tent"), seed=seed) for seed in (0, 1))
     run_locally([Job(first, 1), Job(other, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
     store = Store(tmp_path)
@@ -83,29 +95,30 @@ def test_a_run_in_another_order_is_not_gone_on_with(tmp_path):
     assert store.run(other).length == len(other.domains)
 
 
-def test_a_run_that_is_complete_is_left_alone(tmp_path):
-    jobs, told = small_jobs(1), []
+def test_complete_run_is_left_unchanged(tmp_path):
+    jobs, events = small_jobs(1), []
     run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, ignore)
     before = contents(tmp_path)
-    run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, told.append)
+    run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, events.append)
     assert contents(tmp_path) == before
-    assert told == []
+    assert events == []
 
 
-def test_how_often_is_saved_does_not_show(tmp_path):
+def test_save_interval_does_not_change_results(two_rounds, tmp_path):
     jobs = small_jobs(2, methods=["tent+crowd"])
-    run_locally(jobs, tmp_path / "often", SmallBench(), AT_ONCE, ignore)
-    run_locally(jobs, tmp_path / "once", SmallBench(), RunSettings(save_every=1e9), ignore)
-    assert contents(tmp_path / "often") == contents(tmp_path / "once")
+    run_locally(jobs, tmp_path, SmallBench(), RunSettings(save_every=1e9), ignore)
+    rare = contents(tmp_path)
+    assert rare == {name: content for name, content in contents(two_rounds).items() if name in rare}
+    assert len(rare) == 2
 
 
 @pytest.mark.parametrize("save_every", [0.0, 1e9])
-def test_an_interrupted_run_stops_at_once_and_goes_on_later(tmp_path, save_every):
+def test_interrupted_run_resumes(tmp_path, save_every):
     jobs = small_jobs(2, methods=["source", "tent"])
     run_locally(jobs, tmp_path / "whole", SmallBench(), AT_ONCE, ignore)
 
-    def interrupt(note):
-        if note.spec.method == "tent" and note.row is not None and note.done > 6:
+    def interrupt(event):
+        if event.spec.method == "tent" and event.row is not None and event.done > 6:
             raise KeyboardInterrupt
 
     settings = RunSettings(save_every=save_every)
@@ -117,64 +130,63 @@ def test_an_interrupted_run_stops_at_once_and_goes_on_later(tmp_path, save_every
     assert contents(tmp_path / "interrupted") == whole
 
 
-def test_cells_that_fail_are_named_together_after_the_others_are_done(tmp_path):
-    jobs, told = small_jobs(1, methods=["swr", "source", "tent"]), []
-    jobs = [job if job.spec.method == "source" else unusable(job) for job in jobs]
+def test_failed_runs_are_reported_after_the_others_finish(tmp_path):
+    jobs, events = small_jobs(1, methods=["swr", "source", "tent"]), []
+    jobs = [job if job.spec.method == "source" else with_invalid_option(job) for job in jobs]
     with pytest.raises(ExecutionError) as caught:
-        run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, told.append)
+        run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, events.append)
     first, *lines = str(caught.value).splitlines()
-    assert first == "2 of 3 cells failed; the others are done."
+    assert first == "2 of 3 runs failed; the others are done."
     assert [line.partition(": ")[0] for line in lines] == [jobs[0].spec.name, jobs[2].spec.name]
     assert all("Expected a known option of" in line and "'rate'" in line for line in lines)
-    assert [note.spec for note in told if note.stage == "failed"] == [jobs[0].spec, jobs[2].spec]
+    assert [event.spec for event in events if event.stage == "failed"] == [jobs[0].spec, jobs[2].spec]
     assert len(Store(tmp_path).run(jobs[1].spec).rows) == 3
 
 
-def unusable(job):
+def with_invalid_option(job):
     return replace(job, spec=job.spec.with_options(rate=0.1))
 
 
-def test_two_processes_do_not_work_on_a_cell_at_once(killable, tmp_path):
+def test_run_is_locked_while_another_process_works_on_it(runner, tmp_path):
     (job,) = jobs = small_jobs(1, methods=["tent"])
-    assert killable.run(tmp_path / "whole", jobs) == 0
+    assert runner.run(tmp_path / "whole", jobs) == 0
 
-    def work_as_well():
-        with pytest.raises(StateError, match="Another process is at work on tent-random-open"):
+    def run_concurrently():
+        with pytest.raises(StateError, match=r"tent-random-open.* another process works on it"):
             run_job(job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore)
 
-    assert killable.run(tmp_path / "shared", jobs, at_note=3, slack=0, meanwhile=work_as_well) == -signal.SIGKILL
-    assert killable.run(tmp_path / "shared", jobs) == 0
+    assert runner.run(tmp_path / "shared", jobs, at_event=3, slack=0, before_kill=run_concurrently) == -signal.SIGKILL
+    assert runner.run(tmp_path / "shared", jobs) == 0
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
-def test_the_patient_get_a_cell_when_its_process_dies(killable, tmp_path):
+def test_waiting_process_gets_run_when_its_process_dies(runner, tmp_path):
     (job,) = jobs = small_jobs(1, methods=["tent"])
-    assert killable.run(tmp_path / "whole", jobs) == 0
+    assert runner.run(tmp_path / "whole", jobs) == 0
     with ThreadPoolExecutor(1) as pool:
         waiting = []
 
-        def wait_for_it():
+        def wait_for_lock():
             waiting.append(pool.submit(run_job, job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore, timeout=60))
             time.sleep(0.2)
             assert not waiting[0].done()
 
-        killable.run(tmp_path / "shared", jobs, at_note=4, slack=0, meanwhile=wait_for_it)
+        runner.run(tmp_path / "shared", jobs, at_event=4, slack=0, before_kill=wait_for_lock)
         waiting[0].result()
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
-def test_the_small_bench_is_not_trivial(tmp_path):
-    """Its rows differ between methods and change over the rounds, else equal bytes would mean little."""
-    run_locally(small_jobs(4), tmp_path, SmallBench(), AT_ONCE, ignore)
-    rows = {cell.spec.method: cell.rows for cell in Store(tmp_path).runs()}
-    snapshots = {path.read_bytes() for path in tmp_path.rglob("snapshot-12.safetensors")}
+def test_small_bench_is_not_trivial(two_rounds):
+    """Rows differ between methods and change over rounds, so that equal bytes are meaningful."""
+    rows = {run.spec.method: run.rows for run in Store(two_rounds).runs()}
+    snapshots = {path.read_bytes() for path in two_rounds.rglob("snapshot-6.safetensors")}
     assert len(snapshots) == len(METHODS)
     for method in ("tent", "swr", "eata"):
         assert [row["error"] for row in rows[method]] != [row["error"] for row in rows["source"]], method
 
 
 class CountedPasses(list):
-    """Source batches that count how often they are passed over."""
+    """Source batches that count the passes over them."""
 
     passes = 0
 
@@ -188,17 +200,17 @@ class CountingBench(SmallBench):
         return CountedPasses(super().source(spec, device))
 
 
-def test_cells_of_a_folder_prepare_their_statistics_once(monkeypatch, tmp_path):
+def test_statistics_are_prepared_once_per_folder(monkeypatch, tmp_path):
     learned = TTN(momentum=0.1, prior_batches=1, epochs=2, batch_size=4, augment=shifted)
     monkeypatch.setitem(_STATISTICS, "online ttn", learned)
     jobs = [Job(spec_of(method).with_options(statistics="online ttn"), 1) for method in ("ttn", "tent", "tent+crowd")]
-    passes, apart = [], {}
+    passes, separate = [], {}
     for job in jobs:
         monkeypatch.setattr(CountedPasses, "passes", 0)
         run_locally([job], tmp_path / job.spec.name, CountingBench(), AT_ONCE, ignore)
         passes.append(CountedPasses.passes)
-        apart |= contents(tmp_path / job.spec.name)
+        separate |= contents(tmp_path / job.spec.name)
     monkeypatch.setattr(CountedPasses, "passes", 0)
     run_locally(jobs, tmp_path / "together", CountingBench(), AT_ONCE, ignore)
     assert passes == [CountedPasses.passes] * 3
-    assert contents(tmp_path / "together") == apart
+    assert contents(tmp_path / "together") == separate

@@ -1,4 +1,4 @@
-"""Results on disk, whatever happens to the process that writes them."""
+"""Results on disk survive crashes, torn writes and full disks."""
 
 import contextlib
 import json
@@ -17,18 +17,18 @@ from driftproof.bench.executors import run_locally
 from driftproof.bench.store import Run
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
-from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs, spec_of
+from small_bench import AT_ONCE, SmallBench, contents, fast_runs, ignore, small_jobs, spec_of
 
 
 class Counter:
-    """The least that can be gone on from: a number that every visit changes."""
+    """Minimal stand-in for an adapter: a number that every visit changes."""
 
     def __init__(self):
         self.value = 1
 
     def visit(self):
         self.value = (5 * self.value + 3) % 1009
-        return {"value": self.value, "words": "so that a row is longer than its conditions"}
+        return {"value": self.value, "padding": "longer than the conditions of the row"}
 
     def save(self, path):
         with atomic_write(path) as unfinished:
@@ -38,48 +38,53 @@ class Counter:
         self.value = int(path.read_text())
 
 
-def work(cell, *, until, at_a_time):
-    """Go on with a cell of numbers up to so many rows."""
+def measure(run, *, until, at_a_time):
+    """Resume a run of `Counter` values up to so many rows."""
     counter = Counter()
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    reached = cell.resume(counter)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    reached = run.resume(counter)
     while reached < until:
         rows = [counter.visit() for _ in range(min(at_a_time, until - reached))]
-        cell.commit(rows, [{"seconds": 1.0}] * len(rows), counter)
+        run.commit(rows, [{"seconds": 1.0}] * len(rows), counter)
         reached += len(rows)
 
 
-def expected(count):
+def expected_rows(count):
     counter = Counter()
     return [counter.visit() for _ in range(count)]
 
 
 @contextlib.contextmanager
-def left_behind(folder):
-    """What a process leaves in a folder if it dies just before anything in it changes, point by point."""
+def crash_points(folder):
+    """Record what a process leaves in a folder if it dies just before each file operation."""
     found = []
 
-    def remembering(act):
-        def remember(*arguments, **keywords):
+    def recording(operation):
+        def record(*arguments, **keywords):
             found.append(files(folder))
-            return act(*arguments, **keywords)
+            return operation(*arguments, **keywords)
 
-        return remember
+        return record
 
-    acts = [(Path, "write_text"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink")]
+    operations = [(Path, "write_text"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink")]
     with contextlib.ExitStack() as patches:
-        for owner, name in acts:
-            patches.enter_context(mock.patch.object(owner, name, remembering(getattr(owner, name))))
-        patches.enter_context(mock.patch.object(os, "fsync"))  # slow, and of no use to one that is only killed
+        for owner, name in operations:
+            patches.enter_context(mock.patch.object(owner, name, recording(getattr(owner, name))))
         yield found
     found.append(files(folder))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast():
+    with fast_runs():
+        yield
 
 
 def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def put(folder, content):
+def restore(folder, content):
     folder.mkdir()
     for name, data in content.items():
         (folder / name).write_bytes(data)
@@ -87,74 +92,74 @@ def put(folder, content):
 
 
 @given(st.lists(st.integers(1, 3), min_size=4, max_size=4), st.data())
-def test_a_cell_left_again_and_again_at_any_point_of_its_writing_is_gone_on_with(at_a_time, data):
+def test_run_killed_repeatedly_at_random_writes_resumes(at_a_time, data):
     with tempfile.TemporaryDirectory() as temporary:
         content = {}
-        for life in range(3):
-            cell = put(Path(temporary, str(life)), content)
-            with left_behind(cell.folder) as points:
-                work(cell, until=2 * life + 2, at_a_time=at_a_time[life])
+        for process in range(3):
+            run = restore(Path(temporary, str(process)), content)
+            with crash_points(run.folder) as points:
+                measure(run, until=2 * process + 2, at_a_time=at_a_time[process])
             content = data.draw(st.sampled_from(points))
-        cell = put(Path(temporary, "last"), content)
-        work(cell, until=9, at_a_time=at_a_time[3])
-        assert cell.rows == expected(9)
-        assert len(cell.conditions) == 9
-        assert [path.name for path in cell.folder.glob("snapshot-*")] == ["snapshot-9.safetensors"]
+        run = restore(Path(temporary, "last"), content)
+        measure(run, until=9, at_a_time=at_a_time[3])
+        assert run.rows == expected_rows(9)
+        assert len(run.conditions) == 9
+        assert [path.name for path in run.folder.glob("snapshot-*")] == ["snapshot-9.safetensors"]
 
 
-def test_every_point_of_the_writing_one_by_one(tmp_path):
-    with left_behind(tmp_path / "cell") as points:
-        work(Run(tmp_path / "cell"), until=4, at_a_time=2)
+def test_run_killed_at_each_write_resumes(tmp_path):
+    with crash_points(tmp_path / "run") as points:
+        measure(Run(tmp_path / "run"), until=4, at_a_time=2)
     assert len(points) > 10
     for index, content in enumerate(points):
-        cell = put(tmp_path / str(index), content)
-        assert cell.rows == expected(len(cell.rows))
+        run = restore(tmp_path / str(index), content)
+        assert run.rows == expected_rows(len(run.rows))
         for until in (4, 5):
-            work(cell, until=until, at_a_time=2)
-            assert cell.rows == expected(until)
-            assert len(cell.conditions) == until
+            measure(run, until=until, at_a_time=2)
+            assert run.rows == expected_rows(until)
+            assert len(run.conditions) == until
 
 
 @given(st.integers(0, 40), st.sampled_from(["rows.jsonl", "conditions.jsonl"]))
-def test_a_torn_last_line_does_not_count(length, name):
+def test_torn_last_line_is_ignored(length, name):
     with tempfile.TemporaryDirectory() as temporary:
-        cell = Run(Path(temporary))
-        work(cell, until=3, at_a_time=1)
-        torn = (json.dumps({"value": 1, "words": "more of them"}) + "\n").encode()[:length]
-        with (cell.folder / name).open("ab") as file:
+        run = Run(Path(temporary))
+        measure(run, until=3, at_a_time=1)
+        torn = (json.dumps({"value": 1, "padding": "torn"}) + "\n").encode()[:length]
+        with (run.folder / name).open("ab") as file:
             file.write(torn.rstrip(b"\n"))
-        assert cell.rows == expected(3)
-        assert len(cell.conditions) == 3
-        work(cell, until=5, at_a_time=2)
-        assert cell.rows == expected(5)
-        assert len(cell.conditions) == 5
+        assert run.rows == expected_rows(3)
+        assert len(run.conditions) == 3
+        measure(run, until=5, at_a_time=2)
+        assert run.rows == expected_rows(5)
+        assert len(run.conditions) == 5
 
 
-def test_rows_without_the_snapshot_they_need_are_kept_and_named(tmp_path):
-    cell = Run(tmp_path / "tent-digest")
-    work(cell, until=3, at_a_time=3)
-    (cell.folder / "snapshot-3.safetensors").unlink()
-    with pytest.raises(StateError, match="snapshot beside the 3 rows of tent-digest"):
-        work(cell, until=4, at_a_time=1)
-    assert cell.rows == expected(3)
+def test_rows_without_snapshot_are_kept_and_reported(tmp_path):
+    run = Run(tmp_path / "tent-digest")
+    measure(run, until=3, at_a_time=3)
+    (run.folder / "snapshot-3.safetensors").unlink()
+    with pytest.raises(StateError, match="a snapshot for the 3 rows of tent-digest"):
+        measure(run, until=4, at_a_time=1)
+    assert run.rows == expected_rows(3)
 
 
-def test_rows_that_nothing_goes_on_from_come_all_or_none(tmp_path):
-    rows, conditions = expected(3), [{"seconds": 1.0}] * 3
-    with left_behind(tmp_path) as points:
+def test_append_is_atomic(tmp_path):
+    rows, conditions = expected_rows(3), [{"seconds": 1.0}] * 3
+    with crash_points(tmp_path) as points:
         Run(tmp_path).append(rows, conditions)
     assert len(points) > 4
     for index, content in enumerate(points):
-        cell = put(tmp_path / str(index), content)
-        assert cell.rows in ([], rows)
-        if not cell.rows:
-            cell.append(rows, conditions)
-        assert cell.rows == rows
-        assert cell.conditions == conditions
+        run = restore(tmp_path / str(index), content)
+        assert run.rows in ([], rows)
+        if not run.rows:
+            run.append(rows, conditions)
+        assert run.rows == rows
+        assert run.conditions == conditions
 
 
 @contextlib.contextmanager
-def no_file_longer_than(size):
+def file_size_limit(size):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -165,27 +170,26 @@ def no_file_longer_than(size):
 
 
 @given(st.integers(0, 700), st.integers(1, 4))
-def test_a_file_that_cannot_grow_keeps_what_it_had(room, at_a_time):
+def test_failed_write_keeps_earlier_rows(room, at_a_time):
     with tempfile.TemporaryDirectory() as temporary:
-        cell = Run(Path(temporary))
-        work(cell, until=2, at_a_time=2)
-        with no_file_longer_than(room), contextlib.suppress(OSError):
-            work(cell, until=8, at_a_time=at_a_time)
-        kept = cell.rows
-        assert len(kept) >= 2
-        assert kept == expected(len(kept))
-        assert not list(cell.folder.glob(".*.part"))
-        work(cell, until=8, at_a_time=at_a_time)
-        assert cell.rows == expected(8)
-        assert len(cell.conditions) == 8
+        run = Run(Path(temporary))
+        measure(run, until=2, at_a_time=2)
+        with file_size_limit(room), contextlib.suppress(OSError):
+            measure(run, until=8, at_a_time=at_a_time)
+        rows = run.rows
+        assert len(rows) >= 2
+        assert rows == expected_rows(len(rows))
+        assert not list(run.folder.glob(".*.part"))
+        measure(run, until=8, at_a_time=at_a_time)
+        assert run.rows == expected_rows(8)
+        assert len(run.conditions) == 8
 
 
-def test_a_full_disk_stops_a_bench_and_the_next_run_goes_on(tmp_path):
+def test_benchmark_resumes_after_full_disk(tmp_path):
     jobs = small_jobs(rounds=2, methods=["source", "tent"])
     run_locally(jobs, tmp_path / "whole", SmallBench(), AT_ONCE, ignore)
-    told = []
-    with no_file_longer_than(1000), pytest.raises(OSError, match="too large"):
-        run_locally(jobs, tmp_path / "full", SmallBench(), AT_ONCE, told.append)
+    with file_size_limit(1000), pytest.raises(OSError, match="too large"):
+        run_locally(jobs, tmp_path / "full", SmallBench(), AT_ONCE, ignore)
     whole, full = contents(tmp_path / "whole"), contents(tmp_path / "full")
     assert full
     assert all(whole[name].startswith(found) for name, found in full.items())
@@ -193,44 +197,44 @@ def test_a_full_disk_stops_a_bench_and_the_next_run_goes_on(tmp_path):
     assert contents(tmp_path / "full") == whole
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "results").write_text("a file where a folder is wanted")
+def test_unwritable_folder_is_reported(tmp_path):
+    (tmp_path / "results").write_text("a file in place of the folder")
     with pytest.raises(OSError, match="results") as caught:
         run_locally(small_jobs(methods=["source"]), tmp_path / "results", SmallBench(), AT_ONCE, ignore)
     assert str(tmp_path / "results") in str(caught.value)
-    assert (tmp_path / "results").read_text() == "a file where a folder is wanted"
+    assert (tmp_path / "results").read_text() == "a file in place of the folder"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_named_and_keeps_its_rows(tmp_path):
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can write anywhere")
+def test_folder_without_permission_is_reported_and_keeps_rows(tmp_path):
     jobs = small_jobs(rounds=1, methods=["source"])
     run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, ignore)
     before = contents(tmp_path)
-    (cell,) = (tmp_path / "cells").iterdir()
-    cell.chmod(0o500)
+    (run,) = (tmp_path / "cells").iterdir()
+    run.chmod(0o500)
     try:
-        with pytest.raises(PermissionError, match=cell.name):
+        with pytest.raises(PermissionError, match=run.name):
             run_locally(small_jobs(rounds=2, methods=["source"]), tmp_path, SmallBench(), AT_ONCE, ignore)
     finally:
-        cell.chmod(0o700)
+        run.chmod(0o700)
     assert contents(tmp_path) == before
 
 
-def test_a_cell_made_differently_is_refused_with_the_difference(tmp_path):
-    cell, spec = Run(tmp_path), spec_of("tent")
-    cell.write_spec(spec, {"statistics": "Batch()"})
+def test_run_with_other_spec_or_protocol_is_refused(tmp_path):
+    run, spec = Run(tmp_path), spec_of("tent")
+    run.write_spec(spec, {"statistics": "Batch()"})
     before = files(tmp_path)
-    cell.write_spec(spec, {"statistics": "Batch()"})
+    run.write_spec(spec, {"statistics": "Batch()"})
     with pytest.raises(StateError, match=r"statistics was 'Batch\(\)' and is 'Source\(\)' here"):
-        cell.write_spec(spec, {"statistics": "Source()"})
+        run.write_spec(spec, {"statistics": "Source()"})
     with pytest.raises(StateError, match=r"batch_size was 6 and is 7 here.*another folder"):
-        cell.write_spec(Spec.from_data(spec.as_data() | {"batch_size": 7}), {"statistics": "Batch()"})
+        run.write_spec(Spec.from_data(spec.as_data() | {"batch_size": 7}), {"statistics": "Batch()"})
     assert files(tmp_path) == before
-    assert cell.spec == spec
-    assert cell.protocol == {"statistics": "Batch()"}
+    assert run.spec == spec
+    assert run.protocol == {"statistics": "Batch()"}
 
 
-def test_a_folder_that_shares_other_facts_is_refused_with_the_difference(tmp_path):
+def test_contradicting_metadata_are_refused(tmp_path):
     store = Store(tmp_path / "results")
     assert store.metadata == {}
     store.update_metadata({"weights": "abc", "limit": 100})
@@ -243,7 +247,7 @@ def test_a_folder_that_shares_other_facts_is_refused_with_the_difference(tmp_pat
     assert files(store.folder) == before
 
 
-def test_facts_that_arrive_at_once_are_all_kept(tmp_path):
+def test_concurrent_metadata_updates_are_all_kept(tmp_path):
     facts = [{f"weights {index}": "abc"} for index in range(16)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(Store(tmp_path).update_metadata, facts))
@@ -251,7 +255,7 @@ def test_facts_that_arrive_at_once_are_all_kept(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 2}'])
-def test_a_damaged_description_is_refused_and_named(tmp_path, damage):
+def test_damaged_metadata_are_refused(tmp_path, damage):
     Store(tmp_path).update_metadata({"weights": "abc"})
     (tmp_path / "folder.json").write_text(damage)
     with pytest.raises(StateError, match=r"folder\.json"):
@@ -260,23 +264,23 @@ def test_a_damaged_description_is_refused_and_named(tmp_path, damage):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"spec": 3}', '{"spec": {}}'])
-def test_a_cell_whose_description_is_damaged_is_named(tmp_path, damage):
+def test_damaged_spec_is_refused(tmp_path, damage):
     (tmp_path / "spec.json").write_text(damage)
     with pytest.raises(StateError, match=r"spec"):
         _ = Run(tmp_path).spec
 
 
-def test_rows_that_are_damaged_are_named(tmp_path):
-    cell = Run(tmp_path)
+def test_damaged_rows_are_refused(tmp_path):
+    run = Run(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"round": 1}\n{"round"\n')
     with pytest.raises(StateError, match=r"a row on each line of .*rows.jsonl, but it cannot be read"):
-        assert cell.rows
+        assert run.rows
 
 
-def test_a_cell_is_held_by_one_at_a_time(tmp_path):
+def test_lock_is_exclusive(tmp_path):
     with (
         Run(tmp_path / "tent-digest").locked(),
-        pytest.raises(StateError, match="Another process is at work on tent-digest"),
+        pytest.raises(StateError, match="tent-digest to be free, but another process works on it"),
         Run(tmp_path / "tent-digest").locked(),
     ):
         pass
@@ -284,18 +288,18 @@ def test_a_cell_is_held_by_one_at_a_time(tmp_path):
         pass
 
 
-def test_what_a_killed_process_left_unfinished_is_removed(tmp_path):
-    litter = tmp_path / ".snapshot-3.safetensors.0123.part"
-    litter.write_bytes(bytes(100))
+def test_partial_files_are_removed(tmp_path):
+    partial = tmp_path / ".snapshot-3.safetensors.0123.part"
+    partial.write_bytes(bytes(100))
     with Run(tmp_path).locked():
-        assert not litter.exists()
+        assert not partial.exists()
 
 
-def test_a_store_lists_its_cells_by_name(tmp_path):
+def test_store_lists_runs_by_name(tmp_path):
     store = Store(tmp_path)
     specs = [spec_of(method) for method in ("tent", "eata", "source")]
     for spec in specs:
         with store.run(spec).locked():
-            store.run(spec).begin(spec, {})
-    assert [cell.spec.method for cell in store.runs()] == ["eata", "source", "tent"]
+            store.run(spec).write_spec(spec, {})
+    assert [run.spec.method for run in store.runs()] == ["eata", "source", "tent"]
     assert store.run(specs[0]).rows == store.run(specs[0]).conditions == []

@@ -62,23 +62,23 @@ def run_gradients(
             gradients, logits = sample_gradients(batch.images)
         known = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
         for domain in (batch.domain, ALL_DOMAINS):
-            found.setdefault(domain, GradientCosine(logits.shape[1], device=settings.device)).add(*known)
+            found.setdefault(domain, GradientCosine(logits.shape[1], device=settings.device)).update(*known)
         callback(ProgressEvent(spec, "differentiating", done, len(stream)))
-    rows = [_make_row(domain, agreement) for domain, agreement in found.items()]
+    rows = [_make_row(domain, cosine) for domain, cosine in found.items()]
     run.append(rows, [monitor.measure(len(rows)) | _EXECUTION] * len(rows))
     for row in rows:
         callback(ProgressEvent(spec, "measured", len(stream), len(stream), row))
 
 
-def _make_row(domain: str, agreement: GradientCosine) -> Row:
-    cosines = agreement.cosines()
+def _make_row(domain: str, cosine: GradientCosine) -> Row:
+    cosines = cosine.compute()
     off_diagonal = ~torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
     return {
         "round": 1,
         "domain": domain,
         "right": _mean(cosines.diagonal()),
         "wrong": _mean(cosines[off_diagonal]),
-        "sizes": agreement.sizes.tolist(),
+        "sizes": cosine.sizes.tolist(),
         "cosines": [[None if math.isnan(value) else value for value in row] for row in cosines.tolist()],
     }
 

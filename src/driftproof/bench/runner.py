@@ -12,8 +12,7 @@ from typing import Protocol
 from torch import nn
 
 from driftproof.adapter import Adapter
-from driftproof.adapter.sentence import described, found
-from driftproof.adapter.settings import expect_choices
+from driftproof.adapter.method import check_engine_options
 from driftproof.bench.environment import ResourceMonitor
 from driftproof.bench.methods import build_method
 from driftproof.bench.metrics import MetricCollection
@@ -62,7 +61,7 @@ class RunSettings:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        expect_choices(engine=self.engine, precision=self.precision)
+        check_engine_options(engine=self.engine, precision=self.precision)
 
     @property
     def step(self) -> dict[str, Option]:
@@ -117,7 +116,7 @@ def run_stream(
     progress = stage_progress(spec, callback)
     stream = resources.stream(spec, rounds, progress)  # fails before any preparation if data are missing
     order = {"order": str(stream.order)} if spec.seed else {}  # seed 0 keeps the dataset's own order
-    run.write_spec(spec, described(adapter) | {"output": adapter.output} | order)
+    run.write_spec(spec, adapter.method.describe() | order)
     visits = run.resume(adapter)
     if not adapter.prepared:
         source = resources.source(spec, settings.device)
@@ -128,7 +127,7 @@ def run_stream(
     total = len(stream)
     stream = stream.start_from(visits // len(spec.domains) + 1, visits % len(spec.domains))
     writer, done = _CheckpointWriter(run, adapter, settings.save_every), total - len(stream)
-    oracle, in_source = find_oracle(adapter), found(adapter)
+    oracle, in_source = find_oracle(adapter), adapter.method.prepared_values
     constant = settings.step | ({"found": in_source} if in_source else {})
     for _, batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
         monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
