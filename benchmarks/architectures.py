@@ -217,13 +217,13 @@ def measure_architecture(architecture: Architecture, device: torch.device) -> di
 
 
 def measure_safely(library: str, name: str, device: torch.device) -> dict[str, Any] | None:
-    """Build and run one architecture; None if the library does not have it. A network that cannot be built failed."""
+    """Build and run one architecture; None if the library does not have it."""
     row: dict[str, Any] = {"library": library, "name": name}
     try:
         architecture = LIBRARIES[library][1](name)
         return None if architecture is None else row | measure_architecture(architecture, device)
     except Exception as error:  # one bad model must not end the run
-        failed = asdict(Outcome("failed", f"Not built: {type(error).__name__}: {error}", 0.0))
+        failed = asdict(Outcome("failed", f"Outside the steps: {type(error).__name__}: {error}", 0.0))
         return {**row, "images": "", **dict.fromkeys(ENGINES, failed), "difference": None}
 
 
