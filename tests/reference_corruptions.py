@@ -1,6 +1,6 @@
-"""The corruptions one image at a time, written from their description with numpy, scipy and Pillow.
+"""Reference corruptions for single images, written from their description with numpy, scipy and Pillow.
 
-Images are float arrays (H, W, 3) in [0, 1]; results likewise, before clipping. Constants come as arguments.
+Images are float arrays (H, W, 3) in [0, 1], and so are results, before clipping. Constants are arguments.
 """
 
 import colorsys
@@ -44,27 +44,28 @@ def defocus_blur(x, c, rng):
     return np.stack([scipy.ndimage.correlate(x[..., k], disk, mode="mirror") for k in range(3)], axis=-1)
 
 
-def blurred(x, sigma):
+def gaussian_filter(x, sigma):
     return scipy.ndimage.gaussian_filter(x, (sigma, sigma, 0), mode="nearest", truncate=4.0)
 
 
 def gaussian_blur(x, c, rng):
-    return blurred(x, c)
+    return gaussian_filter(x, c)
 
 
 def glass_blur(x, c, rng):
     sigma, reach, rounds = c
-    x = (np.clip(blurred(x, sigma), 0, 1) * 255).astype(np.uint8)
+    x = (np.clip(gaussian_filter(x, sigma), 0, 1) * 255).astype(np.uint8)
     side = x.shape[0]
     for _ in range(rounds):
+        shifts = rng.integers(-reach, reach, (side + 1, side + 1, 2)).tolist()
         for h in range(side - reach, reach, -1):
             for w in range(side - reach, reach, -1):
-                dx, dy = rng.integers(-reach, reach, 2)
+                dx, dy = shifts[h][w]
                 x[h, w] = x[h + dy, w + dx]
-    return blurred(x / 255, sigma)
+    return gaussian_filter(x / 255, sigma)
 
 
-def streaked(x, radius, sigma, degrees):
+def motion_filter(x, radius, sigma, degrees):
     weights = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
     weights /= weights.sum()
     rows, columns = np.indices(x.shape[:2])
@@ -77,10 +78,10 @@ def streaked(x, radius, sigma, degrees):
 
 
 def motion_blur(x, c, rng):
-    return streaked(x, *c, rng.uniform(-45, 45))
+    return motion_filter(x, *c, rng.uniform(-45, 45))
 
 
-def zoomed(x, factor):
+def zoom_center(x, factor):
     side = x.shape[0]
     part = math.ceil(side / factor)
     start = (side - part) // 2
@@ -91,17 +92,17 @@ def zoomed(x, factor):
 
 
 def zoom_blur(x, c, rng):
-    return (x + sum(zoomed(x, factor) for factor in c)) / (len(c) + 1)
+    return (x + sum(zoom_center(x, factor) for factor in c)) / (len(c) + 1)
 
 
 def snow(x, c, rng):
     mean, sigma, zoom, threshold, radius, blur, mix = c
-    layer = zoomed(rng.normal(mean, sigma, x.shape[:2]), zoom)
+    layer = zoom_center(rng.normal(mean, sigma, x.shape[:2]), zoom)
     layer[layer < threshold] = 0
     layer = (np.clip(layer, 0, 1) * 255).astype(np.uint8).astype(float)
-    layer = np.round(streaked(layer, radius, blur, rng.uniform(-135, -45))) / 255
-    grey = x @ [0.299, 0.587, 0.114]
-    white = mix * x + (1 - mix) * np.maximum(x, (1.5 * grey + 0.5)[..., None])
+    layer = np.round(motion_filter(layer, radius, blur, rng.uniform(-135, -45))) / 255
+    gray = x @ [0.299, 0.587, 0.114]
+    white = mix * x + (1 - mix) * np.maximum(x, (1.5 * gray + 0.5)[..., None])
     return white + layer[..., None] + np.rot90(layer, 2)[..., None]
 
 
@@ -112,32 +113,32 @@ def frost(x, c, rng, photos):
     return c[0] * x + c[1] * photo[top : top + side, left : left + side] / 255
 
 
-def clouds(side, decay, rng):
-    """Diamond–square on a torus, point by point."""
-    cloud = np.zeros((side, side))
+def plasma_fractal(side, decay, rng):
+    """Plasma fractal by diamond–square on a torus, point by point."""
+    cloud = [[0.0] * side for _ in range(side)]
     step, wobble = side, 100.0
 
-    def noise():
-        return wobble * rng.uniform(-wobble, wobble)
+    def set_point(y, x, neighbors):
+        mean = sum(cloud[a % side][b % side] for a, b in neighbors) / 4
+        cloud[y][x] = mean + wobble * rng.uniform(-wobble, wobble)
 
     while step >= 2:
         half = step // 2
         for i in range(0, side, step):
             for j in range(0, side, step):
-                corners = [cloud[(i + a) % side, (j + b) % side] for a in (0, step) for b in (0, step)]
-                cloud[i + half, j + half] = np.mean(corners) + noise()
+                set_point(i + half, j + half, [(i + a, j + b) for a in (0, step) for b in (0, step)])
         for i in range(0, side, step):
             for j in range(0, side, step):
                 for y, x in ((i, j + half), (i + half, j)):
-                    around = [(y - half, x), (y + half, x), (y, x - half), (y, x + half)]
-                    cloud[y, x] = np.mean([cloud[a % side, b % side] for a, b in around]) + noise()
+                    set_point(y, x, [(y - half, x), (y + half, x), (y, x - half), (y, x + half)])
         step, wobble = half, wobble / decay
+    cloud = np.array(cloud)
     cloud -= cloud.min()
     return cloud / cloud.max()
 
 
 def fog(x, c, rng):
-    veil = clouds(32, c[1], rng)[: x.shape[0], : x.shape[1], None]
+    veil = plasma_fractal(32, c[1], rng)[: x.shape[0], : x.shape[1], None]
     return (x + c[0] * veil) * x.max() / (x.max() + c[0])
 
 
@@ -169,16 +170,16 @@ def contrast(x, c, rng):
 def elastic_transform(x, c, rng, reference):
     alpha, sigma, jitter = (value * reference for value in c)
     side = x.shape[0]
-    centre, reach = side // 2, side // 3
+    center, reach = side // 2, side // 3
     start = np.array(
-        [(centre + reach, centre + reach), (centre + reach, centre - reach), (centre - reach, centre - reach)]
+        [(center + reach, center + reach), (center + reach, center - reach), (center - reach, center - reach)]
     )
     end = start + rng.uniform(-jitter, jitter, (3, 2))
-    # The affine map from the moved anchors back to where they were: [x y 1] @ matrix.
+    # The affine map from the moved anchors to the original ones: [x y 1] @ matrix.
     matrix = np.linalg.solve(np.column_stack([end, np.ones(3)]), start)
     rows, columns = np.indices((side, side)).astype(float)
     source_x, source_y = np.moveaxis(np.stack([columns, rows, np.ones_like(rows)], -1) @ matrix, -1, 0)
-    x = np.stack([sampled(x[..., k], source_y, source_x, "mirror") for k in range(3)], -1)
+    x = np.stack([sample_bilinear(x[..., k], source_y, source_x, "mirror") for k in range(3)], -1)
     if alpha == 0:
         return x
 
@@ -187,10 +188,10 @@ def elastic_transform(x, c, rng, reference):
         return alpha * scipy.ndimage.gaussian_filter(noise, sigma, mode="reflect", truncate=3.0)
 
     dx, dy = field(), field()
-    return np.stack([sampled(x[..., k], rows + dy, columns + dx, "reflect") for k in range(3)], -1)
+    return np.stack([sample_bilinear(x[..., k], rows + dy, columns + dx, "reflect") for k in range(3)], -1)
 
 
-def sampled(channel, rows, columns, mode):
+def sample_bilinear(channel, rows, columns, mode):
     return scipy.ndimage.map_coordinates(channel, [rows, columns], order=1, mode=mode)
 
 
@@ -211,7 +212,7 @@ def jpeg_compression(x, c, rng):
 
 
 def water(x, c, rng):
-    """Spatter of the first kind; edges and distances are OpenCV's own, as in the description."""
+    """Spatter with water; edges and distances are those of OpenCV, as in the description."""
     mean, sigma, blur, threshold, strength, _ = c
     layer = scipy.ndimage.gaussian_filter(rng.normal(mean, sigma, x.shape[:2]), blur, mode="nearest")
     layer[layer < threshold] = 0
@@ -225,7 +226,7 @@ def water(x, c, rng):
 
 
 def mud(x, c, rng):
-    """Spatter of the second kind."""
+    """Spatter with mud."""
     mean, sigma, blur, threshold, strength, _ = c
     layer = scipy.ndimage.gaussian_filter(rng.normal(mean, sigma, x.shape[:2]), blur, mode="nearest")
     mask = scipy.ndimage.gaussian_filter((layer > threshold).astype(float), strength, mode="nearest")
@@ -233,6 +234,6 @@ def mud(x, c, rng):
     return x * (1 - mask[..., None]) + mask[..., None] * np.array([63, 42, 20]) / 255
 
 
-def finished(x):
-    """To 8 bits, by truncation."""
+def to_uint8(x):
+    """Convert to 8 bits by truncation."""
     return (np.clip(x, 0, 1) * 255 + 1e-6).astype(np.uint8)

@@ -1,10 +1,10 @@
-"""How strong the corruptions of the published sets are: severities 1 to 5 of each, for images of 32, 64 and 224 pixels.
+"""Constants of the published corrupted sets: severities 1 to 5, for images of 32, 64 and 224 pixels.
 
-Written down apart from the library, which is held against it. A zoom is (last factor, step).
+An independent copy, to check the constants of the library. Zoom blur is given as (last factor, step).
 """
 
 # fmt: off
-STRENGTHS = {
+CONSTANTS_OF_PUBLISHED_SETS = {
     32: {
         "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.1),
         "shot_noise": (500, 250, 100, 75, 50),

@@ -1,4 +1,4 @@
-"""The command line: quick to answer, frank about mistakes, and the same as the library."""
+"""The command line: start-up time, exit codes, `check` and `adapt`."""
 
 import csv
 import errno
@@ -38,12 +38,12 @@ def build():
     body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(32, 4))
 
-class Spoilt(nn.Sequential):
+class NaNForBright(nn.Sequential):
     def forward(self, x):
         return super().forward(x) * torch.where(x.mean(dim=(1, 2, 3)) > 0.5, torch.nan, 1.0)[:, None]
 
-def spoilt():
-    return Spoilt(*build())
+def nan_for_bright():
+    return NaNForBright(*build())
 
 def per_pixel():
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
@@ -77,15 +77,15 @@ def run(*arguments):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The caller's own module, in the current folder and nowhere else; returns its name."""
+    """Name of a user module in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    name = f"their_project_{next(NAMES)}"
+    name = f"user_project_{next(NAMES)}"
     Path(f"{name}.py").write_text(PROJECT)
     return name
 
 
-def pictures(folder, count, *, first=0, side=12):
+def save_images(folder, count, *, first=0, side=12):
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(first)
     for index in range(first, first + count):
@@ -101,25 +101,25 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-# Quick to answer
+# Start-up
 
-QUICK = """
+STARTUP_SCRIPT = """
 import contextlib, io, os, sys, time
 sys.argv = ["driftproof"]
 from driftproof.cli import app, main
 
-def said(*words):
+def output_of(*words):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main(list(words))
     return out.getvalue()
 
-assert "Exit status" in said("--help")
+assert "Exit codes" in output_of("--help")
 print(time.process_time())
-assert said("--version").startswith("driftproof ")
+assert output_of("--version").startswith("driftproof ")
 
 def visit(command, words):
-    assert "Usage" in said(*words, "--help"), words
+    assert "Usage" in output_of(*words, "--help"), words
     for name, inner in getattr(command, "commands", {}).items():
         visit(inner, [*words, name])
 
@@ -129,33 +129,33 @@ os.environ["_DRIFTPROOF_COMPLETE"] = "complete_bash"
 for line, expected in (("ad", "adapt"), ("check --model wrn40", "wrn40_2"), ("adapt --method eat", "eata+crowd")):
     words = ["driftproof", *line.split()]
     os.environ |= {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-    assert expected in said().split(), line
+    assert expected in output_of().split(), line
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def quick():
-    ended = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, check=False)
+def measure_startup():
+    ended = subprocess.run([sys.executable, "-c", STARTUP_SCRIPT], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     seconds, loaded = ended.stdout.splitlines()
     return float(seconds), set(loaded.split())
 
 
-def test_help_version_and_completion_answer_without_loading_what_does_the_work():
-    seconds, loaded = quick()
+def test_help_version_and_completion_import_no_heavy_module():
+    seconds, loaded = measure_startup()
     assert loaded & HEAVY == set()
-    assert seconds < 0.5 or quick()[0] < 0.5, "once may be chance"
+    assert seconds < 0.5 or measure_startup()[0] < 0.5, "measured twice, since one slow run may be noise"
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_a_terminal_that_lacks_letters_is_shown_the_others(encoding):
+def test_terminal_without_unicode_gets_replacement_characters(encoding):
     results = Path(__file__).parents[1] / "results" / "choices"
     command = [sys.executable, "-c", "from driftproof.cli import main; main()", "bench", "compare", str(results)]
     ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": encoding})
     assert "swr, ? = 250" in ended.stdout.decode(encoding)
 
 
-def test_the_names_that_are_offered_are_those_there_are():
+def test_completion_names_match_the_library():
     assert set(completion.NETWORKS) == set(models.MODELS)
     assert set(completion.DATA_SETS) == set(data.DATASETS)
     assert set(completion.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
@@ -167,7 +167,7 @@ def test_the_names_that_are_offered_are_those_there_are():
     assert all(callable(getattr(data, reader)) for reader in SETS.values())
 
 
-# How commands end
+# Exit codes
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_names_that_are_offered_are_those_there_are():
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, None),
     ],
 )  # fmt: skip
-def test_what_stops_a_command_is_said_in_one_line(error, status, line, capsys, monkeypatch):
+def test_errors_become_one_line_and_an_exit_code(error, status, line, capsys, monkeypatch):
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, getattr(sys, stream))
     app = typer.Typer(cls=CommandGroup)
@@ -197,22 +197,22 @@ def test_what_stops_a_command_is_said_in_one_line(error, status, line, capsys, m
     assert (ended.value.code, capsys.readouterr().err) == (status, f"{line}\n" if line else "")
 
 
-def test_unknown_words_are_the_callers_mistake(capsys):
+def test_unknown_commands_and_options_are_usage_errors(capsys):
     assert run("adpt") == 2
     assert run("check", "--modle", "x") == 2
     assert run("train", "wrn40", "--data", ".", "--out", "w") == 2
     assert "Did you mean wrn40_2" in capsys.readouterr().err
     assert run("corrupt", "here", "there", "--device", "abacus") == 2
-    assert "one that this machine has, but got 'abacus'" in capsys.readouterr().err
+    assert "to be available on this machine, but got 'abacus'" in capsys.readouterr().err
 
 
 # check
 
 
-def test_check_says_what_the_library_says(project, capsys):
+def test_check_command_reports_problems_of_the_library(project, capsys):
     assert run("check", "--model", f"{project}:build", "--json") == 0
-    said = capsys.readouterr()
-    assert (json.loads(said.out), said.err) == ([], "noise\n")
+    output = capsys.readouterr()
+    assert (json.loads(output.out), output.err) == ([], "noise\n")
     assert run("check", "--model", f"{project}:build") == 0
     assert "No problems" in capsys.readouterr().out
     assert run("check", "--model", f"{project}:plain", "--json") == 0
@@ -224,7 +224,7 @@ def test_check_says_what_the_library_says(project, capsys):
     assert run("check", "--model", f"{project}:Home.built") == 0
 
 
-def test_check_finds_models_by_name_and_by_their_weights(project, tmp_path, capsys):
+def test_check_loads_builtin_models_and_checkpoints(project, tmp_path, capsys):
     assert run("check", "--model", "wrn10_1", "--classes", 7) == 0
     weights = tmp_path / "weights.safetensors"
     models.save_checkpoint(weights, models.build_model("wrn10_1", classes=7), {"arch": "wrn10_1"})
@@ -246,17 +246,17 @@ def test_check_finds_models_by_name_and_by_their_weights(project, tmp_path, caps
         ("{}:", "`package.module:name`"),
         ("{}:fails", "KeyError: 'a [dict] key' ({}.py:22)"),
         ("{}:needs", "missing 1 required positional argument: 'argument'."),
-        ("{}:number", "it is a int"),
+        ("{}:number", "got a int"),
         ("{}:numbered", "returned a int"),
-        ("{}.inner:build", "there is no {}.inner."),
-        ("no_such_module:build", "there is no no_such_module."),
+        ("{}.inner:build", "{}.inner does not exist."),
+        ("no_such_module:build", "no_such_module does not exist."),
         ("wrn40", "Did you mean wrn40_2"),
         ("broken:build", "raised SyntaxError"),
         ("lacking:build", "No module named 'no_such_module' (lacking.py:1)"),
         ("ending:build", "raised SystemExit: 3"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_named(model, reason, project, tmp_path, capsys):
+def test_check_explains_models_that_cannot_be_loaded(model, reason, project, tmp_path, capsys):
     Path("broken.py").write_text("def build(:")
     Path("lacking.py").write_text("import no_such_module")
     Path("ending.py").write_text("raise SystemExit(3)")
@@ -265,7 +265,7 @@ def test_a_model_that_cannot_be_had_is_named(model, reason, project, tmp_path, c
     assert reason.format(project, project) in line
 
 
-def test_check_needs_one_model_and_no_more(project, capsys):
+def test_check_rejects_missing_or_conflicting_model_options(project, capsys):
     assert run("check") == 2
     assert "`--model` or `--weights`" in capsys.readouterr().err
     assert run("check", "--model", f"{project}:build", "--classes", 3) == 2
@@ -278,8 +278,8 @@ def test_check_needs_one_model_and_no_more(project, capsys):
 # adapt
 
 
-def by_hand(project, paths, batch_size, **options):
-    """The same predictions, from the loop of the documentation."""
+def run_documented_loop(project, paths, batch_size, **options):
+    """The predictions of the loop in the documentation."""
     adapter = dp.tent(sys.modules[project].build(), select=dp.ConfidenceDifference(), **options)
     rows = []
     for start in range(0, len(paths), batch_size):
@@ -296,24 +296,24 @@ def read_row(row):
     return row["path"], int(row["predicted"]), *numbers, row["selected"] == "true"
 
 
-def test_adapt_is_the_loop_of_the_documentation(project, tmp_path, capsys):
-    folder, alone = pictures(tmp_path / "b", 10), pictures(tmp_path / "a", 1, first=90) / "090.png"
-    out = tmp_path / "new" / "seen.csv"
+def test_adapt_equals_the_documented_loop(project, tmp_path, capsys):
+    folder, single_file = save_images(tmp_path / "b", 10), save_images(tmp_path / "a", 1, first=90) / "090.png"
+    out = tmp_path / "new" / "predictions.csv"
     options = ("--model", f"{project}:build", "--batch-size", 4, "--option", "lr=0.2", "--alarm", 0.001)
-    assert run("adapt", folder, alone, *options, "--out", out) == 0
-    said = capsys.readouterr()
-    assert said.out == ""
+    assert run("adapt", folder, single_file, *options, "--out", out) == 0
+    output = capsys.readouterr()
+    assert output.out == ""
     rows = table(out)
-    expected = by_hand(project, [*sorted(folder.iterdir()), alone], 4, lr=0.2)
+    expected = run_documented_loop(project, [*sorted(folder.iterdir()), single_file], 4, lr=0.2)
     assert [read_row(row) for row in rows] == expected
     assert [row["alarm"] == "true" for row in rows] == [novelty > 0.001 for _, _, _, novelty, _ in expected]
     assert "true" in {row["alarm"] for row in rows}
-    assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in said.err
-    assert [path.name for path in out.parent.iterdir()] == ["seen.csv"]
+    assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in output.err
+    assert [path.name for path in out.parent.iterdir()] == ["predictions.csv"]
 
 
-def test_a_daily_job_goes_on_where_it_stopped(project, tmp_path):
-    first, second = pictures(tmp_path / "monday", 6), pictures(tmp_path / "tuesday", 6, first=6)
+def test_adapt_resumes_from_saved_state(project, tmp_path):
+    first, second = save_images(tmp_path / "monday", 6), save_images(tmp_path / "tuesday", 6, first=6)
     options = ("--model", f"{project}:build", "--batch-size", 3, "--option", "lr=0.2")
     assert run("adapt", first, second, *options, "--out", "both.csv") == 0
     state = tmp_path / "states" / "now.safetensors"
@@ -322,40 +322,42 @@ def test_a_daily_job_goes_on_where_it_stopped(project, tmp_path):
     assert table(Path("monday.csv")) + table(Path("tuesday.csv")) == table(Path("both.csv"))
 
 
-def test_a_state_does_not_take_the_place_of_predictions(project, tmp_path, capsys):
-    folder = pictures(tmp_path / "images", 3)
-    options = ("--model", f"{project}:build", "--out", "seen.csv", "--state", Path("seen.csv").resolve())
+def test_adapt_rejects_equal_state_and_output_files(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 3)
+    options = ("--model", f"{project}:build", "--out", "predictions.csv", "--state", Path("predictions.csv").resolve())
     assert run("adapt", folder, *options) == 2
-    assert "two files" in capsys.readouterr().err
-    assert not Path("seen.csv").exists()
+    assert "different files" in capsys.readouterr().err
+    assert not Path("predictions.csv").exists()
 
 
 @pytest.mark.parametrize("margin", ["abc", "nan", "[0]"])
-def test_a_margin_is_a_number(project, tmp_path, capsys, margin):
-    folder = pictures(tmp_path / "images", 3)
+def test_adapt_rejects_margin_that_is_not_a_number(project, tmp_path, capsys, margin):
+    folder = save_images(tmp_path / "images", 3)
     options = ("--model", f"{project}:build", "--method", "tent+crowd", "--option", f"margin={margin}")
-    assert run("adapt", folder, *options, "--out", "seen.csv") == 2
+    assert run("adapt", folder, *options, "--out", "predictions.csv") == 2
     assert "`margin` to be a number" in capsys.readouterr().err
 
 
-def test_images_that_cannot_be_read_are_named_and_left_out(project, tmp_path, capsys):
-    folder = pictures(tmp_path / "images", 5)
-    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "seen.jsonl", "--method", "source")
+def test_adapt_skips_and_reports_unreadable_images(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 5)
+    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "predictions.jsonl", "--method", "source")
     assert run("adapt", folder, *options) == 0
-    whole = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
+    readable_rows = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     for name in ("001b.png", "004a.png", "004b.png"):
         (folder / name).write_text("no image")
     capsys.readouterr()
     assert run("adapt", folder, *options) == 1
-    said = capsys.readouterr().err
-    assert all(f"{name} to be an image" in said for name in ("001b.png", "004a.png", "004b.png"))
-    assert "5 predictions" in said
-    assert "3 unreadable" in said
-    rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
-    assert [(row["path"], row["predicted"]) for row in rows] == [(row["path"], row["predicted"]) for row in whole]
+    output = capsys.readouterr().err
+    assert all(f"{name} to be an image" in output for name in ("001b.png", "004a.png", "004b.png"))
+    assert "5 predictions" in output
+    assert "3 unreadable" in output
+    rows = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
+    assert [(row["path"], row["predicted"]) for row in rows] == [
+        (row["path"], row["predicted"]) for row in readable_rows
+    ]
 
 
-def test_all_kinds_of_table_hold_the_same(tmp_path):
+def test_all_table_formats_hold_the_same_rows(tmp_path):
     import pyarrow.parquet
 
     rows = [PredictionRow(f'{n}, "é".png', n, n / 7, -n / 3, n % 2 == 0, n > 4) for n in range(9)]
@@ -373,15 +375,15 @@ def test_all_kinds_of_table_hold_the_same(tmp_path):
     assert table(tmp_path / "t.csv") == plain
 
 
-def test_a_failure_leaves_what_was_there(project, tmp_path, capsys):
-    folder = pictures(tmp_path / "images", 3)
-    pictures(tmp_path / "images", 1, first=50, side=20)
-    out, state = tmp_path / "seen.csv", tmp_path / "state"
+def test_failed_adapt_leaves_existing_files_unchanged(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 3)
+    save_images(tmp_path / "images", 1, first=50, side=20)
+    out, state = tmp_path / "predictions.csv", tmp_path / "state"
     out.write_text("old")
     before = sorted(tmp_path.iterdir())
     options = ("--model", f"{project}:build", "--out", out, "--state", state)
     assert run("adapt", folder, *options, "--batch-size", 2) == 2
-    assert "of one size" in capsys.readouterr().err
+    assert "to have one size" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
     assert run("adapt", folder, *options, "--batch-size", 2, "--size", 12) == 0
@@ -390,29 +392,29 @@ def test_a_failure_leaves_what_was_there(project, tmp_path, capsys):
     assert "saved state" in capsys.readouterr().err
 
 
-def test_methods_that_need_source_images_get_them(project, tmp_path, capsys):
-    folder = pictures(tmp_path / "images", 6)
+def test_adapt_prepares_methods_on_source_images(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 6)
     for name in "abcd":
-        pictures(tmp_path / "source" / name, 3, first=ord(name))
-    options = ("--model", f"{project}:build", "--method", "eata+crowd", "--out", "seen.csv", "--batch-size", 3)
+        save_images(tmp_path / "source" / name, 3, first=ord(name))
+    options = ("--model", f"{project}:build", "--method", "eata+crowd", "--out", "predictions.csv", "--batch-size", 3)
     assert run("adapt", folder, *options) == 2
     assert "`--source`" in capsys.readouterr().err
     assert run("adapt", folder, *options, "--source", "source", "--state", "state") == 0
-    assert run("adapt", folder, *options, "--state", "state") == 0, "the state knows"
+    assert run("adapt", folder, *options, "--state", "state") == 0, "the state includes the preparation"
     assert run("adapt", folder, *options, "--source", folder) == 2
     assert "one sub-folder per class" in capsys.readouterr().err
-    pictures(tmp_path / "source" / "e", 1)
+    save_images(tmp_path / "source" / "e", 1)
     assert run("adapt", folder, *options, "--source", "source") == 2
     assert "each of the model's 4 classes, but got 5" in capsys.readouterr().err
 
 
-def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
-    folder = pictures(tmp_path / "images", 12)
+def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 12)
     bright = [np.asarray(Image.open(path)).mean() > 127.5 for path in sorted(folder.iterdir())]
     assert 0 < sum(bright) < 12
-    options = ("--model", f"{project}:spoilt", "--out", "seen.csv", "--batch-size", 12)
+    options = ("--model", f"{project}:nan_for_bright", "--out", "predictions.csv", "--batch-size", 12)
     assert run("adapt", folder, *options) == 0
-    rows = table(Path("seen.csv"))
+    rows = table(Path("predictions.csv"))
     assert [row["predicted"] == row["probability"] == row["novelty"] == "" for row in rows] == bright
     assert "1 batches without a step (NaN or Inf in the model's logits)" in capsys.readouterr().err
 
@@ -420,41 +422,41 @@ def test_what_is_not_finite_is_left_blank_and_said(project, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"--out": "seen.txt"}, "Choose from .csv, .jsonl, .parquet"),
+        ({"--out": "predictions.txt"}, "Choose from .csv, .jsonl, .parquet"),
         ({"--method": "tnet"}, "Did you mean tent"),
         ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
         ({"--option": "lr"}, "`name=value`"),
-        ({"--model": "{}:per_pixel"}, "For segmentation there is `driftproof analyze scenes`."),
+        ({"--model": "{}:per_pixel"}, "For segmentation use `driftproof analyze scenes`."),
         ({"--model": "{}:plain", "--method": "source"}, "The model failed on images of shape"),
-        ({"--device": "cuda:99"}, "one that this machine has"),
+        ({"--device": "cuda:99"}, "to be available on this machine"),
     ],
 )
-def test_adapt_names_the_callers_mistake(changes, reason, project, tmp_path, capsys):
-    options = {"--model": f"{project}:build", "--out": "seen.csv"} | changes
+def test_adapt_explains_bad_options(changes, reason, project, tmp_path, capsys):
+    options = {"--model": f"{project}:build", "--out": "predictions.csv"} | changes
     words = [word.format(project) for pair in options.items() for word in pair]
-    assert run("adapt", pictures(tmp_path / "images", 2), *words) == 2
+    assert run("adapt", save_images(tmp_path / "images", 2), *words) == 2
     assert reason in capsys.readouterr().err
     assert not Path(options["--out"]).exists()
 
 
-def test_images_that_are_not_there_are_named(project, tmp_path, capsys):
-    options = ("--model", f"{project}:build", "--out", "seen.csv")
+def test_adapt_names_missing_images(project, tmp_path, capsys):
+    options = ("--model", f"{project}:build", "--out", "predictions.csv")
     assert run("adapt", "nowhere", *options) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "to be an image or a folder of images, but it does not exist" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert run("adapt", "empty", *options) == 2
     assert "Expected images in empty" in capsys.readouterr().err
 
 
-def test_without_pyarrow_parquet_is_refused_at_once(project, tmp_path, monkeypatch, capsys):
+def test_parquet_without_pyarrow_fails_before_the_model_is_built(project, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    options = ("--model", f"{project}:interrupted", "--out", "seen.parquet")
-    assert run("adapt", pictures(tmp_path / "images", 2), *options) == 2
+    options = ("--model", f"{project}:interrupted", "--out", "predictions.parquet")
+    assert run("adapt", save_images(tmp_path / "images", 2), *options) == 2
     assert "pip install 'driftproof[report]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("network", ["wrn10_1", "deeplabv3plus_small"])
-def test_training_says_at_once_that_its_weights_cannot_be_written(tmp_path, capsys, network):
+def test_train_fails_at_once_if_weights_cannot_be_written(tmp_path, capsys, network):
     (tmp_path / "weights").mkdir()
     assert run("train", network, "--data", tmp_path / "nowhere", "--out", tmp_path / "weights") != 0
     assert "Is a directory" in " ".join(capsys.readouterr().err.split())

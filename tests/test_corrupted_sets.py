@@ -1,4 +1,4 @@
-"""Corrupted versions of whole sets: on demand, kept, written as files, and through the command line."""
+"""Corrupted sets on demand, cached and written as files; the commands `corrupt`, `train` and `data`."""
 
 import importlib.util
 import json
@@ -32,15 +32,15 @@ from driftproof.data import (
 )
 from driftproof.files import atomic_write
 from driftproof.models import build_from_checkpoint
-from test_corruptions import FROST, pictures
+from test_corruptions import FROST, make_images
 
 
 @pytest.fixture
 def clean():
-    return ArraySet(pictures(25), torch.arange(25) % 5, classes=tuple("abcde"), name="set")
+    return ArraySet(make_images(25), torch.arange(25) % 5, classes=tuple("abcde"), name="set")
 
 
-def test_a_corrupted_set_is_its_images_corrupted(clean):
+def test_corrupted_set_applies_the_corruption(clean):
     images = Corrupted(clean, "fog", 4)
     assert images.name == "set-c/fog/4"
     assert images.classes == clean.classes
@@ -51,10 +51,11 @@ def test_a_corrupted_set_is_its_images_corrupted(clean):
     assert torch.equal(resaved.batch([7]), jpeg(whole[7:8], 85))
 
 
-def test_photos_of_frost_that_are_nowhere_are_missed_before_a_set_is_streamed(clean, tmp_path, monkeypatch):
+def test_missing_frost_photos_raise_before_streaming(clean, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert torch.equal(
-        cache_to_disk(Corrupted(clean, "fog", 4), tmp_path, make=False).batch([3]), Corrupted(clean, "fog", 4).batch([3])
+        cache_to_disk(Corrupted(clean, "fog", 4), tmp_path, make=False).batch([3]),
+        Corrupted(clean, "fog", 4).batch([3]),
     )
     with pytest.raises(dp.errors.InputError, match="Frost needs photos"):
         cache_to_disk(Corrupted(clean, "frost", 4), tmp_path, make=False)
@@ -62,11 +63,11 @@ def test_photos_of_frost_that_are_nowhere_are_missed_before_a_set_is_streamed(cl
     assert cache_to_disk(given, tmp_path, make=False) is given
 
 
-def test_a_kept_set_is_the_same_and_is_made_once(clean, tmp_path, monkeypatch):
+def test_cached_set_is_generated_once(clean, tmp_path, monkeypatch):
     images = Corrupted(clean, "gaussian_noise", 5)
-    told = []
-    first = cache_to_disk(images, tmp_path, progress=lambda name, done: told.append((name, done)))
-    assert told[-1] == (images.name, 25)
+    events = []
+    first = cache_to_disk(images, tmp_path, progress=lambda name, done: events.append((name, done)))
+    assert events[-1] == (images.name, 25)
     assert torch.equal(first.batch(range(25)), images.batch(range(25)))
     monkeypatch.setattr(Corrupted, "batch", None)
     again = cache_to_disk(images, tmp_path)
@@ -74,11 +75,11 @@ def test_a_kept_set_is_the_same_and_is_made_once(clean, tmp_path, monkeypatch):
     assert torch.equal(again.labels, clean.labels)
 
 
-def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path, monkeypatch):
+def test_interrupted_generation_resumes_with_equal_bytes(clean, tmp_path, monkeypatch):
     monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 10)
     images = Corrupted(clean, "shot_noise", 3)
     cache_to_disk(images, tmp_path / "whole")
-    asked = []
+    batch_sizes = []
 
     class PowerCutError(Exception):
         pass
@@ -89,17 +90,19 @@ def test_an_interrupted_set_goes_on_and_ends_with_the_same_bytes(clean, tmp_path
 
     with pytest.raises(PowerCutError):
         cache_to_disk(images, tmp_path / "cut", progress=cut)
-    assert not (tmp_path / "cut" / "shot_noise" / "3.npy").exists(), "half a set is no set"
+    assert not (tmp_path / "cut" / "shot_noise" / "3.npy").exists(), "an unfinished set has another name"
     original = Corrupted.batch
-    monkeypatch.setattr(Corrupted, "batch", lambda self, places: asked.append(len(places)) or original(self, places))
+    monkeypatch.setattr(
+        Corrupted, "batch", lambda self, places: batch_sizes.append(len(places)) or original(self, places)
+    )
     cache_to_disk(images, tmp_path / "cut")
-    assert asked == [5], "only what was missing"
+    assert batch_sizes == [5], "only the missing images"
     whole, cut_short = ((tmp_path / name / "shot_noise" / "3.npy").read_bytes() for name in ("whole", "cut"))
     assert whole == cut_short
     assert sorted(path.name for path in (tmp_path / "cut" / "shot_noise").iterdir()) == ["3.json", "3.npy"]
 
 
-def test_unfinished_work_of_another_protocol_is_not_taken_up(clean, tmp_path, monkeypatch):
+def test_partial_set_of_another_protocol_is_discarded(clean, tmp_path, monkeypatch):
     monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 10)
 
     def cut(_, done):
@@ -111,7 +114,7 @@ def test_unfinished_work_of_another_protocol_is_not_taken_up(clean, tmp_path, mo
     assert torch.equal(cache_to_disk(images, tmp_path).batch(range(25)), images.batch(range(25)))
 
 
-def test_a_kept_set_of_another_protocol_is_refused(clean, tmp_path):
+def test_cached_set_of_another_protocol_raises(clean, tmp_path):
     cache_to_disk(Corrupted(clean, "fog", 5), tmp_path)
     with pytest.raises(dp.errors.InputError, match="constants was None and is 64 here"):
         cache_to_disk(Corrupted(clean, "fog", 5, constants=64), tmp_path)
@@ -122,36 +125,36 @@ def test_a_kept_set_of_another_protocol_is_refused(clean, tmp_path):
         cache_to_disk(Corrupted(clean, "fog", 5), tmp_path)
 
 
-def test_a_damaged_kept_set_is_refused(clean, tmp_path):
+def test_damaged_cached_set_raises(clean, tmp_path):
     images = Corrupted(clean, "contrast", 5)
     cache_to_disk(images, tmp_path)
     path = tmp_path / "contrast" / "5.npy"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(dp.errors.InputError, match=r"whole \.npy file"):
+    with pytest.raises(dp.errors.InputError, match=r"complete \.npy file"):
         cache_to_disk(images, tmp_path)
 
 
-def test_a_set_that_several_ask_for_at_once_is_made_once(clean, tmp_path, monkeypatch):
-    images, made = Corrupted(clean, "contrast", 5), []
+def test_concurrent_requests_generate_a_set_once(clean, tmp_path, monkeypatch):
+    images, generated = Corrupted(clean, "contrast", 5), []
     expected, compute = images.batch(range(len(clean))), Corrupted.batch
 
-    def slowly(self, places):
-        made.extend(places.tolist())
+    def compute_slowly(self, places):
+        generated.extend(places.tolist())
         time.sleep(0.02)
         return compute(self, places)
 
-    monkeypatch.setattr(Corrupted, "batch", slowly)
+    monkeypatch.setattr(Corrupted, "batch", compute_slowly)
     monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 2)
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: cache_to_disk(images, tmp_path).batch(range(len(clean))), range(3)))
     assert all(torch.equal(pixels, expected) for pixels in found)
-    assert made == list(range(len(clean)))
+    assert generated == list(range(len(clean)))
 
 
 @pytest.fixture
 def photos(tmp_path):
     root = tmp_path / "photos"
-    for index, pixels in enumerate(pictures(6, 40)):
+    for index, pixels in enumerate(make_images(6, 40)):
         path = root / ("cat" if index < 3 else "dog") / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
@@ -172,13 +175,13 @@ def test_files_are_written_once_in_the_same_folders(photos, tmp_path):
     assert torch.equal(read.batch(range(6)), expected)
 
 
-def test_a_single_class_keeps_its_folder(photos, tmp_path):
+def test_single_class_keeps_its_folder(photos, tmp_path):
     shutil.rmtree(photos / "dog")
     write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
     assert folder(tmp_path / "out" / "contrast" / "3").classes == ("cat",)
 
 
-def test_what_is_made_of_a_folder_does_not_become_part_of_it(photos, tmp_path, monkeypatch):
+def test_destination_inside_the_source_raises(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for inside in (photos, photos / "cat" / "made", Path("photos", "made")):
         with pytest.raises(dp.errors.InputError, match="destination outside"):
@@ -186,14 +189,14 @@ def test_what_is_made_of_a_folder_does_not_become_part_of_it(photos, tmp_path, m
     assert write_files(Corrupted(folder(photos), "contrast", 1), tmp_path / "photos-c") == 6
 
 
-def test_files_of_different_sizes_keep_them(photos, tmp_path):
+def test_files_keep_their_sizes(photos, tmp_path):
     Image.new("RGB", (50, 36), (10, 200, 30)).save(photos / "cat" / "wide.png")
     write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
     with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.JPEG") as wide:
         assert wide.size == (50, 36)
 
 
-def test_files_made_differently_are_not_mixed(photos, tmp_path):
+def test_files_of_another_protocol_raise(photos, tmp_path):
     write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out")
     for size, frost in (((16, 16), FROST), ((32, 32), FrostPhotos(FROST.photos, "folder"))):
         with pytest.raises(dp.errors.InputError, match=r"made differently: (size was|frost was procedural)"):
@@ -202,7 +205,7 @@ def test_files_made_differently_are_not_mixed(photos, tmp_path):
     assert write_files(Corrupted(folder(photos, size=(32, 32)), "frost", 2, frost_photos=FROST), tmp_path / "out") == 1
 
 
-def test_files_need_files_with_names_of_their_own(clean, photos, tmp_path):
+def test_write_files_needs_files_with_unique_names(clean, photos, tmp_path):
     with pytest.raises(dp.errors.InputError, match="array"):
         write_files(Corrupted(clean, "fog", 1), tmp_path)
     Image.new("RGB", (40, 40)).save(photos / "cat" / "0.bmp")
@@ -210,46 +213,46 @@ def test_files_need_files_with_names_of_their_own(clean, photos, tmp_path):
         write_files(Corrupted(folder(photos), "fog", 1), tmp_path)
 
 
-def array_folder_at(path, images):
+def write_array_folder(path, images):
     path.mkdir()
     np.save(path / "images.npy", images.permute(0, 2, 3, 1).numpy())
     np.save(path / "labels.npy", np.arange(len(images)) % 3)
     return path
 
 
-def test_sets_are_recognized_by_their_files(photos, tmp_path):
+def test_open_dataset_detects_the_layout(photos, tmp_path):
     assert isinstance(open_dataset(photos), FileSet)
-    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+    arrays = write_array_folder(tmp_path / "arrays", make_images(4))
     assert isinstance(open_dataset(arrays), ArraySet)
     (arrays / "cifar-10-batches-py").mkdir()
     with pytest.raises(dp.errors.InputError, match=r"cifar-10-batches-py and images\.npy"):
         open_dataset(arrays)
 
 
-def test_svhn_c_is_made_once_beside_svhn(tmp_path, monkeypatch):
-    images = pictures(12)
+def test_svhn_c_is_generated_once(tmp_path, monkeypatch):
+    images = make_images(12)
     scipy.io.savemat(
         tmp_path / "test_32x32.mat",
         {"X": images.permute(2, 3, 1, 0).numpy(), "y": np.arange(1, 13).reshape(-1, 1) % 10 + 1},
     )
-    made = svhn_c(tmp_path, "contrast", 5)
-    assert made.name == "svhn-c/contrast/5"
-    assert torch.equal(made.batch(range(12)), corrupt(images, "contrast", 5, dataset="svhn"))
+    generated = svhn_c(tmp_path, "contrast", 5)
+    assert generated.name == "svhn-c/contrast/5"
+    assert torch.equal(generated.batch(range(12)), corrupt(images, "contrast", 5, dataset="svhn"))
     assert (tmp_path / "SVHN-C" / "contrast" / "5.npy").exists()
     monkeypatch.setattr(Corrupted, "batch", None)
     assert len(svhn_c(tmp_path, "contrast", 5)) == 12
 
 
-def test_imagenet_o_c_is_scaled_corrupted_and_saved_as_jpeg(tmp_path):
-    for index, pixels in enumerate(pictures(4, 80)):
+def test_imagenet_o_c_is_resized_corrupted_and_saved_as_jpeg(tmp_path):
+    for index, pixels in enumerate(make_images(4, 80)):
         path = tmp_path / "imagenet-o" / f"n0{index}" / "image.JPEG"
         path.parent.mkdir(parents=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path, quality=95)
-    made = imagenet_o_c(tmp_path, "brightness", 3)
-    assert (made.labels == -1).all()
+    generated = imagenet_o_c(tmp_path, "brightness", 3)
+    assert (generated.labels == -1).all()
     small = imagenet_o(tmp_path, size=(64, 64)).batch(range(4))
     expected = jpeg(corrupt(small, "brightness", 3, dataset="imagenet-o", constants=64), 85)
-    assert torch.equal(made.batch(range(4)), expected)
+    assert torch.equal(generated.batch(range(4)), expected)
     assert imagenet_o_c(tmp_path, "brightness", 3, side=224).batch([0]).shape == (1, 3, 224, 224)
     with pytest.raises(dp.errors.ConfigurationError, match="64 or 224"):
         imagenet_o_c(tmp_path, "brightness", 3, side=128)
@@ -261,12 +264,12 @@ def run(*arguments):
     return ended.value.code
 
 
-def test_the_corrupt_command(photos, tmp_path, capsys):
-    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+def test_corrupt_command(photos, tmp_path, capsys):
+    arrays = write_array_folder(tmp_path / "arrays", make_images(4))
     out = tmp_path / "arrays-c"
     options = ("--corruption", "fog", "--corruption", "frost", "--severity", 1, "--severity", 5, "--procedural-frost")
     assert run("corrupt", arrays, out, *options) == 0
-    expected = corrupt(pictures(4), "fog", 5, dataset="arrays")
+    expected = corrupt(make_images(4), "fog", 5, dataset="arrays")
     assert torch.equal(torch.from_numpy(np.load(out / "fog" / "5.npy")).permute(0, 3, 1, 2), expected)
     assert np.load(out / "labels.npy").tolist() == [0, 1, 2, 0]
     assert run("corrupt", photos, tmp_path / "photos-c", "--corruption", "contrast", "--size", 32) == 0
@@ -277,9 +280,9 @@ def test_the_corrupt_command(photos, tmp_path, capsys):
     assert run("corrupt", tmp_path / "nowhere", out) == 2
 
 
-def test_the_layout_of_the_published_cifar_sets(tmp_path):
-    images = pictures(20)
-    arrays = array_folder_at(tmp_path / "arrays", images)
+def test_corrupt_command_stacks_severities_as_in_cifar_c(tmp_path):
+    images = make_images(20)
+    arrays = write_array_folder(tmp_path / "arrays", images)
     out = tmp_path / "CIFAR-10-C"
     assert run("corrupt", arrays, out, "--corruption", "contrast", "--stack") == 0
     whole = np.load(out / "contrast.npy")
@@ -289,10 +292,10 @@ def test_the_layout_of_the_published_cifar_sets(tmp_path):
     assert np.load(out / "labels.npy").tolist() == [index % 3 for index in range(20)] * 5
 
 
-def cifar_at(root):
-    """Three tiny classes in CIFAR-10's own files."""
+def write_cifar(root):
+    """Write a tiny CIFAR-10 in its official format."""
     data = {}
-    for name, count in (("data_batch_1", 60), ("test_batch", 30)):
+    for name, count in (("data_batch_1", 20), ("test_batch", 10)):
         labels = torch.arange(count) % 10
         images = torch.randint(0, 60, (count, 3, 32, 32), dtype=torch.uint8)
         images[torch.arange(count), labels % 3] += 120
@@ -305,15 +308,15 @@ def cifar_at(root):
     (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
 
 
-def test_the_train_command_trains_resumes_and_saves(tmp_path, capsys):
-    cifar_at(tmp_path)
+def test_train_command_trains_resumes_and_saves(tmp_path, capsys):
+    write_cifar(tmp_path)
     out = tmp_path / "weights.safetensors"
     options = ("train", "wrn10_1", "--data", tmp_path, "--out", out, "--epochs", 1)
     assert run(*options) == 0
     assert "epoch 1 of 1: loss" in capsys.readouterr().err
     model = build_from_checkpoint(out)
     assert model.fc.out_features == 10
-    assert run(*options) == 0, "everything is done already"
+    assert run(*options) == 0, "training is complete already"
     assert "epoch" not in capsys.readouterr().err
     again = build_from_checkpoint(out).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
@@ -324,27 +327,27 @@ def test_the_train_command_trains_resumes_and_saves(tmp_path, capsys):
     assert run("train", "wrn10_1", "--data", tmp_path, "--out", out, "--set", "mnist") == 2
 
 
-def test_all_fifteen_unless_said_otherwise(tmp_path):
-    arrays = array_folder_at(tmp_path / "arrays", pictures(4))
+def test_corrupt_command_defaults_to_all_fifteen(tmp_path):
+    arrays = write_array_folder(tmp_path / "arrays", make_images(4))
     assert run("corrupt", arrays, tmp_path / "out") == 0
     assert sorted(path.parent.name for path in (tmp_path / "out").rglob("*.npy") if path.name == "5.npy") == sorted(
         CORRUPTIONS
     )
 
 
-def test_the_data_commands(tmp_path, capsys):
+def test_data_commands(tmp_path, capsys):
     assert run("data", "list", "--json") == 0
     assert {"cifar10", "cifar10-c", "svhn"} <= {entry["name"] for entry in json.loads(capsys.readouterr().out)}
     assert run("data", "list") == 0
-    assert "licence" in capsys.readouterr().out
+    assert "license" in capsys.readouterr().out
     assert run("data", "verify", "svhn", "--root", tmp_path, "--json") == 1
     assert json.loads(capsys.readouterr().out)["svhn"][0]["state"] == "missing"
-    assert run("data", "verify", "--root", tmp_path) == 2, "nothing there is nothing verified"
+    assert run("data", "verify", "--root", tmp_path) == 2, "an empty folder is not a verified one"
     assert run("data", "get", "cifr10", "--root", tmp_path) == 2
     assert "cifar10" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
+def test_atomic_write_errors_name_the_target(tmp_path):
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "taken", tmp_path / "nowhere" / "file.txt"):
         with pytest.raises(OSError, match=path.name) as caught, atomic_write(path) as unfinished:
@@ -355,28 +358,28 @@ def test_what_cannot_be_written_is_named_as_the_caller_knows_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "写" * 85])
-def test_names_can_be_as_long_as_names_can_be(tmp_path, name):
+def test_atomic_write_supports_longest_names(tmp_path, name):
     with atomic_write(tmp_path / name) as unfinished:
         unfinished.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_written_whole_leaves_no_litter(tmp_path):
+def test_failed_atomic_write_leaves_no_files(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
 
-    def half():
+    def write_and_fail():
         with atomic_write(path) as unfinished:
             unfinished.write_text("ne")
             raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        half()
+        write_and_fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_kept_set_is_not_taken_for_that_of_other_images(tmp_path):
+def test_cached_set_of_other_images_raises(tmp_path):
     shades = np.repeat(np.uint8([0, 0, 255, 255]), 32 * 32 * 3).reshape(4, 32, 32, 3)
     whole = dp.data.ArraySet(shades, [0, 0, 1, 1], name="shades")
     dark, light = (dp.data.Subset(whole, places) for places in ([0, 1], [2, 3]))
@@ -386,12 +389,12 @@ def test_a_kept_set_is_not_taken_for_that_of_other_images(tmp_path):
     assert cache_to_disk(Corrupted(dark, "brightness", 1), tmp_path).batch([0]).float().mean() < 100
 
 
-def test_files_are_added_behind_those_that_are_there(tmp_path):
-    source, made = tmp_path / "source", tmp_path / "made"
+def test_new_files_must_sort_after_existing_ones(tmp_path):
+    source, generated = tmp_path / "source", tmp_path / "made"
     source.mkdir()
 
     def write():
-        return write_files(Corrupted(dp.data.folder(source), "gaussian_noise", 5), made)
+        return write_files(Corrupted(dp.data.folder(source), "gaussian_noise", 5), generated)
 
     for name in ("b", "c"):
         Image.new("RGB", (32, 32), "grey").save(source / f"{name}.png")
@@ -399,12 +402,12 @@ def test_files_are_added_behind_those_that_are_there(tmp_path):
     Image.new("RGB", (32, 32), "grey").save(source / "d.png")
     assert write() == 1
     Image.new("RGB", (32, 32), "grey").save(source / "a.png")
-    with pytest.raises(dp.errors.InputError, match="comes before or is gone"):
+    with pytest.raises(dp.errors.InputError, match="sorts before or is gone"):
         write()
 
 
-def test_a_second_set_does_not_take_the_labels_of_the_first(tmp_path, capsys):
-    first, second = (array_folder_at(tmp_path / name, pictures(count)) for name, count in (("a", 4), ("b", 5)))
+def test_corrupt_command_rejects_other_labels(tmp_path, capsys):
+    first, second = (write_array_folder(tmp_path / name, make_images(count)) for name, count in (("a", 4), ("b", 5)))
 
     def run(source, *words):
         with pytest.raises(SystemExit) as ending:

@@ -1,4 +1,4 @@
-"""Every reader against data sets written here in the official formats, whole and damaged."""
+"""Every reader on small data sets in the official formats, valid and damaged."""
 
 import pickle
 import sys
@@ -33,7 +33,7 @@ def save(path, image, **options):
 
 def write_cifar(home, name, images, labels, *, key="labels", protocol=2, text=str.encode):
     home.mkdir(parents=True, exist_ok=True)
-    content = {text("data"): images, text(key): labels, text("batch_label"): text("made here")}
+    content = {text("data"): images, text(key): labels, text("batch_label"): text("a test batch")}
     (home / name).write_bytes(pickle.dumps(content, protocol=protocol))
 
 
@@ -46,7 +46,7 @@ def cifar_c(tmp_path):
     return home
 
 
-# The contract
+# ImageSet
 
 
 @given(
@@ -57,10 +57,10 @@ def cifar_c(tmp_path):
     st.booleans(),
     st.lists(st.integers(0, 5), max_size=8),
 )
-def test_arrays_give_the_asked_images_in_either_layout(count, height, width, channels_first, as_tensor, wanted):
+def test_array_set_returns_images_in_either_layout(count, height, width, channels_first, as_tensor, requested):
     images = pixels(count, height, width, 3)
     stored = images.transpose(0, 3, 1, 2) if channels_first else images
-    indices = [index for index in wanted if index < count]
+    indices = [index for index in requested if index < count]
     whole = data.ArraySet(torch.from_numpy(stored.copy()) if as_tensor else stored, list(range(count)))
     batch = whole.batch(indices)
     assert batch.dtype == torch.uint8
@@ -71,7 +71,7 @@ def test_arrays_give_the_asked_images_in_either_layout(count, height, width, cha
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), st.data())
-def test_a_subset_of_a_subset_is_a_subset(indices, draw):
+def test_subset_of_a_subset_composes_indices(indices, draw):
     whole = data.ArraySet(pixels(5, 4, 4, 3), [3, 1, 4, 1, 2], classes="abcde", name="five")
     again = draw.draw(st.lists(st.integers(0, len(indices) - 1), min_size=1, max_size=5))
     inner = data.Subset(data.Subset(whole, indices), torch.tensor(again), name="inner")
@@ -81,13 +81,13 @@ def test_a_subset_of_a_subset_is_a_subset(indices, draw):
     assert torch.equal(inner.batch(range(len(again))), whole.batch(expected))
 
 
-def test_a_batch_is_a_copy():
+def test_batch_is_a_copy():
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     data.ArraySet(images).batch([0, 1]).fill_(9)
     assert not images.any()
 
 
-def test_unlabelled_is_minus_one():
+def test_unlabeled_images_have_label_minus_one():
     whole = data.ArraySet(pixels(3, 4, 4, 3))
     assert whole.labels.tolist() == [-1, -1, -1]
     assert whole.labels.dtype == torch.int64
@@ -96,7 +96,7 @@ def test_unlabelled_is_minus_one():
 
 
 @pytest.mark.parametrize("indices", [[3], [-1], [[0]], [0.5], torch.tensor([True, False, True])])
-def test_bad_indices_are_refused(indices):
+def test_bad_indices_raise(indices):
     whole = data.ArraySet(pixels(3, 4, 4, 3))
     with pytest.raises(InputError, match="ndices"):
         whole.batch(indices)
@@ -107,18 +107,18 @@ def test_bad_indices_are_refused(indices):
 @pytest.mark.parametrize(
     "images", [pixels(2, 4, 4), pixels(2, 4, 4, 4), pixels(2, 4, 4, 3).astype(np.float32), torch.zeros(2, 3, 4, 4)]
 )
-def test_bad_arrays_are_refused(images):
+def test_bad_arrays_raise(images):
     with pytest.raises(InputError, match=r"uint8 of shape \(N, H, W, 3\)"):
         data.ArraySet(images)
 
 
 @pytest.mark.parametrize("labels", [[0], [0, 1, 2], [[0, 1]], [0.0, 1.0], [0, -2], [0, 2], ["a", "b"]])
-def test_bad_labels_are_refused(labels):
+def test_bad_labels_raise(labels):
     with pytest.raises(InputError, match="label"):
         data.ArraySet(pixels(2, 4, 4, 3), labels, classes=("cat", "dog"))
 
 
-def test_empty_sets_are_refused():
+def test_empty_sets_raise():
     with pytest.raises(InputError, match="at least one image"):
         data.ArraySet(pixels(0, 4, 4, 3))
     with pytest.raises(InputError, match="at least one image"):
@@ -130,7 +130,7 @@ def test_empty_sets_are_refused():
 # Image files
 
 
-def test_files_come_in_the_asked_order(tmp_path):
+def test_file_set_returns_images_in_index_order(tmp_path):
     images = [pixels(6, 5, 3, seed=seed) for seed in range(12)]
     files = data.FileSet([save(tmp_path / f"{i}.png", image) for i, image in enumerate(images)], workers=3)
     order = [7, 0, 7, 11, 3]
@@ -138,13 +138,13 @@ def test_files_come_in_the_asked_order(tmp_path):
     assert files.batch([]).shape == (0, 3, 6, 5)
 
 
-def test_every_kind_of_pixel_becomes_rgb(tmp_path):
+def test_every_pixel_format_becomes_rgb(tmp_path):
     grey, color = pixels(5, 4), pixels(5, 4, 3)
     deep = np.random.default_rng(1).integers(0, 2**16, (5, 4), dtype=np.uint16)
     alpha = np.dstack([color, pixels(5, 4, seed=2)])
     palette = Image.fromarray(grey % 7).convert("P")
     palette.putpalette(pixels(256 * 3, seed=3).tobytes())
-    looked_up = np.array(palette.getpalette(), dtype=np.uint8).reshape(-1, 3)[np.array(palette)]
+    palette_colors = np.array(palette.getpalette(), dtype=np.uint8).reshape(-1, 3)[np.array(palette)]
     palette.save(tmp_path / "palette.png")
     palette.save(tmp_path / "transparent.png", transparency=bytes(range(7)))
     Image.fromarray(deep.astype(np.int32)).save(tmp_path / "wide.tiff")
@@ -156,8 +156,8 @@ def test_every_kind_of_pixel_becomes_rgb(tmp_path):
         save(tmp_path / "deep.png", deep): np.dstack([deep // 256] * 3),
         save(tmp_path / "deep.tiff", deep): np.dstack([deep // 256] * 3),
         tmp_path / "wide.tiff": np.dstack([deep // 256] * 3),
-        tmp_path / "palette.png": looked_up,
-        tmp_path / "transparent.png": looked_up,
+        tmp_path / "palette.png": palette_colors,
+        tmp_path / "transparent.png": palette_colors,
         tmp_path / "bits.png": np.dstack([(grey > 127) * 255] * 3),
     }
     for path, image in expected.items():
@@ -171,7 +171,7 @@ def interpolated(image, height, width):
 
 
 @pytest.mark.parametrize(("height", "width"), [(20, 31), (31, 20), (12, 12), (7, 40)])
-def test_scaling_is_antialiased_bilinear(tmp_path, height, width):
+def test_resizing_is_antialiased_bilinear(tmp_path, height, width):
     image = pixels(height, width, 3)
     path = save(tmp_path / "image.png", image)
     exact = data.FileSet([path], size=(9, 14)).batch([0])
@@ -185,14 +185,14 @@ def test_scaling_is_antialiased_bilinear(tmp_path, height, width):
     assert (cropped - expected).abs().max() <= 1
 
 
-def test_images_of_the_right_size_are_left_alone(tmp_path):
+def test_images_of_the_right_size_are_unchanged(tmp_path):
     image = pixels(6, 6, 3)
     path = save(tmp_path / "image.png", image)
     for size in (None, (6, 6), data.ResizeShorterSide(6, crop=6)):
         assert torch.equal(data.FileSet([path], size=size).batch([0]), chw([image]))
 
 
-def test_a_damaged_image_is_named(tmp_path):
+def test_damaged_image_is_named(tmp_path):
     whole = save(tmp_path / "whole.jpg", pixels(64, 64, 3))
     (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:-200])
     (tmp_path / "text.png").write_text("not an image")
@@ -210,7 +210,7 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
     assert data.FileSet(paths, size=(4, 4)).batch([0, 1]).shape == (2, 3, 4, 4)
 
 
-def test_bad_sizes_are_refused(tmp_path):
+def test_bad_sizes_raise(tmp_path):
     for size in ((0, 4), (4,)):
         with pytest.raises(ConfigurationError, match="size"):
             data.FileSet([tmp_path], size=size)
@@ -221,7 +221,7 @@ def test_bad_sizes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("module", "reader"), [("PIL.Image", data.folder), ("scipy.io", data.svhn)])
-def test_missing_packages_say_how_to_install_them(tmp_path, monkeypatch, module, reader):
+def test_missing_packages_name_the_extra_to_install(tmp_path, monkeypatch, module, reader):
     save(tmp_path / "image.png", pixels(4, 4, 3))
     (tmp_path / "test_32x32.mat").touch()
     monkeypatch.setitem(sys.modules, module, None)
@@ -246,7 +246,7 @@ def test_cifar10_in_every_pickle_protocol(tmp_path, protocol, text):
 
 
 def python2_pickle(images, labels):
-    """The bytes that Python 2's cPickle writes at protocol 2: byte strings everywhere."""
+    """The bytes that Python 2's cPickle writes at protocol 2, with byte strings everywhere."""
 
     def string(value):
         return (
@@ -267,7 +267,7 @@ def python2_pickle(images, labels):
     return b"\x80\x02}(" + string(b"data") + array + string(b"labels") + numbers + b"u."
 
 
-def test_cifar10_as_python_2_wrote_it(tmp_path):
+def test_cifar10_written_by_python_2(tmp_path):
     images = pixels(3, 3072)
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(python2_pickle(images, [3, 1, 2]))
@@ -277,7 +277,7 @@ def test_cifar10_as_python_2_wrote_it(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["numpy.core.multiarray", "numpy._core.multiarray"])
-def test_both_of_numpys_module_names(tmp_path, module):
+def test_cifar10_with_both_numpy_module_names(tmp_path, module):
     images = pixels(2, 3072)
     home = tmp_path / "cifar-10-batches-py"
     home.mkdir()
@@ -286,7 +286,7 @@ def test_both_of_numpys_module_names(tmp_path, module):
     assert len(data.cifar10(tmp_path)) == 2
 
 
-def test_training_images_may_be_partial(tmp_path):
+def test_cifar10_train_reads_the_batches_that_exist(tmp_path):
     home = tmp_path / "cifar-10-batches-py"
     second, fifth = pixels(2, 3072, seed=2), np.asfortranarray(pixels(3, 3072, seed=5))
     write_cifar(home, "data_batch_5", fifth, [5, 5, 5])
@@ -299,7 +299,7 @@ def test_training_images_may_be_partial(tmp_path):
         data.cifar10(tmp_path)
 
 
-def test_cifar100_reads_the_fine_labels(tmp_path):
+def test_cifar100_reads_fine_labels(tmp_path):
     home = tmp_path / "cifar-100-python"
     for part, label in (("train", 1), ("test", 0)):
         write_cifar(home, part, pixels(2, 3072), [label, label], key="fine_labels")
@@ -326,7 +326,7 @@ class Evaluate:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_would_execute_code_does_not(tmp_path, protocol):
+def test_malicious_pickle_executes_nothing(tmp_path, protocol):
     home = tmp_path / "cifar-10-batches-py"
     home.mkdir()
     trace = tmp_path / "executed"
@@ -338,7 +338,7 @@ def test_a_pickle_that_would_execute_code_does_not(tmp_path, protocol):
     assert not trace.exists()
 
 
-def test_damaged_cifar_is_refused(tmp_path):
+def test_truncated_cifar_raises(tmp_path):
     home = tmp_path / "cifar-10-batches-py"
     with pytest.raises(InputError, match="driftproof data get cifar10"):
         data.cifar10(tmp_path)
@@ -364,13 +364,13 @@ def test_damaged_cifar_is_refused(tmp_path):
         (pixels(2, 3072), "no"),
     ],
 )
-def test_unfitting_cifar_is_refused(tmp_path, images, labels):
+def test_malformed_cifar_raises(tmp_path, images, labels):
     write_cifar(tmp_path / "cifar-10-batches-py", "test_batch", images, labels)
     with pytest.raises(InputError, match="test_batch"):
         data.cifar10(tmp_path)
 
 
-def test_unfitting_pickles_are_refused(tmp_path):
+def test_malformed_cifar_class_names_raise(tmp_path):
     home = tmp_path / "cifar-10-batches-py"
     write_cifar(home, "test_batch", pixels(2, 3072), [0, 1])
     (home / "batches.meta").write_bytes(pickle.dumps({"label_names": 3}))
@@ -385,7 +385,7 @@ def test_unfitting_pickles_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_cifar_c_takes_the_rows_of_its_severity(tmp_path, cifar_c, severity):
+def test_cifar10_c_reads_rows_of_the_severity(tmp_path, cifar_c, severity):
     read = data.cifar10_c(tmp_path, "fog", severity)
     rows = np.load(cifar_c / "fog.npy")[4 * (severity - 1) : 4 * severity]
     assert read.name == f"cifar10-c/fog/{severity}"
@@ -393,7 +393,7 @@ def test_cifar_c_takes_the_rows_of_its_severity(tmp_path, cifar_c, severity):
     assert torch.equal(read.batch(range(4)), chw(rows))
 
 
-def test_cifar100_c_lies_beside_it(tmp_path, cifar_c):
+def test_cifar100_c_has_its_own_folder(tmp_path, cifar_c):
     cifar_c.rename(tmp_path / "CIFAR-100-C")
     assert data.cifar100_c(tmp_path, "fog", 1).name == "cifar100-c/fog/1"
     with pytest.raises(InputError, match="data get cifar10-c"):
@@ -401,7 +401,7 @@ def test_cifar100_c_lies_beside_it(tmp_path, cifar_c):
 
 
 @pytest.mark.parametrize("reader", [data.cifar10_c, data.cifar100_c, data.tiny_imagenet_c, data.imagenet_c])
-def test_unknown_corruptions_and_severities_are_refused(tmp_path, reader):
+def test_unknown_corruptions_and_severities_raise(tmp_path, reader):
     for name in ("CIFAR-10-C", "CIFAR-100-C", "Tiny-ImageNet-C", "ImageNet-C"):
         (tmp_path / name).mkdir()
     with pytest.raises(ConfigurationError, match=r"'gausian_noise'.*gaussian_noise"):
@@ -411,11 +411,11 @@ def test_unknown_corruptions_and_severities_are_refused(tmp_path, reader):
     for severity in (0, 6, 2.0, True):
         with pytest.raises(ConfigurationError, match=f"in 1..5, but got {severity!r}"):
             reader(tmp_path, "fog", severity)
-    with pytest.raises(InputError, match=r"fog.*is not there"):
+    with pytest.raises(InputError, match=r"fog.*does not exist"):
         reader(tmp_path, "fog", 5)
 
 
-def test_damaged_cifar_c_is_refused(tmp_path, cifar_c):
+def test_truncated_cifar_c_raises(tmp_path, cifar_c):
     whole = (cifar_c / "fog.npy").read_bytes()
     for length in (0, 5, 40, 128, len(whole) - 1):
         (cifar_c / "fog.npy").write_bytes(whole[:length])
@@ -427,7 +427,7 @@ def test_damaged_cifar_c_is_refused(tmp_path, cifar_c):
 
 
 @pytest.mark.parametrize("shape", [(16, 32, 32, 3), (25, 32, 32, 3), (20, 32, 32), (20, 32, 32, 1)])
-def test_cifar_c_of_another_shape_is_refused(tmp_path, cifar_c, shape):
+def test_cifar_c_of_another_shape_raises(tmp_path, cifar_c, shape):
     np.save(cifar_c / "fog.npy", pixels(*shape))
     with pytest.raises(InputError, match="shape"):
         data.cifar10_c(tmp_path, "fog", 1)
@@ -438,7 +438,7 @@ def test_cifar_c_of_another_shape_is_refused(tmp_path, cifar_c, shape):
 
 @pytest.mark.parametrize("place", ["svhn", "."])
 @pytest.mark.parametrize("compress", [False, True])
-def test_svhn(tmp_path, place, compress):
+def test_svhn_labels_and_limit(tmp_path, place, compress):
     images = pixels(32, 32, 3, 5)
     (tmp_path / place).mkdir(exist_ok=True)
     written = {"X": images, "y": np.array([[10], [1], [9], [10], [5]], dtype=np.uint8)}
@@ -453,7 +453,7 @@ def test_svhn(tmp_path, place, compress):
     assert len(data.svhn(tmp_path, limit=99)) == 5
 
 
-def test_damaged_svhn_is_refused(tmp_path):
+def test_damaged_svhn_raises(tmp_path):
     path = tmp_path / "test_32x32.mat"
     with pytest.raises(InputError, match="data get svhn"):
         data.svhn(tmp_path)
@@ -516,15 +516,15 @@ def test_tiny_imagenet_training_images(tmp_path, tiny):
     assert (read.name, read.labels.tolist()) == ("tiny-imagenet/train", [0, 3])
 
 
-def test_bad_annotations_are_refused(tmp_path, tiny):
+def test_bad_tiny_imagenet_annotations_raise(tmp_path, tiny):
     annotations = tiny / "val" / "val_annotations.txt"
-    for wrong, told in (("val_0.JPEG\tn03\n", "val_1.JPEG"), ("val_0.JPEG\n", "every line"), ("", "val_0.JPEG")):
+    for wrong, message in (("val_0.JPEG\tn03\n", "val_1.JPEG"), ("val_0.JPEG\n", "every line"), ("", "val_0.JPEG")):
         annotations.write_text(wrong)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             data.tiny_imagenet(tmp_path)
 
 
-def test_tiny_imagenet_c_counts_classes_as_tiny_imagenet_does(tmp_path, tiny):
+def test_tiny_imagenet_c_shares_labels_with_tiny_imagenet(tmp_path, tiny):
     home = tmp_path / "Tiny-ImageNet-C" / "snow" / "5"
     save(home / "n04" / "test_1.JPEG", pixels(64, 64, 3))
     save(home / "n02" / "test_9.JPEG", pixels(64, 64, 3))
@@ -541,7 +541,7 @@ def test_tiny_imagenet_c_counts_classes_as_tiny_imagenet_does(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("place", ["val", "imagenet/val"])
-def test_imagenet(tmp_path, place):
+def test_imagenet_from_class_folders(tmp_path, place):
     save(tmp_path / place / "n2" / "b.JPEG", pixels(300, 260, 3))
     save(tmp_path / place / "n1" / "c.JPEG", pixels(30, 40, 3))
     save(tmp_path / place / "n1" / "a.JPEG", pixels(256, 500, 3))
@@ -551,20 +551,20 @@ def test_imagenet(tmp_path, place):
     assert read.batch([0, 1, 2]).shape == (3, 3, 224, 224)
 
 
-def test_imagenet_that_is_not_sorted_into_folders(tmp_path):
+def test_unsorted_imagenet_raises(tmp_path):
     save(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", pixels(8, 8, 3))
-    with pytest.raises(InputError, match="side by side"):
+    with pytest.raises(InputError, match="not sorted into folders"):
         data.imagenet(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["ImageNet-C", "imagenet-c"])
-def test_imagenet_c_is_used_as_stored(tmp_path, place):
+def test_imagenet_c_is_read_as_stored(tmp_path, place):
     path = save(tmp_path / place / "frost" / "3" / "n1" / "a.JPEG", pixels(224, 224, 3))
     read = data.imagenet_c(tmp_path, "frost", 3)
     assert torch.equal(read.batch([0]), chw([np.array(Image.open(path))]))
 
 
-def test_imagenet_o_is_unlabelled(tmp_path):
+def test_imagenet_o_is_unlabeled(tmp_path):
     for name in ("n2/b.JPEG", "n1/a.JPEG"):
         save(tmp_path / "imagenet-o" / name, pixels(40, 30, 3))
     read = data.imagenet_o(tmp_path, size=(64, 64))
@@ -573,10 +573,10 @@ def test_imagenet_o_is_unlabelled(tmp_path):
     assert read.batch([0, 1]).shape == (2, 3, 64, 64)
 
 
-# Any folder
+# Folders
 
 
-def test_a_folder_of_loose_images_is_unlabelled(tmp_path):
+def test_folder_of_loose_images_is_unlabeled(tmp_path):
     for name in ("b.PNG", "a.jpg", ".hidden.png"):
         save(tmp_path / "mine" / name, pixels(4, 4, 3))
     (tmp_path / "mine" / "notes.txt").touch()
@@ -586,7 +586,7 @@ def test_a_folder_of_loose_images_is_unlabelled(tmp_path):
     assert (read.name, read.classes, read.labels.tolist()) == ("mine", (), [-1, -1])
 
 
-def test_a_folder_of_folders_is_labelled(tmp_path):
+def test_folder_of_folders_is_labeled(tmp_path):
     for name in ("dog/1.png", "cat/2.png", "cat/10.png", "cat/more/3.png"):
         save(tmp_path / name, pixels(4, 4, 3))
     read = data.folder(tmp_path, size=(8, 8))
@@ -600,7 +600,7 @@ def test_a_folder_of_folders_is_labelled(tmp_path):
     assert read.batch([3]).shape == (1, 3, 8, 8)
 
 
-def test_links_to_folders_are_followed_though_not_in_circles(tmp_path):
+def test_links_are_followed_but_cycles_are_not(tmp_path):
     for name in ("elsewhere/a.png", "mine/day/b.png", "mine/.thumbnails/c.png", "mine/roll.png/d.png"):
         save(tmp_path / name, pixels(4, 4, 3))
     (tmp_path / "mine" / "night").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
@@ -610,16 +610,16 @@ def test_links_to_folders_are_followed_though_not_in_circles(tmp_path):
     assert found == ["day/b.png", "night/a.png", "night/across/b.png", "roll.png/d.png"]
 
 
-def test_a_set_is_recognized_from_inside_and_through_a_link(tmp_path, monkeypatch):
-    for place in ("kept/batches", "mine"):
+def test_open_dataset_works_inside_the_folder_and_through_links(tmp_path, monkeypatch):
+    for place in ("elsewhere/batches", "mine"):
         (tmp_path / place).mkdir(parents=True)
     content = {b"data": np.zeros((10, 3072), np.uint8), b"labels": list(range(10))}
-    (tmp_path / "kept" / "batches" / "test_batch").write_bytes(pickle.dumps(content))
+    (tmp_path / "elsewhere" / "batches" / "test_batch").write_bytes(pickle.dumps(content))
     link = tmp_path / "cifar-10-batches-py"
-    link.symlink_to(tmp_path / "kept" / "batches", target_is_directory=True)
+    link.symlink_to(tmp_path / "elsewhere" / "batches", target_is_directory=True)
     assert data.open_dataset(link).name == "cifar10"
     link.unlink()
-    (tmp_path / "kept" / "batches").rename(link)
+    (tmp_path / "elsewhere" / "batches").rename(link)
     monkeypatch.chdir(link)
     assert data.open_dataset(Path()).name == "cifar10"
     save(tmp_path / "mine" / "a.png", pixels(4, 4, 3))
@@ -627,8 +627,8 @@ def test_a_set_is_recognized_from_inside_and_through_a_link(tmp_path, monkeypatc
     assert data.open_dataset(Path()).name == data.open_dataset(tmp_path / "mine").name == "mine"
 
 
-def test_folders_without_a_plain_meaning_are_refused(tmp_path):
-    with pytest.raises(InputError, match="no such folder"):
+def test_ambiguous_or_empty_folders_raise(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
         data.folder(tmp_path / "nowhere")
     with pytest.raises(InputError, match="empty"):
         data.folder(tmp_path)
@@ -645,7 +645,7 @@ def test_folders_without_a_plain_meaning_are_refused(tmp_path):
             reader(tmp_path)
 
 
-def test_a_folder_of_arrays(tmp_path):
+def test_array_folder_reads_images_and_labels(tmp_path):
     images = pixels(3, 5, 6, 3)
     np.save(tmp_path / "images.npy", images)
     with pytest.raises(InputError, match=r"labels\.npy"):

@@ -1,4 +1,4 @@
-"""Downloads from a real server on the loopback interface that misbehaves on request."""
+"""Downloads from a local HTTP server that injects faults."""
 
 import hashlib
 import io
@@ -31,7 +31,7 @@ PAGE = b"\n<!DOCTYPE html><html><body>Please log in</body></html>"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `content`; each request takes the next of `faults`, a set of words, or none when they have run out."""
+    """Serves `content`; each request consumes the next set of `faults`, if any is left."""
 
     daemon_threads = True
 
@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = CONTENT
         self.faults = []
-        self.asked = []
+        self.requests = []
 
     @property
     def url(self):
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         fault = self.server.faults.pop(0) if self.server.faults else set()
-        self.server.asked.append(dict(self.headers))
+        self.server.requests.append(dict(self.headers))
         if "change" in fault:
             self.server.content = OTHER
         content = self.server.content
@@ -87,12 +87,12 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def start_of_range(self, fault, tag, length):
-        asked = self.headers.get("Range")
-        if asked is None or "ignore range" in fault:
+        requested = self.headers.get("Range")
+        if requested is None or "ignore range" in fault:
             return 0
         if "ignore if-range" not in fault and self.headers.get("If-Range", tag) != tag:
             return 0
-        return int(asked.removeprefix("bytes=").removesuffix("-"))
+        return int(requested.removeprefix("bytes=").removesuffix("-"))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def server():
 
 
 @pytest.fixture
-def naps():
+def pauses():
     return []
 
 
@@ -119,10 +119,10 @@ def leftovers(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# Fetching
+# fetch
 
 
-def test_a_file_arrives_whole(server, tmp_path):
+def test_download_is_complete_and_reports_progress(server, tmp_path):
     seen = []
     path = fetch(remote(server), tmp_path / "new" / "folder", progress=lambda done, total: seen.append((done, total)))
     assert path == tmp_path / "new" / "folder" / "archive.tar"
@@ -132,53 +132,53 @@ def test_a_file_arrives_whole(server, tmp_path):
     assert seen[-1] == (len(CONTENT), len(CONTENT))
 
 
-def test_a_file_that_is_there_is_checked_and_not_downloaded(server, tmp_path):
+def test_existing_file_is_checked_and_not_downloaded(server, tmp_path):
     fetch(remote(server), tmp_path)
     fetch(remote(server), tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     (tmp_path / "archive.tar").write_bytes(OTHER)
     with pytest.raises(DownloadError, match=r"wrong checksum.*Delete"):
         fetch(remote(server), tmp_path)
     assert (tmp_path / "archive.tar").read_bytes() == OTHER
 
 
-def test_a_dropped_connection_goes_on_where_it_stopped(server, tmp_path, naps):
+def test_dropped_connection_resumes(server, tmp_path, pauses):
     server.faults = [{"drop"}, {"drop"}]
-    fetch(remote(server), tmp_path, sleep=naps.append)
+    fetch(remote(server), tmp_path, sleep=pauses.append)
     half, most = len(CONTENT) // 2, len(CONTENT) * 3 // 4
-    assert [asked.get("Range") for asked in server.asked] == [None, f"bytes={half}-", f"bytes={most}-"]
+    assert [request.get("Range") for request in server.requests] == [None, f"bytes={half}-", f"bytes={most}-"]
     assert (tmp_path / "archive.tar").read_bytes() == CONTENT
     assert leftovers(tmp_path) == ["archive.tar"]
-    assert naps == [1.0, 1.0]
+    assert pauses == [1.0, 1.0]
 
 
-def test_a_weak_tag_does_not_name_a_version(server, tmp_path, naps):
+def test_weak_etag_is_not_used_as_version(server, tmp_path, pauses):
     server.faults = [{"drop", "weak tag"}, {"ignore if-range", "weak tag"}]
-    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
-    assert server.asked[1]["If-Range"] == "Thu, 01 Jan 2026 00:00:00 GMT"
-    assert len(server.asked) == 2
+    assert fetch(remote(server), tmp_path, sleep=pauses.append).read_bytes() == CONTENT
+    assert server.requests[1]["If-Range"] == "Thu, 01 Jan 2026 00:00:00 GMT"
+    assert len(server.requests) == 2
 
 
-def test_what_came_is_kept_for_the_next_call(server, tmp_path):
+def test_partial_download_is_resumed_by_the_next_call(server, tmp_path):
     server.faults = [{"drop"}]
     with pytest.raises(DownloadError, match="524,288 bytes are kept"):
         fetch(remote(server), tmp_path, attempts=1)
     assert leftovers(tmp_path) == ["archive.tar.part", "archive.tar.part.version"]
     fetch(remote(server), tmp_path, attempts=1)
-    assert server.asked[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+    assert server.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
     assert (tmp_path / "archive.tar").read_bytes() == CONTENT
 
 
-def test_a_whole_part_is_not_downloaded_again(server, tmp_path):
+def test_complete_part_is_not_downloaded_again(server, tmp_path):
     (tmp_path / "archive.tar.part").write_bytes(CONTENT)
     assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_a_whole_part_of_unknown_size_is_not_downloaded_again(server, tmp_path):
+def test_complete_part_of_unknown_size_is_not_downloaded_again(server, tmp_path):
     (tmp_path / "archive.tar.part").write_bytes(CONTENT)
     assert fetch(remote(server, size=None), tmp_path).read_bytes() == CONTENT
-    assert [asked.get("Range") for asked in server.asked] == [f"bytes={len(CONTENT)}-"]
+    assert [request.get("Range") for request in server.requests] == [f"bytes={len(CONTENT)}-"]
 
 
 @pytest.mark.parametrize(
@@ -194,79 +194,79 @@ def test_a_whole_part_of_unknown_size_is_not_downloaded_again(server, tmp_path):
     ],
     ids=lambda faults: " and ".join(sorted(faults)),
 )
-def test_a_part_that_cannot_be_continued_is_started_over(server, tmp_path, naps, second):
+def test_part_that_cannot_be_resumed_restarts(server, tmp_path, pauses, second):
     server.faults = [{"drop"}, second]
     content = OTHER if "change" in second else CONTENT
-    fetch(remote(server, content), tmp_path, sleep=naps.append)
+    fetch(remote(server, content), tmp_path, sleep=pauses.append)
     assert (tmp_path / "archive.tar").read_bytes() == content
     assert leftovers(tmp_path) == ["archive.tar"]
 
 
-def test_a_part_too_long_is_started_over(server, tmp_path, naps):
+def test_part_that_is_too_long_restarts(server, tmp_path, pauses):
     (tmp_path / "archive.tar.part").write_bytes(CONTENT + b"more")
-    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
+    assert fetch(remote(server), tmp_path, sleep=pauses.append).read_bytes() == CONTENT
 
 
-def test_without_version_or_checksum_nothing_is_continued(server, tmp_path, naps):
+def test_part_without_version_or_checksum_restarts(server, tmp_path, pauses):
     server.faults = [{"drop", "no tag"}, {"no tag", "change"}]
-    path = fetch(RemoteFile(server.url), tmp_path, sleep=naps.append)
+    path = fetch(RemoteFile(server.url), tmp_path, sleep=pauses.append)
     assert path.read_bytes() == OTHER
-    assert "Range" not in server.asked[1]
+    assert "Range" not in server.requests[1]
 
 
-def test_two_versions_joined_are_found_out(server, tmp_path, naps):
+def test_joined_versions_fail_the_checksum(server, tmp_path, pauses):
     server.faults = [{"drop", "no tag"}, {"no tag", "change"}]
     with pytest.raises(DownloadError, match="wrong checksum"):
-        fetch(remote(server, OTHER), tmp_path, sleep=naps.append)
+        fetch(remote(server, OTHER), tmp_path, sleep=pauses.append)
     assert leftovers(tmp_path) == []
     assert fetch(remote(server, OTHER), tmp_path).read_bytes() == OTHER
 
 
-@pytest.mark.parametrize("answers", [["503"], ["500", "429"], ["503"] * 4])
-def test_temporary_answers_are_waited_out_ever_longer(server, tmp_path, naps, answers):
-    server.faults = [{answer} for answer in answers]
-    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
-    assert naps == [2.0**index for index in range(len(answers))]
+@pytest.mark.parametrize("codes", [["503"], ["500", "429"], ["503"] * 4])
+def test_retryable_codes_back_off_exponentially(server, tmp_path, pauses, codes):
+    server.faults = [{code} for code in codes]
+    assert fetch(remote(server), tmp_path, sleep=pauses.append).read_bytes() == CONTENT
+    assert pauses == [2.0**index for index in range(len(codes))]
 
 
-def test_patience_ends(server, tmp_path, naps):
+def test_retries_end_after_attempts(server, tmp_path, pauses):
     server.faults = [{"503"}] * 9
     with pytest.raises(DownloadError, match="gave up because the server answered 503"):
-        fetch(remote(server), tmp_path, attempts=3, sleep=naps.append)
-    assert len(server.asked) == 3
-    assert naps == [1.0, 2.0]
+        fetch(remote(server), tmp_path, attempts=3, sleep=pauses.append)
+    assert len(server.requests) == 3
+    assert pauses == [1.0, 2.0]
 
 
-def test_pauses_stop_growing(server, tmp_path, naps):
+def test_backoff_is_capped(server, tmp_path, pauses):
     server.faults = [{"503"}] * 9
-    fetch(remote(server), tmp_path, attempts=10, sleep=naps.append)
-    assert naps[-3:] == [30.0, 30.0, 30.0]
+    fetch(remote(server), tmp_path, attempts=10, sleep=pauses.append)
+    assert pauses[-3:] == [30.0, 30.0, 30.0]
 
 
-def test_only_new_bytes_renew_patience(server, tmp_path, naps):
+def test_only_new_bytes_reset_the_attempts(server, tmp_path, pauses):
     server.faults = [{"drop", "ignore range"}] * 20
     with pytest.raises(DownloadError, match="gave up"):
-        fetch(remote(server), tmp_path, attempts=3, sleep=naps.append)
-    assert len(server.asked) == 3
+        fetch(remote(server), tmp_path, attempts=3, sleep=pauses.append)
+    assert len(server.requests) == 3
 
 
-def test_a_missing_file_is_not_asked_for_again(server, tmp_path):
+def test_not_found_is_not_retried(server, tmp_path):
     server.faults = [{"404"}]
     with pytest.raises(DownloadError, match="404 Not Found"):
         fetch(remote(server), tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_nobody_there(tmp_path, naps):
+def test_refused_connection_is_retried(tmp_path, pauses):
     with Server() as server:
         file = remote(server)
     with pytest.raises(DownloadError, match="no connection"):
-        fetch(file, tmp_path, attempts=2, sleep=naps.append)
-    assert naps == [1.0]
+        fetch(file, tmp_path, attempts=2, sleep=pauses.append)
+    assert pauses == [1.0]
 
 
 @pytest.mark.parametrize("by_type", [True, False])
-def test_a_web_page_is_not_taken_for_the_file(server, tmp_path, by_type):
+def test_web_page_is_not_saved_as_the_file(server, tmp_path, by_type):
     server.content = CONTENT if by_type else PAGE
     server.faults = [{"html"}] if by_type else []
     with pytest.raises(DownloadError, match="web page"):
@@ -274,14 +274,14 @@ def test_a_web_page_is_not_taken_for_the_file(server, tmp_path, by_type):
     assert leftovers(tmp_path) == []
 
 
-def test_a_web_page_does_not_cost_what_came_before(server, tmp_path, naps):
+def test_web_page_keeps_the_partial_download(server, tmp_path, pauses):
     server.faults = [{"drop"}, {"html", "ignore range"}]
     with pytest.raises(DownloadError, match="web page"):
-        fetch(remote(server), tmp_path, sleep=naps.append)
+        fetch(remote(server), tmp_path, sleep=pauses.append)
     assert (tmp_path / "archive.tar.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
 
 
-def test_a_truncated_file_is_refused(server, tmp_path):
+def test_truncated_file_raises(server, tmp_path):
     server.faults = [{"truncate"}]
     with pytest.raises(DownloadError, match="1,048,576 bytes, but the server has 524,288"):
         fetch(remote(server), tmp_path)
@@ -291,31 +291,31 @@ def test_a_truncated_file_is_refused(server, tmp_path):
     assert leftovers(tmp_path) == []
 
 
-def test_a_published_size_tells_where_a_server_does_not_say_that_more_was_to_come(server, tmp_path, naps):
+def test_published_size_detects_truncation_without_content_length(server, tmp_path, pauses):
     server.faults = [{"truncate", "no length"}]
-    assert fetch(remote(server), tmp_path, sleep=naps.append).read_bytes() == CONTENT
-    assert server.asked[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+    assert fetch(remote(server), tmp_path, sleep=pauses.append).read_bytes() == CONTENT
+    assert server.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
 
 
-def test_an_empty_answer_is_no_file(server, tmp_path, naps):
+def test_empty_response_is_retried(server, tmp_path, pauses):
     server.faults = [{"no length"}] * 2
     server.content = CONTENT[:1]
     file = RemoteFile(server.url)
     assert fetch(file, tmp_path / "one").read_bytes() == CONTENT[:1]
     server.faults = [{"truncate", "no length"}] * 2
     with pytest.raises(DownloadError, match="sent nothing"):
-        fetch(file, tmp_path / "none", attempts=2, sleep=naps.append)
+        fetch(file, tmp_path / "none", attempts=2, sleep=pauses.append)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "md5"])
-def test_a_wrong_checksum_deletes_what_came(server, tmp_path, algorithm):
+def test_wrong_checksum_deletes_the_download(server, tmp_path, algorithm):
     known = {"sha256": None, algorithm: hashlib.new(algorithm, OTHER).hexdigest()}
     with pytest.raises(DownloadError, match=f"wrong checksum.*{algorithm}"):
         fetch(remote(server, **known), tmp_path)
     assert leftovers(tmp_path) == []
 
 
-def test_the_first_download_is_trusted_and_remembered(server, tmp_path):
+def test_first_download_records_its_checksum(server, tmp_path):
     file = RemoteFile(server.url)
     path = fetch(file, tmp_path)
     record = tmp_path / "archive.tar.sha256"
@@ -328,7 +328,7 @@ def test_the_first_download_is_trusted_and_remembered(server, tmp_path):
     assert fetch(file, tmp_path).read_bytes() == OTHER
 
 
-def test_what_cannot_be_downloaded_is_said(tmp_path):
+def test_manual_files_cannot_be_downloaded(tmp_path):
     for file in (DATASETS["imagenet"].files[0], RemoteFile("file:///etc/hostname")):
         with pytest.raises(DownloadError, match="by hand"):
             fetch(file, tmp_path)
@@ -336,15 +336,15 @@ def test_what_cannot_be_downloaded_is_said(tmp_path):
         fetch(DATASETS["cifar10"].files[0], tmp_path, attempts=0)
 
 
-def test_the_error_belongs_to_both_families():
+def test_download_error_is_a_driftproof_error_and_an_os_error():
     assert issubclass(DownloadError, DriftproofError)
     assert issubclass(DownloadError, OSError)
 
 
-# Unpacking
+# unpack
 
 
-def tar(path, *members, mode="w"):
+def make_tar(path, *members, mode="w"):
     with tarfile.open(path, mode) as archive:
         for member in members:
             name, content, *link = member
@@ -356,7 +356,7 @@ def tar(path, *members, mode="w"):
     return path
 
 
-def zipped(path, *members):
+def make_zip(path, *members):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members:
             archive.writestr(name, content)
@@ -367,28 +367,29 @@ def zipped(path, *members):
 def test_archives_are_unpacked(tmp_path, kind):
     members = [("set/a.npy", b"a"), ("set/deep/b.npy", b"b"), ("./README", b"read")]
     archive = tmp_path / "archive"
-    made = unpack(
-        zipped(archive, *members) if kind == "zip" else tar(archive, *members, mode=kind), tmp_path / "new" / "root"
+    created = unpack(
+        make_zip(archive, *members) if kind == "zip" else make_tar(archive, *members, mode=kind),
+        tmp_path / "new" / "root",
     )
     root = tmp_path / "new" / "root"
-    assert made == [root / "README", root / "set"]
+    assert created == [root / "README", root / "set"]
     files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert files == {"set/a.npy": b"a", "set/deep/b.npy": b"b", "README": b"read"}
 
 
 def test_several_archives_share_a_folder(tmp_path):
     for part in ("noise", "blur"):
-        unpack(tar(tmp_path / f"{part}.tar", (f"{part}/a", b"a")), tmp_path / "ImageNet-C")
+        unpack(make_tar(tmp_path / f"{part}.tar", (f"{part}/a", b"a")), tmp_path / "ImageNet-C")
     assert leftovers(tmp_path / "ImageNet-C") == ["blur", "noise"]
 
 
-def test_a_tar_that_ends_in_a_zip_is_a_tar(tmp_path):
-    inner = zipped(tmp_path / "inner.zip", ("inside", b"x")).read_bytes()
-    unpack(tar(tmp_path / "outer.tar", ("inner.zip", inner)), tmp_path / "root")
+def test_tar_that_ends_in_a_zip_is_a_tar(tmp_path):
+    inner = make_zip(tmp_path / "inner.zip", ("inside", b"x")).read_bytes()
+    unpack(make_tar(tmp_path / "outer.tar", ("inner.zip", inner)), tmp_path / "root")
     assert (tmp_path / "root" / "inner.zip").read_bytes() == inner
 
 
-HARMFUL = {
+UNSAFE = {
     "absolute": [("/harm", b"x")],
     "parent": [("fine/a", b"x"), ("../harm", b"x")],
     "hidden parent": [("fine/../../harm", b"x")],
@@ -401,12 +402,12 @@ HARMFUL = {
 }
 
 
-@pytest.mark.parametrize("what", HARMFUL)
-def test_nothing_leaves_the_folder(tmp_path, what):
+@pytest.mark.parametrize("kind", UNSAFE)
+def test_unsafe_members_are_not_unpacked(tmp_path, kind):
     (tmp_path / "secret").write_text("secret")
-    archives = [tar(tmp_path / "a.tar", *HARMFUL[what])]
-    if all(len(member) == 2 for member in HARMFUL[what]):
-        archives.append(zipped(tmp_path / "a.zip", *HARMFUL[what]))
+    archives = [make_tar(tmp_path / "a.tar", *UNSAFE[kind])]
+    if all(len(member) == 2 for member in UNSAFE[kind]):
+        archives.append(make_zip(tmp_path / "a.zip", *UNSAFE[kind]))
     for archive in archives:
         with pytest.raises(DownloadError, match=archive.name):
             unpack(archive, tmp_path / "root")
@@ -416,35 +417,35 @@ def test_nothing_leaves_the_folder(tmp_path, what):
 
 def test_damaged_archives_leave_nothing(tmp_path):
     members = [(f"set/{index}", CONTENT[:99999]) for index in range(3)]
-    for whole in (tar(tmp_path / "a.tar", *members), tar(tmp_path / "a.gz", *members, mode="w:gz")):
+    for whole in (make_tar(tmp_path / "a.tar", *members), make_tar(tmp_path / "a.gz", *members, mode="w:gz")):
         written = whole.read_bytes()
         whole.write_bytes(written[: len(written) // 2])
         with pytest.raises(DownloadError, match=whole.name):
             unpack(whole, tmp_path / "root")
-    flipped = bytearray(zipped(tmp_path / "a.zip", *members).read_bytes())
+    flipped = bytearray(make_zip(tmp_path / "a.zip", *members).read_bytes())
     flipped[1000] ^= 255
     (tmp_path / "a.zip").write_bytes(flipped)
     (tmp_path / "text").write_text("neither")
-    for name, told in (("a.zip", "CRC"), ("text", "neither a tar nor a zip")):
-        with pytest.raises(DownloadError, match=told):
+    for name, message in (("a.zip", "CRC"), ("text", "neither a tar nor a zip")):
+        with pytest.raises(DownloadError, match=message):
             unpack(tmp_path / name, tmp_path / "root")
     assert leftovers(tmp_path / "root") == []
 
 
-def test_what_is_there_is_not_touched(tmp_path):
-    archive = tar(tmp_path / "a.tar", ("new", b"x"), ("set/a", b"x"))
+def test_unpack_keeps_existing_entries(tmp_path):
+    archive = make_tar(tmp_path / "a.tar", ("new", b"x"), ("set/a", b"x"))
     (tmp_path / "root" / "set").mkdir(parents=True)
     (tmp_path / "root" / "set" / "mine").touch()
-    with pytest.raises(DownloadError, match="there already"):
+    with pytest.raises(DownloadError, match="exists already"):
         unpack(archive, tmp_path / "root")
     assert leftovers(tmp_path / "root") == ["set"]
     assert leftovers(tmp_path / "root" / "set") == ["mine"]
 
 
-# Verifying
+# verify
 
 
-def test_verify_tells_the_five_cases_apart(tmp_path):
+def test_verify_distinguishes_five_states(tmp_path):
     contents = {"whole": b"12", "long": b"123", "other": b"21", "unknown": b"??", "md5": b"12"}
     for name, content in contents.items():
         (tmp_path / f"{name}.tar").write_bytes(content)
@@ -472,7 +473,7 @@ def test_verify_tells_the_five_cases_apart(tmp_path):
     assert found[5].detail == "md5 as expected"
 
 
-def test_verify_sees_a_file_in_a_folder_of_the_sets_name(tmp_path):
+def test_verify_finds_files_in_the_folder_of_the_set(tmp_path):
     digest = hashlib.sha256(b"12").hexdigest()
     source = DatasetInfo("mine", (RemoteFile("http://x/a.mat", 2, digest),), "none", "http://x")
     (tmp_path / "mine").mkdir()
@@ -480,7 +481,7 @@ def test_verify_sees_a_file_in_a_folder_of_the_sets_name(tmp_path):
     assert verify(source, tmp_path)[0].state == "present"
 
 
-def test_verify_uses_what_the_first_download_left(tmp_path):
+def test_verify_uses_the_recorded_checksum(tmp_path):
     source = DatasetInfo("mine", (RemoteFile("http://x/a.tar"),), "none", "http://x")
     (tmp_path / "a.tar").write_bytes(b"12")
     (tmp_path / "a.tar.sha256").write_text(f"{hashlib.sha256(b'12').hexdigest()}  a.tar\n")
@@ -489,11 +490,11 @@ def test_verify_uses_what_the_first_download_left(tmp_path):
     assert verify(source, tmp_path)[0].state == "wrong checksum"
 
 
-# The catalogue
+# The registry
 
 
-def test_the_catalogue_is_in_order():
-    assert all(name == entry.name and entry.licence and entry.homepage for name, entry in DATASETS.items())
+def test_dataset_registry_is_consistent():
+    assert all(name == entry.name and entry.license and entry.homepage for name, entry in DATASETS.items())
     files = [file for entry in DATASETS.values() for file in entry.files]
     assert len({file.name for file in files}) == len(files)
     for file in files:
@@ -502,77 +503,79 @@ def test_the_catalogue_is_in_order():
         assert file.sha256 is None or len(file.sha256) == 64
         assert int(file.md5 + (file.sha256 or ""), 16)
         assert (file.unpacks_in is None) == file.name.endswith(".mat")
-        assert {str(PurePosixPath(made).parent) for made in file.unpacks_to} <= {file.unpacks_in}
+        assert {str(PurePosixPath(unpacked).parent) for unpacked in file.unpacks_to} <= {file.unpacks_in}
 
 
-def test_an_unknown_source_is_refused_with_its_neighbours():
+def test_unknown_dataset_raises_with_suggestion():
     assert get_dataset_info("svhn") is DATASETS["svhn"]
     with pytest.raises(ConfigurationError, match=r"'cifr10'.*cifar10"):
         get_dataset_info("cifr10")
 
 
-# The command line, from the address to a readable data set
+# The command line
 
 
-def tarred(folder, name):
+def tar_bytes(folder, name):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(folder, arcname=name)
     return buffer.getvalue()
 
 
-def command(*arguments):
+def run(*arguments):
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return ended.value.code
 
 
-def test_what_is_got_by_hand_is_checked_and_left_as_it_is(tmp_path, monkeypatch, capsys):
-    made = tmp_path / "1.JPEG"
-    made.write_bytes(b"a picture")
-    content = tarred(made, "1.JPEG")
+def test_manual_file_is_checked_but_not_unpacked(tmp_path, monkeypatch, capsys):
+    unpacked = tmp_path / "1.JPEG"
+    unpacked.write_bytes(b"a picture")
+    content = tar_bytes(unpacked, "1.JPEG")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "val.tar").write_bytes(content)
     file = RemoteFile("https://example.org/val.tar", len(content), unpacks_to=("val",), manual=True)
-    monkeypatch.setitem(DATASETS, "by-hand", DatasetInfo("by-hand", (file,), "CC0", "http://x", note="Sort it into val."))
-    assert command("data", "get", "by-hand", "--root", tmp_path / "root") == 0
+    monkeypatch.setitem(
+        DATASETS, "by-hand", DatasetInfo("by-hand", (file,), "CC0", "http://x", note="Sort it into val.")
+    )
+    assert run("data", "get", "by-hand", "--root", tmp_path / "root") == 0
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["val.tar"]
     assert "Sort it into val." in capsys.readouterr().err
 
 
-def test_verifying_a_folder_that_is_not_there_is_no_success(tmp_path, capsys):
-    assert command("data", "verify", "--root", tmp_path / "mistyped") == 2
+def test_verify_of_a_missing_folder_fails(tmp_path, capsys):
+    assert run("data", "verify", "--root", tmp_path / "mistyped") == 2
     assert "mistyped" in capsys.readouterr().err
 
 
-def test_getting_a_data_set_over_a_bad_line(server, tmp_path, monkeypatch, capsys):
-    made = tmp_path / "made"
-    made.mkdir()
-    np.save(made / "images.npy", np.zeros((2000, 32, 32, 3), dtype=np.uint8))
-    np.save(made / "labels.npy", np.arange(2000) % 7)
-    server.content = tarred(made, "Set-C")
+def test_data_get_survives_a_bad_connection(server, tmp_path, monkeypatch, capsys):
+    unpacked = tmp_path / "made"
+    unpacked.mkdir()
+    np.save(unpacked / "images.npy", np.zeros((50, 32, 32, 3), dtype=np.uint8))
+    np.save(unpacked / "labels.npy", np.arange(50) % 7)
+    server.content = tar_bytes(unpacked, "Set-C")
     server.faults = [{"503"}, {"drop"}, {"drop"}]
     file = remote(server, server.content, unpacks_to=("Set-C",))
-    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), license="CC0", homepage="http://127.0.0.1"))
     monkeypatch.setattr("time.sleep", lambda _: None)
     root = tmp_path / "root"
-    assert command("data", "verify", "set-c", "--root", root) == 1
-    assert command("data", "verify", "--root", root) == 2, "where nothing is, nothing is as it should be"
+    assert run("data", "verify", "set-c", "--root", root) == 1
+    assert run("data", "verify", "--root", root) == 2, "an empty folder is not a verified one"
     assert "but found none" in capsys.readouterr().err
-    assert command("data", "get", "set-c", "--root", root) == 0
-    assert len(server.asked) == 4
-    assert len(array_folder(root / "Set-C")) == 2000
-    assert command("data", "verify", "set-c", "--root", root) == 0
+    assert run("data", "get", "set-c", "--root", root) == 0
+    assert len(server.requests) == 4
+    assert len(array_folder(root / "Set-C")) == 50
+    assert run("data", "verify", "set-c", "--root", root) == 0
     assert "present" in capsys.readouterr().out
-    assert command("data", "get", "set-c", "--root", root) == 0
-    assert len(server.asked) == 4, "nothing is fetched twice"
+    assert run("data", "get", "set-c", "--root", root) == 0
+    assert len(server.requests) == 4, "nothing is downloaded twice"
 
 
-def test_a_web_page_instead_of_a_data_set_is_named(server, tmp_path, monkeypatch, capsys):
+def test_data_get_reports_a_web_page(server, tmp_path, monkeypatch, capsys):
     server.content = PAGE
     file = RemoteFile(server.url, unpacks_to=("Set-C",))
-    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), licence="CC0", homepage="http://127.0.0.1"))
+    monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), license="CC0", homepage="http://127.0.0.1"))
     server.faults = [{"html"}]
-    assert command("data", "get", "set-c", "--root", tmp_path) == 2
+    assert run("data", "get", "set-c", "--root", tmp_path) == 2
     assert "web page" in capsys.readouterr().err
     assert leftovers(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Driving scenes adapted to, counted and drawn, against loops by hand and the files that were written."""
+"""`analyze scenes`: frame results, pixel counts, drawings, the page and the command."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ HEIGHT, WIDTH = 24, 36
 
 
 class Segmenter(nn.Module):
-    """As small as a segmentation network can be."""
+    """A minimal segmentation network."""
 
     def __init__(self, classes=8):
         super().__init__()
@@ -56,8 +56,8 @@ def of_many_classes():
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 300, 1))
 
 
-class Made:
-    """Frames made up, with labels."""
+class RandomScenes:
+    """Random frames with labels."""
 
     name = "made"
 
@@ -79,12 +79,12 @@ def adapter():
     return dp.tent(segmenter(), lr=0.3, select=dp.ConfidenceDifference(margin=-0.02))
 
 
-# Looking
+# Frame results
 
 
 @pytest.mark.parametrize(("count", "every", "batch_size"), [(5, 1, 2), (9, 1, 3), (2, 2, 2), (1, 1, 1)])
-def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
-    scenes, alarm = Made(), dp.Alarm(0.05, min_area=2)
+def test_frame_results_equal_a_manual_loop(count, every, batch_size):
+    scenes, alarm = RandomScenes(), dp.Alarm(0.05, min_area=2)
     seen = list(adapt_to_frames(adapter(), scenes, alarm=alarm, count=count, every=every, batch_size=batch_size))
     by_hand, expected = adapter(), {}
     for start in range(0, 5, batch_size):
@@ -99,44 +99,46 @@ def test_views_are_what_a_loop_by_hand_sees(count, every, batch_size):
         assert torch.equal(view.predicted, predicted)
         assert torch.equal(view.rejected, rejected)
         assert list(view.events) == events
-        assert torch.equal(view.frame, scenes.frames[view.index])
+        assert torch.equal(view.image, scenes.frames[view.index])
         assert torch.equal(view.labels, scenes.labels[view.index])
 
 
-def test_a_corrupted_frame_is_the_same_in_any_batch():
-    scenes = Made(4, labelled=False)
+def test_corrupted_frame_is_the_same_in_any_batch():
+    scenes = RandomScenes(4, labelled=False)
     seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=4, batch_size=3, corruption=Corruption("fog", 2))
     alone = [
         corrupt(scenes.frames[[place]], "fog", 2, dataset="made", indices=torch.tensor([place]))[0]
         for place in range(4)
     ]
-    assert all(torch.equal(view.frame, alone[view.index]) and view.labels is None for view in seen)
+    assert all(torch.equal(view.image, alone[view.index]) and view.labels is None for view in seen)
 
 
-def test_a_method_that_learns_nothing_rejects_nothing():
-    (view,) = adapt_to_frames(dp.source(segmenter()), Made(), alarm=dp.Alarm(), count=1)
+def test_source_method_rejects_nothing():
+    (view,) = adapt_to_frames(dp.source(segmenter()), RandomScenes(), alarm=dp.Alarm(), count=1)
     assert view.rejected is None
     assert [panel.kind for panel in make_panels(view, default_palette(8))] == ["input", "prediction", "alarm", "truth"]
-    assert "rejected" not in " ".join(count_pixels(view).sentences(rejecting=False))
+    assert "rejected" not in " ".join(count_pixels(view).sentences(has_rejected=False))
 
 
-def test_what_cannot_be_looked_at_is_named():
+def test_bad_model_settings_and_labels_raise():
     with pytest.raises(ModelError, match="logits for every pixel"):
-        list(adapt_to_frames(dp.source(classifier()), Made(), alarm=dp.Alarm(), count=1))
+        list(adapt_to_frames(dp.source(classifier()), RandomScenes(), alarm=dp.Alarm(), count=1))
     with pytest.raises(ConfigurationError, match="at least 1, but got 0, 1 and 2"):
-        list(adapt_to_frames(adapter(), Made(), alarm=dp.Alarm(), count=0))
+        list(adapt_to_frames(adapter(), RandomScenes(), alarm=dp.Alarm(), count=0))
     with pytest.raises(ConfigurationError, match="fog"):
         Corruption("fogg")
-    scenes = Made()
+    scenes = RandomScenes()
     scenes.labels = scenes.labels[:, 1:]
     with pytest.raises(InputError, match="frame 0 of made"):
         list(adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=1))
 
 
-# Drawing
+# Drawings
 
 
-@given(st.sampled_from([CITYSCAPES, CAMVID, default_palette(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+@given(
+    st.sampled_from([CITYSCAPES, CAMVID, default_palette(4)]), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99)
+)
 def test_classes_are_painted_in_their_colors(palette, height, width, seed):
     numbers = torch.randint(0, len(palette) + 2, (height, width), generator=torch.Generator().manual_seed(seed))
     classes = torch.tensor([*range(len(palette)), UNKNOWN, VOID], dtype=torch.uint8)[numbers]
@@ -152,16 +154,18 @@ def test_classes_are_painted_in_their_colors(palette, height, width, seed):
 
 @settings(max_examples=30)
 @given(st.integers(0, 999), st.booleans())
-def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
+def test_pixel_counts_equal_a_loop(seed, labelled):
     random = torch.Generator().manual_seed(seed)
     predicted = torch.randint(0, 3, (5, 6), generator=random)
     rejected = torch.rand(5, 6, generator=random) < 0.4
     labels = torch.tensor([0, 1, 2, UNKNOWN, VOID])[torch.randint(0, 5, (5, 6), generator=random)]
     frame = torch.zeros(3, 5, 6, dtype=torch.uint8)
-    counted = count_pixels(FrameResult(0, frame, predicted, rejected, (dp.Event(0, 1.0),), labels if labelled else None))
+    counted = count_pixels(
+        FrameResult(0, frame, predicted, rejected, (dp.Event(0, 1.0),), labels if labelled else None)
+    )
     expected = {"pixels": 30, "rejected": 0, "alarms": 1}
     for guess, out, truth in zip(predicted.flatten(), rejected.flatten(), labels.flatten(), strict=True):
-        group = "unknown" if truth == UNKNOWN else "right" if truth == guess else "wrong"
+        group = "unknown" if truth == UNKNOWN else "correct" if truth == guess else "wrong"
         expected["rejected"] += bool(out)
         if labelled and truth != VOID:
             expected[group] = expected.get(group, 0) + 1
@@ -170,16 +174,17 @@ def test_pixels_are_counted_as_a_loop_counts_them(seed, labelled):
     assert counted + counted == PixelStats(**{name: 2 * count for name, count in expected.items()})
 
 
-def test_sentences_say_whether_rejection_was_deserved():
-    counted = PixelStats(100, 30, right=50, wrong=20, unknown=10, rejected_right=5, rejected_wrong=10, rejected_unknown=9)
+def test_sentences_report_rejection_precision():
+    counts = {"correct": 50, "wrong": 20, "unknown": 10}
+    counted = PixelStats(100, 30, **counts, rejected_correct=5, rejected_wrong=10, rejected_unknown=9)
     assert [sentence.replace("\N{NO-BREAK SPACE}", " ") for sentence in counted.sentences()] == [
-        "71.4 % of the known pixels right",
-        "30.0 % of the pixels rejected (10.0 % of the right, 50.0 % of the wrong, 90.0 % of the unknown ones)",
+        "71.4 % of the known pixels correct",
+        "30.0 % of the pixels rejected (10.0 % of the correct, 50.0 % of the wrong, 90.0 % of the unknown ones)",
         "0 alarms",
     ]
 
 
-def test_rejected_pixels_are_black_and_alarms_are_framed_from_outside():
+def test_rejected_pixels_are_black_and_alarms_framed():
     rejected = torch.zeros(40, 60, dtype=torch.bool)
     rejected[10:20, 30:45] = True
     frame = torch.randint(0, 200, (3, 40, 60), dtype=torch.uint8)
@@ -207,12 +212,12 @@ def pictures_of(page):
 
 
 def drawn(out, **more):
-    seen = adapt_to_frames(adapter(), Made(**more), alarm=dp.Alarm(0.05), count=3)
+    seen = adapt_to_frames(adapter(), RandomScenes(**more), alarm=dp.Alarm(0.05), count=3)
     facts = {"Model": "<b>mine</b>"}
     return write_scenes(seen, default_palette(8), out, title="made & seen", facts=facts)
 
 
-def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
+def test_page_is_self_contained_and_files_exist(tmp_path):
     page = drawn(tmp_path / "scenes")
     text = page.read_text()
     pictures = list(pictures_of(text))
@@ -233,24 +238,24 @@ def test_the_page_needs_no_other_file_and_the_files_are_there(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "size"), [(1, (40, 30)), (8, (240, 180)), (19, (320, 180))])
-def test_a_key_shows_every_color_and_all_of_it(classes, size):
+def test_key_shows_every_color_completely(classes, size):
     swatches = [(each.name, each.color) for each in default_palette(classes)]
     drawing = make_legend(swatches, size)
     assert drawing.size == size
     found = {color: count for count, color in drawing.getcolors(maxcolors=2**16)}
     areas = [found.get(color, 0) for _, color in swatches]
     assert min(areas) > 0
-    assert max(areas) - min(areas) <= 4 * max(size) // 10, "none is cut off"
+    assert max(areas) - min(areas) <= 4 * max(size) // 10, "no swatch is cut off"
 
 
-def test_frames_without_labels_have_no_truth_to_show(tmp_path):
+def test_unlabeled_frames_have_no_ground_truth(tmp_path):
     text = drawn(tmp_path, labelled=False).read_text()
     assert len(list(pictures_of(text))) == 3 * 4 + 2
     assert "Ground truth" not in text
     assert "truth:" not in text
 
 
-def test_nothing_to_draw_is_refused(tmp_path):
+def test_write_scenes_without_frames_raises(tmp_path):
     with pytest.raises(InputError, match="at least one frame"):
         write_scenes([], CAMVID, tmp_path, title="", facts={})
 
@@ -280,7 +285,7 @@ MODEL = ("--model", "test_scene_pictures:segmenter")
 
 
 @pytest.mark.parametrize("method", ["tent+crowd", "source", "ttn", "swr+crowd"])
-def test_the_command_draws_a_set(camvid, capsys, method):
+def test_scenes_command_draws_a_data_set(camvid, capsys, method):
     words = ("--set", "camvid", "--data", camvid, "--frames", 3, "--method", method, "--corruption", "contrast")
     assert run(*MODEL, *words, "--severity", 2, "--source-frames", 4, "--out", camvid / "out") == 0
     assert capsys.readouterr().out.strip() == str(camvid / "out" / "index.html")
@@ -291,7 +296,7 @@ def test_the_command_draws_a_set(camvid, capsys, method):
 
 
 @pytest.mark.parametrize("method", ["tent", "tent+crowd", "swr", "swr+crowd", "cotta"])
-def test_what_is_not_said_is_as_in_the_suites_of_driving_scenes(method):
+def test_scenes_command_defaults_match_the_suites(method):
     suites = dict(make_driving_spec(method, "camvid-c", ("clean",)).options)
     for name, value in _paper_defaults(method, {}).items():
         assert suites[name] == value
@@ -300,7 +305,7 @@ def test_what_is_not_said_is_as_in_the_suites_of_driving_scenes(method):
     assert _paper_defaults(method, {"lr": 0.5})["lr"] == 0.5
 
 
-def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):
+def test_page_notes_procedural_frost(camvid, tmp_path):
     words = (
         *MODEL,
         "--set",
@@ -314,12 +319,12 @@ def test_frost_that_is_made_up_is_said_to_be(camvid, tmp_path):
         "--out",
         camvid / "out",
     )
-    assert run(*words, "--frost", tmp_path) == 2, "no photos are there"
+    assert run(*words, "--frost", tmp_path) == 2, "the folder holds no photos"
     assert run(*words, "--procedural-frost") == 0
     assert "frost, severity 5, made up" in (camvid / "out" / "index.html").read_text()
 
 
-def test_the_command_draws_a_folder_of_frames(camvid):
+def test_scenes_command_draws_a_folder(camvid):
     frames = camvid / "CamVid" / "test"
     words = ("--out", camvid / "out", "--every", 2, "--height", 12, "--width", 20)
     assert run(frames, *MODEL, *words) == 0
@@ -331,7 +336,7 @@ def test_the_command_draws_a_folder_of_frames(camvid):
     assert "bicyclist" in (camvid / "out" / "index.html").read_text()
 
 
-def test_frames_of_different_sizes_are_told_how_to_be_one_in_the_commands_own_words(tmp_path, capsys):
+def test_scenes_command_suggests_height_and_width(tmp_path, capsys):
     (tmp_path / "frames").mkdir()
     for name, width in (("a.png", 32), ("b.png", 48)):
         Image.new("RGB", (width, 24)).save(tmp_path / "frames" / name)
@@ -346,27 +351,27 @@ def test_frames_of_different_sizes_are_told_how_to_be_one_in_the_commands_own_wo
     [
         ((*MODEL,), "Expected a folder of frames or `--set`"),
         ((*MODEL, "--set", "camvit"), "Did you mean camvid"),
-        ((*MODEL, "--set", "camvid", "--unknown", "sky"), "Expected a model of the 10 classes of camvid/test"),
+        ((*MODEL, "--set", "camvid", "--unknown", "sky"), "Expected a model for the 10 classes of camvid/test"),
         (
             (*MODEL, "--set", "cityscapes", "--unknown", "sky"),
             "Expected `--unknown` with `--set camvid`, but got it with cityscapes",
         ),
         (
             (*MODEL, "--set", "synthia", "--split", "val"),
-            "Expected `--split` with a set that has splits, but got it with synthia",
+            "Expected `--split` with a data set that has splits, but got it with synthia",
         ),
         (
             (".", *MODEL, "--set", "camvid", "--split", "val"),
-            "Expected `--split` with a set that has splits, but got it with .",
+            "Expected `--split` with a data set that has splits, but got it with .",
         ),
         ((*MODEL, "--set", "camvid", "--width", 9), "Expected `--height` with `--width`"),
         ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
-        ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method learns from source data"),
+        ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method has to be prepared on source data"),
         (("--model", "test_scene_pictures:classifier", "--set", "camvid"), "Expected a segmentation network"),
         (("--model", "test_scene_pictures:of_many_classes", "{}"), "Expected at most 254 classes, but got 300"),
     ],
 )
-def test_what_the_command_cannot_do_is_said(camvid, capsys, words, message):
+def test_scenes_command_explains_bad_options(camvid, capsys, words, message):
     given_words = [str(word).format(camvid / "CamVid" / "test") for word in words]
     assert run(*given_words, "--data", camvid, "--out", camvid / "out") == 2
     assert message in " ".join(capsys.readouterr().err.split())

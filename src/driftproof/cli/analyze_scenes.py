@@ -104,7 +104,7 @@ def scenes_command(
     with progress_bar() as progress:
         if not adapter.prepared:
             _prepare(adapter, load_source_scenes(dataset, data, names, scenes.extent, source_frames), progress)
-        seen = adapt_to_frames(
+        results = adapt_to_frames(
             adapter,
             scenes,
             alarm=Alarm(alarm, min_area=min_area),
@@ -113,9 +113,9 @@ def scenes_command(
             batch_size=batch_size,
             corruption=change,
         )
-        shown = f", the first of every {every} drawn" if every > 1 else ""
+        drawn_note = f", the first of every {every} drawn" if every > 1 else ""
         facts = {
-            "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{shown}",
+            "Frames": f"{scenes.name}, {scenes.extent[0]}×{scenes.extent[1]} pixels{drawn_note}",
             "Appearance": "as stored" if change is None else _describe_corruption(change),
             "Model": " ".join(str(part) for part in (model, weights) if part is not None),
             "Method": ", ".join([method, *(f"{name} {value}" for name, value in options.items())]),
@@ -124,8 +124,8 @@ def scenes_command(
             "Software": f"driftproof {__version__}, torch {torch.__version__}",
         }
         title = f"{scenes.name}{f' under {corruption}' if corruption else ''}, seen by {method}".replace("_", " ")
-        drawn = min(frames, (len(scenes) - 1) // every + 1)
-        page = write_scenes(_with_progress(seen, progress, drawn), palette, out, title=title, facts=facts)
+        drawn_count = min(frames, (len(scenes) - 1) // every + 1)
+        page = write_scenes(_with_progress(results, progress, drawn_count), palette, out, title=title, facts=facts)
     typer.echo(page)
 
 
@@ -139,8 +139,8 @@ def _load_frost_photos(corruption: str, folder: Path | None, procedural: bool) -
 
 def _describe_corruption(corruption: "Corruption") -> str:
     photos = corruption.frost_photos
-    made_up = ", made up" if photos is not None and photos.origin == "procedural" else ""
-    return f"{corruption.name}, severity {corruption.severity}{made_up}"
+    origin_note = ", made up" if photos is not None and photos.origin == "procedural" else ""
+    return f"{corruption.name}, severity {corruption.severity}{origin_note}"
 
 
 def _paper_defaults(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
@@ -179,8 +179,8 @@ def _prepare(adapter: "Adapter", source: "SourceBatches", progress: "Progress") 
     progress.remove_task(task)
 
 
-def _with_progress(seen: "Iterator[FrameResult]", progress: "Progress", total: int) -> "Iterator[FrameResult]":
+def _with_progress(results: "Iterator[FrameResult]", progress: "Progress", total: int) -> "Iterator[FrameResult]":
     task = progress.add_task("frames", total=total)
-    for view in seen:
-        yield view
+    for result in results:
+        yield result
         progress.advance(task)

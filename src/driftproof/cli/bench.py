@@ -254,7 +254,7 @@ def _parse_replacement(text: str) -> tuple[str, str]:
 
 
 def _overview_table(suites: "list[Suite]") -> Table:
-    table = _wrapping_table("suite", "shows", "rounds", "cells", "note")
+    table = _wrapping_table("suite", "title", "rounds", "runs", "note")
     for suite in suites:
         table.add_row(suite.name, suite.title, str(suite.rounds), str(len(list(suite.specs()))), suite.note)
     return table

@@ -24,14 +24,14 @@ Root = Annotated[Path, typer.Option("--root", help="Folder that holds the data s
 
 @data_commands.command("list")
 def list_command(as_json: AsJson = False) -> None:
-    """List the data sets with size, licence and home page."""
+    """List the data sets with size, license and home page."""
     from driftproof.data import DATASETS
 
     if as_json:
         print_json([asdict(entry) for entry in DATASETS.values()])
         return
-    rows = [(entry.name, _size(entry.files), entry.licence, entry.homepage) for entry in DATASETS.values()]
-    print_table(("name", "size", "licence", "home page"), rows)
+    rows = [(entry.name, _size(entry.files), entry.license, entry.homepage) for entry in DATASETS.values()]
+    print_table(("name", "size", "license", "home page"), rows)
     for entry in DATASETS.values():
         if entry.note:
             typer.echo(f"{entry.name}: {entry.note}")
@@ -54,7 +54,7 @@ def get_command(
             typer.echo(f"{entry.name}: {entry.note}", err=True)
         if not entry.files:
             raise DownloadError(
-                f"Expected a data set with direct downloads, but got {entry.name}. Get it by hand from {entry.homepage}."
+                f"Expected a data set with direct download, but got {entry.name}. Get it by hand from {entry.homepage}."
             )
         for file in entry.files:
             _download(file, root, keep_archives)

@@ -6,7 +6,7 @@ files are sorted by name. Streams do the shuffling.
 """
 
 from driftproof.data.auto import open_dataset
-from driftproof.data.catalogue import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
+from driftproof.data.registry import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
 from driftproof.data.corrupted import Corrupted, cache_to_disk, stack_severities
 from driftproof.data.corrupted_files import write_files

@@ -20,7 +20,7 @@ from typing import Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from driftproof.data.catalogue import DatasetInfo, RemoteFile
+from driftproof.data.registry import DatasetInfo, RemoteFile
 from driftproof.errors import ConfigurationError, DownloadError
 from driftproof.files import atomic_write
 

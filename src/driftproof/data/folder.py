@@ -35,7 +35,7 @@ def folder(root: Path, *, size: Size = None) -> ImageSet:
     """
     root = Path(root)
     if not root.is_dir():
-        raise InputError(f"Expected {root} to be a folder of images, but there is no such folder.")
+        raise InputError(f"Expected {root} to be a folder of images, but it does not exist.")
     loose = [path for path in image_files(root) if path.parent == root]
     below = {child.name: image_files(child) for child in _subfolders(root)}
     classes = [name for name, images in below.items() if images]

