@@ -1,4 +1,4 @@
-"""The benchmark's parts against slow references: methods by name, measures, plans, results, files, costs, overhead."""
+"""Benchmark components against slow references: methods, metrics, plans, results, costs, overhead."""
 
 import dataclasses
 import gc
@@ -16,28 +16,28 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from driftproof.adapter.sentence import described
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
 import driftproof as dp
-from driftproof.adapter.sentence import described
-from driftproof.analyses import components, method_memory
+from driftproof.analyses import count_memory, method_memory
 from driftproof.bench import METHODS, Results, Spec, Store, build_method, environment, fill_table, runner, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
 from driftproof.bench.metrics import MetricCollection
-from driftproof.bench.plan import RunFilter, Job, plan_runs
-from driftproof.bench.tables import TableEntry, Summary, Table
+from driftproof.bench.plan import Job, RunFilter, plan_runs
+from driftproof.bench.tables import Summary, Table, TableEntry
 from driftproof.cli import live
 from driftproof.errors import ConfigurationError, InputError, StateError
-from driftproof.models import build
+from driftproof.models import build_model
 from driftproof.record import Outcome, Record
-from driftproof.report.caveats import table_notes
 from driftproof.report.exports import flat_rows
-from driftproof.streams import Batch
+from driftproof.report.notes import table_notes
+from driftproof.streams import StreamBatch
 from networks import build as small_network
 from small_bench import AT_ONCE, SmallBench, ignore
 
@@ -49,7 +49,7 @@ NETWORK = small_network("wide_resnet")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_name_stands_for_the_method_with_the_papers_settings(name):
+def test_method_name_builds_method_with_paper_settings(name):
     by_hand = getattr(dp, name)(NETWORK)
     assert described(build_method(name, NETWORK, {})) == described(by_hand)
     if name in SELECTING:
@@ -60,17 +60,17 @@ def test_a_name_stands_for_the_method_with_the_papers_settings(name):
             build_method(f"{name}+crowd", NETWORK, {})
 
 
-def test_options_are_the_keywords_of_the_method_and_of_its_selection():
+def test_options_are_keywords_of_method_and_selection():
     options = {"lr": 0.02, "accumulate": 4, "margin": -0.2, "on": "logits", "mean_entropy": 0.1, "output": "after"}
     found = build_method("tent+crowd", NETWORK, options)
     select = dp.ConfidenceDifference(margin=-0.2, on="logits")
     by_hand = dp.tent(NETWORK, lr=0.02, accumulate=4, select=select, mean_entropy=0.1, output="after")
     assert described(found) == described(by_hand)
     assert (found.output, found.optimizer.param_groups[0]["lr"]) == ("after", 0.02)
-    assert options["margin"] == -0.2, "the caller's options are left alone"
+    assert options["margin"] == -0.2, "the caller's options are unchanged"
 
 
-def test_the_static_thresholds_that_selection_is_compared_with():
+def test_static_threshold_selections():
     confident, certain = (build_method(f"tent+{name}", NETWORK, {}) for name in ("confident", "certain"))
     assert repr(confident.select) == "ConfidenceAbove(threshold=0.9)"
     assert repr(certain.select) == "EntropyBelow(threshold=None)"
@@ -78,7 +78,7 @@ def test_the_static_thresholds_that_selection_is_compared_with():
     assert repr(build_method("tent+certain", NETWORK, {"threshold": 0.7}).select) == "EntropyBelow(threshold=0.7)"
 
 
-def test_objects_are_given_by_words():
+def test_objects_are_given_by_name():
     words = {"optimizer": "sgd", "statistics": "source", "source_statistics": "batch"}
     adapter = build_method("tent", NETWORK, words)
     assert isinstance(adapter.optimizer, torch.optim.SGD)
@@ -90,7 +90,7 @@ def test_objects_are_given_by_words():
     assert build_method("tent", NETWORK, {"statistics": None}).source_statistics is None
 
 
-def test_novelty_can_be_the_confidence_difference_of_a_method_that_does_not_select():
+def test_confidence_difference_as_novelty_of_plain_method():
     plain, comparing = dp.tent(NETWORK), build_method("tent", NETWORK, {"novelty": "confidence_difference"})
     for seed in range(3):
         images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
@@ -102,7 +102,7 @@ def test_novelty_can_be_the_confidence_difference_of_a_method_that_does_not_sele
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("tnet", {}, "Did you mean tent"),
         ("tent+crowds", {}, r"Did you mean tent\+crowd"),
@@ -127,24 +127,24 @@ def test_novelty_can_be_the_confidence_difference_of_a_method_that_does_not_sele
         ("swr", {"anchor": "sorce"}, "anchor"),
     ],
 )
-def test_what_a_method_does_not_understand_is_answered_with_the_nearest(name, options, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_unknown_method_or_option_suggests_nearest(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
         build_method(name, NETWORK, options)
 
 
-# Measures
+# Metrics
 
 
 LOGITS = torch.tensor(
     [[2, 1, 0, -1], [0, 3, 1, 1], [-1, 0, 2.5, 0], [0, 0, 0, 0.5], [4, 0, 0, 2], [1, 1.25, 1, 1], [-2, -3, 0.25, -1]]
-)  # any two of them differ in every score, so that scores are tied exactly where they are the same
+)  # any two rows differ in every score, so that scores tie only for equal rows
 
 
 @st.composite
-def domains(draw):
-    """Some batches of one domain, with the adapter's answers."""
+def domain_batches(draw):
+    """Batches of one domain, with logits and records."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    kinds, unknown = draw(st.integers(1, len(LOGITS))), draw(st.sampled_from([0, 0.4, 1]))
+    distinct, unknown = draw(st.integers(1, len(LOGITS))), draw(st.sampled_from([0, 0.4, 1]))
     found = []
     for size in draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)):
         known = torch.rand(size, generator=generator) >= unknown
@@ -154,20 +154,20 @@ def domains(draw):
             novelty=torch.randint(-3, 4, (size,), generator=generator) / 8,
             outcome=Outcome(skipped=draw(st.none() | st.just("NaN or Inf in the images"))),
         )
-        logits = LOGITS[torch.randint(0, kinds, (size,), generator=generator)]
-        found.append((logits, Batch(torch.zeros(size, 3, 2, 2), labels, "fog", 3, known), record))
+        logits = LOGITS[torch.randint(0, distinct, (size,), generator=generator)]
+        found.append((logits, StreamBatch(torch.zeros(size, 3, 2, 2), labels, "fog", 3, known), record))
     return found
 
 
-def tallied(found, *measures):
-    tally = MetricCollection(Spec("tent", "x", "y", domains=("fog",), measures=measures), "cpu")
+def compute_row(found, *measures):
+    metrics = MetricCollection(Spec("tent", "x", "y", domains=("fog",), measures=measures), "cpu")
     for logits, batch, record in found:
-        tally.update(logits, batch, record)
-    return tally.compute()
+        metrics.update(logits, batch, record)
+    return metrics.compute()
 
 
-def samples_of(found):
-    """One by one: predicted, label, known, selected, novelty, logits."""
+def iter_samples(found):
+    """Yield the samples one by one."""
     for logits, batch, record in found:
         for i, row in enumerate(logits.tolist()):
             best = max(range(len(row)), key=lambda k, row=row: row[k])
@@ -182,9 +182,9 @@ def share(part, whole):
     return len(part) / len(whole) if whole else None
 
 
-@given(domains())
-def test_a_row_counts_every_sample_once(found):
-    row, every = tallied(found, "error", "selection"), list(samples_of(found))
+@given(domain_batches())
+def test_row_counts_every_sample_once(found):
+    row, every = compute_row(found, "error", "selection"), list(iter_samples(found))
     known = [s for s in every if s.known]
     selected, rejected = ([s for s in every if s.selected is which] for which in (True, False))
     expected = {
@@ -205,8 +205,8 @@ def test_a_row_counts_every_sample_once(found):
     json.dumps(row, allow_nan=False)
 
 
-def by_sklearn(positives, negatives):
-    """AUROC, and the false positives at 95 % of the true ones; None where there is nothing to rank."""
+def sklearn_scores(positives, negatives):
+    """Return AUROC and FPR@TPR95 in percent; None if there is nothing to rank."""
     if not positives or not negatives:
         return None, None
     truth, scores = [1] * len(positives) + [0] * len(negatives), positives + negatives
@@ -225,38 +225,38 @@ FAMILIARITY = {
 }
 
 
-@given(domains())
-def test_scores_equal_sklearns_in_both_protocols(found):
-    row, every = tallied(found, "scores"), list(samples_of(found))
+@given(domain_batches())
+def test_scores_match_sklearn_in_both_protocols(found):
+    row, every = compute_row(found, "scores"), list(iter_samples(found))
     counts = {"round", "domain", "batches", "samples", "skipped"}
     for name, familiarity in FAMILIARITY.items():
         for protocol, wrong in {"including": lambda s: not s.correct, "excluding": lambda s: not s.known}.items():
             positives = [familiarity(s) for s in every if s.correct]
             negatives = [familiarity(s) for s in every if wrong(s)]
-            for kind, expected in zip(("auroc", "fpr"), by_sklearn(positives, negatives), strict=True):
+            for kind, expected in zip(("auroc", "fpr"), sklearn_scores(positives, negatives), strict=True):
                 ours = row[f"{name}/{protocol}/{kind}"]
                 assert ours == (None if expected is None else pytest.approx(expected, abs=1e-9)), (name, kind)
                 counts.add(f"{name}/{protocol}/{kind}")
     assert set(row) == counts
 
 
-@given(domains())
-def test_the_crowd_rejects_what_lost_confidence_whatever_was_learned_from(found):
-    row, every = tallied(found, "crowd"), list(samples_of(found))
-    kept, rejected = ([s for s in every if (s.novelty <= 0) is which] for which in (True, False))
+@given(domain_batches())
+def test_paper_selection_metric_is_independent_of_selected_samples(found):
+    row, every = compute_row(found, "crowd"), list(iter_samples(found))
+    selected, rejected = ([s for s in every if (s.novelty <= 0) is which] for which in (True, False))
     assert row["crowd/rejected"] == pytest.approx(share(rejected, every))
     for name, part, whole in (
         ("npv", [s for s in rejected if not s.correct], rejected),
-        ("precision", [s for s in kept if s.correct], kept),
-        ("recall", [s for s in kept if s.correct], [s for s in every if s.correct]),
+        ("precision", [s for s in selected if s.correct], selected),
+        ("recall", [s for s in selected if s.correct], [s for s in every if s.correct]),
     ):
         expected = share(part, whole)
         assert row[f"crowd/{name}"] == (None if expected is None else pytest.approx(expected))
 
 
-@given(domains())
-def test_histograms_equal_numpys_and_hold_every_sample(found):
-    row, every = tallied(found, "histograms"), list(samples_of(found))
+@given(domain_batches())
+def test_histograms_match_reference_and_count_every_sample(found):
+    row, every = compute_row(found, "histograms"), list(iter_samples(found))
     scores = {"confidence": FAMILIARITY["msp"], "confidence_difference": FAMILIARITY["confidence_difference"]}
     for name, score in scores.items():
         for kind, chosen in {
@@ -267,33 +267,33 @@ def test_histograms_equal_numpys_and_hold_every_sample(found):
             counts = row[f"histogram/{name}/{kind}"]
             assert sum(counts) == len(chosen)
             # In single precision a score may fall on the other side of an edge.
-            middle = np.add(edges(name)[:-1], np.diff(edges(name)) / 2)
-            apart = np.abs(np.repeat(middle, counts) - np.sort([score(s) for s in chosen]))
-            assert (apart <= np.diff(edges(name))[0] / 2 + 1e-6).all()
+            centers = np.add(edges(name)[:-1], np.diff(edges(name)) / 2)
+            distance = np.abs(np.repeat(centers, counts) - np.sort([score(s) for s in chosen]))
+            assert (distance <= np.diff(edges(name))[0] / 2 + 1e-6).all()
     json.dumps(row, allow_nan=False)
 
 
-def test_a_confidence_that_fell_by_next_to_nothing_lies_left_of_zero():
+def test_slightly_negative_change_is_binned_below_zero():
     logits, known = torch.tensor([[2.0, 0.0], [2.0, 0.0], [math.nan, 0.0]]), torch.tensor([True, True, True])
-    batch = Batch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, 0]), "fog", 1, known)
+    batch = StreamBatch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, 0]), "fog", 1, known)
     record = Record(known, torch.tensor([1e-9, 0.0, math.nan]), outcome=Outcome())
-    row = tallied([(logits, batch, record)], "histograms", "crowd")
+    row = compute_row([(logits, batch, record)], "histograms", "crowd")
     counts, zero = row["histogram/confidence_difference/correct"], edges("confidence_difference").index(0.0)
     assert (counts[zero - 1], counts[zero], sum(counts)) == (1, 1, 2)
-    assert row["crowd/rejected"] == pytest.approx(2 / 3), "what is no number did not hold its confidence"
+    assert row["crowd/rejected"] == pytest.approx(2 / 3), "NaN counts as a loss of confidence"
 
 
-def test_a_network_that_left_the_finite_numbers_ranks_nothing():
+def test_nan_scores_give_no_auroc():
     logits = torch.tensor([[math.nan, 0.0], [2.0, 0.0], [0.0, 3.0]])
-    batch = Batch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, -1]), "fog", 1, torch.tensor([True, True, False]))
+    batch = StreamBatch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, -1]), "fog", 1, torch.tensor([True, True, False]))
     record = Record(torch.ones(3, dtype=torch.bool), torch.tensor([0.1, 0.2, 0.3]), outcome=Outcome())
-    row = tallied([(logits, batch, record)], "error", "scores")
+    row = compute_row([(logits, batch, record)], "error", "scores")
     assert row["msp/including/auroc"] is row["energy/excluding/fpr"] is None
     assert row["confidence_difference/excluding/auroc"] == 100
     json.dumps(row, allow_nan=False)
 
 
-def test_an_unknown_measure_is_answered_with_the_nearest():
+def test_unknown_metric_suggests_nearest():
     with pytest.raises(ConfigurationError, match="Did you mean error"):
         MetricCollection(Spec("tent", "x", "y", domains=("fog",), measures=("eror",)), "cpu")
 
@@ -301,45 +301,50 @@ def test_an_unknown_measure_is_answered_with_the_nearest():
 # Plans
 
 
-def test_everything_of_a_suite_is_planned_in_its_order():
+def test_plan_contains_all_runs_of_suite_in_order():
     for name in ("table1", "table6", "demo"):
         made = suite(name)
         assert plan_runs(made, RunFilter()) == [Job(spec, made.rounds) for spec in made.specs()]
 
 
-def test_cells_that_several_suites_share_are_planned_once_as_far_as_any_wants_them():
+def test_run_shared_by_suites_is_planned_once_with_most_rounds():
     short, long = suite("table2"), suite("rules")
     jobs = plan_runs([short, long], RunFilter())
     assert [job.spec for job in jobs] == list(dict.fromkeys([*short.specs(), *long.specs()]))
-    further = set(long.specs())
-    assert all(job.rounds == (50 if job.spec in further else 1) for job in jobs)
+    in_long = set(long.specs())
+    assert all(job.rounds == (50 if job.spec in in_long else 1) for job in jobs)
     both = plan_runs([long, suite("gradients")], RunFilter(methods=["tent+certain", "bn_adapt"], sets=["cifar10-c"]))
-    assert {job.spec.task for job in both} == {"stream", "gradients"}, "each name is known to one of them"
+    assert {job.spec.task for job in both} == {"stream", "gradients"}, "each name occurs in one of them"
     with pytest.raises(ConfigurationError, match="known method of table2 or rules, but got 'cotta'"):
         plan_runs([short, long], RunFilter(methods=["cotta"]))
 
 
 @pytest.mark.parametrize("names", [("table7", "table2"), ("table2", "table7")])
-def test_cells_that_a_replacement_makes_one_go_as_far_as_any_of_them_should(names):
-    choice = RunFilter(methods=["tent"], sets=["cifar10-c"], setting="closed", replaced={"wrn28_10": "wrn40_2"})
-    jobs = plan_runs([suite(name) for name in names], choice)
+def test_runs_merged_by_replacement_use_most_rounds(names):
+    run_filter = RunFilter(methods=["tent"], sets=["cifar10-c"], setting="closed", replaced={"wrn28_10": "wrn40_2"})
+    jobs = plan_runs([suite(name) for name in names], run_filter)
     assert {job.spec.model: job.rounds for job in jobs} == {"wrn40_2": 50, "resnet50_cifar": 50}
     assert len(jobs) == 2
 
 
-def test_a_choice_filters_by_method_set_and_setting():
-    choice = RunFilter(methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6])
-    jobs = plan_runs(suite("table1"), choice)
+def test_filter_by_method_dataset_and_setting():
+    run_filter = RunFilter(
+        methods=["tent+crowd", "tent"], sets=["cifar10-c"], setting="open", rounds=3, limit=7, seeds=[5, 6]
+    )
+    jobs = plan_runs(suite("table1"), run_filter)
     found = [(job.spec.seed, job.spec.method, job.spec.images, job.spec.setting, job.rounds) for job in jobs]
     assert found == [(seed, method, "cifar10-c", "open", 3) for seed in (5, 6) for method in ("tent", "tent+crowd")]
     assert {job.spec.limit for job in jobs} == {7}
     assert len(plan_runs(suite("table1"), RunFilter(setting="closed"))) == 39
-    assert choice.metadata() == {"limit": 7, "replaced": {}, "prepared on test images": []}
+    assert run_filter.metadata() == {"limit": 7, "replaced": {}, "prepared on test images": []}
 
 
-def test_a_set_can_be_replaced_wherever_it_is_streamed():
-    choice = RunFilter(sets=["tiny-imagenet-c"], replaced={"imagenet-o-c-64": "imagenet64-other-c"})
-    jobs, usual = plan_runs(suite("table1"), choice), plan_runs(suite("table1"), RunFilter(sets=["tiny-imagenet-c"]))
+def test_dataset_is_replaced_as_known_and_unknown_images():
+    run_filter = RunFilter(sets=["tiny-imagenet-c"], replaced={"imagenet-o-c-64": "imagenet64-other-c"})
+    jobs, usual = (
+        plan_runs(suite("table1"), run_filter),
+        plan_runs(suite("table1"), RunFilter(sets=["tiny-imagenet-c"])),
+    )
     for job, before in zip(jobs, usual, strict=True):
         unknown = "imagenet64-other-c" if before.spec.setting == "open" else None
         assert job.spec == dataclasses.replace(before.spec, unknown=unknown)
@@ -347,22 +352,22 @@ def test_a_set_can_be_replaced_wherever_it_is_streamed():
     assert [job.spec.images for job in jobs] == ["other-c", "cifar100-c", "tiny-imagenet-c"]
 
 
-def test_a_network_can_be_replaced_like_a_set(tmp_path):
+def test_network_is_replaced_like_dataset(tmp_path):
     replaced = {"deeplabv3plus_resnet50": "deeplabv3plus_small", "camvid-c": "camvid-c-180"}
     (job,) = plan_runs(suite("camvid"), RunFilter(methods=["source"], replaced=replaced))
     assert (job.spec.model, job.spec.images) == ("deeplabv3plus_small", "camvid-c-180")
-    put(tmp_path, job.spec, [[0.0] * 6], mean_iou=[12.0] * 3 + [14.0] * 3)
+    write_run(tmp_path, job.spec, [[0.0] * 6], mean_iou=[12.0] * 3 + [14.0] * 3)
     Store(tmp_path).update_metadata({"replaced": replaced})
     assert fill_table(Results(tmp_path), suite("camvid").tables[0]).values["source", "Round 1"].ours == 13.0
 
 
-def test_what_a_folder_shares_can_be_said_of_suites_that_it_does_not_concern():
+def test_folder_options_do_not_change_unrelated_suites():
     everywhere = {"replaced": {"imagenet-o-c-64": "imagenet64-other-c"}, "prepared_on_test": ["tiny-imagenet-c"]}
     for name in ("table8", "gradients"):
         assert plan_runs(suite(name), RunFilter(**everywhere)) == plan_runs(suite(name), RunFilter())
 
 
-def test_costs_can_be_measured_alone_and_in_fewer_trials():
+def test_filter_by_task_and_number_of_trials():
     jobs = plan_runs([suite("table6"), suite("s3")], RunFilter(task="costs", trials=20))
     assert {job.spec.method for job in jobs} == {"ent,swr,tent,eata,tent+crowd", "tent,cotta,tent+crowd"}
     assert [dict(job.spec.options) for job in jobs] == [{"trials": 20, "warm_up": 20}] * 2
@@ -371,7 +376,7 @@ def test_costs_can_be_measured_alone_and_in_fewer_trials():
     assert plan_runs(suite("table2"), RunFilter(trials=20)) == plan_runs(suite("table2"), RunFilter())
 
 
-def test_nothing_is_planned_twice():
+def test_plan_has_no_duplicates():
     jobs = plan_runs(suite("table2"), RunFilter(methods=["source"], seeds=[0, 1, 0]))
     assert len(jobs) == len({job.spec for job in jobs}) == 12
     same = {"cifar10-c": "digits-c", "cifar100-c": "digits-c"}
@@ -380,7 +385,7 @@ def test_nothing_is_planned_twice():
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("run_filter", "message"),
     [
         (RunFilter(methods=["tnet"]), "Did you mean tent"),
         (RunFilter(methods=["cotta"]), "known method of table1, but got 'cotta'"),
@@ -392,30 +397,30 @@ def test_nothing_is_planned_twice():
         (RunFilter(trials=0), "`trials` to be at least 1, but got 0"),
         (RunFilter(rounds=0), "`rounds` to be at least 1, but got 0"),
         (RunFilter(limit=0), "`limit` to be at least 1, but got 0"),
-        (RunFilter(seeds=[]), "at least one cell of table1"),
+        (RunFilter(seeds=[]), "at least one run of table1"),
     ],
 )
-def test_a_choice_of_what_is_not_there_is_answered(choice, said):
-    with pytest.raises(ConfigurationError, match=said):
-        plan_runs(suite("table1"), choice)
+def test_invalid_filter_is_refused(run_filter, message):
+    with pytest.raises(ConfigurationError, match=message):
+        plan_runs(suite("table1"), run_filter)
 
 
-# Results read back
+# Results
 
 DOMAINS = ("fog", "frost", "snow")
 
 
-def put(folder, spec, errors, **more):
-    """A cell of which the errors were measured: one list per round, a domain each."""
+def write_run(folder, spec, errors, **more):
+    """Write a run with given errors: one list per round, one number per domain."""
     rows = [
         {"round": index // len(spec.domains) + 1, "domain": spec.domains[index % len(spec.domains)], "error": error}
         | {name: values[index] for name, values in more.items()}
         for index, error in enumerate(itertools.chain(*errors))
     ]
-    cell = Store(folder).run(spec)
-    with cell.locked():
-        cell.write_spec(spec, {})
-        cell.append(rows, [{"seconds": 1.0}] * len(rows))
+    run = Store(folder).run(spec)
+    with run.locked():
+        run.write_spec(spec, {})
+        run.append(rows, [{"seconds": 1.0}] * len(rows))
 
 
 def random_errors(seed, rounds, domains=3):
@@ -426,9 +431,9 @@ def tiny(method, **more):
     return Spec(method, "cifar10-c", "wrn40_2", domains=DOMAINS, **more)
 
 
-def test_a_number_is_the_mean_over_domains_in_the_round_that_is_asked_for(tmp_path):
+def test_value_is_mean_over_domains_of_requested_round(tmp_path):
     errors = random_errors(0, rounds=4)
-    put(tmp_path, tiny("tent"), errors, precision=list(range(12)))
+    write_run(tmp_path, tiny("tent"), errors, precision=list(range(12)))
     results = Results(tmp_path)
     for round in range(1, 5):
         value = results.value(TableEntry("tent", "here", (tiny("tent"),), round=round), paper=30.0)
@@ -444,18 +449,18 @@ def test_a_number_is_the_mean_over_domains_in_the_round_that_is_asked_for(tmp_pa
 
 
 @pytest.mark.parametrize("begun", [0, 1, 2])
-def test_a_run_that_has_not_got_there_shows_the_last_round_it_reached(tmp_path, begun):
+def test_incomplete_run_shows_last_complete_round(tmp_path, begun):
     errors = random_errors(1, rounds=2)
-    put(tmp_path, tiny("tent"), [*errors, [1.0] * begun])
+    write_run(tmp_path, tiny("tent"), [*errors, [1.0] * begun])
     value = Results(tmp_path).value(TableEntry("tent", "here", (tiny("tent"),), round=50))
     assert value.ours == pytest.approx(np.mean(errors[1]))
     assert (value.round, value.wanted, value.complete) == (2, 50, False)
 
 
-def test_what_was_not_measured_is_none(tmp_path):
-    put(tmp_path, tiny("tent"), [[1.0, 2.0]])
+def test_missing_value_is_none(tmp_path):
+    write_run(tmp_path, tiny("tent"), [[1.0, 2.0]])
     results = Results(tmp_path)
-    assert results.seeds(tiny("tent")) == [], "not one round is complete"
+    assert results.seeds(tiny("tent")) == [], "no round is complete"
     assert results.rows(tiny("eata")) == []
     for spec in (tiny("tent"), tiny("eata")):
         value = results.value(TableEntry("x", "here", (spec,), round=3), paper=7.0)
@@ -466,77 +471,79 @@ def test_what_was_not_measured_is_none(tmp_path):
         Results(tmp_path / "elsewhere")
 
 
-def test_seeds_are_averaged_and_spread(tmp_path):
+def test_seeds_give_mean_and_deviation(tmp_path):
     errors = {seed: random_errors(seed, rounds=seed) for seed in (3, 4, 7)}
     for seed, rounds in errors.items():
-        put(tmp_path, tiny("tent", seed=seed), rounds)
-    put(tmp_path, tiny("tent", seed=8), [[1.0]])
+        write_run(tmp_path, tiny("tent", seed=seed), rounds)
+    write_run(tmp_path, tiny("tent", seed=8), [[1.0]])
     results = Results(tmp_path)
     assert [spec.seed for spec in results.seeds(tiny("tent"))] == [3, 4, 7]
-    for round, come in ((3, (3, 4, 7)), (4, (4, 7))):
+    for round, seeds in ((3, (3, 4, 7)), (4, (4, 7))):
         value = results.value(TableEntry("tent", "here", (tiny("tent"),), round=round))
-        means = [np.mean(errors[seed][round - 1]) for seed in come]
+        means = [np.mean(errors[seed][round - 1]) for seed in seeds]
         assert value.ours == pytest.approx(np.mean(means))
         assert value.deviation == pytest.approx(np.std(means, ddof=1))
-        assert (value.round, [run.seed for run in value.runs]) == (round, list(come))
+        assert (value.round, [run.seed for run in value.runs]) == (round, list(seeds))
 
 
-def test_a_seed_that_has_only_begun_does_not_take_back_what_another_has_reached(tmp_path):
+def test_short_seed_does_not_lower_round_of_longer_seed(tmp_path):
     errors = random_errors(0, rounds=4)
-    put(tmp_path, tiny("tent"), errors)
-    put(tmp_path, tiny("tent", seed=1), random_errors(1, rounds=1))
+    write_run(tmp_path, tiny("tent"), errors)
+    write_run(tmp_path, tiny("tent", seed=1), random_errors(1, rounds=1))
     value = Results(tmp_path).value(TableEntry("tent", "here", (tiny("tent"),), round=50))
     assert (value.ours, value.round, value.seeds) == (pytest.approx(np.mean(errors[3])), 4, 1)
 
 
-def test_numbers_that_are_compared_are_of_the_same_seeds_and_the_same_round(tmp_path):
+def test_compared_values_share_seeds_and_round(tmp_path):
     rounds = {("tent", 0): 4, ("tent", 1): 2, ("tent", 2): 4, ("eata", 0): 3, ("eata", 1): 3}
     errors = {place: random_errors(index, rounds[place]) for index, place in enumerate(rounds)}
     for method, seed in rounds:
-        put(tmp_path, tiny(method, seed=seed), errors[method, seed])
+        write_run(tmp_path, tiny(method, seed=seed), errors[method, seed])
     entries = [TableEntry(method, "here", (tiny(method),), round=50) for method in ("tent", "eata")]
     found = Results(tmp_path).compare(entries)
     assert [value.ours for value in found] == pytest.approx([np.mean(errors[name, 0][2]) for name in ("tent", "eata")])
     assert all((value.round, value.wanted, value.seeds) == (3, 50, 1) for value in found)
 
 
-def test_cells_are_averaged_seed_by_seed(tmp_path):
+def test_runs_are_averaged_per_seed(tmp_path):
     closed, opened = tiny("tent"), tiny("tent", unknown="svhn-c")
     errors = {
         (spec, seed): random_errors(seed + 10 * (spec is opened), 1) for spec in (closed, opened) for seed in range(6)
     }
     for (spec, seed), rounds in errors.items():
         if seed != (0 if spec is closed else 5):
-            put(tmp_path, dataclasses.replace(spec, seed=seed), rounds)
+            write_run(tmp_path, dataclasses.replace(spec, seed=seed), rounds)
     value = Results(tmp_path).value(TableEntry("tent", "both", (closed, opened)))
     means = [np.mean([errors[closed, seed], errors[opened, seed]]) for seed in (1, 2, 3, 4)]
-    assert value.seeds == 4, "those that both have"
+    assert value.seeds == 4, "seeds that both have"
     assert value.ours == pytest.approx(np.mean(means))
     assert value.deviation == pytest.approx(np.std(means, ddof=1))
 
 
-def test_no_common_seed_is_no_number(tmp_path):
-    put(tmp_path, tiny("tent", seed=1), random_errors(0, 1))
-    put(tmp_path, tiny("tent", unknown="svhn-c", seed=2), random_errors(0, 1))
+def test_no_common_seed_gives_no_value(tmp_path):
+    write_run(tmp_path, tiny("tent", seed=1), random_errors(0, 1))
+    write_run(tmp_path, tiny("tent", unknown="svhn-c", seed=2), random_errors(0, 1))
     value = Results(tmp_path).value(TableEntry("tent", "both", (tiny("tent"), tiny("tent", unknown="svhn-c"))))
     assert (value.ours, value.seeds) == (None, 0)
 
 
-def test_a_measure_that_does_not_apply_is_none_and_not_an_error(tmp_path):
+def test_missing_metric_gives_none(tmp_path):
     for seed in (0, 1):
-        put(tmp_path, tiny("tent", seed=seed), [[1.0, None if seed else 2.0, 3.0]])
-    table = Table("t", "T", (TableEntry("tent", "here", (tiny("tent"),)), TableEntry("tent", "odd", (tiny("tent"),), "oddity")))
+        write_run(tmp_path, tiny("tent", seed=seed), [[1.0, None if seed else 2.0, 3.0]])
+    table = Table(
+        "t", "T", (TableEntry("tent", "here", (tiny("tent"),)), TableEntry("tent", "odd", (tiny("tent"),), "oddity"))
+    )
     measured = fill_table(Results(tmp_path), table)
     assert [value.ours for value in measured.values.values()] == [None, None]
     json.dumps(measured.as_data(), allow_nan=False)
 
 
-def test_summaries_are_means_and_sample_deviations(tmp_path):
+def test_summary_columns_are_mean_and_sample_deviation(tmp_path):
     specs = {f"lr={lr}": tiny("tent").with_options(lr=lr) for lr in (1e-3, 1e-2, 1e-1)}
     errors = {column: random_errors(index, 2) for index, column in enumerate(specs)}
     for index, (column, spec) in enumerate(specs.items()):
-        put(tmp_path, spec, errors[column][: 2 - (index == 1)])
-    put(tmp_path, tiny("source"), random_errors(9, 1))
+        write_run(tmp_path, spec, errors[column][: 2 - (index == 1)])
+    write_run(tmp_path, tiny("source"), random_errors(9, 1))
     entries = [TableEntry("tent", column, (spec,), round=2) for column, spec in specs.items()]
     entries += [TableEntry("source", "lr=0.001", (tiny("source"),))]
     summaries = (Summary("Mean", tuple(specs)), Summary("Std", tuple(specs), "deviation"))
@@ -545,37 +552,37 @@ def test_summaries_are_means_and_sample_deviations(tmp_path):
     assert measured.columns == (*specs, "Mean", "Std")
     common = [np.mean(errors[column][0]) for column in specs]
     assert measured.values["tent", "lr=0.1"].ours == pytest.approx(np.mean(errors["lr=0.1"][1]))
-    assert measured.values["tent", "Mean"].ours == pytest.approx(np.mean(common)), "the round that all have reached"
+    assert measured.values["tent", "Mean"].ours == pytest.approx(np.mean(common)), "the last common round"
     assert measured.values["tent", "Std"].ours == pytest.approx(np.std(common, ddof=1))
     assert (measured.values["tent", "Std"].round, measured.values["tent", "Std"].wanted) == (1, 2)
     assert not measured.values["tent", "Mean"].complete
     assert measured.values["source", "Mean"].ours is None, "two of its columns are missing"
 
 
-def test_one_round_of_what_learns_nothing_stands_for_all(tmp_path):
+def test_stateless_run_is_complete_after_one_round(tmp_path):
     errors, domains = random_errors(3, 2), ("fog", "frost", "snow")
-    still, moving = (Spec(method, "x", "y", domains=domains) for method in ("bn_adapt", "tent"))
-    for spec, scope in ((still, "nothing()"), (moving, "norm_affine()")):
-        cell = Store(tmp_path).run(spec)
-        cell.folder.mkdir(parents=True)
-        cell.write_spec(spec, {"scope": scope, "statistics": "Batch()"})
+    stateless, learning = (Spec(method, "x", "y", domains=domains) for method in ("bn_adapt", "tent"))
+    for spec, scope in ((stateless, "nothing()"), (learning, "norm_affine()")):
+        run = Store(tmp_path).run(spec)
+        run.folder.mkdir(parents=True)
+        run.write_spec(spec, {"scope": scope, "statistics": "Batch()"})
         rows = [
             {"round": round, "domain": domain, "error": error}
             for round, of_round in enumerate(errors, start=1)
             for domain, error in zip(domains, of_round, strict=True)
         ]
-        cell.append(rows, [{}] * len(rows))
+        run.append(rows, [{}] * len(rows))
     results = Results(tmp_path)
-    found = {spec: results.value(TableEntry(spec.method, "", (spec,), round=50)) for spec in (still, moving)}
-    assert (found[still].round, found[still].complete) == (50, True)
-    assert (found[moving].round, found[moving].complete) == (2, False)
-    assert found[still].ours == found[moving].ours == pytest.approx(np.mean(errors[1]))
-    assert results.per_round(still) == pytest.approx(np.mean(errors, axis=1)), "its own rounds are its own"
-    both = results.value(TableEntry("both", "", (still, moving), round=50))
+    found = {spec: results.value(TableEntry(spec.method, "", (spec,), round=50)) for spec in (stateless, learning)}
+    assert (found[stateless].round, found[stateless].complete) == (50, True)
+    assert (found[learning].round, found[learning].complete) == (2, False)
+    assert found[stateless].ours == found[learning].ours == pytest.approx(np.mean(errors[1]))
+    assert results.per_round(stateless) == pytest.approx(np.mean(errors, axis=1)), "measured rounds are kept"
+    both = results.value(TableEntry("both", "", (stateless, learning), round=50))
     assert both.round == 2
 
 
-def test_a_table_stands_beside_the_papers_numbers(tmp_path):
+def test_filled_table_has_our_and_the_papers_numbers(tmp_path):
     columns = {"CIFAR-10-C/Closed": None, "CIFAR-10-C/Open": "svhn-c"}
     specs = {
         (entry.row, entry.column): entry.specs[0]
@@ -584,10 +591,10 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
     }
     errors = {place: random_errors(index, 1, domains=15) for index, place in enumerate(specs)}
     for place, spec in specs.items():
-        put(tmp_path, spec, errors[place])
+        write_run(tmp_path, spec, errors[place])
     results = Results(tmp_path)
     tables = {measured.table.name: measured for measured in results.tables()}
-    assert set(tables) == {"table1", "table2", "table6", "s3a", "s5", "rules"}, "all that show one of these runs"
+    assert set(tables) == {"table1", "table2", "table6", "s3a", "s5", "rules"}, "all tables that show one of these runs"
     measured = tables["table2"]
     paper = {("tent", "CIFAR-10-C/Open"): 27.8, ("tent+crowd", "CIFAR-10-C/Closed"): 12.39}
     for place in specs:
@@ -600,9 +607,9 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
     assert measured.values["conjugate (ε = 0)", "CIFAR-10-C/Open"].paper is None
     assert measured.values["tent", "Average/Open"].ours is None
     assert measured.values["tent", "Average/Open"].paper == 51.33
-    (both,) = (v for place, v in tables["table6"].values.items() if place == ("tent", "CIFAR-10-C error"))
+    (mean,) = (v for place, v in tables["table6"].values.items() if place == ("tent", "CIFAR-10-C error"))
     halves = [np.mean(errors["tent", column]) for column in columns]
-    assert both.ours == pytest.approx(np.mean(halves))
+    assert mean.ours == pytest.approx(np.mean(halves))
     data = json.loads(json.dumps(measured.as_data(), allow_nan=False))
     assert (data["table"], data["unit"]) == ("table2", "error %")
     (number,) = (n for n in data["values"] if (n["row"], n["column"]) == ("tent", "CIFAR-10-C/Open"))
@@ -610,13 +617,13 @@ def test_a_table_stands_beside_the_papers_numbers(tmp_path):
     assert len(data["values"]) == 13 * 8
 
 
-def test_a_limit_and_replaced_sets_are_recognized(tmp_path):
+def test_limit_and_replaced_datasets_of_folder_are_applied(tmp_path):
     replaced = {"svhn-c": "imagenet64-other-c"}
-    choice = RunFilter(methods=["tent"], sets=["cifar10-c"], limit=40, replaced=replaced, rounds=1, seeds=[0, 1])
-    Store(tmp_path).update_metadata(choice.metadata())
-    jobs = plan_runs(suite("table1"), choice)
+    run_filter = RunFilter(methods=["tent"], sets=["cifar10-c"], limit=40, replaced=replaced, rounds=1, seeds=[0, 1])
+    Store(tmp_path).update_metadata(run_filter.metadata())
+    jobs = plan_runs(suite("table1"), run_filter)
     for index, job in enumerate(jobs):
-        put(tmp_path, job.spec, random_errors(index, 1, domains=15))
+        write_run(tmp_path, job.spec, random_errors(index, 1, domains=15))
     tables = {measured.table.name: measured for measured in Results(tmp_path).tables()}
     for column in ("CIFAR-10-C/Closed", "CIFAR-10-C/Open"):
         value = tables["table2"].values["tent", column]
@@ -625,19 +632,19 @@ def test_a_limit_and_replaced_sets_are_recognized(tmp_path):
         assert value.ours == pytest.approx(np.mean(means))
         assert value.seeds == 2
     (tmp_path / "folder.json").unlink()
-    assert Results(tmp_path).tables() == [], "without the folder's word, it is another cell"
+    assert Results(tmp_path).tables() == [], "without the folder's metadata, these are other runs"
 
 
-def test_costs_are_read_by_method(tmp_path):
+def test_costs_fill_table_by_method(tmp_path):
     (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
-    cell = Store(tmp_path).run(spec)
-    with cell.locked():
-        cell.write_spec(spec, {})
+    run = Store(tmp_path).run(spec)
+    with run.locked():
+        run.write_spec(spec, {})
         rows = [
             {"round": 1, "domain": name, "memory": 100.0 + i, "milliseconds": 7.0 * i}
             for i, name in enumerate(spec.method.split(","))
         ]
-        cell.append(rows, [{}] * len(rows))
+        run.append(rows, [{}] * len(rows))
     (measured,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "table6")
     assert measured.values["swr", "Memory (MB)"].ours == 101
     assert measured.values["eata", "Time (ms)"].ours == 21
@@ -645,20 +652,20 @@ def test_costs_are_read_by_method(tmp_path):
     assert measured.values["eata", "CIFAR-10-C error"].ours is None
 
 
-def test_costs_from_fewer_trials_fill_the_same_table(tmp_path):
+def test_costs_with_fewer_trials_fill_same_table(tmp_path):
     for trials in (300, 20):
         (job,) = plan_runs(suite("table6"), RunFilter(task="costs", trials=trials))
-        cell = Store(tmp_path).run(job.spec)
-        with cell.locked():
-            cell.write_spec(job.spec, {})
+        run = Store(tmp_path).run(job.spec)
+        with run.locked():
+            run.write_spec(job.spec, {})
             rows = [{"round": 1, "domain": name, "milliseconds": float(trials)} for name in job.spec.method.split(",")]
-            cell.append(rows, [{}] * len(rows))
+            run.append(rows, [{}] * len(rows))
     (measured,) = (measured for measured in Results(tmp_path).tables() if measured.table.name == "table6")
-    assert measured.values["eata", "Time (ms)"].ours == 300, "of several, the one with the most trials"
+    assert measured.values["eata", "Time (ms)"].ours == 300, "the run with the most trials counts"
 
 
-def test_a_damaged_cell_is_named(tmp_path):
-    put(tmp_path, tiny("tent"), random_errors(0, 1))
+def test_damaged_run_is_refused(tmp_path):
+    write_run(tmp_path, tiny("tent"), random_errors(0, 1))
     path = Store(tmp_path).run(tiny("tent")).folder / "spec.json"
     path.write_text(json.dumps({"spec": tiny("tent").as_data() | {"severity": "five"}, "protocol": {}}))
     with pytest.raises(StateError, match="`severity` is 'five'"):
@@ -673,38 +680,38 @@ def costs_of(methods):
 
 
 def test_costs_are_counted_and_measured_for_every_method(tmp_path):
-    methods, told = "ent,swr,tent,eata,tent+crowd,bn_adapt", []
+    methods, events = "ent,swr,tent,eata,tent+crowd,bn_adapt", []
     job = Job(costs_of(methods).with_options(trials=2, warm_up=1), rounds=1)
-    run_job(job, tmp_path, SmallBench(), AT_ONCE, told.append)
-    cell = Store(tmp_path).run(job.spec)
-    rows = cell.rows
+    run_job(job, tmp_path, SmallBench(), AT_ONCE, events.append)
+    run = Store(tmp_path).run(job.spec)
+    rows = run.rows
     assert [row["domain"] for row in rows] == methods.split(",")
-    counted = components(NETWORK, (3, 8, 8))
+    counted = count_memory(NETWORK, (3, 8, 8))
     for row in rows[:-1]:
         assert row["memory"] == pytest.approx(method_memory(row["domain"], counted, batch=6))
-    assert rows[-1]["memory"] is None, "the paper says nothing of it"
+    assert rows[-1]["memory"] is None, "the paper has no formula"
     assert all(row["milliseconds"] > 0 < row["median_milliseconds"] and row["peak"] is None for row in rows)
-    assert len(cell.conditions) == len(rows)
-    assert cell.protocol == {"image": "(3, 8, 8)", "batch": "6"}
-    assert [note.row for note in told if note.row] == rows
-    assert any(note.stage == "timing" for note in told)
-    told.clear()
-    run_job(job, tmp_path, SmallBench(), AT_ONCE, told.append)
-    assert (cell.rows, told) == (rows, []), "there is nothing to do"
+    assert len(run.conditions) == len(rows)
+    assert run.protocol == {"image": "(3, 8, 8)", "batch": "6"}
+    assert [event.row for event in events if event.row] == rows
+    assert any(event.stage == "timing" for event in events)
+    events.clear()
+    run_job(job, tmp_path, SmallBench(), AT_ONCE, events.append)
+    assert (run.rows, events) == (rows, []), "a complete run is left alone"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"trails": 3}, "Did you mean trials"), ({"warm_up": 1}, "`trials` of at least 1"), ({"trials": 0}, "`trials`")],
 )
-def test_costs_asked_for_wrongly_are_refused(tmp_path, options, said):
+def test_invalid_costs_options_are_refused(tmp_path, options, message):
     spec = costs_of("tent").with_options(**options)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         run_job(Job(spec, 1), tmp_path, SmallBench(), AT_ONCE, ignore)
     assert Store(tmp_path).run(spec).rows == []
 
 
-def test_a_threshold_that_was_found_in_source_images_stands_beside_the_rows(tmp_path):
+def test_threshold_from_source_images_is_stored_in_conditions(tmp_path):
     fixed, found = (
         Spec("cotta", "random", "tiny", domains=("fog",), batch_size=6).with_options(threshold=threshold)
         for threshold in (0.5, None)
@@ -720,22 +727,22 @@ def test_a_threshold_that_was_found_in_source_images_stands_beside_the_rows(tmp_
     for folder in ("store", "archive"):
         results = Results(tmp_path / folder)
         assert "found" not in results.runs[fixed].conditions[0]
-        (told,) = (one["found"] for one in results.runs[found].conditions)
-        assert told["threshold"] == pytest.approx(float(expected), abs=2e-5)
+        (values,) = (one["found"] for one in results.runs[found].conditions)
+        assert values["threshold"] == pytest.approx(float(expected), abs=2e-5)
         table = Table(
             "t", "T", tuple(TableEntry("cotta", word, (spec,)) for word, spec in (("given", fixed), ("own", found)))
         )
-        (said,) = table_notes(fill_table(results, table), results)
-        assert said == f"Found in source images: threshold {float(expected):.3f} for cotta on own."
-    assert {row["found/threshold"] for row in flat_rows(Results(tmp_path / "store"))} == {None, told["threshold"]}
+        (note,) = table_notes(fill_table(results, table), results)
+        assert note == f"Estimated from source images: threshold {float(expected):.3f} for cotta on own."
+    assert {row["found/threshold"] for row in flat_rows(Results(tmp_path / "store"))} == {None, values["threshold"]}
 
 
-def test_conditions_say_how_a_row_was_measured():
-    watch = environment.ResourceMonitor("cpu")
+def test_monitor_reports_environment():
+    monitor = environment.ResourceMonitor("cpu")
     time.sleep(0.01)
-    found = watch.measure()
+    found = monitor.measure()
     assert found["seconds"] >= 0.01
-    assert found["peak_memory"] > 10 * 2**20, "bytes of a process that has loaded torch"
+    assert found["peak_memory"] > 10 * 2**20, "in bytes: the process has loaded torch"
     assert found["device"] == "cpu"
     assert found["hardware"]
     assert (found["threads"], found["torch"]) == (torch.get_num_threads(), torch.__version__)
@@ -743,22 +750,22 @@ def test_conditions_say_how_a_row_was_measured():
     json.dumps(found, allow_nan=False)
 
 
-def test_hardware_is_named_as_closely_as_the_system_can(tmp_path, monkeypatch):
-    listed = "processor\t: 0\nmodel name\t: Abacus 9000 @ 3 Hz\nflags\t: fpu\n\nmodel name\t: Abacus 9000 @ 3 Hz\n"
-    (tmp_path / "listed").write_text(listed)
-    monkeypatch.setattr(environment, "_PROCESSORS", tmp_path / "listed")
+def test_hardware_falls_back_to_architecture(tmp_path, monkeypatch):
+    cpuinfo = "processor\t: 0\nmodel name\t: Abacus 9000 @ 3 Hz\nflags\t: fpu\n\nmodel name\t: Abacus 9000 @ 3 Hz\n"
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "cpuinfo")
     assert environment.hardware(torch.device("cpu")) == "Abacus 9000 @ 3 Hz"
-    for unhelpful in ("nowhere", "empty"):
+    for missing in ("nowhere", "empty"):
         (tmp_path / "empty").touch()
-        monkeypatch.setattr(environment, "_PROCESSORS", tmp_path / unhelpful)
+        monkeypatch.setattr(environment, "_CPUINFO", tmp_path / missing)
         assert environment.hardware(torch.device("cpu")) == (platform.processor() or platform.machine())
 
 
-# What the runner adds to the steps
+# Overhead of the runner
 
 
-class Answering:
-    """An adapter that takes no time: it always answers the same."""
+class InstantAdapter:
+    """An adapter that takes no time: it always returns the same."""
 
     prepared, output, select, _parts = True, "before", None, ()
 
@@ -769,14 +776,14 @@ class Answering:
         return self.logits
 
 
-class Waiting:
-    """A stream that takes no time: its batches are there already."""
+class InstantStream:
+    """A stream that takes no time: its batches are in memory."""
 
     def __init__(self, images, rounds, per_domain):
         known = torch.arange(len(images)) < len(images) // 2
         labels = torch.zeros(len(images), dtype=torch.int64).masked_fill(~known, -1)
         self.batches = [
-            Batch(images, labels, domain, round, known)
+            StreamBatch(images, labels, domain, round, known)
             for round in range(1, rounds + 1)
             for domain in dp.corruptions.CORRUPTIONS
             for _ in range(per_domain)
@@ -785,7 +792,7 @@ class Waiting:
     def __len__(self):
         return len(self.batches)
 
-    def starting_at(self, round, domain_index):
+    def start_from(self, round, domain_index):
         return self
 
     def plans(self):
@@ -800,26 +807,26 @@ def timed(seconds):
 
 
 @pytest.fixture
-def nothing_else_to_collect():
-    """Python's collector looks through all that other tests have left, again and again, wherever objects are made."""
+def frozen_gc():
+    """Keep the garbage collector from scanning what other tests left."""
     gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
 
 
-@pytest.mark.usefixtures("nothing_else_to_collect")
-def test_the_runner_adds_at_most_three_percent_to_a_step_of_the_demo(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("frozen_gc")
+def test_runner_overhead_is_at_most_three_percent(tmp_path, monkeypatch):
     images = torch.rand(100, 3, 16, 16)
-    real, stream = dp.tent(build("wrn10_1", classes=6), lr=1e-3), Waiting(images, rounds=1, per_domain=10)
-    stub = Answering(real, images)
+    real, stream = dp.tent(build_model("wrn10_1", classes=6), lr=1e-3), InstantStream(images, rounds=1, per_domain=10)
+    stub = InstantAdapter(real, images)
     monkeypatch.setattr(runner, "build_method", lambda *arguments: stub)
     monkeypatch.setattr(runner, "described", lambda adapter: {})
     bench = SimpleNamespace(model=lambda spec: NETWORK, stream=lambda spec, rounds, progress: stream)
     (spec,) = (spec for spec in suite("demo").specs() if spec.method == "tent")
     display = Progress(console=Console(file=io.StringIO(), force_terminal=True))
     shares = []
-    for attempt in range(5):  # the machine may be busy with something else
+    for attempt in range(5):  # the machine may be busy
         steps, run = [], []
         for _ in range(9):
             with timed(steps):

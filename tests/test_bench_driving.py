@@ -1,4 +1,4 @@
-"""The paper's tables of driving scenes, run on tiny sets in the official formats."""
+"""The paper's segmentation tables, run on tiny datasets in the official formats."""
 
 import dataclasses
 from functools import partial
@@ -10,12 +10,13 @@ import torch
 
 from driftproof.bench import scenes, suite
 from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
-from driftproof.bench.local_files import LocalFiles
-from driftproof.data import Height
+from driftproof.data import FitHeight
 from driftproof.models import MODELS, save_checkpoint
+from small_bench import ignore
 from test_bench_scenes import NETWORK, small_network
 from test_scenes import (
     GTAV_PALETTE,
@@ -33,18 +34,16 @@ FRAMES = 3
 
 
 def write_sets(root):
-    """As many frames in every part of every set, those of Mapillary of different shapes."""
+    """Write a few frames for every split of every dataset; Mapillary's differ in shape."""
     for number in range(FRAMES):
         wide = numbers_below(34, 32, 56, seed=number)
         for split, folder in (("train", "training"), ("val", "validation")):
             write_cityscapes(root / "cityscapes", wide, split=split, stem=f"ulm_{number:06}_000019")
             save(root / "bdd100k/images/10k" / split / f"{number}.jpg", picture(32, 56, number))
             save(root / "bdd100k/labels/sem_seg/masks" / split / f"{number}.png", (wide % 19).astype(np.uint8))
-            distinguishing_items = numbers_below(66, 32, 40 + 16 * number, seed=number)
-            save(root / "mapillary" / folder / "images" / f"{number}.jpg", picture(*distinguishing_items.shape, number))
-            save_palette(
-                root / "mapillary" / folder / "labels" / f"{number}.png", distinguishing_items, ["808080"] * 66
-            )
+            varying = numbers_below(66, 32, 40 + 16 * number, seed=number)
+            save(root / "mapillary" / folder / "images" / f"{number}.jpg", picture(*varying.shape, number))
+            save_palette(root / "mapillary" / folder / "labels" / f"{number}.png", varying, ["808080"] * 66)
         for each in (number + 1, number + 1 + FRAMES):
             save(root / "gtav/images" / f"{each:05}.png", picture(32, 56, each))
             save_palette(root / "gtav/labels" / f"{each:05}.png", wide, GTAV_PALETTE)
@@ -57,11 +56,11 @@ def write_sets(root):
 
 @pytest.fixture(scope="module")
 def files(small_network, tmp_path_factory):
-    """The sets, read at a fiftieth of the paper's size."""
+    """The datasets, read at a fiftieth of the paper's size."""
 
     def smaller(read, root, *, split, size):
         width = None if size.width is None else size.width // 50
-        return read(root, split=split, size=Height(size.height // 50, width=width))
+        return read(root, split=split, size=FitHeight(size.height // 50, width=width))
 
     root = tmp_path_factory.mktemp("roads")
     write_sets(root / "data")
@@ -85,10 +84,10 @@ def files(small_network, tmp_path_factory):
         ("table4", ("tent+crowd",), 2),
     ],
 )
-def test_they_fill_from_streams_with_odd_tails_and_frames_of_several_sizes(files, tmp_path, name, methods, rounds):
+def test_tables_fill_from_incomplete_batches_and_mixed_frame_sizes(files, tmp_path, name, methods, rounds):
     specs = [spec for spec in suite(name).specs() if spec.method in methods]
     for spec in specs:
-        run_job(Job(spec, rounds=rounds), tmp_path, files, RunSettings(), lambda note: None)
+        run_job(Job(spec, rounds=rounds), tmp_path, files, RunSettings(), ignore)
         rows = Store(tmp_path).run(spec).rows
         assert [row["domain"] for row in rows] == [*spec.domains] * rounds
         assert all((row["batches"], row["samples"], row["skipped"]) == (2, FRAMES, 0) for row in rows)

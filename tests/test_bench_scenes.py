@@ -1,4 +1,4 @@
-"""The driving suites on tiny files in the official formats: what streams, what prepares, what comes out."""
+"""The driving suites on tiny files in the official formats."""
 
 import dataclasses
 import gc
@@ -11,18 +11,19 @@ from PIL import Image
 
 from driftproof.adapter import Adapter
 from driftproof.bench import methods, suite
+from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.scenes import SourceScenes, camvid_scenes, driving
-from driftproof.bench.datasets import DATASETS
 from driftproof.bench.store import Store
-from driftproof.bench.local_files import LocalFiles
 from driftproof.data.scenes import VOID, camvid
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
 from driftproof.statistics import TTN
+from small_bench import ignore
 from test_scene_streams import write_camvid
 
 NETWORK = "deeplabv3plus_resnet50"
@@ -30,7 +31,7 @@ NETWORK = "deeplabv3plus_resnet50"
 
 @pytest.fixture(scope="module")
 def small_network():
-    """For a while, the segmentation network is a tiny one, and TTN learns from next to nothing."""
+    """Replace the segmentation network by a tiny one, and shorten TTN's preparation."""
     with pytest.MonkeyPatch.context() as patch:
         build = partial(DeepLabV3Plus, depth=18, width=4)
         patch.setitem(MODELS, NETWORK, dataclasses.replace(MODELS[NETWORK], build=build))
@@ -51,14 +52,14 @@ def files(small_network, tmp_path_factory):
     return LocalFiles(root / "data", root / "weights", use_procedural_frost=True)
 
 
-def cells(name, *wanted):
+def specs_of(name, *wanted):
     return {spec.method: spec for spec in suite(name).specs() if spec.method in wanted}
 
 
-def test_camvid_runs_through_weather_and_its_numbers_fill_the_tables(files, tmp_path):
-    specs = cells("camvid", "source", "tent+crowd")
+def test_camvid_run_fills_tables(files, tmp_path):
+    specs = specs_of("camvid", "source", "tent+crowd")
     for spec in specs.values():
-        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: None)
+        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), ignore)
     store = Store(tmp_path)
     rows = {method: store.run(spec).rows for method, spec in specs.items()}
     for method in specs:
@@ -73,9 +74,9 @@ def test_camvid_runs_through_weather_and_its_numbers_fill_the_tables(files, tmp_
     assert table.values["ttn", "Round 1"].ours is None
 
 
-def test_cotta_and_swr_prepare_on_scenes_and_adapt_to_them(files):
-    batch = next(iter(files.stream(cells("camvid", "swr")["swr"], 1)))
-    spec = cells("camvid", "swr+crowd")["swr+crowd"]
+def test_cotta_and_swr_prepare_and_adapt_on_scenes(files):
+    batch = next(iter(files.stream(specs_of("camvid", "swr")["swr"], 1)))
+    spec = specs_of("camvid", "swr+crowd")["swr+crowd"]
     for method, options in {"swr+crowd": dict(spec.options), "cotta": {"lr": 7.5e-6, "threshold": None}}.items():
         adapter = methods.build_method(method, files.model(spec), options)
         adapter.prepare(files.source(spec, "cpu"))
@@ -83,8 +84,8 @@ def test_cotta_and_swr_prepare_on_scenes_and_adapt_to_them(files):
         assert adapter.last.stepped
 
 
-def test_corrupted_frames_go_with_the_labels_of_the_clean_ones(files):
-    spec = cells("camvid", "source")["source"]
+def test_corrupted_frames_have_clean_labels(files):
+    spec = specs_of("camvid", "source")["source"]
     batches = list(files.stream(spec, 1))
     clean, foggy = batches[0], batches[3]
     assert (clean.domain, foggy.domain) == ("clean", "fog")
@@ -93,7 +94,7 @@ def test_corrupted_frames_go_with_the_labels_of_the_clean_ones(files):
     assert len({fact for fact in files.fingerprints(spec) if fact.startswith("images")}) == 1
 
 
-def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files):
+def test_source_scenes_are_deterministic_and_hide_unknown_pixels(files):
     taught = camvid_scenes(files.data, split="train")
     source = SourceScenes(taught, batch_size=2, limit=3)
     first, again = list(source), list(source)
@@ -108,22 +109,22 @@ def test_source_scenes_are_the_same_at_every_pass_and_hide_what_is_unknown(files
         next(iter(SourceScenes(unlabelled)))
 
 
-def test_what_is_prepared_on_training_scenes_is_never_said_to_be_prepared_on_test_images(files):
-    told = dataclasses.replace(files, prepared_on_test=("camvid-c",))
+def test_preparing_on_test_images_is_refused_for_scenes(files):
+    on_test = dataclasses.replace(files, prepared_on_test=("camvid-c",))
     with pytest.raises(InputError, match="source images for camvid-c"):
-        told.source(cells("camvid", "ttn")["ttn"], "cpu")
+        on_test.source(specs_of("camvid", "ttn")["ttn"], "cpu")
     with pytest.raises(ConfigurationError, match="image set with clean test images, but got 'camvid-c'"):
         plan_runs(suite("camvid"), RunFilter(prepared_on_test=["camvid-c"]))
 
 
-def test_a_data_set_that_is_missing_is_named_before_anything_is_prepared(files, tmp_path):
-    spec, stages = dataclasses.replace(cells("camvid", "ttn")["ttn"], domains=("clean", "fogg")), []
+def test_unknown_domain_is_reported_before_preparation(files, tmp_path):
+    spec, stages = dataclasses.replace(specs_of("camvid", "ttn")["ttn"], domains=("clean", "fogg")), []
     with pytest.raises(ConfigurationError, match="Did you mean fog"):
-        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: stages.append(note.stage))
+        run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda event: stages.append(event.stage))
     assert not any("TTN" in stage for stage in stages)
 
 
-def test_what_has_prepared_and_what_was_before_is_gone_when_memory_is_measured(files, tmp_path):
+def test_only_one_adapter_is_alive_while_adapting(files, tmp_path):
     alive = []
 
     def adapters():
@@ -131,13 +132,13 @@ def test_what_has_prepared_and_what_was_before_is_gone_when_memory_is_measured(f
 
     gc.collect()
     before = adapters()
-    for spec in cells("camvid", "tent+crowd", "bn_adapt").values():
+    for spec in specs_of("camvid", "tent+crowd", "bn_adapt").values():
         short = dataclasses.replace(spec, domains=("clean",), limit=2)
-        run_job(Job(short, 1), tmp_path, files, RunSettings(), lambda note: alive.append((note.stage, adapters())))
+        run_job(Job(short, 1), tmp_path, files, RunSettings(), lambda event: alive.append((event.stage, adapters())))
     assert {count for stage, count in alive if stage == "adapting"} == {before + 1}
 
 
-def test_driving_domains_are_read_at_a_height_of_800(tmp_path):
+def test_driving_domains_are_read_at_height_800(tmp_path):
     frames, labels = tmp_path / "bdd100k/images/10k/val", tmp_path / "bdd100k/labels/sem_seg/masks/val"
     for folder, mode in ((frames, "RGB"), (labels, "L")):
         folder.mkdir(parents=True)
@@ -151,7 +152,7 @@ def test_driving_domains_are_read_at_a_height_of_800(tmp_path):
     assert {"driving-train", "driving-val", "camvid-c"} <= set(DATASETS)
 
 
-def test_costs_of_segmentation_are_measured_with_each_methods_options(files, tmp_path, monkeypatch):
+def test_segmentation_costs_use_options_of_each_method(files, tmp_path, monkeypatch):
     scenes = partial(camvid, files.data, split="val")
     monkeypatch.setitem(
         DATASETS, "driving-train",
@@ -163,10 +164,10 @@ def test_costs_of_segmentation_are_measured_with_each_methods_options(files, tmp
     )  # fmt: skip
     (spec,) = suite("s4").specs()
     spec = spec.with_options(trials=1, warm_up=0)
-    run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda note: None)
+    run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), ignore)
     rows = Store(tmp_path).run(spec).rows
     assert [row["domain"] for row in rows] == ["tent", "swr", "cotta", "tent+crowd"]
     assert all(row["milliseconds"] > 0 and row["memory"] > 0 for row in rows)
     wrong = spec.with_options(**{"eata.lr": 1.0})
     with pytest.raises(ConfigurationError, match="option of costs"):
-        run_job(Job(wrong, rounds=1), tmp_path, files, RunSettings(), lambda note: None)
+        run_job(Job(wrong, rounds=1), tmp_path, files, RunSettings(), ignore)

@@ -1,4 +1,4 @@
-"""The suites against the paper's tables and its settings, both written down here once more, and the specs they list."""
+"""Suites against an independent copy of the paper's settings, and the specs they list."""
 
 import dataclasses
 import itertools
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from driftproof.adapter.sentence import described
 from hypothesis import given
 from hypothesis import strategies as st
 
 import driftproof
-from driftproof.adapter.sentence import described
 from driftproof.bench import SUITES, Spec, build_method, suite
 from driftproof.bench.metrics import METRICS
 from driftproof.bench.paper import PAPER_TABLES, paper_table
@@ -28,9 +28,9 @@ CORRUPTIONS = (
     *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 
-MADE = {name: make() for name, make in SUITES.items()}
-TABLES = {table.name: table for made in MADE.values() for table in made.tables}
-CELLS = {name: list(made.specs()) for name, made in MADE.items()}
+BUILT = {name: make() for name, make in SUITES.items()}
+TABLES = {table.name: table for made in BUILT.values() for table in made.tables}
+SPECS = {name: list(made.specs()) for name, made in BUILT.items()}
 CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates")
 OUR_OWN = ("demo", *CAMVID, "rules", "gradients", "open_choices", "endurance", "milder")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
@@ -39,14 +39,14 @@ DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
 # The paper's tables
 
 
-def test_every_table_of_the_paper_is_filled_by_one_of_ours():
+def test_every_paper_table_has_a_suite():
     filled = [table.paper for table in TABLES.values() if table.paper]
     assert sorted(filled) == sorted(PAPER_TABLES)
-    ours = {table.name for name in OUR_OWN for table in MADE[name].tables}
+    ours = {table.name for name in OUR_OWN for table in BUILT[name].tables}
     assert {table.name for table in TABLES.values() if table.paper is None} == ours | {"s5_rejected"}
 
 
-def test_what_selection_rejects_is_told_of_the_runs_that_are_compared():
+def test_rejected_shares_come_from_the_runs_of_table_s5():
     compared = {(entry.row, entry.column): entry.specs for entry in TABLES["s5"].entries if "+crowd" in entry.row}
     rejected = TABLES["s5_rejected"]
     assert {(entry.row, entry.column): entry.specs for entry in rejected.entries} == compared
@@ -54,7 +54,7 @@ def test_what_selection_rejects_is_told_of_the_runs_that_are_compared():
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
-def test_every_number_of_the_paper_has_one_entry_or_summary(table):
+def test_every_paper_number_has_one_entry_or_summary(table):
     paper = paper_table(table.paper)
     places = [(entry.paper_row, entry.column) for entry in table.entries if entry.paper_row]
     rows = {entry.row: entry.paper_row for entry in table.entries}
@@ -68,7 +68,7 @@ def test_every_number_of_the_paper_has_one_entry_or_summary(table):
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.paper], ids=lambda table: table.name)
-def test_a_table_knows_which_way_is_better(table):
+def test_table_direction_matches_paper(table):
     ways = set(paper_table(table.paper).better.values())
     assert len(ways) > 1 or ways == {"lower" if table.lower_is_better else "higher"}
 
@@ -80,9 +80,9 @@ def test_a_table_knows_which_way_is_better(table):
         **{"table8": 10, "s1": 1, "s2": 10, "s3": 50, "s3b": 1, "s4": 1, "s5": 50},
     }.items(),
 )
-def test_a_suite_runs_as_many_rounds_as_its_tables_ask_for(name, rounds):
-    assert MADE[name].rounds == rounds
-    assert max(entry.round for table in MADE[name].tables for entry in table.entries) == rounds
+def test_suite_rounds_match_its_tables(name, rounds):
+    assert BUILT[name].rounds == rounds
+    assert max(entry.round for table in BUILT[name].tables for entry in table.entries) == rounds
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,28 @@ def test_a_suite_runs_as_many_rounds_as_its_tables_ask_for(name, rounds):
         **{"table7b": {1}, "table8a": {10}, "table8b": {10}, "s2a": {10}, "s2b": {1}, "s3a": {1, 50}, "s5": {50}},
     }.items(),
 )
-def test_a_number_comes_from_the_round_the_paper_names(table, rounds):
+def test_entries_use_the_papers_rounds(table, rounds):
     assert {entry.round for entry in TABLES[table].entries} == rounds
     costly = [entry for entry in TABLES[table].entries if entry.metric in ("memory", "milliseconds")]
     assert all(entry.round == 1 for entry in costly)
 
 
-def test_what_several_tables_show_is_one_run():
-    shared = set(CELLS["table1"])
-    assert set(CELLS["table2"]) == shared
-    assert set(CELLS["table5"]) < shared
-    assert {spec for spec in CELLS["table6"] if spec.task == "stream"} < shared
-    assert {spec for spec in CELLS["s5"] if ("on", "logits") not in spec.options} < shared
-    assert {spec for spec in CELLS["s3"] if spec.model == "wrn40_2" and spec.method.startswith("tent")} & shared
-    assert set(CELLS["s1"]) & set(CELLS["s3b"]) & set(CELLS["table3"])
+def test_tables_share_runs():
+    shared = set(SPECS["table1"])
+    assert set(SPECS["table2"]) == shared
+    assert set(SPECS["table5"]) < shared
+    assert {spec for spec in SPECS["table6"] if spec.task == "stream"} < shared
+    assert {spec for spec in SPECS["s5"] if ("on", "logits") not in spec.options} < shared
+    assert {spec for spec in SPECS["s3"] if spec.model == "wrn40_2" and spec.method.startswith("tent")} & shared
+    assert set(SPECS["s1"]) & set(SPECS["s3b"]) & set(SPECS["table3"])
 
 
 def short(column):
-    """`cifar100` of `CIFAR-100/SVHN-C AUROC`."""
+    """Return `cifar100` for `CIFAR-100/SVHN-C AUROC`."""
     return column.partition("/")[0].removesuffix("-C").replace("-", "").lower()
 
 
-def test_a_number_is_made_of_the_cells_it_says():
+def test_entries_use_the_runs_of_their_row_and_column():
     for table in ("table1", "table2"):
         for entry in TABLES[table].entries:
             (spec,) = entry.specs
@@ -123,7 +123,7 @@ def test_a_number_is_made_of_the_cells_it_says():
             assert spec.method == entry.row.partition(" (")[0]
     for entry in TABLES["table6"].entries:
         if entry.column.endswith(" error"):
-            assert [spec.setting for spec in entry.specs] == ["closed", "open"], "the mean of both"
+            assert [spec.setting for spec in entry.specs] == ["closed", "open"], "the mean of closed and open"
     models = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
     for entry in (*TABLES["table7a"].entries, *TABLES["table7b"].entries):
         network, setting = entry.column.split("/")
@@ -151,14 +151,14 @@ def test_a_number_is_made_of_the_cells_it_says():
 @pytest.mark.parametrize(
     "name", [name for name in SUITES if name not in (*DRIVING, "demo", "open_choices", "endurance", "milder")]
 )
-def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_papers_size(name):
+def test_streams_use_the_papers_corruptions_severity_and_batch_size(name):
     unknown = {
         "cifar10-c": "svhn-c",
         "cifar100-c": "svhn-c",
         "tiny-imagenet-c": "imagenet-o-c-64",
         "imagenet-c": "imagenet-o-c-224",
     }
-    for spec in CELLS[name]:
+    for spec in SPECS[name]:
         if spec.task == "stream":
             assert spec.domains == CORRUPTIONS
             assert spec.unknown in (None, unknown[spec.images])
@@ -171,11 +171,11 @@ def test_streams_are_the_fifteen_corruptions_at_severity_five_in_batches_of_the_
 def test_networks_are_the_papers():
     used = {
         (name, spec.images, spec.model)
-        for name, specs in CELLS.items()
+        for name, specs in SPECS.items()
         for spec in specs
         if name not in (*DRIVING, *OUR_OWN[1:])
     }
-    assert used - {("demo", spec.images, spec.model) for spec in CELLS["demo"]} == {
+    assert used - {("demo", spec.images, spec.model) for spec in SPECS["demo"]} == {
         *(
             (name, images, model)
             for name in ("table1", "table2", "s5")
@@ -204,8 +204,8 @@ TEACHER = (
 )
 ALL, AFFINE = "everything()", "norm_affine()"
 
-# What moves, optimizer and learning rate, loss, selection, λ_max, regularizer.
-ANYWHERE = {
+# Scope, optimizer, learning rate, loss, selection, λ_max, regularizer.
+DEFAULTS = {
     "gce": (AFFINE, "Adam", 1e-3, "GCE(q=0.8)", "None", 0.0, "None"),
     "conjugate": (AFFINE, "Adam", 1e-3, "Conjugate(epsilon=6.0, temperature=1.0)", "None", 0.0, "None"),
     "conjugate (ε = 0)": (AFFINE, "Adam", 1e-3, "Conjugate(epsilon=0.0, temperature=1.0)", "None", 0.0, "None"),
@@ -276,11 +276,11 @@ def expected_settings(row, images):
     base, _, crowd = row.partition("+")
     if images == "imagenet-c":
         return ON_IMAGENET[row]
-    return eata_on(images, crowd=bool(crowd)) if base == "eata" else ANYWHERE[row]
+    return eata_on(images, crowd=bool(crowd)) if base == "eata" else DEFAULTS[row]
 
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table5a", "table6", "table7a", "table7b", "s2a", "s2b", "s5"])
-def test_the_paper_and_the_suite_agree_on_every_hyper_parameter(name):
+def test_hyper_parameters_match_paper(name):
     seen = set()
     for entry in TABLES[name].entries:
         for spec in entry.specs:
@@ -296,46 +296,46 @@ def test_the_paper_and_the_suite_agree_on_every_hyper_parameter(name):
 
 
 @pytest.mark.parametrize(("method", "statistics"), [("source", "Source()"), ("bn_adapt", "Batch()")])
-def test_what_does_not_learn_has_nothing_to_set(method, statistics):
-    specs = {spec for specs in CELLS.values() for spec in specs if spec.method == method and spec.task == "stream"}
+def test_stateless_methods_have_no_options(method, statistics):
+    specs = {spec for specs in SPECS.values() for spec in specs if spec.method == method and spec.task == "stream"}
     assert {spec.options for spec in specs} == {()}
     assert {described(adapter_of(spec))["statistics"] for spec in specs} == {statistics}
-    assert all(not adapter_of(spec).moving for spec in specs)
+    assert all(not adapter_of(spec).trainable_parameters for spec in specs)
 
 
 def test_learning_rates_and_batch_sizes_of_table_8():
     for column, lr in {"lr=0.005": 5e-3, "lr=0.001": 1e-3, "lr=0.0005": 5e-4, "lr=0.0001": 1e-4}.items():
         for method in ("tent", "tent+crowd"):
-            (spec,) = cells_at("table8a", method, column)
+            (spec,) = specs_at("table8a", method, column)
             assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (lr, 1, 200)
     for column, (size, batches) in {"bs=64": (64, 3), "bs=32": (32, 6), "bs=16": (16, 12), "bs=8": (8, 25)}.items():
         for method in ("tent", "tent+crowd"):
-            (spec,) = cells_at("table8b", method, column)
+            (spec,) = specs_at("table8b", method, column)
             assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (1e-4, batches, size)
-    assert {spec.setting for spec in CELLS["table8"]} == {"closed"}
+    assert {spec.setting for spec in SPECS["table8"]} == {"closed"}
     assert [summary.how for name in ("table8a", "table8b") for summary in TABLES[name].summaries] == ["deviation"] * 2
 
 
-def cells_at(table, row, column):
+def specs_at(table, row, column):
     (found,) = (entry.specs for entry in TABLES[table].entries if (entry.row, entry.column) == (row, column))
     return found
 
 
-def test_cotta_has_its_own_thresholds_and_then_one_derived_anew():
+def test_cotta_thresholds_are_its_own_and_derived():
     thresholds = {"(a)": {"CIFAR-10-C": 0.92, "CIFAR-100-C": 0.72}, "(b)": {"CIFAR-10-C": 0.92, "CIFAR-100-C": 0.72}}
     for images, letter in itertools.product(("CIFAR-10-C", "CIFAR-100-C"), ("(a)", "(b)", "(c)")):
-        (spec,) = cells_at("s3a", "cotta", f"{images}/{letter}")
+        (spec,) = specs_at("s3a", "cotta", f"{images}/{letter}")
         assert settings_of(spec) == cotta_at(thresholds[letter][images] if letter != "(c)" else None)
-        assert adapter_of(spec).prepared == (letter != "(c)"), "it needs source data to derive one"
-    models = {letter: cells_at("s3a", "cotta", f"CIFAR-10-C/({letter})")[0].model for letter in "abc"}
+        assert adapter_of(spec).prepared == (letter != "(c)"), "deriving a threshold needs source data"
+    models = {letter: specs_at("s3a", "cotta", f"CIFAR-10-C/({letter})")[0].model for letter in "abc"}
     assert models == {"a": "wrn28_10", "b": "wrn40_2", "c": "wrn40_2"}
-    assert cells_at("s3a", "cotta", "CIFAR-100-C/(a)")[0].model == "resnext29"
-    assert {spec.setting for spec in CELLS["s3"]} == {"closed"}
+    assert specs_at("s3a", "cotta", "CIFAR-100-C/(a)")[0].model == "resnext29"
+    assert {spec.setting for spec in SPECS["s3"]} == {"closed"}
 
 
-def test_plain_tent_is_looked_into_among_unknown_images_and_on_cifar():
+def test_plain_tent_has_analysis_metrics_on_open_streams_and_cifar():
     for spec in set(
-        itertools.chain(*(CELLS[name] for name in ("table1", "table5", "table7", "table8", "s2", "rules")))
+        itertools.chain(*(SPECS[name] for name in ("table1", "table5", "table7", "table8", "s2", "rules")))
     ):
         scored = spec.method == "tent" and (spec.setting == "open" or spec.images.startswith("cifar"))
         assert {"scores", "crowd", "histograms"} <= set(spec.measures) or not scored
@@ -343,8 +343,8 @@ def test_plain_tent_is_looked_into_among_unknown_images_and_on_cifar():
         assert (dict(spec.options).get("novelty") == "confidence_difference") == scored
 
 
-def test_costs_are_measured_as_the_paper_measured_them():
-    (spec,) = (spec for spec in CELLS["table6"] if spec.task == "costs")
+def test_costs_follow_the_papers_protocol():
+    (spec,) = (spec for spec in SPECS["table6"] if spec.task == "costs")
     assert spec.method == "ent,swr,tent,eata,tent+crowd"
     assert dict(spec.options) == {"trials": 5000, "warm_up": 50}
     assert (spec.model, spec.batch_size) == ("wrn40_2", 200)
@@ -356,19 +356,19 @@ def test_costs_are_measured_as_the_paper_measured_them():
                     assert entry.metric == {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}[entry.column]
 
 
-def test_the_rules_of_selection_differ_in_the_rule_alone():
-    assert {"tent", "tent+crowd"} == {spec.method for spec in set(CELLS["rules"]) & set(CELLS["table1"])}
+def test_selection_rules_differ_only_in_selection():
+    assert {"tent", "tent+crowd"} == {spec.method for spec in set(SPECS["rules"]) & set(SPECS["table1"])}
     rules = {"tent": ("None", 0.0), "tent+crowd": (CROWD, 0.5)}
     rules |= {"tent+confident": ("ConfidenceAbove(threshold=0.9)", 0.0)}
     rules |= {"tent+certain": ("EntropyBelow(threshold=None)", 0.0)}
-    for spec in CELLS["rules"]:
+    for spec in SPECS["rules"]:
         assert settings_of(spec) == (AFFINE, "Adam", 1e-3, "Entropy()", *rules[spec.method], "None")
-    streams = {(spec.images, spec.unknown) for spec in CELLS["rules"]}
-    assert len(CELLS["rules"]) == len(rules) * len(streams) == 4 * 2 * 2
+    streams = {(spec.images, spec.unknown) for spec in SPECS["rules"]}
+    assert len(SPECS["rules"]) == len(rules) * len(streams) == 4 * 2 * 2
 
 
-def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
-    papers = {(spec.method, spec.images, spec.unknown): spec for spec in reversed(CELLS["table1"])}
+def test_ablations_change_only_the_ablated_option():
+    papers = {(spec.method, spec.images, spec.unknown): spec for spec in reversed(SPECS["table1"])}
     choices = {
         "conjugate": [
             *({}, {"epsilon": 0.0}, {"output": "after"}, {"batch_size": 400}),
@@ -388,7 +388,7 @@ def test_open_choices_differ_from_the_papers_settings_in_the_choice_alone():
     }
     tiny = [{}, {"lr": 2e-3}, {"lr": 5e-3}]
     seen = {}
-    for spec in CELLS["open_choices"]:
+    for spec in SPECS["open_choices"]:
         assert spec.domains == ("speckle_noise", "gaussian_blur", "spatter", "saturate")
         theirs = papers[spec.method, spec.images, spec.unknown]
         plain = {key: value for key, value in theirs.options if key != "novelty"}
@@ -415,24 +415,26 @@ def specs_of(table):
     return [spec for entry in TABLES[table].entries for spec in entry.specs]
 
 
-def test_endurance_goes_on_with_cells_of_the_choice_of_pace():
-    paces = {spec for spec in specs_of("choice_pace") if spec.unknown is None}
+def test_long_run_extends_runs_of_learning_rate_ablation():
+    ablated = {spec for spec in specs_of("choice_pace") if spec.unknown is None}
     rates = dict.fromkeys(("tent", "gce", "eata"), (1e-3, 3e-4)) | {"ent": (1e-4, 3e-5)}
-    fallen = {(method, images) for method in rates for images in ("cifar10-c", "cifar100-c")} - {("gce", "cifar10-c")}
+    collapsing = {(method, images) for method in rates for images in ("cifar10-c", "cifar100-c")} - {
+        ("gce", "cifar10-c")
+    }
     assert set(specs_of("choice_endurance")) == {
         spec
-        for spec in paces
-        if (spec.method, spec.images) in fallen and dict(spec.options)["lr"] in rates[spec.method]
+        for spec in ablated
+        if (spec.method, spec.images) in collapsing and dict(spec.options)["lr"] in rates[spec.method]
     }
-    assert len(specs_of("choice_endurance")) == 2 * len(fallen)
-    assert MADE["endurance"].rounds > MADE["open_choices"].rounds
+    assert len(specs_of("choice_endurance")) == 2 * len(collapsing)
+    assert BUILT["endurance"].rounds > BUILT["open_choices"].rounds
 
 
-def test_milder_streams_differ_from_the_papers_in_severity_and_in_how_far_a_step_goes():
+def test_lower_severity_differs_only_in_severity_and_learning_rate():
     rates = dict.fromkeys(("tent", "gce", "eata"), 3e-4) | {"ent": 3e-5}
     papers = {
         spec.method: {key: value for key, value in spec.options if key != "novelty"}
-        for spec in reversed(CELLS["table1"])
+        for spec in reversed(SPECS["table1"])
         if (spec.images, spec.unknown) == ("cifar100-c", None)
     }
     tried = []
@@ -447,8 +449,8 @@ def test_milder_streams_differ_from_the_papers_in_severity_and_in_how_far_a_step
     assert set(tried) == everything | {(method, 4, False) for method in rates}
 
 
-def test_selection_by_logits_is_tried_on_held_out_and_on_milder_corruptions_with_the_same_choices():
-    papers = {spec.images: spec for spec in CELLS["s5"] if ("on", "logits") in spec.options}
+def test_logit_ablations_are_the_same_on_held_out_and_lower_severity_streams():
+    papers = {spec.images: spec for spec in SPECS["s5"] if ("on", "logits") in spec.options}
     held_out = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
     streams = {
         "choice_endurance_logits": {("cifar10-c", 5, held_out), ("cifar100-c", 5, held_out)},
@@ -476,19 +478,19 @@ def test_selection_by_logits_is_tried_on_held_out_and_on_milder_corruptions_with
 
 
 @pytest.mark.parametrize("name", ["endurance", "milder"])
-def test_what_falls_apart_is_followed_for_as_many_rounds_as_its_suite_has(name):
-    rounds = {entry.round for table in MADE[name].tables for entry in table.entries}
-    assert rounds == {MADE[name].rounds}
+def test_collapse_tables_show_last_round(name):
+    rounds = {entry.round for table in BUILT[name].tables for entry in table.entries}
+    assert rounds == {BUILT[name].rounds}
 
 
-def test_every_method_that_differs_from_the_paper_has_an_experiment_of_its_own():
+def test_every_deviating_method_has_an_ablation():
     rows = {entry.row for name, table in TABLES.items() if name.startswith("choice_") for entry in table.entries}
     for method in ("gce", "conjugate", "ent", "tent", "tent+crowd", "eata", "swr"):
         assert sum(row == method or row.startswith(f"{method}, ") for row in rows) > 1
 
 
-# What moves, learning rate, selection's margin, λ_max, statistics, share of the online statistics.
-ON_THE_ROAD = {
+# Learning rate, margin of the selection, λ_max, statistics, momentum of the statistics.
+SEGMENTATION = {
     "ttn": (None, None, 0.0, "TTN", 0.1),
     "tent": (1e-6, None, 0.0, "TTN", 0.1),
     "tent+crowd": (1e-6, -0.2, 0.5, "TTN", 0.1),
@@ -507,36 +509,36 @@ RATES = {
 
 
 @pytest.mark.parametrize("name", [name for name in DRIVING if name not in ("s4", "camvid_parts")])
-def test_settings_of_segmentation(name):
-    for spec in CELLS[name]:
+def test_segmentation_hyper_parameters_match_paper(name):
+    for spec in SPECS[name]:
         assert spec.batch_size == 2
         if "oracle" in dict(spec.options) or spec.method in ("source", "bn_adapt"):
             continue
         adapter = adapter_of(spec)
-        lr = adapter.optimizer.param_groups[0]["lr"] if adapter.moving else None
+        lr = adapter.optimizer.param_groups[0]["lr"] if adapter.trainable_parameters else None
         statistics = adapter.statistics
         rules = {type(rule).__name__: rule for rule in getattr(adapter.select, "members", [adapter.select])}
         padded = not {"mapillary", "gtav"}.isdisjoint(spec.domains)  # whose frames differ in shape
         framed = padded and spec.method.partition("+")[0] in ("tent", "swr", "cotta")
-        assert ("IgnorePadding" in rules) == framed, "where frames are padded"
+        assert ("IgnorePadding" in rules) == framed, "exactly where frames are padded"
         margin = getattr(rules.get("ConfidenceDifference"), "margin", None)
         found = (lr, margin, adapter.mean_entropy, type(statistics).__name__)
-        lr, *others = ON_THE_ROAD[spec.method]
+        lr, *others = SEGMENTATION[spec.method]
         rates = RATES.get(name, (lr,))
         assert (*found, getattr(statistics, "momentum", None)) in {(rate, *others) for rate in rates}
         if spec.method.startswith("swr"):
             assert "NearestPrototypes" not in described(adapter)["regularizer"]
         if spec.method == "cotta":
-            assert adapter.loss.threshold is None
+            assert adapter.method.loss.threshold is None
 
 
-# Everything a cell names is there
+# Names in specs exist
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_cell_names_methods_options_measures_and_networks_that_exist(name):
-    made = MADE[name]
-    for spec in CELLS[name]:
+def test_specs_use_existing_methods_options_metrics_and_networks(name):
+    made = BUILT[name]
+    for spec in SPECS[name]:
         if spec.task == "stream":
             adapter_of(spec)
         if spec.task == "costs":
@@ -547,46 +549,46 @@ def test_every_cell_names_methods_options_measures_and_networks_that_exist(name)
 
 
 @pytest.mark.parametrize("name", [name for name in CAMVID if name not in ("camvid_parts", "camvid_rates")])
-def test_camvid_comes_by_clean_and_in_five_kinds_of_weather(name):
-    for spec in CELLS[name]:
+def test_camvid_stream_is_clean_and_five_corruptions(name):
+    for spec in SPECS[name]:
         assert spec.domains == ("clean", "fog", "snow", "brightness", "frost", "motion_blur")
         assert (spec.images, spec.batch_size, spec.severity) == ("camvid-c", 2, 3)
         assert spec.measures == ("iou", "selection", "pixels")
     methods = ["source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd"]
-    assert [spec.method for spec in CELLS[name]] == (methods if name == "camvid" else methods[3:])
+    assert [spec.method for spec in SPECS[name]] == (methods if name == "camvid" else methods[3:])
 
 
-def test_selection_and_mean_entropy_are_taken_apart_on_the_same_stream():
-    usual, apart = CELLS["camvid_x100"], CELLS["camvid_parts"]
-    assert set(usual) < set(apart)
-    found = {(spec.method, adapter_of(spec).mean_entropy) for spec in apart}
+def test_camvid_ablation_separates_selection_and_mean_entropy():
+    usual, ablated = SPECS["camvid_x100"], SPECS["camvid_parts"]
+    assert set(usual) < set(ablated)
+    found = {(spec.method, adapter_of(spec).mean_entropy) for spec in ablated}
     shares = {"tent": (0.0, 0.5), "swr": (0.2, 0.5)}
     assert found == {(f"{base}{more}", share) for base in shares for more in ("", "+crowd") for share in shares[base]}
-    assert len({spec.with_options(mean_entropy=0.0) for spec in apart}) == 4, "nothing else differs"
+    assert len({spec.with_options(mean_entropy=0.0) for spec in ablated}) == 4, "nothing else differs"
 
 
-def test_no_share_of_rejected_pixels_is_called_the_best():
+def test_rejection_tables_have_no_best_value():
     tables = [table for name in CAMVID for table in suite(name).tables]
     rejected = [table for table in tables if any(entry.metric.startswith("rejection/") for entry in table.entries)]
     assert len(rejected) == 4
     assert all(table.lower_is_better is None for table in rejected)
 
 
-def test_camvids_rates_are_chosen_apart_from_what_is_reported():
-    reported = [spec for name in CAMVID if name != "camvid_rates" for spec in CELLS[name]]
-    for spec in CELLS["camvid_rates"]:
+def test_camvid_learning_rates_are_searched_on_other_data():
+    reported = [spec for name in CAMVID if name != "camvid_rates" for spec in SPECS[name]]
+    for spec in SPECS["camvid_rates"]:
         assert spec.images not in {other.images for other in reported}
         assert not set(spec.domains) & {domain for other in reported for domain in other.domains}
 
 
-def test_a_suite_lists_every_cell_once_in_the_order_of_its_tables():
-    for name, made in MADE.items():
+def test_suite_lists_runs_once_in_table_order():
+    for name, made in BUILT.items():
         every = [spec for table in made.tables for entry in table.entries for spec in entry.specs]
-        assert CELLS[name] == list(dict.fromkeys(every))
+        assert SPECS[name] == list(dict.fromkeys(every))
         assert made.name == name
 
 
-def test_an_unknown_suite_is_answered_with_the_nearest():
+def test_unknown_suite_suggests_nearest():
     with pytest.raises(ConfigurationError, match="Did you mean table1"):
         suite("tabel1")
 
@@ -614,7 +616,7 @@ FIELDS = [field.name for field in dataclasses.fields(Spec)]
 
 
 @given(specs)
-def test_a_spec_survives_being_written_down(spec):
+def test_spec_round_trips_through_json(spec):
     again = Spec.from_data(json.loads(json.dumps(spec.as_data())))
     assert again == spec
     assert again.digest == spec.digest
@@ -622,7 +624,7 @@ def test_a_spec_survives_being_written_down(spec):
 
 
 @given(specs, specs, st.sampled_from(FIELDS))
-def test_the_hash_changes_with_every_field_and_with_nothing_else(spec, other, field):
+def test_digest_depends_on_every_field(spec, other, field):
     changed = dataclasses.replace(spec, **{field: getattr(other, field)})
     assert (changed.digest == spec.digest) == (changed == spec)
     assert (changed.name == spec.name) == (changed == spec)
@@ -631,14 +633,14 @@ def test_the_hash_changes_with_every_field_and_with_nothing_else(spec, other, fi
 
 
 @given(words, numbers, numbers)
-def test_options_are_one_cell_exactly_if_they_are_equal(name, value, other):
+def test_equal_options_have_equal_digests(name, value, other):
     first, second = (Spec("tent", "x", "y", domains=("fog",)).with_options(**{name: v}) for v in (value, other))
     assert (first.digest == second.digest) == (first == second) == (value == other)
 
 
-def test_the_hash_is_the_same_in_every_process():
+def test_digest_is_the_same_in_every_process():
     path = Path(driftproof.__file__).parent / "bench" / "spec.py"
-    every = [spec for name in ("table1", "table8", "s3", "demo") for spec in CELLS[name]]
+    every = [spec for name in ("table1", "table8", "s3", "demo") for spec in SPECS[name]]
     code = (
         "import importlib.util, json, sys\n"
         f"found = importlib.util.spec_from_file_location('spec', {str(path)!r})\n"
@@ -659,7 +661,7 @@ def test_the_hash_is_the_same_in_every_process():
     assert len(set(names)) == len(set(every))
 
 
-def test_a_name_can_be_read():
+def test_spec_name_is_readable():
     spec = Spec("tent+crowd", "cifar10-c", "wrn40_2", "svhn-c", domains=("fog",))
     assert spec.name == f"tent+crowd-cifar10-c-open-{spec.digest}"
     assert len(spec.digest) == 12
@@ -672,7 +674,7 @@ nested = junk | st.lists(junk, max_size=2) | st.dictionaries(words, junk, max_si
 
 
 @given(specs, st.sampled_from([*FIELDS, "color"]), nested)
-def test_a_damaged_spec_is_refused_unless_it_is_another_spec(spec, field, value):
+def test_damaged_spec_data_are_refused(spec, field, value):
     data = spec.as_data() | {field: value}
     try:
         read = Spec.from_data(data)
@@ -685,13 +687,13 @@ def test_a_damaged_spec_is_refused_unless_it_is_another_spec(spec, field, value)
 
 
 @pytest.mark.parametrize("data", [{}, {"method": "tent"}, [], ["method"], "method", None, 7])
-def test_something_else_than_a_spec_is_refused(data):
+def test_data_that_are_no_spec_are_refused(data):
     with pytest.raises(StateError, match="Expected the fields of a spec, but"):
         Spec.from_data(data)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"domains": ()}, "`domains` to name each domain once"),
         ({"domains": ("fog", "snow", "fog")}, "`domains` to name each domain once"),
@@ -701,12 +703,12 @@ def test_something_else_than_a_spec_is_refused(data):
         ({"options": (("lr", 1.0), ("epsilon", 2.0))}, "`options` once each and in order"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused(wrong, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_invalid_spec_is_refused(wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
         Spec(**{"method": "tent", "images": "x", "model": "y", "domains": ("fog",)} | wrong)
 
 
-def test_options_are_added_and_replaced_by_name():
+def test_with_options_adds_and_replaces():
     spec = Spec("tent", "x", "y", domains=("fog",), options=(("lr", 1e-3),)).with_options(accumulate=3, lr=1e-4)
     assert spec.options == (("accumulate", 3), ("lr", 1e-4))
     assert spec.setting == "closed"

@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it."""
+"""The demo, from the command line."""
 
 import json
 import re
@@ -13,44 +13,44 @@ from driftproof.cli import main
 from driftproof.data import digits
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ending:
-        main(["demo", *map(str, words)])
-    return ending.value.code
+def run_demo(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", *map(str, arguments)])
+    return caught.value.code
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "results"
-    assert run("--out", folder, "--rounds", 1) == 0
+    assert run_demo("--out", folder, "--rounds", 1) == 0
     return folder
 
 
-def test_it_measures_every_cell_of_its_suite(folder):
+def test_demo_measures_every_run_of_its_suite(folder):
     results = Results(folder)
     assert set(results.runs) == set(suite("demo").specs())
     assert all(results.rounds(spec) == 1 for spec in results.runs)
-    assert "Frost was made up, not photographed." in (folder / "report" / "index.html").read_text()
+    assert "Frost textures are procedural, not photographs." in (folder / "report" / "index.html").read_text()
 
 
-def test_a_second_run_only_shows_what_is_there(folder, capsys):
+def test_second_demo_shows_stored_results(folder, capsys):
     before = {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")}
-    assert run("--out", folder, "--rounds", 1) == 0
+    assert run_demo("--out", folder, "--rounds", 1) == 0
     assert {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")} == before
     shown = capsys.readouterr().out
-    errors = Results(folder)
-    for spec in errors.runs:
+    results = Results(folder)
+    for spec in results.runs:
         (line,) = (line for line in shown.splitlines() if re.match(rf" {re.escape(spec.method)} +\d", line))
-        assert float(line.split()[1]) == pytest.approx(errors.per_round(spec)[0], abs=0.051)
+        assert float(line.split()[1]) == pytest.approx(results.per_round(spec)[0], abs=0.051)
     assert "Report: " in shown
 
 
 def test_another_network_is_refused_in_the_same_folder(folder, capsys):
-    assert run("--out", folder, "--rounds", 1, "--seed", 1) == 2
+    assert run_demo("--out", folder, "--rounds", 1, "--seed", 1) == 2
     assert "were made differently: weights was" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_network_knows_the_clean_digits(folder):
+def test_network_classifies_clean_digits(folder):
     (spec, *_) = Results(folder).runs
     images = digits()
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_the_network_knows_the_clean_digits(folder):
     assert (predicted == images.labels).float().mean() > 0.97
 
 
-def test_images_are_as_corrupted_as_the_cell_says_whatever_was_streamed_before(folder):
+def test_stream_severity_does_not_depend_on_earlier_streams(folder):
     (spec, *_) = Results(folder).runs
     harsh, mild = replace(spec, domains=("fog",)), replace(spec, domains=("fog",), severity=1)
     digits_bench, fresh = Digits(folder), Digits(folder)
@@ -67,11 +67,11 @@ def test_images_are_as_corrupted_as_the_cell_says_whatever_was_streamed_before(f
     assert not torch.equal(after_another, next(iter(fresh.stream(harsh, 1))).images)
 
 
-def test_batches_are_half_unknown_and_each_row_says_so(folder):
+def test_batches_are_half_unknown(folder):
     results = Results(folder)
     (spec, *_) = results.runs
     first = next(iter(Digits(folder).stream(spec, 1)))
-    assert (first.closed, len(first.labels)) == (50, 100)
+    assert (first.num_known, len(first.labels)) == (50, 100)
     known, unknown = len(digits()), round(50 * (len(digits()) % 50) / 50) + 50 * (len(digits()) // 50)
     assert all(row["samples"] == known + unknown for row in results.rows(spec))
     assert json.loads((folder / "folder.json").read_text())["images"].startswith(f"{known} images")

@@ -1,4 +1,4 @@
-"""The tables in the repository are made of the rows beside them, and every number that is quoted is one of them."""
+"""Tables and quoted numbers in the repository follow from the archived rows."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ ARCHIVES = sorted(path.parent for path in (ROOT / "results").glob("*/cells.jsonl
 
 @pytest.mark.parametrize("method", ["source", "bn_adapt"])
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_the_table_of_corruption_errors(name, method):
+def test_table_of_corruption_errors(name, method):
     errors = json.loads((FOLDER / f"{name}.json").read_text())["errors"][method]
     (line,) = (
         line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| {name}, {method} |")
@@ -40,60 +40,62 @@ def everything():
     return load_archives(ROOT / "results")
 
 
-def test_the_summary_is_made_of_the_archives_and_the_notes():
+def test_results_page_is_up_to_date():
     text = (ROOT / "results" / "RESULTS.md").read_text(encoding="utf-8")
     assert text == render_results_page(ROOT / "results"), "`make results` makes it anew"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reproducing.md", "docs/speed.md", "docs/driving.md"])
-def test_numbers_that_pages_quote_are_the_measured_ones(everything, page):
+def test_quoted_numbers_are_up_to_date(everything, page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- results:" in text
     named = citable_values(everything) | benchmark_tables(ROOT / "results")
     assert text == render_placeholders(text, named), "`make results` fills them in anew"
 
 
-def cells_of(folder):
+def read_archive(folder):
     return [json.loads(line) for line in (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def rows_of(line, metric="error"):
-    """Errors, or another measure, by round and domain, read without the library."""
-    spec, values = line["spec"], line["rows"][measure]
+def values_by_round(line, metric="error"):
+    """Return a metric by round and domain, read without the library."""
+    spec, values = line["spec"], line["rows"][metric]
     values = values if isinstance(values, list) else [values] * line["count"]
     each = len(spec["domains"])
     return [values[start : start + each] for start in range(0, len(values) - each + 1, each)]
 
 
-def measured_in(line, measure, round):
-    """The mean over domains of one round, read without the library; None where one of them was not measured."""
+def mean_of_round(line, measure, round):
+    """Return the mean over domains of one round, read without the library; None if a domain is missing."""
     values, each = line["rows"].get(measure), len(line["spec"]["domains"])
     values = values if isinstance(values, list) else [values] * line["count"]
     chosen = values[(round - 1) * each : round * each]
     return statistics.fmean(chosen) if chosen and None not in chosen else None
 
 
-def as_run(spec, shared):
+def with_metadata(spec, shared):
     names = {field: getattr(spec, field) for field in ("images", "unknown", "model")}
     stand_ins = {field: shared["replaced"].get(name, name) for field, name in names.items()}
     return replace(spec, limit=shared["limit"], **stand_ins)
 
 
 @pytest.mark.parametrize("folder", ARCHIVES, ids=lambda folder: folder.name)
-def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
+def test_table_numbers_follow_from_archived_rows(folder):
     shared = json.loads((folder / "folder.json").read_text(encoding="utf-8"))
-    lines = {Spec.from_data(line["spec"]): line for line in cells_of(folder)}
+    lines = {Spec.from_data(line["spec"]): line for line in read_archive(folder)}
     results, compared = Results(folder), 0
     for table in (table for make in SUITES.values() for table in make().tables):
         shown = fill_table(results, table).values
         for entry in table.entries:
-            value, here = shown[entry.row, entry.column], [as_run(spec, shared) for spec in entry.specs]
+            value, here = shown[entry.row, entry.column], [with_metadata(spec, shared) for spec in entry.specs]
             if entry.domain is None and all(spec in lines for spec in here):
                 rounds = [lines[spec]["count"] // len(spec.domains) for spec in here]
-                moving = [n for n, spec in zip(rounds, here, strict=True) if spec.method not in ("source", "bn_adapt")]
-                last = min([entry.round, *moving])
+                learning = [
+                    n for n, spec in zip(rounds, here, strict=True) if spec.method not in ("source", "bn_adapt")
+                ]
+                last = min([entry.round, *learning])
                 means = [
-                    measured_in(lines[spec], entry.metric, min(last, n)) for n, spec in zip(rounds, here, strict=True)
+                    mean_of_round(lines[spec], entry.metric, min(last, n)) for n, spec in zip(rounds, here, strict=True)
                 ]
                 expected = None if None in means else pytest.approx(statistics.fmean(means), abs=1e-4)
                 assert (value.ours, value.round) == (expected, last or None)
@@ -102,19 +104,19 @@ def test_every_number_of_every_table_follows_from_the_archived_rows(folder):
 
 
 @pytest.mark.parametrize(("folder", "figures"), [("classification", "figures"), ("tiny", "figures/tiny")])
-def test_the_curves_are_those_of_the_archived_rows(folder, figures):
+def test_curves_follow_from_archived_rows(folder, figures):
     streams = {}
-    for line in cells_of(ROOT / "results" / folder):
-        if "error" in line["rows"] and rows_of(line):
+    for line in read_archive(ROOT / "results" / folder):
+        if "error" in line["rows"] and values_by_round(line):
             where = [line["spec"][name] for name in ("images", "unknown", "batch_size", "domains")]
-            streams.setdefault(str(where), []).append([statistics.fmean(each) for each in rows_of(line)])
+            streams.setdefault(str(where), []).append([statistics.fmean(each) for each in values_by_round(line)])
     courses = [course for stream in streams.values() if max(map(len, stream)) > 1 for course in stream]
     drawn = [json.loads(path.read_text()) for path in (ROOT / "results" / figures).glob("rounds-*.json")]
     shown = [course for figure in drawn for stream in figure["numbers"].values() for course in stream.values()]
     assert sorted(shown) == [pytest.approx(course, abs=1e-4) for course in sorted(courses)]
 
 
-def test_the_archives_are_a_few_megabytes():
+def test_archives_are_small():
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 8 * 2**20
 
 
@@ -149,10 +151,10 @@ def test_speed_ratios_follow_from_the_times():
         ("precision-short", ["speed/short-fp32", "speed/short-bf16", "speed/short-bf16-graph"], math.inf),
     ],
 )
-def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_most):
-    (wanted,) = (cell["spec"] for cell in cells_of(ROOT / "results" / folders[-1]))
-    runs = [cell for folder in folders for cell in cells_of(ROOT / "results" / folder) if cell["spec"] == wanted]
-    means = [[statistics.fmean(each) for each in rows_of(cell)[:10]] for cell in runs]
+def test_precision_pages_follow_from_archived_rows(page, folders, at_most):
+    (wanted,) = (cell["spec"] for cell in read_archive(ROOT / "results" / folders[-1]))
+    runs = [cell for folder in folders for cell in read_archive(ROOT / "results" / folder) if cell["spec"] == wanted]
+    means = [[statistics.fmean(each) for each in values_by_round(cell)[:10]] for cell in runs]
     lines = [line.strip("| ").split(" | ") for line in (SPEED / f"{page}.md").read_text().splitlines()]
     shown = [[float(number) for number in line[1:]] for line in lines if line[0].startswith("round")]
     assert shown == [pytest.approx(each, abs=0.0051) for each in zip(*means, strict=True)]
@@ -161,7 +163,7 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
         -len(apart) :
     ]
     assert told == [pytest.approx([statistics.fmean(gaps), max(map(abs, gaps))], abs=0.0051) for gaps in apart]
-    rejected = [100 * statistics.fmean(map(statistics.fmean, rows_of(cell, "rejected")[:10])) for cell in runs]
+    rejected = [100 * statistics.fmean(map(statistics.fmean, values_by_round(cell, "rejected")[:10])) for cell in runs]
     (shares,) = (line[1:] for line in lines if line[0] == "rejected, mean")
     assert list(map(float, shares)) == pytest.approx(rejected, abs=0.0051)
     assert len(shown) == 10
@@ -169,7 +171,7 @@ def test_what_fewer_digits_do_follows_from_the_archived_rows(page, folders, at_m
 
 
 def test_no_line_begins_with_a_quoted_number():
-    """Such a line would be HTML to whoever shows Markdown, and end the paragraph."""
+    """Markdown would take such a line for HTML and end the paragraph."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
     broken = [
         f"{page.name}: {line}"
@@ -184,27 +186,27 @@ def test_no_line_begins_with_a_quoted_number():
     ("page", "folder", "round"),
     [("first", "first-rounds", 1), ("open", "bf16-first", 1), ("before", "before", 1), ("later", "defaults", 5)],
 )
-def test_single_rounds_that_were_computed_twice_follow_from_the_archived_rows(page, folder, round):
-    kept = {json.dumps(cell["spec"]): cell for cell in cells_of(ROOT / "results" / "classification")}
-    both = ((cell, kept[json.dumps(cell["spec"])]) for cell in cells_of(SPEED / folder))
-    pairs = [[statistics.fmean(rows_of(cell)[round - 1]) for cell in pair] for pair in both]
+def test_repeated_rounds_follow_from_archived_rows(page, folder, round):
+    kept = {json.dumps(cell["spec"]): cell for cell in read_archive(ROOT / "results" / "classification")}
+    both = ((cell, kept[json.dumps(cell["spec"])]) for cell in read_archive(SPEED / folder))
+    pairs = [[statistics.fmean(values_by_round(cell)[round - 1]) for cell in pair] for pair in both]
     lines = [line.strip("| ").split(" | ") for line in (SPEED / f"precision-{page}.md").read_text().splitlines()]
     shown = [[float(cell.split()[0]) for cell in line[1:3]] for line in lines if " on " in line[0]]
     assert sorted(shown) == [pytest.approx(pair, abs=0.0051) for pair in sorted(pairs)]
 
 
-def measure(folder, spec, errors, *precisions):
-    """A cell with one row for every error, computed in one precision, or each in its own."""
+def write_run(folder, spec, errors, *precisions):
+    """Write a run with one row per error, in one precision, or each in its own."""
     places = [(round, domain) for round in range(1, len(errors) + 1) for domain in spec.domains]
     rows = [
         {"round": round, "domain": domain, "error": error}
         for (round, domain), error in zip(places, errors, strict=False)
     ]
-    cell = Store(folder).run(spec)
-    with cell.locked():
-        cell.write_spec(spec, {})
+    run = Store(folder).run(spec)
+    with run.locked():
+        run.write_spec(spec, {})
         each = precisions * len(rows) if len(precisions) == 1 else precisions
-        cell.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each])
+        run.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each])
 
 
 def compared_precisions(monkeypatch, capsys, *words):
@@ -215,7 +217,7 @@ def compared_precisions(monkeypatch, capsys, *words):
     return ended.value.code, capsys.readouterr().out
 
 
-def test_cells_that_fewer_digits_are_judged_by_are_all_there_and_called_apart(tmp_path, monkeypatch, capsys):
+def test_precision_page_titles_are_unique(tmp_path, monkeypatch, capsys):
     spec = Spec("tent", "cifar10-c", "wrn40_2", unknown="svhn-c", options=(("lr", 0.1),), domains=("fog", "snow"))
     others = {
         "lr=0.2": {"options": (("lr", 0.2),)},
@@ -229,43 +231,43 @@ def test_cells_that_fewer_digits_are_judged_by_are_all_there_and_called_apart(tm
     for words, changed in others.items():
         for name, precision, error in (("a", "fp32", 10.0), ("b", "bf16", 50.0)):
             home = tmp_path / words / name
-            measure(home, replace(spec, **changed), [error] * 4, precision)
-            measure(home, spec, [10.0] * 4, precision)
-            measure(home, alone, [10.0] * 4, precision)
+            write_run(home, replace(spec, **changed), [error] * 4, precision)
+            write_run(home, spec, [10.0] * 4, precision)
+            write_run(home, alone, [10.0] * 4, precision)
         code, page = compared_precisions(monkeypatch, capsys, tmp_path / words / "a", tmp_path / words / "b")
-        assert code == 1, "forty points in one of the cells"
+        assert code == 1, "forty points in one of the runs"
         titles = [line.partition(";")[0] for line in page.splitlines() if " on cifar10-c" in line]
         assert len(set(titles)) == len(titles) == 3
-        assert "ent on cifar10-c, open" in titles, "nothing else is called so"
+        assert "ent on cifar10-c, open" in titles, "no longer title is needed"
         assert any(title.startswith("tent on ") and title.endswith(f", {words}") for title in titles)
 
 
-def test_what_has_no_round_in_common_is_not_compared(tmp_path, monkeypatch, capsys):
+def test_runs_without_common_round_are_not_compared(tmp_path, monkeypatch, capsys):
     begun = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog", "snow"))
     empty, done = replace(begun, method="gce"), replace(begun, method="ent")
     costs, scenes = replace(begun, task="costs"), replace(begun, measures=("iou",))
     for name, precision in (("a", "fp32"), ("b", "bf16")):
         for spec in (begun, costs):
-            measure(tmp_path / name, spec, [10.0], precision)
+            write_run(tmp_path / name, spec, [10.0], precision)
         for spec, errors in ((empty, []), (scenes, [10.0, 10.0])):
-            measure(tmp_path / name, spec, errors, precision)
+            write_run(tmp_path / name, spec, errors, precision)
     folders = tmp_path / "a", tmp_path / "b"
     assert compared_precisions(monkeypatch, capsys, *folders) == (
         2,
         "Expected two or more folders that share a complete round of a run.\n",
     )
     for folder in folders:
-        measure(folder, done, [10.0, 10.0], "fp32")
+        write_run(folder, done, [10.0, 10.0], "fp32")
     for words in ((), ("--round", 1)):
         code, page = compared_precisions(monkeypatch, capsys, *folders, *words)
         assert code == 0
         assert page.count(" on cifar10-c") == page.count("ent on cifar10-c, closed") == 1
 
 
-def test_a_round_is_said_to_be_computed_as_it_was_whatever_the_others_were(tmp_path, monkeypatch, capsys):
+def test_precision_of_a_round_is_that_of_its_rows(tmp_path, monkeypatch, capsys):
     spec = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog", "snow"))
-    measure(tmp_path / "a", spec, [10.0] * 6, "fp32", "fp32", "fp32", "tf32", "tf32", "tf32")
-    measure(tmp_path / "b", spec, [10.0] * 6, "bf16")
+    write_run(tmp_path / "a", spec, [10.0] * 6, "fp32", "fp32", "fp32", "tf32", "tf32", "tf32")
+    write_run(tmp_path / "b", spec, [10.0] * 6, "bf16")
     for round, words in ((None, "fp32, then tf32 (eager)"), (1, "fp32"), (2, "fp32, then tf32"), (3, "tf32")):
         options = () if round is None else ("--round", round)
         _, page = compared_precisions(monkeypatch, capsys, tmp_path / "a", tmp_path / "b", *options)
@@ -274,7 +276,7 @@ def test_a_round_is_said_to_be_computed_as_it_was_whatever_the_others_were(tmp_p
 
 
 @pytest.mark.parametrize("images", ["cifar10-c", "cifar100-c"])
-def test_what_tent_ends_with_is_what_one_of_the_classes_would_leave(images, monkeypatch):
+def test_tent_scores_match_collapse_to_one_class(images, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     format_page = runpy.run_path(str(ROOT / "benchmarks" / "collapsed.py"))["format_page"]
     folder = ROOT / "results" / "collapsed"
@@ -282,20 +284,20 @@ def test_what_tent_ends_with_is_what_one_of_the_classes_would_leave(images, monk
     assert (folder / f"{images}.md").read_text() == format_page(found["classes"], found["protocol"])
     (tent,) = (
         cell
-        for cell in cells_of(ROOT / "results" / "classification")
+        for cell in read_archive(ROOT / "results" / "classification")
         if (cell["spec"]["method"], cell["spec"]["images"], cell["spec"]["seed"]) == ("tent", images, 0)
         and cell["spec"]["unknown"]
     )
     names = [f"{protocol}/{kind}" for protocol in ("including", "excluding") for kind in ("auroc", "fpr")]
-    ends = [measured_in(tent, f"confidence_difference/{name}", 50) for name in names]
+    ends = [mean_of_round(tent, f"confidence_difference/{name}", 50) for name in names]
     apart = [
         max(abs(scores[name] - end) for name, end in zip(names, ends, strict=True))
         for scores in found["classes"].values()
     ]
-    assert min(apart) < 3  # points: counted on a fifth of the images, and in other digits
+    assert min(apart) < 3  # points: computed on a fifth of the images and in another precision
 
 
-def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorded_steps():
+def test_scene_ratios_follow_from_times_and_hold_for_graph_engine():
     for name in ("graph", "channels-last", "eager"):
         found = json.loads((SPEED / f"scenes-{name}.json").read_text())
         fastest = min((row for row in found["ms"] if row != "tent"), key=found["ms"].get)
@@ -305,7 +307,7 @@ def test_the_ratios_of_scenes_follow_from_what_was_measured_and_hold_for_recorde
             assert all(found["ratios"][which] <= most for which, most in found["limits"].items())
 
 
-def test_recorded_steps_select_what_eager_ones_do():
+def test_graph_engine_selects_what_eager_engine_does():
     for precision in ("tf32", "bf16"):
         for each in json.loads((SPEED / f"agreement-{precision}.json").read_text())["rounds"]:
             assert each["graph"] == each["eager"]

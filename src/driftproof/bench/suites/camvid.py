@@ -135,8 +135,8 @@ def camvid_lr_search() -> Suite:
         _at_rates("camvid-train-c", HELD_OUT, (1, 10, 100, 1000)),
     )
     note = (
-        "Learning rates are chosen here, on training frames under corruptions that no other CamVid suite uses, and never "
-        "on the frames or the weather of reported numbers."
+        "Learning rates are chosen here, on training frames under corruptions that no other CamVid suite uses. "
+        "They are never chosen on the frames or the weather of reported numbers."
     )
     table = _by_round("camvid_rates", f"{title}: mIoU", specs, "mean_iou", _SEARCH_ROUNDS)
     return Suite("camvid_rates", title, (table,), _SEARCH_ROUNDS, note)
