@@ -29,6 +29,7 @@ from driftproof.cli.bounded_progress import BoundedProgress
 from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, build_model, save_checkpoint
+from driftproof.models.normalized_model import NormalizedModel
 from driftproof.streams import Shuffled, Stored
 
 # Official files
@@ -227,7 +228,7 @@ def test_missing_weights_are_named(files):
         files.model(on_cifar10("fog"))
     with pytest.raises(InputError, match=r"or cifar10/corruptions/Hendrycks2020AugMix_WRN\.pt, but"):
         files.model(dataclasses.replace(on_cifar10("fog"), model="wrn40_2"))
-    with pytest.raises(InputError, match="svhn-c only ever is unknown"):
+    with pytest.raises(InputError, match="svhn-c is only used for unknown images"):
         files.model(dataclasses.replace(on_cifar10("fog"), images="svhn-c"))
     with pytest.raises(ConfigurationError, match="Did you mean cifar10-c"):
         files.model(dataclasses.replace(on_cifar10("fog"), images="cifar10c"))
@@ -235,12 +236,10 @@ def test_missing_weights_are_named(files):
 
 def test_weights_of_another_network_raise(files):
     write_weights(files.weights, "wrn10_1_cifar10.safetensors", arch="wrn16_1")
-    with pytest.raises(
-        InputError, match="a wrn10_1 for the 10 classes of cifar10-c, but it says it is a wrn16_1 for 10"
-    ):
+    with pytest.raises(InputError, match="a wrn10_1 for the 10 classes of cifar10-c, but it holds a wrn16_1 for 10"):
         files.model(on_cifar10("fog"))
     write_weights(files.weights, "wrn10_1_cifar10.safetensors", classes=6)
-    with pytest.raises(InputError, match="but it says it is a wrn10_1 for 6"):
+    with pytest.raises(InputError, match="but it holds a wrn10_1 for 6"):
         files.model(on_cifar10("fog"))
 
 
@@ -329,15 +328,15 @@ def run(*arguments):
     return ended.value.code
 
 
-class TinyNetwork(nn.Module):
+class TinyNetwork(NormalizedModel):
     """One convolution, one batch norm and a linear layer."""
 
     def __init__(self, classes=10, mean=0.5, std=0.5):
-        super().__init__()
+        super().__init__(classes, mean=mean, std=std)
         self.conv, self.norm, self.fc = nn.Conv2d(3, 8, 4, stride=4), nn.BatchNorm2d(8), nn.Linear(8, classes)
 
     def forward(self, images):
-        return 10 * self.fc(torch.relu(self.norm(self.conv(images))).mean(dim=(2, 3)))
+        return 10 * self.fc(torch.relu(self.norm(self.conv(self.normalize(images)))).mean(dim=(2, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -519,7 +518,7 @@ def test_runs_with_missing_weights_do_not_stop_the_others(files_at, tmp_path, ca
     asked = ("--sets", "cifar10-c", "--methods", "tent,tent+crowd", "--rounds", 1, "--limit", 3)
     assert run("run", "s3", *files_at, *asked, "--out", out) == 2
     message = " ".join(capsys.readouterr().err.split())
-    assert "2 of 4 cells failed; the others are done." in message
+    assert "2 of 4 runs failed; the others are done." in message
     assert message.count("Expected weights of wrn28_10 for cifar10") == 1, "once for all runs that need them"
     assert {cell.spec.model for cell in Store(out).runs()} == {"wrn40_2"}
     assert not [fact for fact in Store(out).metadata if "wrn28_10" in fact]
@@ -542,15 +541,15 @@ def test_runs_with_missing_weights_do_not_stop_the_others(files_at, tmp_path, ca
         (("run", "table1", "--seeds=-1"), f"`--seeds` to be from 0 to {2**63 - 1}"),
         (("run", "table1", "--rounds", "0"), "`rounds` to be at least 1, but got 0"),
         (("run", "table1", "--limit", "0"), "`limit` to be at least 1, but got 0"),
-        (("run", "table1", "--engine", "grph"), "`engine` to be one of eager, compile, graph, but got 'grph'"),
+        (("run", "table1", "--engine", "grph"), "eager, compile, graph, but got 'grph'"),
         (("run", "table1", "--precision", "bf61"), "`precision` to be one of fp32, tf32, bf16, but got 'bf61'"),
         (("run", "table1", "--device", "abacus"), "`--device` to be available on this machine"),
         (("run", "table1", "--methdos", "tent"), "--methods"),
         (("compare", "nowhere"), "Expected results in nowhere, but there are none."),
         (("report", "nowhere"), "Expected results in nowhere, but there are none."),
         (("export", "nowhere", "kept"), "Expected results in nowhere, but there are none."),
-        (("summarize", "nowhere"), "Expected archives in nowhere, each in a folder of its own, but there are none."),
-        (("summarize", "."), "`driftproof bench export` makes them"),
+        (("summarize", "nowhere"), "Expected archives in subfolders of nowhere, but found none."),
+        (("summarize", "."), "with `driftproof bench export`"),
         (("run", "table1", "--sets", "cifar10-c"), " more: Expected weights of wrn40_2 for cifar10 in weights"),
     ],
 )
@@ -623,7 +622,9 @@ def test_results_without_rows_are_reported(tmp_path, capsys, wide):
     assert run("compare", tmp_path / "out", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
     assert run("report", tmp_path / "out") == 2
-    assert f"Expected rows in {tmp_path / 'out'}, but no cell has one yet" in " ".join(capsys.readouterr().err.split())
+    assert f"Expected rows in {tmp_path / 'out'}, but no run has written one yet" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert not (tmp_path / "out" / "report").exists()
 
 
