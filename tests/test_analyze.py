@@ -15,7 +15,7 @@ def run(capsys, *words):
     return ending.value.code, capsys.readouterr()
 
 
-def test_every_method_is_counted_and_timed(capsys):
+def test_costs_of_every_method_are_counted_and_timed(capsys):
     words = ["--model", "wrn10_1", "--batch-size", "4", "--size", "16", "--trials", "2", "--warm-up", "0", "--json"]
     status, said = run(capsys, *words, "--methods", "source,ent,tent,eata,tent+crowd")
     costs = json.loads(said.out)
@@ -29,7 +29,7 @@ def test_every_method_is_counted_and_timed(capsys):
         assert found["milliseconds"] > 0
 
 
-def test_methods_that_prepare_are_timed_on_networks_for_images_and_for_scenes(capsys):
+def test_preparing_methods_are_timed_on_images_and_scenes(capsys):
     few = ["--batch-size", "2", "--trials", "1", "--warm-up", "0", "--json"]
     for words in (["--model", "wrn10_1", "--size", "16"], ["--model", "deeplabv3plus_small", "--size", "32"]):
         status, said = run(capsys, *words, *few, "--methods", "ttn,swr,eata,swr+crowd")
@@ -37,7 +37,7 @@ def test_methods_that_prepare_are_timed_on_networks_for_images_and_for_scenes(ca
         assert list(json.loads(said.out)) == ["ttn", "swr", "eata", "swr+crowd"]
 
 
-def test_a_table_for_readers(capsys):
+def test_costs_table(capsys):
     status, said = run(
         capsys, "--model", "wrn10_1", "--batch-size", "2", "--size", "8", "--trials", "1", "--methods", "tent"
     )
@@ -54,7 +54,7 @@ def test_a_table_for_readers(capsys):
         (["--methods", "tent"], "Expected `--model` or `--weights`"),
     ],
 )
-def test_what_cannot_be_measured_is_named(capsys, words, message):
+def test_invalid_options_are_named(capsys, words, message):
     status, said = run(capsys, *words, "--batch-size", "2", "--trials", "1")
     assert status == 2
     assert message in " ".join(said.err.split())

@@ -90,19 +90,19 @@ def visit(browser, report):
 
 
 @SIZES
-def test_the_page_opens_without_errors_or_requests(visit, size):
+def test_page_opens_without_errors_or_requests(visit, size):
     visit(*size).wait_for_load_state("load")
     assert visit.complaints == []
 
 
 @SIZES
-def test_the_page_is_no_wider_than_the_window(visit, size):
+def test_page_fits_the_window(visit, size):
     whole, window = visit(*size).evaluate(WIDTHS)
     assert whole <= window
 
 
 @SIZES
-def test_every_figure_shows_one_variant_inside_the_window(visit, size):
+def test_each_figure_shows_one_variant_inside_the_window(visit, size):
     figures = visit(*size).evaluate(FIGURES)
     assert {figure["name"].split("-")[0] for figure in figures} == {"rounds", "domains", "selected"}
     for figure in figures:
@@ -116,7 +116,7 @@ def test_every_figure_shows_one_variant_inside_the_window(visit, size):
 
 
 @SIZES
-def test_words_in_figures_can_be_read_and_are_not_cut_off(visit, size):
+def test_figure_text_is_readable_and_not_clipped(visit, size):
     for figure in visit(*size).evaluate(FIGURES):
         (shown,) = figure["variants"]
         assert shown["texts"]
@@ -133,7 +133,7 @@ def test_wide_tables_scroll_in_their_own_box_on_a_phone(visit):
         assert table["moved"] == pytest.approx(max(table["table"] - table["box"], 0), abs=1)
 
 
-def test_the_page_works_without_scripts_and_in_the_dark(visit):
+def test_page_works_without_scripts_and_in_dark_mode(visit):
     light = visit(*DESK, java_script_enabled=False)
     dark = visit(*DESK, color_scheme="dark")
     assert light.locator("h1").is_visible()
@@ -143,7 +143,7 @@ def test_the_page_works_without_scripts_and_in_the_dark(visit):
     assert ink > 400
 
 
-def test_on_paper_nothing_is_cut_off(visit):
+def test_printed_page_is_not_clipped(visit):
     page = visit(688, 1000)  # what the margins leave of A4
     page.emulate_media(media="print")
     whole, window = page.evaluate(WIDTHS)
@@ -156,7 +156,7 @@ def test_on_paper_nothing_is_cut_off(visit):
 
 
 @SIZES
-def test_the_page_of_scenes_fits_every_window_and_asks_for_nothing(browser, tmp_path, size):
+def test_scene_page_fits_the_window_and_makes_no_requests(browser, tmp_path, size):
     scenes, asked = drawn(tmp_path).as_uri(), []
     page = browser.new_context(viewport=dict(zip(("width", "height"), size, strict=True))).new_page()
     page.on("request", lambda request: request.url.startswith(("data:", scenes)) or asked.append(request.url))

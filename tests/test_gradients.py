@@ -34,7 +34,7 @@ def one_by_one(layer):
 
 
 @pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[-2], LAYERS[-1]])
-def test_a_samples_gradient_is_that_of_its_own_entropy(layer):
+def test_per_sample_gradient_is_that_of_its_entropy(layer):
     gradients, logits = SampleGradients(NETWORK, layer)(IMAGES)
     each, answers, together = one_by_one(layer)
     torch.testing.assert_close(gradients, each)
@@ -42,7 +42,7 @@ def test_a_samples_gradient_is_that_of_its_own_entropy(layer):
     torch.testing.assert_close(gradients.sum(dim=0), together)
 
 
-def test_behind_the_last_batch_norm_one_backward_pass_is_enough():
+def test_batched_gradients_are_exact_for_the_last_batch_norm():
     exact, _ = SampleGradients(NETWORK, LAYERS[-1])(IMAGES)
     cheap, logits = SampleGradients(NETWORK, LAYERS[-1], mixing=False)(IMAGES)
     torch.testing.assert_close(cheap, exact)
@@ -51,7 +51,7 @@ def test_behind_the_last_batch_norm_one_backward_pass_is_enough():
     assert not torch.allclose(mixed, one_by_one(LAYERS[-2])[0]), "before it, what one sample does reaches the others"
 
 
-def test_a_layer_that_is_no_batch_norm_is_named():
+def test_layer_that_is_no_batch_norm_is_rejected():
     with pytest.raises(ModelError, match="batch norm with a weight, but got 'fc'"):
         SampleGradients(NETWORK, "fc")
 
@@ -73,7 +73,7 @@ def pairs(gradients, labels, predictions, classes):
 
 @settings(max_examples=40)
 @given(st.integers(0, 50), st.integers(1, 4), st.integers(0, 2**20), st.integers(1, 5))
-def test_means_of_directions_equal_all_pairs(count, classes, seed, parts):
+def test_gradient_cosine_equals_all_pairs(count, classes, seed, parts):
     generator = torch.Generator().manual_seed(seed)
     gradients = torch.randn(count, 3, generator=generator) * torch.randint(0, 3, (count, 1), generator=generator)
     labels, predictions = (torch.randint(0, classes, (count,), generator=generator) for _ in range(2))
@@ -85,11 +85,11 @@ def test_means_of_directions_equal_all_pairs(count, classes, seed, parts):
     assert torch.equal(cosine.sizes, sizes)
 
 
-def test_nothing_seen_is_nothing_known():
+def test_gradient_cosine_without_samples_is_nan():
     assert GradientCosine(3).compute().isnan().all()
 
 
-def test_a_cell_of_gradients_holds_each_domain_and_all_together(tmp_path):
+def test_gradient_run_has_rows_for_each_domain_and_all(tmp_path):
     spec = Spec("bn_adapt", "random", "tiny", domains=("fog", "snow"), batch_size=6, measures=(), task="gradients")
     spec = spec.with_options(layer=LAYERS[-2], mixing=True)
     started = time.perf_counter()

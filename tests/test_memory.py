@@ -72,13 +72,13 @@ def wide_resnet_by_hand():
     return sum(layers) + 128, sum(norms) + 128 * 8 * 8
 
 
-def test_wide_resnet_equals_a_count_by_hand(wide_resnet):
+def test_wide_resnet_matches_a_manual_count(wide_resnet):
     layers, norms = wide_resnet_by_hand()
     assert (wide_resnet.layer_inputs, wide_resnet.norm_inputs, wide_resnet.relu_inputs) == (layers, norms, norms)
     assert (wide_resnet.parameters, wide_resnet.trainable, wide_resnet.outputs) == (2243546, 2243546, 10)
 
 
-def test_the_papers_components_come_out_to_the_printed_digit(wide_resnet):
+def test_paper_components_match_to_the_printed_digit(wide_resnet):
     counted = wide_resnet.mebibytes(batch=200)
     assert f"{counted['copy']:.2f}" == f"{counted['weights']:.2f}" == "8.56"
     assert f"{counted['affine_weights']:.2f}" == "2.16"
@@ -90,18 +90,18 @@ def test_the_papers_components_come_out_to_the_printed_digit(wide_resnet):
 @pytest.mark.parametrize(
     ("name", "published"), [("ent", 1147), ("swr", 1155), ("tent", 556), ("eata", 559), ("tent+crowd", 565)]
 )
-def test_the_papers_comparison_comes_out_to_the_printed_digit(wide_resnet, name, published):
+def test_paper_comparison_matches_to_the_printed_digit(wide_resnet, name, published):
     assert round(method_memory(name, wide_resnet, batch=200)) == published
 
 
-def test_the_papers_cotta_comes_out_within_one_of_its_last_digit(wide_resnet):
+def test_paper_cotta_matches_within_one_of_the_last_digit(wide_resnet):
     assert method_memory("cotta", wide_resnet, batch=200) == pytest.approx(36442, abs=1)
 
 
 @pytest.mark.parametrize(
     ("name", "printed"), [("ent", "1146.5"), ("swr", "1155.1"), ("eata", "558.6"), ("tent+crowd", "565.0")]
 )
-def test_the_comparison_comes_out_to_the_tenth(wide_resnet, name, printed):
+def test_comparison_matches_to_the_tenth(wide_resnet, name, printed):
     """TENT has 556.45, CoTTA 36441.3: tenths that are given for them elsewhere are of sums of rounded components."""
     assert f"{method_memory(name, wide_resnet, batch=200):.1f}" == printed
 
@@ -113,7 +113,7 @@ def deeplab():
     return count_memory(model, (3, 800, 1455))
 
 
-def test_the_segmentation_networks_components_come_out_to_the_printed_digit(deeplab):
+def test_segmentation_components_match_to_the_printed_digit(deeplab):
     counted = deeplab.mebibytes(batch=2)
     assert f"{counted['copy']:.2f}" == f"{counted['weights']:.2f}" == "153.93"
     assert f"{counted['affine_weights']:.2f}" == "38.65"
@@ -127,17 +127,17 @@ def test_the_segmentation_networks_components_come_out_to_the_printed_digit(deep
     ("name", "printed", "published"),
     [("ent", "5815.05", 5815), ("swr", "5968.98", 5969), ("tent", "2713.83", 2714), ("tent+crowd", "3036.49", 3036)],
 )
-def test_the_papers_segmentation_costs_come_out_to_the_printed_digit(deeplab, name, printed, published):
+def test_segmentation_costs_match_to_the_printed_digit(deeplab, name, printed, published):
     needed = method_memory(name, deeplab, batch=2)
     assert (f"{needed:.2f}", round(needed)) == (printed, published)
 
 
-def test_the_papers_segmentation_cotta_is_three_and_a_half_passes(deeplab):
+def test_paper_segmentation_cotta_is_three_and_a_half_passes(deeplab):
     needed = SCENE_FORMULAS["cotta"].mebibytes(deeplab, batch=2)
     assert (f"{needed:.2f}", round(needed)) == ("20275.70", 20276)
 
 
-def test_every_formula_on_a_count_by_hand(wide_resnet):
+def test_formulas_match_a_manual_count(wide_resnet):
     layers, norms = wide_resnet_by_hand()
     full, mixed = 4 * 2243546, 2243546 + 3 * 5408
     affine = 200 * (4 * norms + norms / 8)
@@ -155,7 +155,7 @@ def test_every_formula_on_a_count_by_hand(wide_resnet):
     assert few_passes.mebibytes(wide_resnet, batch=2) * MEBIBYTE == 3 * full + 3.5 * everything / 100
 
 
-def test_three_layers_counted_by_hand():
+def test_three_layers_match_a_manual_count():
     counted = count_memory(three_layers(), (3, 6, 5))
     assert (counted.parameters, counted.trainable, counted.affine) == (126, 126, 8)
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs, counted.outputs) == (94, 120, 120, 2)
@@ -166,12 +166,12 @@ def test_three_layers_counted_by_hand():
 @pytest.mark.parametrize(
     "relu", [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, torch.relu_, torch.Tensor.relu, lambda x: x.relu_()]
 )
-def test_a_relu_called_twice_counts_twice_however_it_is_called(relu):
+def test_relu_called_twice_counts_twice(relu):
     network = nn.Sequential(nn.Conv2d(3, 8, 1), Called(relu, torch.neg, relu), Called(lambda x: F.relu(input=x)))
     assert count_memory(network, (3, 4, 4)).relu_inputs == 3 * 8 * 4 * 4
 
 
-def test_layers_used_twice_count_twice_and_their_parameters_once():
+def test_shared_layers_count_twice_and_their_parameters_once():
     counted = count_memory(Tied(), (3, 6, 6))
     assert counted.layer_inputs == (3 + 8 + 8) * 36 + 8
     assert counted.norm_inputs == counted.relu_inputs == 2 * 8 * 36
@@ -197,7 +197,7 @@ class Attending(nn.Module):
         (4, 4, 6 * 8 + 2 * 4 * 4),  # of another width: each is made by itself
     ],
 )
-def test_what_enters_the_projections_of_attention_counts(length, width, projected):
+def test_attention_projection_inputs_are_counted(length, width, projected):
     model, answered = Attending(length=length, width=width), 6 * 8
     assert count_memory(model, (6, 8)).layer_inputs == projected + answered
     for pattern, left in (("*_proj_weight", answered), ("*out_proj.weight", projected), ("*weight", 0)):
@@ -206,7 +206,7 @@ def test_what_enters_the_projections_of_attention_counts(length, width, projecte
 
 
 @pytest.mark.parametrize("pattern", ["1.*", "1.weight"])
-def test_a_frozen_batch_norm_counts_nothing(pattern):
+def test_frozen_batch_norm_is_not_counted(pattern):
     counted = count_memory(three_layers(), (3, 6, 5), scope=dp.scopes.everything().without(pattern))
     assert (counted.layer_inputs, counted.norm_inputs, counted.relu_inputs) == (94, 0, 120)
     still = 8 if pattern == "1.*" else 4
@@ -214,13 +214,13 @@ def test_a_frozen_batch_norm_counts_nothing(pattern):
     assert method_memory("ent", counted, batch=1) * MEBIBYTE == (126 - still) * 4 + still + 94 * 4 + 120 / 8
 
 
-def test_a_batch_norm_without_weights_counts_nothing():
+def test_batch_norm_without_weights_is_not_counted():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Flatten())
     counted = count_memory(network, (3, 2, 2))
     assert (counted.norm_inputs, counted.affine, counted.layer_inputs) == (0, 0, 12)
 
 
-def test_only_the_scope_counts_not_requires_grad():
+def test_scope_decides_not_requires_grad():
     network = three_layers().requires_grad_(False)
     assert count_memory(network, (3, 6, 5)) == count_memory(three_layers(), (3, 6, 5))
     affine = count_memory(network, (3, 6, 5), scope=dp.scopes.norm_affine())
@@ -228,7 +228,7 @@ def test_only_the_scope_counts_not_requires_grad():
 
 
 @pytest.mark.parametrize("kind", NORM_NETWORKS)
-def test_every_kind_of_normalization_is_counted_at_its_input(kind):
+def test_every_normalization_is_counted_at_its_input(kind):
     make, shape = NORM_NETWORKS[kind]
     network = make()
     entered = []
@@ -250,20 +250,20 @@ def inputs_by_hooks(network, images):
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 300))
-def test_pixelwise_outputs_of_any_size_scale_with_the_batch(height, width, batch):
+def test_pixelwise_outputs_scale_with_the_batch(height, width, batch):
     counted = count_memory(SegmentationNet(), (3, height, width))
     layers, outputs = inputs_by_hooks(SegmentationNet(), torch.rand(3, 3, height, width))
     assert (3 * counted.layer_inputs, 3 * counted.outputs) == (layers, outputs)
     assert counted.mebibytes(batch=batch)["outputs"] * MEBIBYTE == 4 * batch * counted.outputs
 
 
-def test_weights_that_are_computed_and_models_of_few_bits_are_counted():
+def test_computed_weights_and_low_precision_models_are_counted():
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)))
     assert count_memory(normed, (6,)).layer_inputs == 6
     assert count_memory(three_layers().bfloat16(), (3, 6, 5)) == count_memory(three_layers(), (3, 6, 5))
 
 
-def test_the_model_is_left_alone_and_inference_mode_of_the_caller_does_no_harm():
+def test_model_is_unchanged_and_inference_mode_is_allowed():
     network = DictNet()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.inference_mode():
@@ -275,7 +275,7 @@ def test_the_model_is_left_alone_and_inference_mode_of_the_caller_does_no_harm()
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
 
 
-def test_bad_input_to_the_count_is_refused():
+def test_invalid_input_is_rejected():
     with pytest.raises(dp.errors.ConfigurationError, match="image_shape"):
         count_memory(three_layers(), (3, 0, 5))
     with pytest.raises(dp.errors.ModelError, match="shape \\(5, 6, 6\\)"):
@@ -308,14 +308,14 @@ class Workshop:
         self.diary.append("wait")
 
 
-def test_contestants_take_turns_between_synchronizations():
+def test_steps_alternate_between_synchronizations():
     workshop = Workshop({"one": [1.0] * 3, "two": [1.0] * 3})
     time_steps(workshop.steps(), trials=2, warm_up=1, synchronize=workshop.wait, clock=lambda: workshop.now)
     turn = ["wait", "one", "wait", "wait", "two", "wait"]
     assert workshop.diary == ["one", "two", *turn, *turn]
 
 
-def test_waiting_for_the_device_is_part_of_the_time_only_after_the_step():
+def test_only_synchronization_after_a_step_is_timed():
     workshop = Workshop({"one": [1.0] * 3})
     backlog = [0.0]
 
@@ -331,7 +331,7 @@ def test_waiting_for_the_device_is_part_of_the_time_only_after_the_step():
     assert timings["one"] == Timing(mean=11.0, median=11.0, p95=11.0)
 
 
-def test_warming_up_is_not_counted():
+def test_warm_up_is_not_timed():
     workshop = Workshop({"one": [100.0, 100.0, 1.0, 3.0], "two": [50.0, 50.0, 2.0, 2.0]})
     timings = time_steps(workshop.steps(), trials=2, warm_up=2, clock=lambda: workshop.now)
     assert timings["one"].mean == 2.0
@@ -339,7 +339,7 @@ def test_warming_up_is_not_counted():
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60))
-def test_the_summary_is_that_of_the_trials(durations):
+def test_timing_summarizes_the_trials(durations):
     workshop = Workshop({"one": durations})
     timing = time_steps(workshop.steps(), trials=len(durations), warm_up=0, clock=lambda: workshop.now)["one"]
     place = 0.95 * (len(durations) - 1)
@@ -349,14 +349,14 @@ def test_the_summary_is_that_of_the_trials(durations):
     assert timing.p95 == pytest.approx(np.interp(place, range(len(ordered)), ordered))
 
 
-def test_bad_numbers_of_trials_are_refused():
+def test_invalid_numbers_of_trials_are_rejected():
     with pytest.raises(dp.errors.ConfigurationError, match="trials"):
         time_steps({}, trials=0)
     with pytest.raises(dp.errors.ConfigurationError, match="warm_up"):
         time_steps({}, warm_up=-1)
 
 
-def test_a_cpu_needs_no_synchronizing_and_keeps_no_count():
+def test_cpu_needs_no_synchronization_and_has_no_peak():
     calls = []
     assert synchronizer(torch.device("cpu")) is None
     assert peak_memory(lambda: calls.append(1), torch.device("cpu")) is None
@@ -364,7 +364,7 @@ def test_a_cpu_needs_no_synchronizing_and_keeps_no_count():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_peak_memory_is_what_was_allocated_at_once():
+def test_peak_memory_is_the_maximum_allocated():
     device = torch.device("cuda")
     kept = torch.zeros(1024, 1024, device=device)
 

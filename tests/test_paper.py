@@ -26,14 +26,14 @@ def averaged(table, average):
     return [column for column in table.columns if not column.startswith("Average") and column.endswith(kind)]
 
 
-def test_the_names_are_those_of_the_file_in_its_order():
+def test_table_names_match_the_file():
     text = resources.files("driftproof.bench").joinpath("paper.json").read_text(encoding="utf-8")
     assert len(text.encode()) < 45_000
     assert tuple(entry["id"] for entry in json.loads(text)["tables"]) == PAPER_TABLES
 
 
 @tables
-def test_a_table_is_complete(table):
+def test_table_is_complete(table):
     assert table is paper_table(table.id)
     assert all([table.reference, table.caption, table.setting])
     assert set(table.units) == set(table.better) == set(table.columns)
@@ -48,7 +48,7 @@ def test_a_table_is_complete(table):
 
 
 @tables
-def test_every_printed_gain_is_the_difference_from_the_baseline(table):
+def test_printed_gains_are_differences_from_the_baseline(table):
     for row in table.rows.values():
         for column, delta in row.deltas.items():
             baseline = table.value(baseline_of(row.method), column)
@@ -56,7 +56,7 @@ def test_every_printed_gain_is_the_difference_from_the_baseline(table):
 
 
 @tables
-def test_every_average_is_the_mean_of_its_columns_but_for_one_misprint(table):
+def test_averages_are_column_means_except_one_misprint(table):
     for row in table.rows.values():
         for column in (column for column in table.columns if column.startswith("Average")):
             mean = statistics.fmean(row.values[part] for part in averaged(table, column))
@@ -68,13 +68,13 @@ def test_every_average_is_the_mean_of_its_columns_but_for_one_misprint(table):
 
 
 @pytest.mark.parametrize("name", ["T8a_lr", "T8b_bs"])
-def test_every_deviation_is_the_samples(name):
+def test_deviations_are_sample_standard_deviations(name):
     for row in paper_table(name).rows.values():
         *errors, deviation = row.values.values()
         assert deviation == pytest.approx(statistics.stdev(errors), abs=LAST_DIGIT)
 
 
-def test_the_errors_beside_the_costs_are_means_of_closed_and_open():
+def test_errors_in_the_cost_table_are_means_of_closed_and_open():
     costs, errors = paper_table("T6_cost_cls"), paper_table("T1_rounds50")
     for row in costs.rows.values():
         for images in ("CIFAR-10-C", "CIFAR-100-C"):
@@ -97,7 +97,7 @@ def test_the_errors_beside_the_costs_are_means_of_closed_and_open():
         ("S5_logit_variant", "T1_rounds50", {"CIFAR-100-C": "CIFAR-100-C/Closed"}),
     ],
 )
-def test_a_number_printed_in_two_tables_is_the_same(name, main, renamed):
+def test_numbers_printed_in_two_tables_agree(name, main, renamed):
     here, there = paper_table(name), paper_table(main)
     columns = {column: column for column in here.columns if column in there.columns} | renamed
     methods = [method for method in here.rows if method in there.rows]
@@ -108,7 +108,7 @@ def test_a_number_printed_in_two_tables_is_the_same(name, main, renamed):
             assert here.value(method, column) == there.value(method, elsewhere)
 
 
-def test_what_the_paper_does_not_print_is_none():
+def test_missing_values_are_none():
     table = paper_table("T4_seg_fixed")
     assert table.delta("TENT + Ours", "BDD-100K/Round 1") is None
     assert table.delta("TENT", "BDD-100K/Round 10") is None
@@ -116,7 +116,7 @@ def test_what_the_paper_does_not_print_is_none():
     assert table.delta("CoTTA", "BDD-100K/Round 1") is None
 
 
-def test_mistyped_names_are_answered_with_the_nearest():
+def test_unknown_names_suggest_the_nearest():
     with pytest.raises(ConfigurationError, match="T1_rounds50"):
         paper_table("T1_rounds5")
     with pytest.raises(ConfigurationError, match="CIFAR-10-C/Open"):
@@ -125,7 +125,7 @@ def test_mistyped_names_are_answered_with_the_nearest():
         paper_table("T8a_lr").delta("TENT", "lr=1")
 
 
-def test_tables_cannot_be_changed():
+def test_tables_are_immutable():
     table = paper_table("T8a_lr")
     with pytest.raises(dataclasses.FrozenInstanceError):
         table.caption = "another"

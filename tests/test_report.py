@@ -1,4 +1,4 @@
-"""The report against its rows: every number is computed again here, from the files on disk alone."""
+"""The report against its rows, with every number recomputed from the files on disk."""
 
 import csv
 import io
@@ -21,6 +21,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from driftproof.bench import Results, Spec, Store, suite
@@ -42,6 +43,7 @@ from driftproof.report.series import distinguishing_fields, group_streams
 
 METHODS = ("bn_adapt", "tent", "tent+crowd")
 LAST = 3
+SAVEFIG = Figure.savefig
 ODD = 'odd<i>&"$x^2$"'
 
 
@@ -49,19 +51,19 @@ def table_specs():
     return [spec for spec in suite("table1").specs() if spec.images == "cifar10-c" and spec.method in METHODS]
 
 
-def make_cell(store, spec, *, rounds, extra=0):
-    """A cell with made-up numbers: so many complete rounds, and some domains of one more."""
+def write_run(store, spec, *, rounds, extra=0):
+    """Write a run with random numbers: some complete rounds, and `extra` domains of the next."""
     random = Random(spec.name)
     cell = store.run(spec)
     cell.folder.mkdir(parents=True)
     cell.write_spec(spec, {"statistics": "Batch()", "select": "None", "output": "before"})
     visits = [(round, domain) for round in range(1, rounds + 2) for domain in spec.domains]
     visits = visits[: rounds * len(spec.domains) + extra]
-    rows = [made_up_row(spec, random, *visit) for visit in visits]
-    cell.append(rows, [made_up_conditions(random) for _ in visits])
+    rows = [make_row(spec, random, *visit) for visit in visits]
+    cell.append(rows, [make_conditions(random) for _ in visits])
 
 
-def made_up_row(spec, random, round, domain):
+def make_row(spec, random, round, domain):
     selects = "+" in spec.method
     base = 12 + 8 * random.random() + (0 if selects or spec.method == "bn_adapt" else 7.0 * round)
     row = {"round": round, "domain": domain, "batches": 4, "samples": 800, "skipped": 0, "error": base}
@@ -78,22 +80,34 @@ def made_up_row(spec, random, round, domain):
     return row
 
 
-def made_up_conditions(random):
+def make_conditions(random):
     machine = {"device": "cpu", "hardware": "some <processor>", "threads": 2}
     versions = {"driftproof": "0.1.0", "torch": "2.6.0", "python": "3.12.1"}
     return {"seconds": random.uniform(1, 9), "peak_memory": random.randrange(2**28, 2**29), **machine, **versions}
 
 
 def make_results(folder):
-    """Closed and open, one or two seeds, one cell that stopped in its second round, one with odd names."""
+    """Closed and open streams, one or two seeds, one run that stopped early, one with special characters."""
     store = Store(folder)
     store.update_metadata({"limit": 800, "replaced": {}, "weights wrn40_2 cifar10-c": "0123456789abcdef"})
     for spec in table_specs():
         for seed in (0, 1) if spec.method.startswith("tent") else (0,):
             stopped = spec.method == "tent+crowd" and spec.unknown is not None
-            make_cell(store, replace(spec, limit=800, seed=seed), rounds=2 if stopped else LAST, extra=7 * stopped)
-    make_cell(store, Spec(ODD, "set<b>", "net&work", domains=("a_b", "c<d>"), limit=800), rounds=1)
+            write_run(store, replace(spec, limit=800, seed=seed), rounds=2 if stopped else LAST, extra=7 * stopped)
+    write_run(store, Spec(ODD, "set<b>", "net&work", domains=("a_b", "c<d>"), limit=800), rounds=1)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_png():
+    """Skip rendering PNG files, a third of the time of a figure; `test_equal_results_give_equal_bytes` renders them."""
+
+    def savefig(self, file, *, format, **options):
+        return file.write(b"PNG") if format == "png" else SAVEFIG(self, file, format=format, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +129,7 @@ def page(report):
 
 
 class Page(HTMLParser):
-    """What a reader finds on the page."""
+    """Collects tables, sentences, links and figure texts of a page."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +181,7 @@ class Page(HTMLParser):
 
 
 def rows_on_disk(folder):
-    """Rows by method, whether open, and seed; only of the streams that the tables show."""
+    """Rows by method, open or not, and seed, of the streams in the tables."""
     found = {}
     for path in folder.glob("cells/*/spec.json"):
         spec = json.loads(path.read_text())["spec"]
@@ -207,7 +221,7 @@ def paper_value(table, method, column):
 @pytest.mark.parametrize(("name", "paper", "wanted"), [("table1", "T1_rounds50", 50), ("table2", "T2_round1", 1)])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("setting", ["Closed", "Open"])
-def test_every_number_of_a_table_is_that_of_the_rows(folder, page, name, paper, wanted, method, setting):
+def test_page_tables_match_the_rows(folder, page, name, paper, wanted, method, setting):
     column, is_open = f"CIFAR-10-C/{setting}", setting == "Open"
     shown = page.places[name, method, column]
     round = min(wanted, reached(method, is_open))
@@ -224,7 +238,7 @@ def test_every_number_of_a_table_is_that_of_the_rows(folder, page, name, paper, 
         assert as_number(shown["std"]) == pytest.approx(np.std(seeds, ddof=1), abs=0.0051)
 
 
-def test_what_selection_gains_is_told_in_the_same_round_or_not_at_all(folder, page):
+def test_gain_compares_equal_rounds_only(folder, page):
     for name, round in (("table1", LAST), ("table2", 1)):
         for setting in ("Closed", "Open"):
             is_open = setting == "Open"
@@ -237,7 +251,7 @@ def test_what_selection_gains_is_told_in_the_same_round_or_not_at_all(folder, pa
     assert not any(shown["gain"] for (_, row, _), shown in page.places.items() if "+" not in row)
 
 
-def test_the_best_of_a_stream_is_told_among_those_that_came_as_far(folder):
+def test_best_method_is_chosen_among_complete_runs(folder):
     results = Results(folder)
     for stream, finding in zip(group_streams(results), stream_findings(results, group_streams(results)), strict=True):
         stopped = stream.spec.unknown is not None
@@ -246,7 +260,7 @@ def test_the_best_of_a_stream_is_told_among_those_that_came_as_far(folder):
         assert len(best) == (len(stream.series) > 1)
 
 
-def test_the_best_of_a_column_is_bold_among_those_that_came_as_far(folder, page):
+def test_best_of_a_column_is_bold_among_equal_rounds(folder, page):
     for name, round in (("table1", LAST), ("table2", 1)):
         for setting in ("Closed", "Open"):
             is_open, column = setting == "Open", f"CIFAR-10-C/{setting}"
@@ -255,7 +269,7 @@ def test_the_best_of_a_column_is_bold_among_those_that_came_as_far(folder, page)
             assert [row for table, row, place in page.best if (table, place) == (name, column)] == [best]
 
 
-def test_the_lower_of_two_false_positive_rates_is_the_better(folder, page):
+def test_lower_false_positive_rate_is_best(folder, page):
     scores = ("msp", "max_logit", "energy", "confidence_difference")
     for kind, shown, choose in (("auroc", "AUROC", max), ("fpr", "FPR@TPR95", min)):
         values = {s: np.mean(by_seed(folder, "tent", True, LAST, f"{s}/including/{kind}")) for s in scores}
@@ -263,7 +277,7 @@ def test_the_lower_of_two_false_positive_rates_is_the_better(folder, page):
         assert ("table5a", choose(values, key=values.get), column) in page.best
 
 
-def test_the_sentences_say_what_the_rows_say(folder, page):
+def test_findings_match_the_rows(folder, page):
     for is_open in (False, True):
         last = reached("tent+crowd", is_open)
         ends = [np.mean(by_seed(folder, method, is_open, r)) for method in ("tent", "tent+crowd") for r in (1, last)]
@@ -276,7 +290,7 @@ def test_the_sentences_say_what_the_rows_say(folder, page):
     assert any("marked with @" in text for text in page.sentences)
 
 
-def test_a_heat_map_shows_the_last_round_domain_by_domain(folder, page):
+def test_heatmap_shows_last_round_per_domain(folder, page):
     text = page.svg_text["domains-1", "wide"]
     assert page.described["domains-1"].startswith("cifar10-c, wrn40_2, closed.")
     shown = [float(part) for part in text if re.fullmatch(r"\d+\.\d", part)]
@@ -293,7 +307,7 @@ def test_a_heat_map_shows_the_last_round_domain_by_domain(folder, page):
     assert sorted(text) == sorted(page.svg_text["domains-1", "narrow"])
 
 
-def test_the_figures_tell_their_numbers_to_those_who_cannot_see_them(folder, page):
+def test_figure_descriptions_contain_their_numbers(folder, page):
     told = page.described["rounds-1"]
     for setting, part in zip(("closed", "open"), re.split(r"; open", told), strict=True):
         for method, first, last in re.findall(r"([\w+]+) from (\d+\.\d) to (\d+\.\d)", part):
@@ -306,14 +320,14 @@ def test_the_figures_tell_their_numbers_to_those_who_cannot_see_them(folder, pag
         assert float(shown) == pytest.approx(100 * np.mean(shares), abs=0.051)
 
 
-def test_both_variants_of_a_figure_name_every_method(page):
+def test_wide_and_narrow_figures_label_every_method(page):
     for variant in ("wide", "narrow"):
         names = [text.split(" @")[0] for text in page.svg_text["rounds-1", variant]]
         assert all(names.count(method) == 2 for method in METHODS)
         assert "tent+crowd @2" in page.svg_text["rounds-1", variant]
 
 
-def test_the_page_needs_nothing_from_elsewhere(report, page):
+def test_page_is_self_contained(report, page):
     text = report.read_text(encoding="utf-8")
     assert not page.tags & {"script", "link", "img", "iframe", "object", "embed"}
     assert "http" not in text
@@ -323,11 +337,11 @@ def test_the_page_needs_nothing_from_elsewhere(report, page):
     assert set(re.findall(r"url\(([^)]*)\)", text)) <= {f"#{name}" for name in page.ids}
 
 
-def test_no_two_things_on_the_page_share_an_id(page):
+def test_page_ids_are_unique(page):
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_odd_names_are_shown_as_they_are(report, page):
+def test_special_characters_are_escaped(report, page):
     text = report.read_text(encoding="utf-8")
     assert "<i>" not in text
     assert "set<b>" not in text
@@ -337,7 +351,7 @@ def test_odd_names_are_shown_as_they_are(report, page):
     assert ODD in page.described["domains-3"]
 
 
-def test_the_protocol_is_on_the_page(folder, page):
+def test_page_shows_the_protocol(folder, page):
     text = " ".join(page.sentences)
     seconds = sum(
         json.loads(line)["seconds"]
@@ -350,7 +364,7 @@ def test_the_protocol_is_on_the_page(folder, page):
     assert "2.6.0" in text
 
 
-def test_files_are_the_rows_with_all_that_is_known_of_them(folder, report):
+def test_csv_and_parquet_contain_all_rows_and_fields(folder, report):
     rows = flat_rows(Results(folder))
     in_csv = list(csv.DictReader(io.StringIO((report.parent / "rows.csv").read_text(encoding="utf-8"))))
     in_parquet = pyarrow.parquet.read_table(report.parent / "rows.parquet").to_pylist()
@@ -372,7 +386,7 @@ def test_files_are_the_rows_with_all_that_is_known_of_them(folder, report):
                 assert row[f"protocol/{key}"] == value
 
 
-def test_the_precision_of_selection_is_not_lost_to_that_of_computing(tmp_path):
+def test_selection_precision_and_numerical_precision_are_separate_columns(tmp_path):
     cell = Store(tmp_path).run(spec := Spec("tent+crowd", "images", "network", domains=("fog",)))
     with cell.locked():
         cell.write_spec(spec, {})
@@ -381,28 +395,34 @@ def test_the_precision_of_selection_is_not_lost_to_that_of_computing(tmp_path):
     assert (row["precision"], row["step/precision"]) == (0.75, "bf16")
 
 
-def test_a_column_of_several_kinds_becomes_text_in_parquet(tmp_path):
+def test_column_of_mixed_types_becomes_text_in_parquet(tmp_path):
     store = Store(tmp_path / "results")
     spec = Spec("tent", "images", "network", domains=("fog",))
     for options in ({"a": 1, "b": 1}, {"a": 0.5, "b": "x"}, {"b": None}, {"b": True}):
-        make_cell(store, spec.with_options(**options), rounds=1)
+        write_run(store, spec.with_options(**options), rounds=1)
     out = write_report(Results(store.folder), tmp_path / "report").parent
     table = pyarrow.parquet.read_table(out / "rows.parquet")
     found = {(row["option/a"], row["option/b"]) for row in table.to_pylist()}
     assert found == {(1.0, "1"), (0.5, "x"), (None, None), (None, "true")}
 
 
-def test_the_same_results_make_the_same_bytes(folder, report, tmp_path):
-    again = write_report(Results(folder), tmp_path)
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
+def test_equal_results_give_equal_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", SAVEFIG)
+    store = Store(tmp_path / "results")
+    for spec in table_specs():
+        if spec.method.startswith("tent") and spec.unknown is None:
+            write_run(store, spec, rounds=2)
+    first, again = (write_report(Results(store.folder), tmp_path / name).parent for name in ("first", "again"))
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
     assert {path.suffix for path in files} == {".html", ".svg", ".png", ".csv", ".parquet"}
-    assert files == sorted(path.relative_to(report.parent) for path in report.parent.rglob("*") if path.is_file())
+    assert {path.stem.split("-")[0] for path in files if path.suffix == ".png"} == {"rounds", "domains", "selected"}
+    assert files == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
     for path in files:
-        assert (again.parent / path).read_bytes() == (report.parent / path).read_bytes(), path
+        assert (again / path).read_bytes() == (first / path).read_bytes(), path
 
 
-def test_pictures_of_scenes_beside_a_report_are_linked_to(report, tmp_path):
-    make_cell(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
+def test_page_links_to_existing_scenes(report, tmp_path):
+    write_run(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
     scenes = tmp_path / "report" / "scenes" / "index.html"
     scenes.parent.mkdir(parents=True)
     scenes.touch()
@@ -410,8 +430,8 @@ def test_pictures_of_scenes_beside_a_report_are_linked_to(report, tmp_path):
     assert "scenes/index.html" not in report.read_text()
 
 
-def test_a_report_that_fails_leaves_the_earlier_page(tmp_path):
-    make_cell(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
+def test_failed_report_keeps_the_earlier_page(tmp_path):
+    write_run(Store(tmp_path / "results"), Spec("tent", "images", "network", domains=("fog",)), rounds=1)
     out = tmp_path / "report"
     (out / "rows.csv").mkdir(parents=True)
     (out / "index.html").write_text("the earlier page")
@@ -422,21 +442,21 @@ def test_a_report_that_fails_leaves_the_earlier_page(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib", "pyarrow"])
-def test_a_missing_package_is_named_before_anything_is_written(folder, tmp_path, monkeypatch, package):
+def test_missing_package_is_named_before_writing(folder, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=rf"{package}.*driftproof\[report\]"):
         write_report(Results(folder), tmp_path / "report")
     assert not (tmp_path / "report").exists()
 
 
-def test_costs_alone_make_a_report_without_figures(tmp_path):
+def test_report_of_costs_has_no_figures(tmp_path):
     (spec,) = {spec for spec in suite("table6").specs() if spec.task == "costs"}
     cell = Store(tmp_path / "results").run(spec)
     cell.folder.mkdir(parents=True)
     cell.write_spec(spec, {"image": "(3, 32, 32)"})
     methods = spec.method.split(",")
     rows = [{"round": 1, "domain": name, "memory": 10.0, "milliseconds": 1.5} for name in methods]
-    cell.append(rows, [made_up_conditions(Random(0))] * len(rows))
+    cell.append(rows, [make_conditions(Random(0))] * len(rows))
     out = write_report(Results(tmp_path / "results"), tmp_path / "report", title="A <title>")
     parsed = Page()
     parsed.feed(out.read_text(encoding="utf-8"))
@@ -445,26 +465,26 @@ def test_costs_alone_make_a_report_without_figures(tmp_path):
     assert "<title>A &lt;title&gt;</title>" in out.read_text(encoding="utf-8")
 
 
-def test_a_page_without_streams_says_what_it_shows_instead(tmp_path):
+def test_page_without_streams_names_its_content(tmp_path):
     spec = next(suite("gradients").specs())
     stopped = Spec("tent", "made-c", "net", domains=("fog", "snow"))
     for folder, one, rounds, said in (
         ("gradients", spec, 1, "gradients of single samples"),
         ("begun", stopped, 0, "No round is complete yet."),
     ):
-        make_cell(Store(tmp_path / folder), one, rounds=rounds, extra=1)
+        write_run(Store(tmp_path / folder), one, rounds=rounds, extra=1)
         parsed = Page()
         parsed.feed(write_report(Results(tmp_path / folder), tmp_path / "report").read_text(encoding="utf-8"))
         assert any(said in text for text in parsed.sentences)
         assert not any("cost of a step" in text for text in parsed.sentences)
 
 
-def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_path):
+def test_variants_are_named_and_paired_by_options(tmp_path):
     store = Store(tmp_path)
     spec = Spec("tent", "images", "network", domains=("fog", "snow"))
     for rate in (0.1, 0.2):
         for method in ("tent", "tent+crowd"):
-            make_cell(store, replace(spec, method=method).with_options(lr=rate, q=1), rounds=1)
+            write_run(store, replace(spec, method=method).with_options(lr=rate, q=1), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
     assert {series.name for series in stream.series} == {
         f"{name}, lr={r}" for name in ("tent", "tent+crowd") for r in (0.1, 0.2)
@@ -480,15 +500,15 @@ def test_variants_of_a_method_are_told_apart_and_compared_with_their_like(tmp_pa
         assert f"{plain.name} is at" in sentence
 
 
-def test_what_belongs_to_a_selection_keeps_no_method_from_being_compared(tmp_path):
+def test_selection_options_do_not_prevent_pairing(tmp_path):
     store, spec = Store(tmp_path), Spec("", "images", "network", domains=("fog", "snow"))
     for rate in (0.1, 0.2):
-        make_cell(store, replace(spec, method="tent").with_options(lr=rate), rounds=1)
+        write_run(store, replace(spec, method="tent").with_options(lr=rate), rounds=1)
         for share in (0.0, 0.5):
             selecting = replace(spec, method="tent+crowd").with_options(lr=rate, margin=-0.2, mean_entropy=share)
-            make_cell(store, selecting, rounds=1)
-    make_cell(store, replace(spec, method="tent").with_options(lr=0.2, mean_entropy=0.5), rounds=1)
-    make_cell(store, replace(spec, method="tent+crowd").with_options(lr=0.3, margin=-0.2, mean_entropy=0.5), rounds=1)
+            write_run(store, selecting, rounds=1)
+    write_run(store, replace(spec, method="tent").with_options(lr=0.2, mean_entropy=0.5), rounds=1)
+    write_run(store, replace(spec, method="tent+crowd").with_options(lr=0.3, margin=-0.2, mean_entropy=0.5), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
     assert {(plain.name, selecting.name) for plain, selecting in stream.pairs()} == {
         ("tent, lr=0.1", "tent+crowd, lr=0.1, λ_max=0"),
@@ -498,25 +518,25 @@ def test_what_belongs_to_a_selection_keeps_no_method_from_being_compared(tmp_pat
     }
 
 
-def test_methods_are_compared_with_their_like_whatever_they_are_called(tmp_path):
+def test_pairing_ignores_diagnostic_options_and_requires_equal_ones(tmp_path):
     store, spec = Store(tmp_path), Spec("", "images", "network", domains=("fog", "snow"))
     for method, options in (
         *(("ent", {"lr": 1e-3}), ("ent+crowd", {"lr": 1e-5})),
         *(("tent", {"lr": 1e-3, "novelty": "msp"}), ("tent", {"lr": 1e-4}), ("tent+crowd", {"lr": 1e-3})),
         *(("tent+crowd", {"lr": 1e-3, "on": "logits"}), ("eata", {"redundancy": 0.4}), ("eata+crowd", {})),
     ):
-        make_cell(store, replace(spec, method=method).with_options(**options), rounds=1)
+        write_run(store, replace(spec, method=method).with_options(**options), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
     found = {(plain.name, selecting.name) for plain, selecting in stream.pairs()}
     watched = "tent, lr=0.001, novelty=msp"
     assert found == {(watched, "tent+crowd"), (watched, "tent+crowd, on=logits"), ("eata", "eata+crowd")}
 
 
-def test_a_seed_that_has_only_begun_and_one_that_was_measured_twice_count_once(tmp_path):
+def test_series_uses_the_longest_run_of_each_seed(tmp_path):
     store, spec = Store(tmp_path), Spec("tent", "images", "network", domains=("fog", "snow"))
-    make_cell(store, spec, rounds=3)
-    make_cell(store, replace(spec, measures=("error",)), rounds=2)
-    make_cell(store, replace(spec, seed=1), rounds=1)
+    write_run(store, spec, rounds=3)
+    write_run(store, replace(spec, measures=("error",)), rounds=2)
+    write_run(store, replace(spec, seed=1), rounds=1)
     results = Results(tmp_path)
     (series,) = (series for stream in group_streams(results) for series in stream.series)
     assert [cell.seed for cell in series.specs] == [0, 1]
@@ -525,21 +545,21 @@ def test_a_seed_that_has_only_begun_and_one_that_was_measured_twice_count_once(t
     assert series.per_domain(results, "error") == last
 
 
-def test_what_differs_in_a_number_comes_in_the_order_of_the_number(tmp_path):
+def test_variants_are_sorted_by_value(tmp_path):
     store, spec = Store(tmp_path), Spec("tent", "made-c", "net", domains=("fog",))
     for rate in (1e-3, 1e-6, 1e-4, 1e-5, None):
-        make_cell(store, spec.with_options(lr=rate), rounds=1)
+        write_run(store, spec.with_options(lr=rate), rounds=1)
     (stream,) = group_streams(Results(tmp_path))
     assert [dict(series.specs[0].options)["lr"] for series in stream.series] == [1e-6, 1e-5, 1e-4, 1e-3, None]
 
 
-def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
-    store, long = Store(tmp_path / "results"), "very_" * 20
-    methods = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "cotta", "swr", "swr+crowd")
+def test_segmentation_report_uses_mean_iou(tmp_path):
+    store, long = Store(tmp_path / "results"), "very_" * 12
+    methods = ("source", "bn_adapt", "ttn", "tent", "tent+crowd", "swr", "swr+crowd")
     spec = Spec("", "scenes", long, domains=("lost", "found", long), measures=("iou", "selection"), batch_size=2)
     for method in methods:
-        make_cell(store, replace(spec, method=method, domains=spec.domains[1:]), rounds=2)
-    make_cell(store, replace(spec, method="tent"), rounds=2)
+        write_run(store, replace(spec, method=method, domains=spec.domains[1:]), rounds=2)
+    write_run(store, replace(spec, method="tent"), rounds=2)
     results, parsed = Results(store.folder), Page()
     parsed.feed(write_report(results, tmp_path / "report").read_text(encoding="utf-8"))
     together = [stream for stream in group_streams(results) if len(stream.series) > 1]
@@ -562,35 +582,35 @@ def test_what_is_better_and_what_is_missing_depends_on_the_stream(tmp_path):
     assert {row[1] for row in build_protocol(results, together).streams.rows} == {"within the frames"}
 
 
-def test_how_a_drive_went_is_drawn_point_by_point(tmp_path):
+def test_within_domain_figure_shows_the_running_mean_iou(tmp_path):
     store, domains = Store(tmp_path / "results"), ("clean", "fog", "motion_blur")
     spec = Spec("tent", "scenes", "net", domains=domains, measures=("iou", "selection"), batch_size=2)
     for method, rounds in {"source": 1, "tent": 3, "tent+crowd": 2}.items():
-        make_cell(store, replace(spec, method=method), rounds=rounds)
+        write_run(store, replace(spec, method=method), rounds=rounds)
     results = Results(store.folder)
-    (drawing,) = within_domain_figures(results, group_streams(results))
+    (figure,) = within_domain_figures(results, group_streams(results))
     rows = {cell.spec.method: cell.rows for cell in store.runs()}
     for method, name in {"source": "source @1", "tent": "tent", "tent+crowd": "tent+crowd @2"}.items():
         first, last = rows[method][-3][IOU_CURVE[0]], rows[method][-1][IOU_CURVE[-1]]
-        assert f"{name} from {first:.1f} to {last:.1f}" in drawing.description
-    assert drawing.caption.endswith("in round 3.")
-    assert all(name in drawing.wide and name in drawing.narrow for name in ("clean", "fog", "motion blur"))
+        assert f"{name} from {first:.1f} to {last:.1f}" in figure.description
+    assert figure.caption.endswith("in round 3.")
+    assert all(name in figure.wide and name in figure.narrow for name in ("clean", "fog", "motion blur"))
 
 
-def test_a_name_that_has_no_room_keeps_its_ends_and_the_mark_of_its_round(tmp_path):
-    store, long = Store(tmp_path), "very_" * 20 + "own"
+def test_ellipsized_name_keeps_its_ends_and_round(tmp_path):
+    store, long = Store(tmp_path), "very_" * 12 + "own"
     spec = Spec("tent", "scenes", "net", domains=("clean", "fog"), measures=("iou", "selection"), batch_size=2)
-    make_cell(store, spec, rounds=2)
-    make_cell(store, spec.with_options(statistics=long), rounds=1)
+    write_run(store, spec, rounds=2)
+    write_run(store, spec.with_options(statistics=long), rounds=1)
     results = Results(tmp_path)
     for draw in (within_domain_figures, domain_figures):
-        (drawing,) = draw(results, group_streams(results))
-        for picture in (drawing.wide, drawing.narrow):
-            assert re.search(r"tent, [a-z_=]*…[a-z_]*own @1<", picture), "a run that stopped looks finished without it"
+        (figure,) = draw(results, group_streams(results))
+        for svg in (figure.wide, figure.narrow):
+            assert re.search(r"tent, [a-z_=]*…[a-z_]*own @1<", svg), "a run that stopped looks finished without it"
 
 
 @pytest.mark.parametrize("second", ["fog", "x" * 70])
-def test_stretches_divide_a_curve_evenly(second):
+def test_segments_divide_a_curve_evenly(second):
     names = ("clean", second)
     values = [float(place) for place in range(40)]
     panel = Panel("drive", "mIoU %", [Curve("tent", "tent", "", values, values, values)], segments=names)
@@ -607,7 +627,7 @@ def test_stretches_divide_a_curve_evenly(second):
     assert (list(range(21, 41)), values[20:]) in lines, "what came of another domain is not joined"
 
 
-def test_the_commands_in_the_footer_are_commands(folder, page):
+def test_commands_are_valid(folder, page):
     offered = typer.main.get_command(bench_commands).commands["run"]
     assert reproduction_commands(Results(folder)) == [
         "driftproof bench run table1 --rounds 3 --methods bn_adapt --sets cifar10-c --limit 800 --out 'made <up>'",
@@ -624,7 +644,7 @@ def test_the_commands_in_the_footer_are_commands(folder, page):
     assert offered.make_context("run", words).params["out"].name == folder.name
 
 
-def test_the_commands_in_the_footer_say_how_it_was_computed_where_that_never_changed(tmp_path):
+def test_commands_include_execution_options_shared_by_all_rows(tmp_path):
     store = Store(tmp_path / "out")
     fast = {"device": "cuda", "engine": "graph", "precision": "bf16", "channels_last": True, "seconds": 1.0}
     for spec in suite("table1").specs():
@@ -641,7 +661,7 @@ def test_the_commands_in_the_footer_say_how_it_was_computed_where_that_never_cha
     assert (given["device"], given["engine"], given["channels_last"]) == ("cuda", "graph", True)
 
 
-def test_costs_measured_alone_are_told_as_such(tmp_path):
+def test_commands_of_costs_select_the_task(tmp_path):
     (spec,) = (spec.with_options(trials=300) for spec in suite("table6").specs() if spec.task == "costs")
     cell = Store(tmp_path / "out").run(spec)
     with cell.locked():
@@ -651,8 +671,8 @@ def test_costs_measured_alone_are_told_as_such(tmp_path):
     assert first == "driftproof bench run table6 --rounds 1 --task costs --closed --trials 300 --out out"
 
 
-def asked_by(offered):
-    """The cells that commands ask for, each with the most rounds that any of them wants of it."""
+def requested_runs(offered):
+    """The runs that commands request, each with the maximum number of rounds."""
     asked = {}
     for words in map(shlex.split, offered):
         given = typer.main.get_command(bench_commands).commands["run"].make_context("run", words[3:]).params
@@ -670,36 +690,36 @@ def asked_by(offered):
     return asked
 
 
-def test_the_commands_in_the_footer_ask_for_the_cells_that_are_there_and_no_others(tmp_path):
+def test_commands_request_exactly_the_existing_runs(tmp_path):
     store, specs = Store(tmp_path / "out"), [spec for spec in suite("s3").specs() if spec.method != "cotta"]
     store.update_metadata({"replaced": {"cifar100-c": "svhn-c"}})
     for spec in specs:
         if spec.images == "cifar100-c":
-            make_cell(store, replace(spec, images="svhn-c"), rounds=2)
+            write_run(store, replace(spec, images="svhn-c"), rounds=2)
         elif spec.task == "costs":
-            make_cell(store, spec, rounds=1)
+            write_run(store, spec, rounds=1)
     results = Results(store.folder)
-    assert asked_by(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
+    assert requested_runs(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
     write_archive([store.folder], tmp_path / "kept")
     assert all(" --out kept-again" in command for command in reproduction_commands(Results(tmp_path / "kept"))[:-2])
 
 
 @pytest.mark.parametrize("name", ["table6", "rules", "s2"])
-def test_the_commands_in_the_footer_ask_for_each_cell_as_far_as_it_has_come(tmp_path, name):
+def test_commands_request_each_run_with_its_rounds(tmp_path, name):
     random, store = Random(name), Store(tmp_path / "out")
     for spec in suite(name).specs():
         for seed in range(2):
             if rounds := random.choice([0, 1, 1, 3]):
-                make_cell(store, replace(spec, seed=seed), rounds=rounds if spec.task == "stream" else 1)
+                write_run(store, replace(spec, seed=seed), rounds=rounds if spec.task == "stream" else 1)
     results = Results(store.folder)
-    assert asked_by(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
+    assert requested_runs(reproduction_commands(results)[:-2]) == {cell: results.rounds(cell) for cell in results.runs}
 
 
-def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
+def test_commands_are_merged(tmp_path):
     store = Store(tmp_path / "out")
     for spec in suite("rules").specs():
         far = spec.method == "tent+crowd" or (spec.method, spec.setting) == ("tent+certain", "open")
-        make_cell(store, spec, rounds=3 if far else 1)
+        write_run(store, spec, rounds=3 if far else 1)
     offered = reproduction_commands(Results(store.folder))[:-2]
     assert offered == [
         "driftproof bench run table1 --rounds 3 --methods tent+crowd --sets cifar10-c,cifar100-c --out out",
@@ -709,54 +729,54 @@ def test_the_commands_in_the_footer_are_few_where_cells_lie_together(tmp_path):
     ]
 
 
-def test_the_commands_in_the_footer_say_how_a_demo_was_run(tmp_path):
+def test_commands_of_the_demo_use_its_own_command(tmp_path):
     for seed, rounds in ((0, suite("demo").rounds), (3, 1)):
         for spec in suite("demo").specs():
-            make_cell(Store(tmp_path / f"demo{seed or ''}"), replace(spec, seed=seed), rounds=rounds)
+            write_run(Store(tmp_path / f"demo{seed or ''}"), replace(spec, seed=seed), rounds=rounds)
     assert reproduction_commands(Results(tmp_path / "demo"))[0] == "driftproof demo"
     assert reproduction_commands(Results(tmp_path / "demo3"))[0] == "driftproof demo --rounds 1 --seed 3 --out demo3"
 
 
-def test_the_commands_in_the_footer_prefer_the_suite_of_which_all_is_there(tmp_path):
+def test_commands_prefer_a_complete_suite(tmp_path):
     store = Store(tmp_path / "out")
     for spec in suite("endurance").specs():
         if (spec.method, spec.images) == ("tent", "cifar10-c"):
-            make_cell(store, spec, rounds=2)
+            write_run(store, spec, rounds=2)
     results = Results(store.folder)
-    assert asked_by(reproduction_commands(results)[:-2]) == dict.fromkeys(results.runs, 2)
+    assert requested_runs(reproduction_commands(results)[:-2]) == dict.fromkeys(results.runs, 2)
 
 
-def test_the_commands_in_the_footer_leave_long_runs_to_the_suite_that_wants_them(tmp_path):
+def test_commands_assign_long_runs_to_the_suite_with_as_many_rounds(tmp_path):
     store, far = Store(tmp_path / "out"), set(suite("endurance").specs())
     for spec in suite("open_choices").specs():
         if spec.images == "cifar100-c" and spec.method in ("tent", "gce", "bn_adapt"):
-            make_cell(store, spec, rounds=30 if spec in far else 2)
+            write_run(store, spec, rounds=30 if spec in far else 2)
     results = Results(store.folder)
     offered = reproduction_commands(results)[:-2]
     assert offered == [
         "driftproof bench run endurance --rounds 30 --methods gce,tent --sets cifar100-c --out out",
         "driftproof bench run open_choices --rounds 2 --methods bn_adapt,gce,tent --sets cifar100-c --out out",
     ]
-    assert asked_by(offered) == {cell: results.rounds(cell) for cell in results.runs}
+    assert requested_runs(offered) == {cell: results.rounds(cell) for cell in results.runs}
 
 
-def test_the_commands_in_the_footer_ask_for_more_than_a_suite_wants_where_nothing_else_goes_along(tmp_path):
+def test_commands_exceed_a_suites_rounds_only_without_unfinished_runs(tmp_path):
     store = Store(tmp_path / "out")
     specs = [spec for spec in suite("camvid_rates").specs() if spec.method in ("tent", "swr")]
     (one, *_) = (spec for spec in specs if spec.method == "tent")
     for spec in specs:
-        make_cell(store, spec, rounds=3 if spec.method == "swr" or spec is one else 2)
+        write_run(store, spec, rounds=3 if spec.method == "swr" or spec is one else 2)
     assert reproduction_commands(Results(store.folder))[:-2] == [
         "driftproof bench run camvid_rates --rounds 3 --methods swr --out out",
         "driftproof bench run camvid_rates --rounds 2 --methods tent --out out",
     ]
 
 
-def test_the_commands_in_the_footer_say_that_frost_was_made_up(tmp_path):
+def test_commands_include_procedural_frost(tmp_path):
     store = Store(tmp_path / "out")
     store.update_metadata({"frost": "made up"})
     for spec in (*table_specs(), *suite("demo").specs()):
-        make_cell(store, spec, rounds=1)
+        write_run(store, spec, rounds=1)
     offered = reproduction_commands(Results(store.folder))[:-2]
     assert offered[0] == "driftproof demo --rounds 1 --out out"
     assert len(offered) > 1
@@ -765,11 +785,11 @@ def test_the_commands_in_the_footer_say_that_frost_was_made_up(tmp_path):
     assert not any("frost" in command for command in reproduction_commands(Results(store.folder)))
 
 
-def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_path):
+def test_streams_of_the_same_images_have_distinct_names(tmp_path):
     store, spec = Store(tmp_path / "out"), Spec("tent", "made-c", "net", domains=("fog",))
     others = [replace(spec, batch_size=8), replace(spec, model="other"), replace(spec, unknown="x-c", batch_size=8)]
     for one in (spec, *others):
-        make_cell(store, one, rounds=2)
+        write_run(store, one, rounds=2)
     results = Results(store.folder)
     names = [stream.name for stream in group_streams(results)]
     assert len(set(names)) == len(names) == 4
@@ -779,47 +799,50 @@ def test_streams_of_the_same_images_are_told_apart_wherever_they_are_named(tmp_p
         "made-c, closed, other, 2 rounds",
         "made-c, open (x-c), net, 2 rounds",
     }
-    insights = list(ANALYSES["curves"](results))
-    assert sorted(name for insight in insights for name in insight.as_data()) == sorted(names)
+    figures = list(ANALYSES["curves"](results))
+    assert sorted(name for figure in figures for name in figure.as_data()) == sorted(names)
 
 
-def test_the_numbers_beside_a_figure_are_its_own_and_its_title_fits(tmp_path):
+def test_figure_data_matches_its_figure_and_title(tmp_path):
     store, spec = Store(tmp_path / "out"), Spec("tent", "made-c", "net", domains=CORRUPTIONS)
     for one in (replace(spec, batch_size=8), spec, replace(spec, unknown="x-c"), replace(spec, domains=HELD_OUT)):
-        make_cell(store, one, rounds=2)
+        write_run(store, one, rounds=2)
     results = Results(store.folder)
-    insights = list(ANALYSES["curves"](results))
-    assert [insight.draw().title for insight in insights] == [
+    figures = list(ANALYSES["curves"](results))
+    assert [figure.draw().title for figure in figures] == [
         "made-c, net, batches of 200, 15 domains from gaussian_noise to jpeg_compression",
         "made-c, net, batches of 8, 15 domains from gaussian_noise to jpeg_compression",
         "made-c, net, batches of 200, speckle_noise, gaussian_blur, spatter, saturate",
     ]
-    shown = [list(insight.as_data()) for insight in insights]
+    shown = [list(figure.as_data()) for figure in figures]
     assert [len(names) for names in shown] == [2, 1, 1], "the open stream stands beside the closed one"
     assert shown[0][1].startswith("made-c, open (x-c)")
 
 
-def test_what_learns_nothing_can_be_the_best_of_a_round_it_was_not_run_to(tmp_path):
+def test_stateless_method_can_be_best_in_a_later_round(tmp_path):
     for method, errors in {"bn_adapt": [15.0], "tent": [14.0, 20.0, 30.0], "tent+crowd": [14.0, 15.0, 16.0]}.items():
         spec = Spec(method, "made-c", "net", domains=("fog",))
         cell = Store(tmp_path).run(spec)
         cell.folder.mkdir(parents=True)
-        cell.write_spec(spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"})
+        cell.write_spec(
+            spec, {"scope": "nothing()" if method == "bn_adapt" else "norm_affine()", "statistics": "Batch()"}
+        )
         rows = [{"round": round, "domain": "fog", "error": error} for round, error in enumerate(errors, start=1)]
         cell.append(rows, [{}] * len(rows))
     (finding,) = stream_findings(Results(tmp_path), group_streams(Results(tmp_path)))
     assert finding.sentences[-1] == "Best in the last round: bn_adapt, 15.0\u00a0%."
 
 
-def test_many_domains_that_begin_and_end_alike_are_named_in_full():
+def test_ambiguous_domains_are_listed_in_full():
     one, other = (Spec("tent", "made-c", "net", domains=("fog", *middle, "snow")) for middle in ("abcd", "dcba"))
     assert distinguishing_fields(one, [one, other]) == ["fog, a, b, c, d, snow"]
 
 
-def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_path):
+def test_page_contains_the_table_notes(tmp_path):
     store = Store(tmp_path / "out")
     for spec in table_specs():
-        make_cell(store, spec, rounds=1)
+        if spec.unknown is None and spec.method != "tent":
+            write_run(store, spec, rounds=1)
     for path in store.folder.glob("cells/tent+crowd-*/conditions.jsonl"):
         lines = [json.loads(line) | {"precision": "bf16"} for line in path.read_text().splitlines()]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -830,7 +853,7 @@ def test_the_page_says_what_the_terminal_says_of_how_a_table_was_computed(tmp_pa
     assert said <= set(parsed.sentences)
 
 
-def test_runs_that_stopped_early_are_not_said_to_have_come_to_the_end(folder, page):
+def test_page_states_that_runs_stopped_early(folder, page):
     assert any("the last common round is lower in 2 of 2" in text for text in page.sentences)
     assert any("up to 3 rounds through" in text for text in page.sentences)
     assert not any("selection.In" in text for text in page.sentences)
@@ -842,7 +865,7 @@ def printed(measured, width):
     return console.file.getvalue()
 
 
-def test_the_terminal_shows_ours_the_papers_and_the_difference(folder):
+def test_terminal_table_shows_ours_paper_and_difference(folder):
     (table,) = (table for table in Results(folder).tables() if table.table.name == "table2")
     text = printed(table, 120)
     for method in METHODS:
@@ -852,7 +875,7 @@ def test_the_terminal_shows_ours_the_papers_and_the_difference(folder):
         assert f"{ours:.1f}" in text
 
 
-def test_no_cosine_is_better_than_another(tmp_path):
+def test_cosines_have_no_best(tmp_path):
     for number, spec in enumerate(suite("gradients").specs(), start=1):
         cell = Store(tmp_path).run(spec)
         with cell.locked():
@@ -865,7 +888,7 @@ def test_no_cosine_is_better_than_another(tmp_path):
     assert not any(cell.is_best for cell in compare_with_paper(table).cells.values())
 
 
-def test_a_narrow_terminal_loses_nothing(folder):
+def test_narrow_terminal_table_keeps_all_numbers(folder):
     for table in Results(folder).tables():
         wide, narrow = printed(table, 300), printed(table, 46)
         assert "…" not in narrow
@@ -882,7 +905,7 @@ curves = st.dictionaries(names, st.lists(finite, min_size=1, max_size=12), min_s
 
 
 @given(curves, st.integers(30, 100), st.integers(2, 20))
-def test_a_terminal_plot_names_each_curve_once_and_keeps_its_size(series, width, height):
+def test_terminal_plot_labels_each_curve_once_and_keeps_its_size(series, width, height):
     lines = plot_text(series, width=width, height=height).splitlines()
     assert len(lines) == max(height, len(series) + 2, 4)
     assert max(map(len, lines)) <= max(width, len(lines[-1]))
@@ -891,7 +914,7 @@ def test_a_terminal_plot_names_each_curve_once_and_keeps_its_size(series, width,
 
 
 @given(st.lists(finite, min_size=2, max_size=9), st.integers(4, 20))
-def test_a_terminal_plot_puts_its_marks_where_the_values_are(values, height):
+def test_terminal_plot_places_markers_at_values(values, height):
     lines = plot_text({"tent": values}, width=70, height=height).splitlines()[:-2]
     low, high = min(values), max(values)
     missing = max(5 - (high - low), 0) / 2
@@ -904,7 +927,7 @@ def test_a_terminal_plot_puts_its_marks_where_the_values_are(values, height):
         assert lines[math.floor(row + 0.5)][column] == "○"
 
 
-def test_a_terminal_plot_passes_over_what_is_not_a_number():
+def test_terminal_plot_skips_nan():
     assert "○ tent" in plot_text({"tent": [1.0, math.nan, 3.0], "none": [math.nan]})
     assert "none" not in plot_text({"tent": [1.0], "none": [math.nan]})
     with pytest.raises(InputError, match="at least one"):
@@ -912,7 +935,7 @@ def test_a_terminal_plot_passes_over_what_is_not_a_number():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.08))
-def test_labels_are_moved_apart_in_their_order_and_no_further_than_needed(places, spacing):
+def test_spread_labels_keeps_order_and_minimum_distance(places, spacing):
     moved = spread_labels(places, spacing)
     order = sorted(range(len(places)), key=places.__getitem__)
     for lower, upper in itertools.pairwise(order):

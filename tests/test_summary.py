@@ -1,7 +1,6 @@
-"""The summary against the rows it is made of, put together by hand here; what other pages quote of it."""
+"""The results page and citable values against the rows they are made of."""
 
 import re
-import shutil
 import statistics
 from dataclasses import replace
 from random import Random
@@ -23,34 +22,36 @@ from driftproof.report import (
     render_summary,
 )
 from driftproof.report.comparison import compare_with_paper
+from driftproof.report.deviations import large_deviations
 from driftproof.report.notes import table_notes
 
-STILL = {"source": "Source()", "bn_adapt": "Batch()"}
+STATELESS = {"source": "Source()", "bn_adapt": "Batch()"}
 
 
-def put(folder, spec, rounds, error, rounded_from=None, measure="error"):
-    """A cell whose errors, or another measure, a function of the round gives, a little different in every domain."""
+def write_run(folder, spec, rounds, error, bf16_from=None, metric="error"):
+    """Write a run whose metric is a function of the round, with noise per domain."""
     cell, random = Store(folder).run(spec), Random(spec.name)
-    moves = {"scope": "nothing()", "statistics": STILL[spec.method]} if spec.method in STILL else {"scope": "all"}
+    moves = (
+        {"scope": "nothing()", "statistics": STATELESS[spec.method]} if spec.method in STATELESS else {"scope": "all"}
+    )
     rows = [
-        {"round": round, "domain": domain, measure: about(error(round), random)} | scores(spec, random)
+        {"round": round, "domain": domain, metric: add_noise(error(round), random)} | make_scores(spec, random)
         for round in range(1, rounds + 1)
         for domain in spec.domains
     ]
     with cell.locked():
         cell.write_spec(spec, moves)
-        card = {"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11", "engine": "graph"}
-        late = {row["round"] for row in rows if row["round"] >= (rounded_from or rounds + 1)}
-        cell.append(rows, [card | {"precision": "bf16" if row["round"] in late else "tf32"} for row in rows])
+        conditions = {"seconds": 1.0, "hardware": "a card", "device": "cuda", "torch": "2.11", "engine": "graph"}
+        late = {row["round"] for row in rows if row["round"] >= (bf16_from or rounds + 1)}
+        cell.append(rows, [conditions | {"precision": "bf16" if row["round"] in late else "tf32"} for row in rows])
     return rows
 
 
-def about(error, random):
-    """Of ten thousand images so many, give or take a few."""
+def add_noise(error, random):
     return round(error + random.uniform(-0.4, 0.4), 2)
 
 
-def scores(spec, random):
+def make_scores(spec, random):
     kinds = {"msp": 60, "max_logit": 61, "energy": 62, "confidence_difference": 80}
     wanted = "scores" in spec.measures and spec.unknown
     return {
@@ -63,19 +64,19 @@ def scores(spec, random):
 
 
 def error_of(method, setting):
-    """As in the paper, more or less: what learns from everything collapses among unknown images."""
-    if method in STILL or "+crowd" in method:
+    """Roughly as in the paper: methods without selection collapse among unknown images."""
+    if method in STATELESS or "+crowd" in method:
         return lambda round: 15.0 + (9.0 if method == "swr+crowd" and setting == "open" else 0.0)
     return lambda round: 14.0 + (1.5 if setting == "open" else 0.1) * round
 
 
-def make(folder, rounds=50, sets=("cifar10-c",), names=("table1",)):
+def write_suites(folder, rounds=50, sets=("cifar10-c",), names=("table1",)):
     measured = {}
     for name in names:
         for spec in suite(name).specs():
             if spec.images in sets and spec not in measured:
-                reached = 2 if spec.method in STILL else rounds
-                measured[spec] = put(folder, spec, reached, error_of(spec.method, spec.setting))
+                reached = 2 if spec.method in STATELESS else rounds
+                measured[spec] = write_run(folder, spec, reached, error_of(spec.method, spec.setting))
     Store(folder).update_metadata(
         {"limit": None, "replaced": {"imagenet-o-c-64": "other"}, "prepared on test images": list(sets)}
     )
@@ -84,10 +85,31 @@ def make(folder, rounds=50, sets=("cifar10-c",), names=("table1",)):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """A folder with one archive of table 1 after 50 rounds, its rows, and the loaded archives."""
     root = tmp_path_factory.mktemp("results")
-    measured = make(root / "store")
+    measured = write_suites(root / "store")
     write_archive([root / "store"], root / "results" / "cifar")
-    return root / "results", measured
+    return root / "results", measured, load_archives(root / "results")
+
+
+@pytest.fixture(scope="module")
+def summary(finished):
+    return render_summary(finished[2])
+
+
+@pytest.fixture(scope="module")
+def values(finished):
+    return citable_values(finished[2])
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A folder with one archive of two short runs."""
+    for spec in suite("table2").specs():
+        if spec.images == "cifar10-c" and spec.method in ("source", "tent"):
+            write_run(tmp_path / "store", spec, 1, lambda round: 15.0)
+    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
+    return tmp_path / "results"
 
 
 def mean_of(rows, round):
@@ -110,9 +132,9 @@ def numbers_of(text, heading):
     ("heading", "name", "round"),
     [("Error after 50 rounds", "T1_rounds50", 50), ("Error after one round", "T2_round1", 1)],
 )
-def test_every_number_of_a_table_comes_from_the_rows_and_stands_beside_the_papers(finished, heading, name, round):
-    folder, measured = finished
-    shown = numbers_of(render_summary(load_archives(folder)), heading)
+def test_tables_match_the_rows_and_the_paper(finished, summary, heading, name, round):
+    _, measured, _ = finished
+    shown = numbers_of(summary, heading)
     assert set(shown) >= {(spec.method, f"CIFAR-10-C/{spec.setting.title()}") for spec in measured}
     names = {"tent": "TENT", "tent+crowd": "TENT + Ours", "source": "Source", "bn_adapt": "BN Adapt"}
     for spec, rows in measured.items():
@@ -126,10 +148,10 @@ def test_every_number_of_a_table_comes_from_the_rows_and_stands_beside_the_paper
             assert float(difference) == pytest.approx(ours - paper, abs=0.0051)
 
 
-def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
-    measured = make(tmp_path / "store", rounds=7)
-    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
-    text = render_summary(load_archives(tmp_path / "results"))
+def test_early_run_shows_its_round(tmp_path):
+    measured = write_suites(tmp_path / "store", rounds=7)
+    archives = [Results(tmp_path / "store")]
+    text = render_summary(archives)
     shown = numbers_of(text, "Error after 50 rounds")
     for spec, rows in measured.items():
         if spec.method in ("tent", "source", "eata+crowd"):
@@ -138,17 +160,17 @@ def test_a_run_that_stopped_early_shows_the_round_it_reached(tmp_path):
             assert bool(difference) == (spec.method == "source")
             number = float(ours.replace("@7", "").replace("*", ""))
             assert number == pytest.approx(mean_of(rows, min(7, rows[-1]["round"])), abs=0.0051)
-    (centre, *_) = evaluate_claims(load_archives(tmp_path / "results"))
-    assert centre.verdict.startswith("so far, ")
-    assert centre.verdict.endswith(" (round 7 of 50)")
-    assert all("(round 7 of 50)" in words for words in centre.evidence)
+    (headline, *_) = evaluate_claims(archives)
+    assert headline.verdict.startswith("so far, ")
+    assert headline.verdict.endswith(" (round 7 of 50)")
+    assert all("(round 7 of 50)" in words for words in headline.evidence)
 
 
-def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_path):
+def test_bf16_numbers_are_noted_with_their_first_round(tmp_path):
     for spec in suite("table1").specs():
         if spec.images == "cifar10-c" and spec.method in ("tent", "tent+crowd", "gce", "ent"):
             late = {"tent": None, "tent+crowd": 1 if spec.unknown else 3, "gce": 2, "ent": 1}[spec.method]
-            put(tmp_path / "store", spec, 5, lambda round: 15.0, rounded_from=late)
+            write_run(tmp_path / "store", spec, 5, lambda round: 15.0, bf16_from=late)
     text = render_summary([Results(tmp_path / "store")])
     long, short = (text.split(f"### {heading}")[1].split("\n#")[0] for heading in ("Error after 50", "Error after one"))
     both = "tent+crowd on CIFAR-10-C/Closed from round 3 on; tent+crowd on CIFAR-10-C/Open"
@@ -157,7 +179,7 @@ def test_numbers_of_fewer_digits_are_named_with_the_round_that_began_them(tmp_pa
     assert "| graph bf16, graph tf32 |" in text
 
 
-def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
+def test_timing_notes_describe_the_runs_used(tmp_path):
     (costs,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
     for trials, seed, card, precision in (
         (30, 0, "card A", "bf16"),
@@ -185,10 +207,12 @@ def test_how_steps_were_timed_is_told_of_the_runs_that_count(tmp_path):
     assert any(sentence.startswith("Memory is computed") for sentence in said)
 
 
-def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_path):
+def test_preparation_note_names_the_replacement_set(tmp_path):
     eata = next(spec for spec in suite("table2").specs() if spec.method == "eata" and spec.images == "cifar10-c")
-    put(tmp_path, replace(eata, images="other-c"), 1, lambda round: 15.0)
-    Store(tmp_path).update_metadata({"replaced": {"cifar10-c": "other-c"}, "prepared on test images": ["other-c", "unseen-c"]})
+    write_run(tmp_path, replace(eata, images="other-c"), 1, lambda round: 15.0)
+    Store(tmp_path).update_metadata(
+        {"replaced": {"cifar10-c": "other-c"}, "prepared on test images": ["other-c", "unseen-c"]}
+    )
     results = Results(tmp_path)
     for table in results.tables():
         said = table_notes(table, results)
@@ -196,7 +220,7 @@ def test_what_was_prepared_on_is_told_of_the_set_that_took_anothers_place(tmp_pa
         assert not any("unseen-c" in sentence for sentence in said)
 
 
-def test_what_selection_gains_is_told_of_rows_that_say_more_than_a_method(tmp_path):
+def test_gain_is_shown_for_rows_with_options(tmp_path):
     rows = ("tent (lr 1e-05)", "tent+crowd (lr 1e-05)")
     specs = {entry.row: entry.specs[0] for table in suite("camvid_x10").tables for entry in table.entries}
     for row, error in zip(rows, (40.0, 50.0), strict=True):
@@ -210,14 +234,14 @@ def test_what_selection_gains_is_told_of_rows_that_say_more_than_a_method(tmp_pa
     assert compare_with_paper(table).cells[rows[1], "Round 1"].gain == "+10.00"
 
 
-def test_where_all_numbers_are_of_fewer_digits_none_is_named(tmp_path):
+def test_table_entirely_in_bf16_names_no_rows(tmp_path):
     for spec in suite("table2").specs():
         if spec.images == "cifar10-c" and spec.method in ("bn_adapt", "tent"):
-            put(tmp_path / "store", spec, 1, lambda round: 15.0, rounded_from=1)
+            write_run(tmp_path / "store", spec, 1, lambda round: 15.0, bf16_from=1)
     assert "\n\nComputed in bfloat16.\n\n" in render_summary([Results(tmp_path / "store")])
 
 
-def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_known_of_all(tmp_path):
+def test_archives_are_ordered_and_subsets_add_only_new_tables(tmp_path):
     for name, specs in {
         "choices": [spec for spec in suite("open_choices").specs() if spec.method == "bn_adapt"],
         "few": [replace(spec, limit=40) for spec in suite("s3").specs() if spec.model == "wrn40_2"],
@@ -225,7 +249,7 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
     }.items():
         for spec in specs:
             if spec.task == "stream":
-                put(tmp_path / name, spec, 1, lambda round: 15.0)
+                write_run(tmp_path / name, spec, 1, lambda round: 15.0)
         Store(tmp_path / name).update_metadata({"limit": specs[0].limit, "replaced": {}})
         write_archive([tmp_path / name], tmp_path / "results" / name)
     text = render_results_page(tmp_path / "results")
@@ -242,13 +266,13 @@ def test_tables_of_the_paper_come_first_and_a_few_images_show_only_what_is_not_k
     assert about[1:] == [f"{both}.", f"{both} under held-out corruptions, also among unknown images of svhn-c."]
 
 
-def verdicts(folder):
-    return {claim.text.split(":")[0].split(",")[0]: claim for claim in evaluate_claims(load_archives(folder))}
+def verdicts(archives):
+    """Claims by the beginning of their text."""
+    return {claim.text.split(":")[0].split(",")[0]: claim for claim in evaluate_claims(archives)}
 
 
-def test_claims_follow_from_the_numbers(finished):
-    folder, _ = finished
-    found = verdicts(folder)
+def test_verdicts_follow_from_the_numbers(finished):
+    found = verdicts(finished[2])
     assert found["Among unknown images"].verdict == "holds"
     assert len(found["Among unknown images"].cases) == 2, "only one of the two sets was measured"
     assert found["Selection improves open-set adaptation"].verdict == "holds"
@@ -260,14 +284,17 @@ def test_claims_follow_from_the_numbers(finished):
     assert (long.verdict, len(long.cases)) == ("holds", 4)
 
 
-def test_a_claim_that_fails_says_where(tmp_path):
-    make(tmp_path / "store")
-    tent = next(s for s in suite("table1").specs() if (s.method, s.images, s.setting) == ("tent", "cifar10-c", "open"))
-    crowd = next(s for s in suite("table1").specs() if (s.method, s.images) == ("ent+crowd", "cifar10-c"))
-    for spec, error in ((tent, 16.0), (crowd, 60.0)):
-        put(tmp_path / "other", spec, 51, lambda round, error=error: error)
-    write_archive([tmp_path / "store", tmp_path / "other"], tmp_path / "results" / "cifar")
-    found = verdicts(tmp_path / "results")
+def test_failed_claim_names_the_case(tmp_path):
+    changed = {("tent", "open"): 16.0, ("ent+crowd", "closed"): 60.0}
+    for spec in suite("table1").specs():
+        method, setting = spec.method, spec.setting
+        if spec.images == "cifar10-c" and method.partition("+")[0] in ("bn_adapt", "ent", "tent", "eata", "swr"):
+            error = error_of(method, setting)
+            if (method, setting) in changed:
+                error = lambda round, error=changed[method, setting]: error  # noqa: E731
+            write_run(tmp_path / "store", spec, 2 if method in STATELESS else 50, error)
+    archives = [Results(tmp_path / "store")]
+    found = verdicts(archives)
     assert found["Among unknown images"].verdict == "holds in 1 of 2 cases"
     (failed,) = (words for words in found["Among unknown images"].evidence if "✗" in words)
     assert failed.startswith("CIFAR-10-C: tent 1")
@@ -275,21 +302,21 @@ def test_a_claim_that_fails_says_where(tmp_path):
     assert found["Selection improves open-set adaptation"].verdict == "holds"
 
 
-def test_robustness_and_logits_are_read_from_their_own_tables(tmp_path):
+def test_robustness_and_logit_claims_use_their_tables(tmp_path):
     for name, sets in (("table8", ("tiny-imagenet-c",)), ("s5", ("cifar100-c",))):
         for spec in suite(name).specs():
             if spec.images in sets:
                 options = dict(spec.options)
                 spread = options.get("lr", 0) * 5000 + 40 / spec.batch_size
                 worse = spread * (0.1 if "+crowd" in spec.method else 1.0) + (3 if options.get("on") == "logits" else 0)
-                put(tmp_path / "store", spec, 50 if name == "s5" else 10, lambda round, worse=worse: 20 + worse)
-    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    found = verdicts(tmp_path / "results")
+                write_run(tmp_path / "store", spec, 50 if name == "s5" else 10, lambda round, worse=worse: 20 + worse)
+    archives = [Results(tmp_path / "store")]
+    found = verdicts(archives)
     assert found["Selection makes TENT robust to learning rate and batch size"].verdict == "holds"
     assert found["Selection by softmax beats selection by logits"].verdict == "holds"
 
 
-def test_claims_on_driving_scenes_are_read_round_by_round(tmp_path):
+def test_driving_claims_compare_rounds(tmp_path):
     falls = {"tent": 3.0, "tent+crowd": -1.0, "swr": 2.0, "swr+crowd": 1.0}
     for spec in suite("camvid_x100").specs():
         scores = {"novelty/wrong/auroc": 60.0, "msp/wrong/auroc": 70.0}
@@ -314,24 +341,24 @@ def test_claims_on_driving_scenes_are_read_round_by_round(tmp_path):
     assert found.evidence[0].startswith("CamVid, tent+crowd (lr 1e-04), wrong: AUROC 60.0, MSP 70.0 ✗")
 
 
-def test_a_verdict_says_how_far_the_runs_behind_it_have_come(tmp_path):
+def test_verdict_names_the_rounds(tmp_path):
     for spec in suite("table1").specs():
         if spec.images == "cifar10-c" and spec.method.partition("+")[0] in ("tent", "swr"):
             rounds = {"tent": 60, "swr": 1}[spec.method.partition("+")[0]]
-            put(tmp_path / "store", spec, rounds, error_of(spec.method, spec.setting))
-    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
-    found = verdicts(tmp_path / "results")
+            write_run(tmp_path / "store", spec, rounds, error_of(spec.method, spec.setting))
+    archives = [Results(tmp_path / "store")]
+    found = verdicts(archives)
     assert (
         found["Selection improves long-term adaptation"].verdict
         == "so far, holds in 1 of 2 cases (rounds 1 to 50 of 50)"
     )
 
 
-def test_a_table_says_in_which_round_it_looks_and_on_what(tmp_path, capsys):
+def test_table_names_its_round_and_corruptions(tmp_path, capsys):
     (tent, *_) = (spec for spec in suite("table8").specs() if spec.method == "tent")
     (tried, *_) = (spec for spec in suite("open_choices").specs() if spec.images == tent.images)
     for spec in (tent, tried):
-        put(tmp_path / "store", spec, 1, lambda round: 50.0)
+        write_run(tmp_path / "store", spec, 1, lambda round: 50.0)
     Store(tmp_path / "store").update_metadata({"limit": None, "replaced": {}})
     text = render_summary([Results(tmp_path / "store")])
     assert "`table8a`: Table 8a, error %, lower is better, round 10.\n" in text
@@ -343,16 +370,16 @@ def test_a_table_says_in_which_round_it_looks_and_on_what(tmp_path, capsys):
     assert "error %; lower is better; round 2, held-out corruptions; @" in said
 
 
-def test_the_protocol_says_how_many_seeds_there_are(tmp_path):
+def test_protocol_lists_the_seeds(tmp_path):
     spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
     for seed in (0, 10, 2):
-        put(tmp_path / "store", replace(spec, seed=seed), 1, lambda round: 50.0)
+        write_run(tmp_path / "store", replace(spec, seed=seed), 1, lambda round: 50.0)
     head, _, row = render_summary([Results(tmp_path / "store")]).strip().splitlines()[-3:]
     seeds = [cell.strip() for cell in head.split("|")].index("seeds")
     assert row.split("|")[seeds].strip() == "0, 2, 10"
 
 
-def test_claims_hold_a_method_against_another_on_seeds_that_both_were_run_with(tmp_path):
+def test_claims_compare_common_seeds(tmp_path):
     (tent, crowd) = (
         next(
             spec
@@ -362,7 +389,7 @@ def test_claims_hold_a_method_against_another_on_seeds_that_both_were_run_with(t
         for method in ("tent", "tent+crowd")
     )
     for spec, error in ((tent, 10), (replace(tent, seed=1), 30), (crowd, 12)):
-        put(tmp_path / "store", spec, 1, lambda round, error=error: error)
+        write_run(tmp_path / "store", spec, 1, lambda round, error=error: error)
     results = Results(tmp_path / "store")
     (rescue,) = (claim for claim in evaluate_claims([results]) if claim.text.startswith("Selection improves long-term"))
     assert rescue.verdict.startswith("so far, does not hold")
@@ -371,22 +398,22 @@ def test_claims_hold_a_method_against_another_on_seeds_that_both_were_run_with(t
     assert not compare_with_paper(table).cells["tent+crowd", "CIFAR-10-C/Closed"].gain, "they are not of the same seeds"
 
 
-def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_path):
+def test_robustness_claim_uses_the_last_common_round(tmp_path):
     for spec in suite("table8").specs():
         rate = dict(spec.options).get("lr", 0) * 5000
         grows = 9.0 if spec.method == "tent" else 0.0
         early = spec.method == "tent+crowd" and rate == 25
-        put(
+        write_run(
             tmp_path / "store",
             spec,
             1 if early else 4,
             lambda round, rate=rate, grows=grows: 20 + rate + grows * round**rate,
         )
-    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    (results,) = load_archives(tmp_path / "results")
+    archives = [Results(tmp_path / "store")]
+    (results,) = archives
     (table,) = (measured for measured in results.tables() if measured.table.name == "table8a")
     assert (table.values["tent+crowd", "Std"].round, table.values["tent", "Std"].round) == (1, 4)
-    claim = verdicts(tmp_path / "results")["Selection makes TENT robust to learning rate and batch size"]
+    claim = verdicts(archives)["Selection makes TENT robust to learning rate and batch size"]
     by_rate = claim.evidence[0]
     assert by_rate.endswith("(round 1 of 10)")
     with_it, without = map(float, re.findall(r"deviation ([\d.]+) with selection, ([\d.]+) without", by_rate)[0])
@@ -395,9 +422,8 @@ def test_deviations_are_compared_in_the_last_round_that_all_have_reached(tmp_pat
     assert without == pytest.approx(spread, abs=0.5), "in round 1 as well, where all are the same nine points worse"
 
 
-def test_every_table_says_what_its_numbers_rest_on(finished):
-    folder, _ = finished
-    text = render_summary(load_archives(folder), sections=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
+def test_table_sections_contain_their_notes(finished):
+    text = render_summary(finished[2], sections=["## Why\n\nBecause."], figures={"figures/a.svg": "A curve."})
     for section in text.split("\n### ")[1:]:
         assert "used its clean test images." in section
         assert "replaces" not in section.split("## Protocol")[0], "no unknown set of these tables was replaced"
@@ -410,9 +436,9 @@ def test_every_table_says_what_its_numbers_rest_on(finished):
     assert f"Settings without numbers here: {', '.join(others)}." in long_run
 
 
-def test_what_is_far_from_the_paper_is_listed(finished):
-    folder, measured = finished
-    text = render_summary(load_archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+def test_large_deviations_are_listed(finished, summary):
+    _, measured, archives = finished
+    text = summary.split("## More than 3 points from the paper")[1].split("\n## ")[0]
     listed = {
         tuple(cell.strip() for cell in line.strip("|").split("|"))[:3]
         for line in text.splitlines()
@@ -421,33 +447,34 @@ def test_what_is_far_from_the_paper_is_listed(finished):
     (tent,) = (rows for spec, rows in measured.items() if (spec.method, spec.setting) == ("tent", "open"))
     assert ("`table2`", "tent", "CIFAR-10-C/Open") in listed, "15.5 against 27.8"
     assert ("`table2`", "tent+crowd", "CIFAR-10-C/Open") not in listed, "15 against 14.94"
-    assert listed_as_far_off(folder)["tent", "CIFAR-10-C/Open"][0] == f"{mean_of(tent, 1):.2f}"
+    assert listed_deviations(archives)["tent", "CIFAR-10-C/Open"][0] == f"{mean_of(tent, 1):.2f}"
     assert ("`table1`, `s5`", "source", "CIFAR-10-C/Closed, CIFAR-10-C") in listed, (
         "a number that several tables show is there once, with what each calls its setting"
     )
-    assert listed_as_far_off(folder)["source", "CIFAR-10-C/Closed, CIFAR-10-C"][-1] == "learns nothing"
+    assert listed_deviations(archives)["source", "CIFAR-10-C/Closed, CIFAR-10-C"][-1] == "learns nothing"
 
 
-def test_a_number_that_one_table_shows_in_many_settings_names_them_all(tmp_path):
+def test_deviation_in_several_settings_lists_them_all(tmp_path):
     (source,) = (spec for spec in suite("table8").specs() if spec.method == "source")
-    put(tmp_path / "store", source, 1, lambda round: 50.0)
-    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    ((_, settings),) = listed_as_far_off(tmp_path / "results")
+    write_run(tmp_path / "store", source, 1, lambda round: 50.0)
+    archives = [Results(tmp_path / "store")]
+    ((_, settings),) = listed_deviations(archives)
     table8 = [entry.column for table in suite("table8").tables for entry in table.entries if entry.row == "source"]
     assert len(table8) == 8
     assert set(table8) < set(settings.split(", "))
 
 
-def listed_as_far_off(folder):
-    text = render_summary(load_archives(folder)).split("## More than 3 points from the paper")[1].split("\n## ")[0]
+def listed_deviations(archives):
+    """The cells of the table of deviations, by method and setting."""
+    text = large_deviations(archives)
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     return {(method.strip(), column.strip()): [word.strip() for word in rest] for _, method, column, *rest in lines}
 
 
-def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
-    make(tmp_path / "store", rounds=1, names=("table2",))
-    write_archive([tmp_path / "store"], tmp_path / "results" / "cifar")
-    *_, bystander, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+def test_deviation_lists_the_effects_of_ablations(tmp_path):
+    write_suites(tmp_path / "store", rounds=1, names=("table2",))
+    archives = [Results(tmp_path / "store")]
+    *_, bystander, tried = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
     assert float(bystander.replace("−", "-")) == pytest.approx(15.0 - 15.73, abs=0.3)
     assert tried == "no ablation was run"
     errors = {(): 40.0, ("lr", 3e-4): 30.0, ("lr", 1e-4): 25.0, ("mean_entropy", 0.5): 41.5}
@@ -455,9 +482,11 @@ def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
         changed = tuple(item for item in spec.options if item != ("lr", 1e-3))
         if (spec.method, spec.images, spec.setting, spec.batch_size) == ("tent", "cifar10-c", "open", 200):
             error = errors[changed[0] if changed else ()]
-            put(tmp_path / "tried", spec, 1 if changed else 2, lambda round, error=error: error + 50 * (round - 1))
-    write_archive([tmp_path / "tried"], tmp_path / "results" / "choices")
-    *_, tried = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-10-C/Open"]
+            write_run(
+                tmp_path / "tried", spec, 1 if changed else 2, lambda round, error=error: error + 50 * (round - 1)
+            )
+    archives.append(Results(tmp_path / "tried"))
+    *_, tried = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
     pace, spread = tried.split("<br>")
     changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{pace};{spread}")]
     assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
@@ -465,32 +494,33 @@ def test_what_is_far_from_the_paper_stands_beside_what_was_tried(tmp_path):
     assert spread.startswith("`choice_spread`, round 1: tent, λ_max = 0.5 +")
 
 
-def test_a_score_that_is_far_from_the_paper_stands_beside_the_error_of_the_network_it_is_taken_of(finished):
-    folder, measured = finished
+def test_deviation_of_a_score_names_the_error_of_the_run(finished):
+    _, measured, archives = finished
     (rows,) = (
         rows
         for spec, rows in measured.items()
         if (spec.method, spec.images, spec.setting) == ("tent", "cifar10-c", "open")
     )
-    *_, beside = listed_as_far_off(folder)["msp", "CIFAR-10/SVHN-C AUROC"]
-    assert beside == f"`table1`: the error of tent is {mean_of(rows, 50):.2f}, the paper's 85.22"
+    *_, explanation = listed_deviations(archives)["msp", "CIFAR-10/SVHN-C AUROC"]
+    assert explanation == f"`table1`: the error of tent is {mean_of(rows, 50):.2f}, the paper's 85.22"
 
 
-def test_an_experiment_is_told_in_its_last_round_beside_the_same_stream(tmp_path):
+def test_ablation_effect_is_taken_from_the_last_common_round(tmp_path):
     def is_tent(spec):
         return (spec.method, spec.images, spec.setting) == ("tent", "cifar100-c", "closed")
 
     (table1,) = (spec for spec in suite("table1").specs() if is_tent(spec))
-    put(tmp_path / "store", table1, 50, lambda round: 35.0 + round)
+    write_run(tmp_path / "store", table1, 50, lambda round: 35.0 + round)
     falling = {(5, 1e-3): 5.0, (5, 3e-4): 4.0, (4, 1e-3): 3.0, (4, 3e-4): 1.0, (3, 1e-3): 9.0}
     for name in ("endurance", "milder"):
         for spec in filter(is_tent, suite(name).specs()):
             by = falling[spec.severity, dict(spec.options)["lr"]]
-            put(tmp_path / "tried", spec, {"endurance": 30, "milder": 5}[name], lambda round, by=by: 30 + by * round)
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    ((_, settings),) = listed_as_far_off(tmp_path / "results")
-    found = listed_as_far_off(tmp_path / "results")["tent", settings][-1].split("<br>")
+            write_run(
+                tmp_path / "tried", spec, {"endurance": 30, "milder": 5}[name], lambda round, by=by: 30 + by * round
+            )
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    ((_, settings),) = listed_deviations(archives)
+    found = listed_deviations(archives)["tent", settings][-1].split("<br>")
     assert [words.rpartition(" ")[0] for words in found] == [
         "`choice_pace`, round 2: tent, lr = 0.0003",
         "`choice_endurance`, round 30: tent, lr = 0.0003",
@@ -500,17 +530,16 @@ def test_an_experiment_is_told_in_its_last_round_beside_the_same_stream(tmp_path
     assert changes == pytest.approx([-2.0, -30.0, -10.0], abs=0.9)
 
 
-def test_a_number_of_the_first_round_is_not_explained_by_many_more_steps(tmp_path):
+def test_ablation_effect_uses_about_as_many_steps(tmp_path):
     for spec in suite("table2").specs():
         if (spec.method, spec.images, spec.setting) == ("tent", "cifar100-c", "closed"):
-            put(tmp_path / "store", spec, 1, lambda round: 70.0)
+            write_run(tmp_path / "store", spec, 1, lambda round: 70.0)
     for spec in suite("endurance").specs():
         if spec.method == "tent":
             by = 40.0 * dict(spec.options)["lr"] / 1e-3
-            put(tmp_path / "tried", spec, 30, lambda round, by=by: 20 + by * round / 30)
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    found = listed_as_far_off(tmp_path / "results")["tent", "CIFAR-100-C/Closed"][-1].split("<br>")
+            write_run(tmp_path / "tried", spec, 30, lambda round, by=by: 20 + by * round / 30)
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    found = listed_deviations(archives)["tent", "CIFAR-100-C/Closed"][-1].split("<br>")
     assert [words.rpartition(" ")[0] for words in found] == [
         "`choice_pace`, round 2: tent, lr = 0.0003",
         "`choice_endurance`, round 4: tent, lr = 0.0003",
@@ -519,33 +548,31 @@ def test_a_number_of_the_first_round_is_not_explained_by_many_more_steps(tmp_pat
     assert changes == pytest.approx([-28 * 2 / 30, -28 * 4 / 30], abs=0.9)
 
 
-def test_a_variant_is_not_explained_by_experiments_with_the_usual(tmp_path):
+def test_ablations_of_the_default_do_not_explain_a_variant(tmp_path):
     (variant,) = (
         spec for spec in suite("s5").specs() if ("on", "logits") in spec.options and spec.images == "cifar100-c"
     )
-    put(tmp_path / "store", variant, 50, lambda round: 43.0)
+    write_run(tmp_path / "store", variant, 50, lambda round: 43.0)
     for spec in suite("open_choices").specs():
         if spec.images == "cifar100-c" and spec.setting == "closed" and spec.method in ("tent", "tent+crowd"):
-            put(tmp_path / "tried", spec, 2, lambda round, options=spec.options: 30.0 + len(options))
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    ((row, column),) = listed_as_far_off(tmp_path / "results")
+            write_run(tmp_path / "tried", spec, 2, lambda round, options=spec.options: 30.0 + len(options))
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    ((row, column),) = listed_deviations(archives)
     assert row == "tent+crowd (logits)"
-    found = listed_as_far_off(tmp_path / "results")[row, column][-1].split("<br>")
+    found = listed_deviations(archives)[row, column][-1].split("<br>")
     assert {words.partition(",")[0] for words in found} == {"`choice_pace`", "`choice_spread`"}, "those of plain TENT"
 
 
 @pytest.mark.parametrize(("images", "name", "rounds"), [("cifar10-c", "endurance", 30), ("cifar100-c", "milder", 5)])
-def test_a_variant_is_explained_by_experiments_with_itself(tmp_path, images, name, rounds):
+def test_ablations_of_a_variant_explain_it(tmp_path, images, name, rounds):
     (variant,) = (spec for spec in suite("s5").specs() if ("on", "logits") in spec.options and spec.images == images)
-    put(tmp_path / "store", variant, 50, lambda round: 43.0)
+    write_run(tmp_path / "store", variant, 50, lambda round: 43.0)
     for spec in suite(name).specs():
         if spec.images == images and spec.method in ("tent", "tent+crowd"):
             by = dict(spec.options).get("mean_entropy", 2.0)
-            put(tmp_path / name, spec, rounds, lambda round, by=by: 30.0 + by * round)
-    for folder in ("store", name):
-        write_archive([tmp_path / folder], tmp_path / "results" / folder)
-    (told,) = listed_as_far_off(tmp_path / "results").values()
+            write_run(tmp_path / name, spec, rounds, lambda round, by=by: 30.0 + by * round)
+    archives = [Results(tmp_path / "store"), Results(tmp_path / name)]
+    (told,) = listed_deviations(archives).values()
     where, changes = told[-1].split(": ")
     assert where == f"`choice_{name}_logits`, round {rounds}", "and none of plain TENT"
     (change,) = re.findall(r"tent\+crowd \(logits\), λ_max = 0.25 −([\d.]+)", changes)
@@ -553,61 +580,58 @@ def test_a_variant_is_explained_by_experiments_with_itself(tmp_path, images, nam
     assert "tent+crowd (logits), source statistics in θ_o" in changes
 
 
-def test_a_change_that_two_experiments_show_is_told_once(tmp_path):
+def test_effect_in_two_tables_is_listed_once(tmp_path):
     for spec in suite("table2").specs():
         if (spec.method, spec.images, spec.setting) == ("ent", "cifar10-c", "closed"):
-            put(tmp_path / "store", spec, 1, lambda round: 70.0)
+            write_run(tmp_path / "store", spec, 1, lambda round: 70.0)
     for spec in suite("endurance").specs():
         if (spec.method, spec.images) == ("ent", "cifar10-c"):
-            put(tmp_path / "tried", spec, 2, lambda round, rate=dict(spec.options)["lr"]: 1e5 * rate)
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    found = listed_as_far_off(tmp_path / "results")["ent", "CIFAR-10-C/Closed"][-1]
+            write_run(tmp_path / "tried", spec, 2, lambda round, rate=dict(spec.options)["lr"]: 1e5 * rate)
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    found = listed_deviations(archives)["ent", "CIFAR-10-C/Closed"][-1]
     assert found.startswith("`choice_pace`, round 2: ent, lr = 3e-05 −")
     assert "choice_endurance" not in found
 
 
-def test_what_is_measured_otherwise_than_by_its_error_may_be_as_far_off_as_what_learns_nothing(tmp_path):
+def test_deviation_of_mean_iou_is_compared_with_bn_adapt(tmp_path):
     for spec in suite("table3").specs():
         if spec.method in ("bn_adapt", "ttn"):
-            put(tmp_path / "store", spec, 1, lambda round: 10.0, measure="mean_iou")
-    write_archive([tmp_path / "store"], tmp_path / "results" / "driving")
-    found = listed_as_far_off(tmp_path / "results")
+            write_run(tmp_path / "store", spec, 1, lambda round: 10.0, metric="mean_iou")
+    archives = [Results(tmp_path / "store")]
+    found = listed_deviations(archives)
     assert {words[-1] for (method, _), words in found.items() if method == "ttn"} >= {"BN Adapt deviates as much"}
 
 
-def test_what_is_as_far_from_the_paper_as_what_learns_nothing_needs_no_experiment(tmp_path):
+def test_deviation_equal_to_bn_adapts_needs_no_ablation(tmp_path):
     for spec in suite("table2").specs():
         if spec.images == "tiny-imagenet-c" and spec.setting == "closed" and spec.method in ("bn_adapt", "eata"):
-            put(tmp_path / "store", spec, 1, lambda round: 52.0)
-    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
-    assert listed_as_far_off(tmp_path / "results")["eata", "TinyImageNet-C/Closed"][-1] == "BN Adapt deviates as much"
+            write_run(tmp_path / "store", spec, 1, lambda round: 52.0)
+    archives = [Results(tmp_path / "store")]
+    assert listed_deviations(archives)["eata", "TinyImageNet-C/Closed"][-1] == "BN Adapt deviates as much"
 
 
-def test_what_was_tried_without_selection_does_not_explain_what_selection_leaves_to_explain_no_more(tmp_path):
+def test_plain_ablations_are_ignored_if_bn_adapt_deviates_as_much(tmp_path):
     for spec in suite("table2").specs():
         if spec.images == "tiny-imagenet-c" and spec.setting == "closed" and spec.method in ("bn_adapt", "tent+crowd"):
-            put(tmp_path / "store", spec, 1, lambda round: 52.0)
+            write_run(tmp_path / "store", spec, 1, lambda round: 52.0)
     for spec in suite("open_choices").specs():
         if spec.images == "tiny-imagenet-c":
-            put(tmp_path / "tried", spec, 1, lambda round: 50.0)
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    found = listed_as_far_off(tmp_path / "results")["tent+crowd", "TinyImageNet-C/Closed"][-1]
+            write_run(tmp_path / "tried", spec, 1, lambda round: 50.0)
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    found = listed_deviations(archives)["tent+crowd", "TinyImageNet-C/Closed"][-1]
     assert found == "BN Adapt deviates as much"
 
 
-def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp_path):
+def test_filter_ablations_do_not_explain_a_selection(tmp_path):
     for method in ("eata+crowd", "swr+crowd"):
         for spec in suite("table2").specs():
             if (spec.method, spec.images, spec.setting) == (method, "cifar100-c", "open"):
-                put(tmp_path / "store", spec, 1, lambda round: 70.0)
+                write_run(tmp_path / "store", spec, 1, lambda round: 70.0)
     for spec in suite("open_choices").specs():
         if spec.method in ("eata", "swr"):
-            put(tmp_path / "tried", spec, 1, lambda round: 50.0)
-    for name in ("store", "tried"):
-        write_archive([tmp_path / name], tmp_path / "results" / name)
-    found = listed_as_far_off(tmp_path / "results")
+            write_run(tmp_path / "tried", spec, 1, lambda round: 50.0)
+    archives = [Results(tmp_path / "store"), Results(tmp_path / "tried")]
+    found = listed_deviations(archives)
     assert found["eata+crowd", "CIFAR-100-C/Open"][-1].startswith("`choice_batch`, round 1: eata, 200 + 200 ")
     assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1]
     (swr,) = (table for table in suite("open_choices").tables if table.name == "choice_swr")
@@ -615,36 +639,36 @@ def test_a_choice_of_a_filter_says_nothing_of_the_selection_that_replaces_it(tmp
     assert all(other in found["swr+crowd", "CIFAR-100-C/Open"][-1] for other in others)
 
 
-def test_what_was_measured_on_a_few_images_is_no_disagreement_and_decides_no_claim(tmp_path):
+def test_subset_of_images_is_no_deviation_and_decides_no_claim(tmp_path):
     for spec in suite("table2").specs():
         if (spec.images, spec.method) == ("cifar10-c", "tent") or spec.method == "tent+crowd":
-            put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 70.0)
+            write_run(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 70.0)
     Store(tmp_path / "store").update_metadata({"limit": 40, "replaced": {}})
-    write_archive([tmp_path / "store"], tmp_path / "results" / "few")
-    assert listed_as_far_off(tmp_path / "results") == {}
-    claim = verdicts(tmp_path / "results")["Selection improves open-set adaptation"]
+    archives = [Results(tmp_path / "store")]
+    assert listed_deviations(archives) == {}
+    claim = verdicts(archives)["Selection improves open-set adaptation"]
     assert claim.verdict.startswith("so far, ")
     assert all("[Only the first 40 images of each domain.]" in words for words in claim.evidence)
 
 
-def test_a_stand_in_is_named_wherever_its_numbers_are(tmp_path):
+def test_replacement_is_named_with_its_numbers(tmp_path):
     stand_in, errors = {"imagenet-o-c-64": "imagenet64-other-c"}, {"bn_adapt": 70.0, "tent": 93.0, "tent+crowd": 63.0}
     for spec in suite("table2").specs():
         if spec.images == "tiny-imagenet-c" and spec.method in errors:
             here = replace(spec, unknown=stand_in.get(spec.unknown))
-            put(tmp_path / "store", here, 1, lambda round, error=errors[spec.method]: error)
+            write_run(tmp_path / "store", here, 1, lambda round, error=errors[spec.method]: error)
     Store(tmp_path / "store").update_metadata({"limit": None, "replaced": stand_in, "prepared on test images": []})
-    write_archive([tmp_path / "store"], tmp_path / "results" / "tiny")
+    archives = [Results(tmp_path / "store")]
     said = "imagenet64-other-c replaces imagenet-o-c-64."
-    far = listed_as_far_off(tmp_path / "results")
+    far = listed_deviations(archives)
     assert said in far["tent", "TinyImageNet-C/Open"][-1]
     assert far["bn_adapt", "TinyImageNet-C/Open"][-1] == f"{said}<br>learns nothing"
     assert far["tent", "TinyImageNet-C/Closed"][-1] == "no ablation was run"
-    (rescued,) = verdicts(tmp_path / "results")["Selection improves open-set adaptation"].evidence
+    (rescued,) = verdicts(archives)["Selection improves open-set adaptation"].evidence
     assert rescued.endswith(f"[{said}]")
 
 
-def test_times_say_what_they_were_taken_on_and_what_can_be_compared(tmp_path, capsys):
+def test_timing_notes_name_hardware_and_ratios(tmp_path, capsys):
     (spec,) = (spec for spec in suite("table6").specs() if spec.task == "costs")
     methods = spec.method.split(",")
     cell = Store(tmp_path).run(spec.with_options(trials=300))
@@ -662,41 +686,41 @@ def test_times_say_what_they_were_taken_on_and_what_can_be_compared(tmp_path, ca
     assert f"in brackets the paper's: ent 1.40 ({paper['ent'] / paper['tent']:.2f}), swr 1.40 (" in said
 
 
-def test_pages_quote_claims_tables_and_numbers(finished, tmp_path):
-    folder, measured = finished
+def test_placeholders_are_filled_with_claims_tables_and_numbers(finished, values):
+    _, measured, archives = finished
     (spec,) = (spec for spec in measured if (spec.method, spec.setting) == ("tent+crowd", "open"))
     page = (
         "Ends at <!-- results:table1/tent+crowd/CIFAR-10-C/Open -->9<!-- /results --> %.\n"
         "<!-- results:claims -->old\nlines<!-- /results -->\n<!-- results:table2 --><!-- /results -->\n"
         "<!-- results:verdicts --><!-- /results -->\n"
     )
-    text = render_placeholders(page, citable_values(load_archives(folder)))
+    text = render_placeholders(page, values)
     assert f"-->{mean_of(measured[spec], 50):.1f}<!--" in text
     assert "old\nlines" not in text
     assert "| claim | verdict | numbers |" in text
-    (centre, *_) = evaluate_claims(load_archives(folder))
-    assert f"| {centre.text} | {centre.verdict} |\n" in text
-    assert render_placeholders(text, citable_values(load_archives(folder))) == text
+    (headline, *_) = evaluate_claims(archives)
+    assert f"| {headline.text} | {headline.verdict} |\n" in text
+    assert render_placeholders(text, values) == text
     with pytest.raises(ConfigurationError, match="Did you mean claims"):
         render_placeholders("<!-- results:clams --><!-- /results -->", citable_values([]))
 
 
-def test_pages_quote_how_a_number_began(tmp_path):
+def test_numbers_of_single_rounds_are_citable(tmp_path):
     spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
-    rows = put(tmp_path / "store", spec, 3, lambda round: 10.0 * round)
+    rows = write_run(tmp_path / "store", spec, 3, lambda round: 10.0 * round)
     named = citable_values([Results(tmp_path / "store")])
     assert named["table1/tent/CIFAR-10-C/Closed"] == f"{mean_of(rows, 3):.1f} (round 3)"
     for round in (1, 2):
         assert named[f"table1/tent/CIFAR-10-C/Closed@{round}"] == f"{mean_of(rows, round):.1f}"
 
 
-def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_other_is_known(tmp_path):
+def test_numbers_on_all_images_precede_those_on_a_subset(tmp_path):
     tent, gce = (
         next(spec for spec in suite("table1").specs() if (spec.method, spec.images) == (method, "cifar10-c"))
         for method in ("tent", "gce")
     )
-    put(tmp_path / "whole", tent, 3, lambda round: 10.0)
-    few = {spec: put(tmp_path / "few", replace(spec, limit=40), 10, lambda round: 77.0) for spec in (tent, gce)}
+    write_run(tmp_path / "whole", tent, 3, lambda round: 10.0)
+    few = {spec: write_run(tmp_path / "few", replace(spec, limit=40), 10, lambda round: 77.0) for spec in (tent, gce)}
     for name, limit in (("whole", None), ("few", 40)):
         Store(tmp_path / name).update_metadata({"limit": limit, "replaced": {}})
     named = citable_values([Results(tmp_path / "few"), Results(tmp_path / "whole")])
@@ -709,59 +733,48 @@ def test_a_number_measured_on_a_few_images_says_so_and_is_quoted_only_where_no_o
     assert named["table2/gce/CIFAR-10-C/Closed"] == f"{mean_of(few[gce], 1):.1f} (first 40 images)"
 
 
-def test_a_table_measured_on_a_few_images_says_so_where_it_is_quoted(tmp_path):
+def test_cited_table_on_a_subset_says_so(tmp_path):
     spec = next(spec for spec in suite("table2").specs() if spec.method == "tent")
-    put(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 77.0)
+    write_run(tmp_path / "store", replace(spec, limit=40), 1, lambda round: 77.0)
     Store(tmp_path / "store").update_metadata({"limit": 40, "replaced": {}})
     assert "\n\nOnly the first 40 images of each domain.\n" in citable_values([Results(tmp_path / "store")])["table2"]
 
 
-def test_a_mark_that_is_not_closed_is_named_and_nothing_is_written(finished, tmp_path, capsys):
+def test_unclosed_placeholder_is_named_and_nothing_is_written(small, tmp_path, capsys):
     page = "A <!-- results:claims -->1 %.\n\nBy hand.\n\nB <!-- results:verdicts -->2<!-- /results --> %."
     for text in (page, "At the end <!-- results:claims -->"):
         with pytest.raises(InputError, match="`<!-- /results -->` after `<!-- results:claims -->`"):
             render_placeholders(text, {"claims": "10", "verdicts": "20"})
     (tmp_path / "page.md").write_text(page)
+    words = [small, "--out", tmp_path / "R.md", "--fill", tmp_path / "page.md"]
     with pytest.raises(SystemExit) as ending:
-        main(
-            [
-                "bench",
-                "summarize",
-                str(finished[0]),
-                "--out",
-                str(tmp_path / "R.md"),
-                "--fill",
-                str(tmp_path / "page.md"),
-            ]
-        )
+        main(["bench", "summarize", *map(str, words)])
     assert ending.value.code == 2
     assert "<!-- results:claims -->" in " ".join(capsys.readouterr().err.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert not (tmp_path / "R.md").exists()
     assert (tmp_path / "page.md").read_text() == page
 
 
-def test_a_quote_that_is_like_no_other_is_not_answered_with_all_of_them(finished):
+def test_unknown_placeholder_error_is_short(values):
     with pytest.raises(ConfigurationError, match=r"Choose from claims, verdicts, table1, .* and \d+ more\.") as refused:
-        render_placeholders("<!-- results:zzz --><!-- /results -->", citable_values(load_archives(finished[0])))
+        render_placeholders("<!-- results:zzz --><!-- /results -->", values)
     assert len(str(refused.value)) < 2000
 
 
-def test_the_command_writes_the_page_and_fills_in_the_others(finished, tmp_path, capsys):
-    folder, _ = finished
+def test_summarize_writes_the_page_and_fills_others(small, tmp_path, capsys):
     (tmp_path / "page.md").write_text("<!-- results:claims --><!-- /results -->")
     with pytest.raises(SystemExit) as ending:
-        main(["bench", "summarize", str(folder), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
+        main(["bench", "summarize", str(small), "--out", str(tmp_path / "R.md"), "--fill", str(tmp_path / "page.md")])
     assert ending.value.code == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "R.md"), str(tmp_path / "page.md")]
-    assert (tmp_path / "R.md").read_text() == render_summary(load_archives(folder))
+    assert (tmp_path / "R.md").read_text() == render_summary(load_archives(small))
     assert "| claim | verdict | numbers |" in (tmp_path / "page.md").read_text()
 
 
-def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
-    folder = tmp_path / "results"
-    shutil.copytree(finished[0], folder)
+def test_results_page_includes_notes_and_figures(small):
+    folder, archives = small, load_archives(small)
     quoting = (
-        "## A\n\n<!-- results:table1/source/CIFAR-10-C/Closed --><!-- /results -->, "
+        "## A\n\n<!-- results:table2/source/CIFAR-10-C/Closed --><!-- /results -->, "
         "<!-- results:speed/gpu --><!-- /results -->"
     )
     files = {
@@ -777,29 +790,28 @@ def test_notes_and_figures_beside_the_archives_are_taken_in(finished, tmp_path):
         (folder / path).write_text(text)
     (folder / "figures" / "x.json").write_text('{"title": "Here", "caption": "A curve.", "numbers": {}}')
     figures = {"figures/x.svg": "Here. A curve.", "figures/y.svg": "y", "figures/a/z.svg": "z"}
-    quoted = render_placeholders(quoting, citable_values(load_archives(folder)) | benchmark_tables(folder))
+    quoted = render_placeholders(quoting, citable_values(archives) | benchmark_tables(folder))
     assert "| a card |" in quoted
-    assert render_results_page(folder) == render_summary(load_archives(folder), sections=[quoted, "## B"], figures=figures)
+    assert render_results_page(folder) == render_summary(archives, sections=[quoted, "## B"], figures=figures)
 
 
-def test_nothing_measured_is_said():
+def test_summary_without_results_says_so():
     assert "Nothing has been measured yet." in render_summary([])
     assert "Nothing has been measured yet." in citable_values([])["claims"]
 
 
-def test_a_number_is_that_of_the_first_archive_that_has_it(tmp_path):
+def test_first_archive_provides_a_value(tmp_path):
     spec = next(spec for spec in suite("table1").specs() if spec.method == "tent" and spec.images == "cifar10-c")
     for name, error in (("a", 20.0), ("b", 30.0)):
-        put(tmp_path / f"store-{name}", spec, 1, lambda round, error=error: error)
-        put(tmp_path / f"store-{name}", replace(spec, seed=1), 1, lambda round, error=error: error)
+        write_run(tmp_path / f"store-{name}", spec, 1, lambda round, error=error: error)
+        write_run(tmp_path / f"store-{name}", replace(spec, seed=1), 1, lambda round, error=error: error)
         write_archive([tmp_path / f"store-{name}"], tmp_path / "results" / name)
     first = Results(tmp_path / "results" / "a")
     assert citable_values(load_archives(tmp_path / "results"))["table2"] == citable_values([first])["table2"]
     assert "±" in citable_values([first])["table2"]
 
 
-def test_figures_are_shown_from_where_the_page_is(finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "results")
+def test_figure_paths_are_relative_to_the_page(small, tmp_path):
     (tmp_path / "results" / "figures").mkdir()
     (tmp_path / "results" / "figures" / "one.svg").write_text("<svg/>")
     (tmp_path / "results" / "figures" / "one.json").write_text('{"title": "One"}')

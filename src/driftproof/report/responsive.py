@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +139,14 @@ def max_text_width(names: Iterable[str], size: float) -> float:
         names: At least one.
         size: Font size.
     """
+    return max(_text_width(name, size) for name in names)
+
+
+@lru_cache(maxsize=4096)
+def _text_width(name: str, size: float) -> float:
     font = import_matplotlib("font_manager").FontProperties(family="DejaVu Sans", size=size)
     measure = import_matplotlib("textpath").text_to_path.get_text_width_height_descent
-    return max(float(measure(name, font, ismath=False)[0]) for name in names)
+    return float(measure(name, font, ismath=False)[0])
 
 
 def ellipsize(name: str, size: float, room: float) -> str:

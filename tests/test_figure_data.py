@@ -1,4 +1,4 @@
-"""The paper's figures against the samples their rows were counted from."""
+"""The data of the paper's figures against the samples their rows were counted from."""
 
 import json
 import math
@@ -77,7 +77,7 @@ def histograms(random):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("insights")
+    root = tmp_path_factory.mktemp("figures")
     samples = make(root / "store")
     cosines = [[None if row == column == 3 else (row - column) / 10 for column in range(10)] for row in range(10)]
     row = {"domain": "all", "round": 1, "sizes": [[1] * 10] * 10, "cosines": cosines, "right": 0.0, "wrong": None}
@@ -91,7 +91,7 @@ def percent(part, whole):
 
 
 @pytest.mark.parametrize("folder", ["store", "kept"])
-def test_a_rounds_quality_is_that_of_all_its_samples(made, folder):
+def test_selection_quality_counts_all_samples_of_a_round(made, folder):
     root, samples = made
     results = Results(root / folder)
     for spec in SPECS:
@@ -122,7 +122,7 @@ def analyze(capsys, *words):
 
 
 @pytest.mark.parametrize("folder", ["store", "kept"])
-def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
+def test_json_contains_the_numbers_of_a_figure(made, capsys, folder):
     root, _ = made
     results = Results(root / folder)
     status, said = analyze(capsys, "selection", root / folder, "--json")
@@ -138,27 +138,27 @@ def test_the_numbers_behind_a_figure_can_be_had(made, capsys, folder):
     assert figures["rejected-1"]["tent"]["lost confidence"] == lost
 
 
-def test_rules_that_were_not_run_are_named(tmp_path):
+def test_missing_rules_are_named(tmp_path):
     for spec in SPECS:
         if spec.method in ("tent", "tent+crowd"):
             row = {"domain": "fog", "samples": 4, "error": 20.0, **row_of([(True, True), (False, False)], "", 0)}
             write(Store(tmp_path).run(spec), spec, [row | {"round": 1, "domain": name} for name in spec.domains])
-    (insight, *_) = ANALYSES["selection"](Results(tmp_path))
-    assert insight.draw().caption.endswith(" in each round. Not run: tent+confident, tent+certain.")
+    (figure, *_) = ANALYSES["selection"](Results(tmp_path))
+    assert figure.draw().caption.endswith(" in each round. Not run: tent+confident, tent+certain.")
 
 
-def test_a_rule_whose_selection_was_not_counted_is_left_out_and_named(tmp_path, capsys):
+def test_rule_without_counts_is_left_out_and_named(tmp_path, capsys):
     counted = row_of([(True, True), (False, False)], "", 0)
     for spec in SPECS:
         if spec.method in ("tent", "tent+crowd"):
             row = {"round": 1, "samples": 4, "error": 20.0, **(counted if "+" in spec.method else {})}
             write(Store(tmp_path).run(spec), spec, [row | {"domain": name} for name in spec.domains])
-    (insight,) = ANALYSES["selection"](Results(tmp_path))
-    assert set(insight.numbers) == {"tent+crowd"}
-    assert insight.draw().caption.endswith(" Not run: tent+confident, tent+certain. Not counted: tent.")
+    (figure,) = ANALYSES["selection"](Results(tmp_path))
+    assert set(figure.numbers) == {"tent+crowd"}
+    assert figure.draw().caption.endswith(" Not run: tent+confident, tent+certain. Not counted: tent.")
 
 
-def test_rules_of_which_none_was_counted_are_a_named_mistake(tmp_path, capsys):
+def test_rules_without_any_counts_are_an_error(tmp_path, capsys):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     rows = [{"round": 1, "domain": name, "samples": 4, "error": 20.0} for name in tent.domains]
     write(Store(tmp_path).run(tent), tent, rows)
@@ -167,7 +167,7 @@ def test_rules_of_which_none_was_counted_are_a_named_mistake(tmp_path, capsys):
     assert "that `analyze selection` can draw, but there are none" in " ".join(said.err.split())
 
 
-def test_histograms_are_those_of_the_round_added_up(made, capsys):
+def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
     root, _ = made
     for words, round in ((("--round", 1), 1), ((), ROUNDS)):
         status, said = analyze(capsys, "scores", root / "store", "--json", *words)
@@ -192,33 +192,33 @@ def with_histograms(spec, rows):
     return [{"round": n, "domain": domain, "error": 9.0, **histograms(Random(n)), **aurocs} for n, domain in places]
 
 
-def test_a_round_that_a_cell_has_only_begun_is_not_drawn_and_the_cell_is_named(tmp_path, capsys):
+def test_incomplete_round_is_left_out_and_named(tmp_path, capsys):
     begun = next(spec for spec in SPECS if spec.method == "tent")
     done = replace(begun, unknown="svhn-c")
     for spec, rows in ((begun, 2 * len(begun.domains) + 1), (done, 3 * len(done.domains))):
         write(Store(tmp_path).run(spec), spec, with_histograms(spec, rows))
-    (insight,) = ANALYSES["scores"](Results(tmp_path), round=3)
-    assert insight.numbers["cell"] == done.name
-    assert insight.draw().caption.endswith(f" Left out, without histograms of the round: {begun.name}.")
+    (figure,) = ANALYSES["scores"](Results(tmp_path), round=3)
+    assert figure.numbers["cell"] == done.name
+    assert figure.draw().caption.endswith(f" Left out, without histograms of the round: {begun.name}.")
     both = list(ANALYSES["scores"](Results(tmp_path)))
-    assert {insight.numbers["cell"]: insight.numbers["round"] for insight in both} == {begun.name: 2, done.name: 3}
-    assert not any("Left out" in insight.draw().caption for insight in both)
+    assert {figure.numbers["cell"]: figure.numbers["round"] for figure in both} == {begun.name: 2, done.name: 3}
+    assert not any("Left out" in figure.draw().caption for figure in both)
     status, said = analyze(capsys, "scores", tmp_path, "--round", 4)
     assert status == 2
     assert "Expected histograms of round 4, but no run has completed it and kept them." in " ".join(said.err.split())
 
 
-def test_cells_are_found_where_what_stands_in_is_itself_replaced(tmp_path):
+def test_runs_are_found_despite_chained_replacements(tmp_path):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     cells = [replace(tent, model="wrn28_10"), replace(tent, unknown="svhn-c")]
     for spec in (*cells, replace(cells[0], seed=1)):
         write(Store(tmp_path).run(spec), spec, with_histograms(spec, len(spec.domains)))
     Store(tmp_path).update_metadata({"limit": None, "replaced": {"wrn40_2": "wrn28_10", "resnet50_cifar": "wrn40_2"}})
-    shown = {insight.numbers["cell"] for insight in ANALYSES["scores"](Results(tmp_path))}
+    shown = {figure.numbers["cell"] for figure in ANALYSES["scores"](Results(tmp_path))}
     assert shown == {spec.name for spec in cells}, "of several seeds the first"
 
 
-def test_the_matrix_is_that_of_all_domains_together(made, capsys):
+def test_gradient_matrix_covers_all_domains(made, capsys):
     root, _ = made
     status, said = analyze(capsys, "gradients", root / "kept", "--json")
     (shown,) = json.loads(said.out).values()
@@ -241,7 +241,7 @@ def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
 
 
 @pytest.mark.parametrize("name", ["selection", "scores", "gradients", "curves"])
-def test_numbers_are_had_without_what_draws(made, capsys, monkeypatch, name):
+def test_json_does_not_need_matplotlib(made, capsys, monkeypatch, name):
     for module in [*sys.modules]:
         if module.partition(".")[0] == "matplotlib":
             monkeypatch.setitem(sys.modules, module, None)
@@ -251,13 +251,13 @@ def test_numbers_are_had_without_what_draws(made, capsys, monkeypatch, name):
     assert json.loads(said.out)
 
 
-def test_a_single_round_is_a_point_in_the_middle():
+def test_single_round_is_a_centered_point():
     (panel,) = draw_curves([Panel("error", "%", [Curve("tent", "tent", "", [9.0], [9.0], [9.0])])], WIDE).axes
     assert sum(panel.get_xlim()) == 2
     assert list(panel.lines[0].get_xdata()) == [1]
 
 
-def test_results_without_what_a_figure_needs_are_named(tmp_path, capsys):
+def test_results_without_figure_data_are_an_error(tmp_path, capsys):
     spec = Spec("tent", "x", "y", domains=("fog",))
     write(Store(tmp_path).run(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
     for name in ("selection", "scores", "gradients", "curves"):
