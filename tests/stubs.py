@@ -1,4 +1,4 @@
-"""Steps made by hand, to test a part by itself."""
+"""Hand-made steps, to test a component in isolation."""
 
 import torch
 
@@ -6,8 +6,8 @@ from driftproof.components import Step
 from driftproof.network import Network
 
 
-class Fixed(torch.nn.Module):
-    """A model that ignores its input and returns what it was given."""
+class ConstantModel(torch.nn.Module):
+    """A model that ignores its input and returns fixed logits."""
 
     def __init__(self, logits):
         super().__init__()
@@ -18,9 +18,9 @@ class Fixed(torch.nn.Module):
 
 
 def step_with(logits, source_logits=None, parameters=(), starts=(), **more):
-    """A step whose networks answer with the given logits."""
-    network = Network(Fixed(logits))
-    source = Network(Fixed(logits if source_logits is None else source_logits))
+    """Make a step whose networks return the given logits."""
+    network = Network(ConstantModel(logits))
+    source = Network(ConstantModel(logits if source_logits is None else source_logits))
     images = more.pop("images", torch.rand(len(logits), 3, 4, 4))
     return Step(
         images, network=network, source=source, parameters=tuple(parameters), source_parameters=tuple(starts), **more
