@@ -33,8 +33,8 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("augment", shifted)
     if name == "cotta":
         options.setdefault("threshold", 0.7)
-        options.setdefault("views", dp.losses.RandomViews(2, augment=shifted))
-        options.setdefault("scales", dp.losses.MultiScale((0.75, 1.0)))
+        options.setdefault("views", dp.outputs.RandomViews(2, augment=shifted))
+        options.setdefault("scales", dp.outputs.MultiScale((0.75, 1.0)))
         options.setdefault("restore", 0.2)
         options.setdefault("momentum", 0.9)
     adapter = getattr(dp, name)(model, **options)

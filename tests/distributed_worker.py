@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import driftproof as dp
 from cases import CASES, adapter_for, batches, source_data
-from networks import build, lively
+from networks import build, randomize
 
 BATCHES = 6
 TIMEOUT = 5.0
@@ -76,7 +76,7 @@ def make_model_without_running_statistics():
     norm = torch.nn.BatchNorm2d(8, track_running_stats=False)
     head = torch.nn.Linear(8, 5)
     pool = torch.nn.AdaptiveAvgPool2d(1)
-    return lively(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm, pool, torch.nn.Flatten(), head)).double()
+    return randomize(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), norm, pool, torch.nn.Flatten(), head)).double()
 
 
 # Name -> (make the adapter, make the stream, number of ranks).
@@ -245,7 +245,7 @@ def prepare_in_different_order(rank, pair, _):
     """Prepare with source data in another order on each rank; rank 0's result is kept."""
     source = [(images.double(), labels) for images, labels in source_data()]
     adapter = adapter_for("eata", make_model("wide_resnet"), prepared=False, fisher_batch_size=3, process_group=pair)
-    return adapter.prepare(source[::-1] if rank else source).regularizer.importance
+    return adapter.prepare(source[::-1] if rank else source).method.regularizer.importance
 
 
 def prepare_without_data_on_rank_one(rank, pair, _):

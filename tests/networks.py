@@ -176,7 +176,7 @@ NORM_NETWORKS = {
 }
 
 
-def lively(model, shape=(3, 8, 8)):
+def randomize(model, shape=(3, 8, 8)):
     """Give a fresh network predictions that vary and are moderately sure, and statistics unlike the standard ones."""
     colors = torch.rand(64, shape[0], *([1] * (len(shape) - 1)))
     with torch.no_grad():
@@ -194,4 +194,4 @@ def lively(model, shape=(3, 8, 8)):
 
 def build(name):
     torch.manual_seed(1)
-    return lively(CONTRACT_NETWORKS[name]())
+    return randomize(CONTRACT_NETWORKS[name]())

@@ -11,7 +11,7 @@ from torch import nn
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, shifted, source_data, state_of
-from networks import CLASSES, DataclassNet, DictNet, GroupNormNet, TupleNet, WideResNet, build, lively
+from networks import CLASSES, DataclassNet, DictNet, GroupNormNet, TupleNet, WideResNet, build, randomize
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_accumulation_takes_one_step_with_the_mean_gradient(model):
                 for parameter, *parts in zip(affine, *gradients, strict=True):
                     parameter.sub_(0.1 * sum(parts) / 3)
             gradients = []
-            for parameter, now in zip(affine, adapter.moving.values(), strict=True):
+            for parameter, now in zip(affine, adapter.trainable_parameters.values(), strict=True):
                 torch.testing.assert_close(now, parameter, rtol=1e-4, atol=1e-6)
 
 
@@ -171,8 +171,8 @@ def test_frozen_and_adapting_network_share_what_cannot_move(model):
     adapter = dp.tent(model)
     ours = {parameter.data_ptr() for parameter in adapter.network.parameters()}
     theirs = {parameter.data_ptr() for parameter in adapter.source.parameters()}
-    assert len(theirs - ours) == len(adapter.moving)
-    assert not {p.data_ptr() for p in adapter.moving.values()} & theirs
+    assert len(theirs - ours) == len(adapter.trainable_parameters)
+    assert not {p.data_ptr() for p in adapter.trainable_parameters.values()} & theirs
 
 
 # --- bad models and bad steps ----------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Moody(WideResNet):
 
 @pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata", "swr+crowd", "cotta"])
 def test_a_model_that_returns_nan_is_skipped(case):
-    adapter = adapter_for(case, lively(Moody()))
+    adapter = adapter_for(case, randomize(Moody()))
     first, second = batches(2)
     adapter(first)
     before = state_of(adapter)
@@ -238,7 +238,7 @@ class Treacherous(WideResNet):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_an_infinite_gradient_is_skipped(accumulate):
-    adapter = dp.tent(lively(Treacherous()), accumulate=accumulate)
+    adapter = dp.tent(randomize(Treacherous()), accumulate=accumulate)
     before = state_of(adapter)
     for images in batches(3):
         assert adapter(images).isfinite().all()
@@ -280,7 +280,7 @@ def test_logits_are_found_in_any_output(construct, logits):
 
 
 def lively_inside(construct):
-    plain = lively(WideResNet())
+    plain = randomize(WideResNet())
     model = construct()
     model.load_state_dict(plain.state_dict())
     return model
@@ -380,7 +380,7 @@ def test_the_scope_decides_whatever_was_frozen(model):
     assert not any(parameter.requires_grad for parameter in plain.parameters()), "as the user had it"
     held = compose(model, scope=dp.scopes.norm_affine().without("blocks.0.*"))
     run_through(held, stream)
-    assert not any(name.startswith("blocks.0.") for name in held.moving)
+    assert not any(name.startswith("blocks.0.") for name in held.trainable_parameters)
     assert torch.equal(held.unwrap().blocks[0].bn1.weight, model.blocks[0].bn1.weight)
     assert not torch.equal(held.unwrap().norm.weight, model.norm.weight)
 
@@ -403,7 +403,7 @@ def test_a_model_without_normalization_still_has_ent():
     assert adapter.last.stepped
     tent = dp.tent(model, scope=dp.scopes.named("1.weight"))
     run_through(tent, batches(2))
-    assert list(tent.moving) == ["1.weight"]
+    assert list(tent.trainable_parameters) == ["1.weight"]
 
 
 class Counting(GroupNormNet):
@@ -476,7 +476,7 @@ def test_a_model_may_write_into_its_input(case):
         def forward(self, x):
             return super().forward(x.sub_(0.5).div_(0.25))
 
-    model, writing = lively(Apart()), InPlace()
+    model, writing = randomize(Apart()), InPlace()
     writing.load_state_dict(model.state_dict())
     adapter, other = adapter_for(case, model, output="after"), adapter_for(case, writing, output="after")
     for images in batches(4):
@@ -497,7 +497,7 @@ class Remembering(WideResNet):
 
 @pytest.mark.parametrize("case", ["ent", "cotta"])
 def test_a_model_that_keeps_activations_can_be_copied_after_a_step(case):
-    adapter = adapter_for(case, lively(Remembering()))
+    adapter = adapter_for(case, randomize(Remembering()))
     first, second = batches(2)
     adapter(first)
     plain = adapter.unwrap()
@@ -601,7 +601,7 @@ def test_threads_take_turns(model):
             assert all(all(answers) for answers in threads.map(serve, range(3)))
     finally:
         sys.setswitchinterval(often)
-    assert adapter.optimizer.state[adapter.moving["norm.weight"]]["step"] == 15
+    assert adapter.optimizer.state[adapter.trainable_parameters["norm.weight"]]["step"] == 15
     assert torch.equal(adapter.unwrap().norm.running_mean, model.norm.running_mean)
 
 
@@ -620,7 +620,7 @@ def test_preparation_does_not_depend_on_the_loaders_batches(model):
     images, labels = (torch.cat(side) for side in zip(*source, strict=True))
     one_by_one = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
     importance = [
-        dp.eata(model, fisher_batch_size=6).prepare(data).regularizer.importance
+        dp.eata(model, fisher_batch_size=6).prepare(data).method.regularizer.importance
         for data in (source, [(images, labels)], one_by_one)
     ]
     for other in importance[1:]:
@@ -684,7 +684,7 @@ def test_a_preparation_that_fails_changes_nothing(model):
     with pytest.raises(OSError, match="disk gone"):
         adapter.prepare(Breaking())
     assert all(
-        buffer is None for part in adapter.regularizer.members for buffer in [part._buffers.get("tensor_weights")]
+        buffer is None for part in adapter.method.regularizer.members for buffer in [part._buffers.get("tensor_weights")]
     )
 
 
@@ -703,8 +703,8 @@ def test_segmentation_labels_may_leave_pixels_out():
     for _, labels in ignored:
         labels[:, :4] = 255
     adapter = dp.swr(model, prototypes=False, augment=shifted)
-    weights = adapter.prepare(source).regularizer.tensor_weights
-    assert not torch.equal(weights, adapter.prepare(ignored).regularizer.tensor_weights)
+    weights = adapter.prepare(source).method.regularizer.tensor_weights
+    assert not torch.equal(weights, adapter.prepare(ignored).method.regularizer.tensor_weights)
 
 
 # --- what it says of itself ------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def first_view(method, images, augment=None):
     """Run a method until it has augmented images once; return the adapter."""
     options = {} if augment is None else {"augment": augment}
     if method == "cotta":
-        adapter = dp.cotta(small_network(), threshold=1.0, views=dp.losses.RandomViews(2, **options))
+        adapter = dp.cotta(small_network(), threshold=1.0, views=dp.outputs.RandomViews(2, **options))
         adapter(images)
     elif method == "ttn":
         adapter = dp.ttn(small_network(), statistics=dp.statistics.TTN(prior_batches=1, epochs=0, **options))

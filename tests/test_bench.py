@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from driftproof.adapter.sentence import described
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -51,10 +50,10 @@ NETWORK = small_network("wide_resnet")
 @pytest.mark.parametrize("name", METHODS)
 def test_method_name_builds_method_with_paper_settings(name):
     by_hand = getattr(dp, name)(NETWORK)
-    assert described(build_method(name, NETWORK, {})) == described(by_hand)
+    assert build_method(name, NETWORK, {}).method.describe() == by_hand.method.describe()
     if name in SELECTING:
         by_hand = getattr(dp, name)(NETWORK, select=dp.ConfidenceDifference())
-        assert described(build_method(f"{name}+crowd", NETWORK, {})) == described(by_hand)
+        assert build_method(f"{name}+crowd", NETWORK, {}).method.describe() == by_hand.method.describe()
     else:
         with pytest.raises(ConfigurationError, match="known method"):
             build_method(f"{name}+crowd", NETWORK, {})
@@ -65,8 +64,9 @@ def test_options_are_keywords_of_method_and_selection():
     found = build_method("tent+crowd", NETWORK, options)
     select = dp.ConfidenceDifference(margin=-0.2, on="logits")
     by_hand = dp.tent(NETWORK, lr=0.02, accumulate=4, select=select, mean_entropy=0.1, output="after")
-    assert described(found) == described(by_hand)
-    assert (found.output, found.optimizer.param_groups[0]["lr"]) == ("after", 0.02)
+    assert found.method.describe() == by_hand.method.describe()
+    assert found.method.describe()["output"] == "AfterUpdate()"
+    assert found.optimizer.param_groups[0]["lr"] == 0.02
     assert options["margin"] == -0.2, "the caller's options are unchanged"
 
 
@@ -74,7 +74,7 @@ def test_static_threshold_selections():
     confident, certain = (build_method(f"tent+{name}", NETWORK, {}) for name in ("confident", "certain"))
     assert repr(confident.select) == "ConfidenceAbove(threshold=0.9)"
     assert repr(certain.select) == "EntropyBelow(threshold=None)"
-    assert confident.mean_entropy == certain.mean_entropy == 0
+    assert confident.method.mean_entropy == certain.method.mean_entropy == 0
     assert repr(build_method("tent+certain", NETWORK, {"threshold": 0.7}).select) == "EntropyBelow(threshold=0.7)"
 
 
@@ -83,11 +83,11 @@ def test_objects_are_given_by_name():
     adapter = build_method("tent", NETWORK, words)
     assert isinstance(adapter.optimizer, torch.optim.SGD)
     assert adapter.optimizer.param_groups[0]["momentum"] == 0.9
-    assert [repr(part) for part in (adapter.statistics, adapter.source_statistics)] == ["Source()", "Batch()"]
+    assert [repr(part) for part in (adapter.statistics, adapter.method.source_statistics)] == ["Source()", "Batch()"]
     assert isinstance(build_method("tent", NETWORK, {"optimizer": "adam"}).optimizer, torch.optim.Adam)
     assert build_method("tent", NETWORK, {"statistics": "ttn"}).statistics.momentum is None
     assert build_method("ttn", NETWORK, {"statistics": "online ttn"}).statistics.momentum == 0.1
-    assert build_method("tent", NETWORK, {"statistics": None}).source_statistics is None
+    assert build_method("tent", NETWORK, {"statistics": None}).method.source_statistics is None
 
 
 def test_confidence_difference_as_novelty_of_plain_method():
@@ -767,10 +767,10 @@ def test_hardware_falls_back_to_architecture(tmp_path, monkeypatch):
 class InstantAdapter:
     """An adapter that takes no time: it always returns the same."""
 
-    prepared, output, select, _parts = True, "before", None, ()
+    prepared, select = True, None
 
     def __init__(self, real, images):
-        self.logits, self.last, self.save = real(images), real.last, real.save
+        self.logits, self.last, self.save, self.method = real(images), real.last, real.save, real.method
 
     def __call__(self, images):
         return self.logits
@@ -821,7 +821,6 @@ def test_runner_overhead_is_at_most_three_percent(tmp_path, monkeypatch):
     real, stream = dp.tent(build_model("wrn10_1", classes=6), lr=1e-3), InstantStream(images, rounds=1, per_domain=10)
     stub = InstantAdapter(real, images)
     monkeypatch.setattr(runner, "build_method", lambda *arguments: stub)
-    monkeypatch.setattr(runner, "described", lambda adapter: {})
     bench = SimpleNamespace(model=lambda spec: NETWORK, stream=lambda spec, rounds, progress: stream)
     (spec,) = (spec for spec in suite("demo").specs() if spec.method == "tent")
     display = Progress(console=Console(file=io.StringIO(), force_terminal=True))

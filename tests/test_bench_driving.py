@@ -20,8 +20,8 @@ from small_bench import ignore
 from test_bench_scenes import NETWORK, small_network
 from test_scenes import (
     GTAV_PALETTE,
-    numbers_below,
-    picture,
+    all_ids_below,
+    random_image,
     save,
     save_deep_color,
     save_palette,
@@ -36,19 +36,19 @@ FRAMES = 3
 def write_sets(root):
     """Write a few frames for every split of every dataset; Mapillary's differ in shape."""
     for number in range(FRAMES):
-        wide = numbers_below(34, 32, 56, seed=number)
+        wide = all_ids_below(34, 32, 56, seed=number)
         for split, folder in (("train", "training"), ("val", "validation")):
             write_cityscapes(root / "cityscapes", wide, split=split, stem=f"ulm_{number:06}_000019")
-            save(root / "bdd100k/images/10k" / split / f"{number}.jpg", picture(32, 56, number))
+            save(root / "bdd100k/images/10k" / split / f"{number}.jpg", random_image(32, 56, number))
             save(root / "bdd100k/labels/sem_seg/masks" / split / f"{number}.png", (wide % 19).astype(np.uint8))
-            varying = numbers_below(66, 32, 40 + 16 * number, seed=number)
-            save(root / "mapillary" / folder / "images" / f"{number}.jpg", picture(*varying.shape, number))
+            varying = all_ids_below(66, 32, 40 + 16 * number, seed=number)
+            save(root / "mapillary" / folder / "images" / f"{number}.jpg", random_image(*varying.shape, number))
             save_palette(root / "mapillary" / folder / "labels" / f"{number}.png", varying, ["808080"] * 66)
         for each in (number + 1, number + 1 + FRAMES):
-            save(root / "gtav/images" / f"{each:05}.png", picture(32, 56, each))
+            save(root / "gtav/images" / f"{each:05}.png", random_image(32, 56, each))
             save_palette(root / "gtav/labels" / f"{each:05}.png", wide, GTAV_PALETTE)
-        save(root / "synthia/RGB" / f"{number}.png", picture(32, 56, number))
-        channels = np.stack([numbers_below(23, 32, 56, seed=number)] * 3, axis=-1)
+        save(root / "synthia/RGB" / f"{number}.png", random_image(32, 56, number))
+        channels = np.stack([all_ids_below(23, 32, 56, seed=number)] * 3, axis=-1)
         save_deep_color(root / "synthia/GT/LABELS" / f"{number}.png", channels)
     ids = {"trainIds": [[1], [2], [3]], "valIds": [[4], [5], [6]], "testIds": [[7]]}
     scipy.io.savemat(root / "gtav/split.mat", {name: np.array(each) for name, each in ids.items()})

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from driftproof.adapter.sentence import described
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,24 +250,25 @@ def adapter_of(spec):
 
 def settings_of(spec):
     adapter = adapter_of(spec)
-    said, (group,) = described(adapter), adapter.optimizer.param_groups
-    assert adapter.output == "before"
-    assert (adapter.average_over, adapter.mean_entropy_over) == ("selected", "batch")
-    assert adapter.source_statistics is None
+    method, (group,) = adapter.method, adapter.optimizer.param_groups
+    described = method.describe()
+    assert method.describe()["output"] == "BeforeUpdate()"
+    assert (method.average_over, method.mean_entropy_over) == ("selected", "batch")
+    assert method.source_statistics is None
     assert group["weight_decay"] == 0
     if isinstance(adapter.optimizer, torch.optim.SGD):
         assert (group["momentum"], group["nesterov"]) == (0.9, False)
     else:
         assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999), 1e-8, False)
-    optimizer = said["optimizer"].partition(",")[0]
+    optimizer = described["optimizer"].partition(",")[0]
     return (
-        said["scope"],
+        described["scope"],
         optimizer,
         group["lr"],
-        said["loss"],
-        said["select"],
-        adapter.mean_entropy,
-        said["regularizer"],
+        described["loss"],
+        described["select"],
+        method.mean_entropy,
+        described["regularizer"],
     )
 
 
@@ -289,8 +289,8 @@ def test_hyper_parameters_match_paper(name):
             row = entry.row if "conjugate" in entry.row else spec.method
             wanted = LOGITS if entry.row == "tent+crowd (logits)" else expected_settings(row, spec.images)
             assert settings_of(spec) == wanted, spec
-            assert described(adapter_of(spec))["statistics"] == "Batch()"
-            assert adapter_of(spec).accumulate == 1
+            assert adapter_of(spec).method.describe()["statistics"] == "Batch()"
+            assert adapter_of(spec).method.accumulate == 1
             seen.add(entry.row)
     assert seen
 
@@ -299,7 +299,7 @@ def test_hyper_parameters_match_paper(name):
 def test_stateless_methods_have_no_options(method, statistics):
     specs = {spec for specs in SPECS.values() for spec in specs if spec.method == method and spec.task == "stream"}
     assert {spec.options for spec in specs} == {()}
-    assert {described(adapter_of(spec))["statistics"] for spec in specs} == {statistics}
+    assert {adapter_of(spec).method.describe()["statistics"] for spec in specs} == {statistics}
     assert all(not adapter_of(spec).trainable_parameters for spec in specs)
 
 
@@ -307,11 +307,11 @@ def test_learning_rates_and_batch_sizes_of_table_8():
     for column, lr in {"lr=0.005": 5e-3, "lr=0.001": 1e-3, "lr=0.0005": 5e-4, "lr=0.0001": 1e-4}.items():
         for method in ("tent", "tent+crowd"):
             (spec,) = specs_at("table8a", method, column)
-            assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (lr, 1, 200)
+            assert (settings_of(spec)[2], adapter_of(spec).method.accumulate, spec.batch_size) == (lr, 1, 200)
     for column, (size, batches) in {"bs=64": (64, 3), "bs=32": (32, 6), "bs=16": (16, 12), "bs=8": (8, 25)}.items():
         for method in ("tent", "tent+crowd"):
             (spec,) = specs_at("table8b", method, column)
-            assert (settings_of(spec)[2], adapter_of(spec).accumulate, spec.batch_size) == (1e-4, batches, size)
+            assert (settings_of(spec)[2], adapter_of(spec).method.accumulate, spec.batch_size) == (1e-4, batches, size)
     assert {spec.setting for spec in SPECS["table8"]} == {"closed"}
     assert [summary.how for name in ("table8a", "table8b") for summary in TABLES[name].summaries] == ["deviation"] * 2
 
@@ -522,12 +522,12 @@ def test_segmentation_hyper_parameters_match_paper(name):
         framed = padded and spec.method.partition("+")[0] in ("tent", "swr", "cotta")
         assert ("IgnorePadding" in rules) == framed, "exactly where frames are padded"
         margin = getattr(rules.get("ConfidenceDifference"), "margin", None)
-        found = (lr, margin, adapter.mean_entropy, type(statistics).__name__)
+        found = (lr, margin, adapter.method.mean_entropy, type(statistics).__name__)
         lr, *others = SEGMENTATION[spec.method]
         rates = RATES.get(name, (lr,))
         assert (*found, getattr(statistics, "momentum", None)) in {(rate, *others) for rate in rates}
         if spec.method.startswith("swr"):
-            assert "NearestPrototypes" not in described(adapter)["regularizer"]
+            assert "NearestPrototypes" not in adapter.method.describe()["regularizer"]
         if spec.method == "cotta":
             assert adapter.method.loss.threshold is None
 
@@ -561,7 +561,7 @@ def test_camvid_stream_is_clean_and_five_corruptions(name):
 def test_camvid_ablation_separates_selection_and_mean_entropy():
     usual, ablated = SPECS["camvid_x100"], SPECS["camvid_parts"]
     assert set(usual) < set(ablated)
-    found = {(spec.method, adapter_of(spec).mean_entropy) for spec in ablated}
+    found = {(spec.method, adapter_of(spec).method.mean_entropy) for spec in ablated}
     shares = {"tent": (0.0, 0.5), "swr": (0.2, 0.5)}
     assert found == {(f"{base}{more}", share) for base in shares for more in ("", "+crowd") for share in shares[base]}
     assert len({spec.with_options(mean_entropy=0.0) for spec in ablated}) == 4, "nothing else differs"

@@ -7,7 +7,7 @@ import torch
 
 import driftproof as dp
 from cases import CASES, GRADIENT_METHODS, adapter_for, batches, same_state, source_data, state_of
-from networks import CONTRACT_NETWORKS, NORM_NETWORKS, build, lively
+from networks import CONTRACT_NETWORKS, NORM_NETWORKS, build, randomize
 
 
 @pytest.fixture(params=CONTRACT_NETWORKS)
@@ -226,15 +226,15 @@ def test_10_works_under_inference_mode(make):
 @pytest.mark.parametrize("norm", NORM_NETWORKS)
 def test_11_every_kind_of_normalization(case, norm):
     construct, shape = NORM_NETWORKS[norm]
-    model = lively(construct(), shape)
+    model = randomize(construct(), shape)
     adapter = adapter_for(case, model, prepared=False).prepare(source_data(shape=shape))
     stream = batches(3, shape=shape)
     outputs = run(adapter, stream)
     assert all(output.isfinite().all() for output in outputs)
     assert_bit_equal(outputs, run(adapter.reset(), stream))
     if case.partition("+")[0] in GRADIENT_METHODS:
-        moving = adapter.moving.values()
-        assert any(not torch.equal(now, start) for now, start in zip(moving, adapter._starting, strict=True)), (
+        trainable_parameters = adapter.trainable_parameters.values()
+        assert any(not torch.equal(now, start) for now, start in zip(trainable_parameters, adapter.state.source_parameters, strict=True)), (
             "something must have been learned"
         )
 
@@ -262,7 +262,7 @@ def test_12_memory_does_not_grow(make, steps):
 @pytest.mark.parametrize("case", ["tent+crowd", "swr+crowd", "cotta"])
 def test_12_memory_does_not_grow_over_a_thousand_steps(case):
     construct, shape = NORM_NETWORKS["batch_norm_1d"]
-    adapter = adapter_for(case, lively(construct(), shape), prepared=False).prepare(source_data(shape=shape))
+    adapter = adapter_for(case, randomize(construct(), shape), prepared=False).prepare(source_data(shape=shape))
     assert_no_growth(adapter, batches(1, shape=shape)[0], steps=1000)
 
 

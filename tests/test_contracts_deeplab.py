@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from driftproof.models import DeepLabV3Plus
-from networks import CLASSES, lively
+from networks import CLASSES, randomize
 from test_contracts import (
     assert_no_growth,
     make,
@@ -55,7 +55,7 @@ def segmentation():
 @pytest.fixture
 def model():
     torch.manual_seed(1)
-    return lively(DeepLabV3Plus(CLASSES, depth=18, width=4))
+    return randomize(DeepLabV3Plus(CLASSES, depth=18, width=4))
 
 
 def test_12_memory_does_not_grow(make):

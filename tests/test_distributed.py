@@ -144,7 +144,7 @@ def test_ranks_that_differ_raise_on_all(results, difference, message):
 def test_prepare_keeps_result_of_rank_zero(results):
     single = worker.adapter_for("eata", worker.make_model("wide_resnet"), prepared=False, fisher_batch_size=3)
     source = [(images.double(), labels) for images, labels in worker.source_data()]
-    expected = single.prepare(source).regularizer.importance
+    expected = single.prepare(source).method.regularizer.importance
     for rank in (0, 1):
         assert torch.equal(results[rank]["prepare_in_different_order"], expected)
 

@@ -21,8 +21,8 @@ from driftproof.adapter.engines.shapes import MOST_SHAPES
 from driftproof.adapter.engines.static import finite_groups
 from driftproof.adapter.flat import Flat, Joined, Scattered, joined
 from driftproof.network import normalization
-from networks import NORM_NETWORKS, WideResNet, build, lively
-from streams_of_trouble import FIXED_CASES, NotTooBright, assert_same, eventful, make, run, traced
+from networks import NORM_NETWORKS, WideResNet, build, randomize
+from fault_injection import FIXED_CASES, NotTooBright, assert_same, faulty_stream, make, run, traced
 
 
 def assert_engines_agree(build_adapter, stream):
@@ -37,12 +37,12 @@ def assert_engines_agree(build_adapter, stream):
 
 @pytest.mark.parametrize("case", FIXED_CASES)
 def test_a_static_step_equals_the_eager_one_bit_by_bit(case):
-    assert_engines_agree(partial(make, case), eventful())
+    assert_engines_agree(partial(make, case), faulty_stream())
 
 
 @pytest.mark.parametrize("case", ["ttn", "tent", "eata+crowd", "swr"])
 def test_pixels_are_just_more_samples(case):
-    assert_engines_agree(partial(make, case, "segmentation"), eventful())
+    assert_engines_agree(partial(make, case, "segmentation"), faulty_stream())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_pixels_are_just_more_samples(case):
 )
 @pytest.mark.parametrize("case", ["tent+crowd", "eata"])
 def test_every_setting_holds_in_a_static_step(case, settings):
-    assert_engines_agree(partial(make, case, **settings), eventful())
+    assert_engines_agree(partial(make, case, **settings), faulty_stream())
 
 
 class Forgetful(dp.regularizers.Regularizer):
@@ -92,7 +92,7 @@ def composed(engine, **choices):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_a_part_does_after_a_step_is_undone_with_the_step(accumulate):
-    assert_engines_agree(partial(composed, regularizer=Forgetful(), accumulate=accumulate), eventful())
+    assert_engines_agree(partial(composed, regularizer=Forgetful(), accumulate=accumulate), faulty_stream())
 
 
 class ByHand(torch.optim.Optimizer):
@@ -119,7 +119,7 @@ class Steep(dp.losses.Entropy):
 @pytest.mark.parametrize("choices", [{}, {"accumulate": 2}, {"select": None, "loss": Steep()}], ids=str)
 def test_optimizers_may_put_tensors_elsewhere_in_memory(choices):
     eager, fixed = (composed(engine, optimizer=ByHand, **choices) for engine in (None, Fixed()))
-    stream = eventful()
+    stream = faulty_stream()
     stream[8] = stream[9]  # an eager step moves parameters for good, and what was recorded is dropped
     stream[7] = stream[11] = stream[10]
     assert_same(run(eager, stream[:14]), run(fixed, stream[:14]))
@@ -141,11 +141,11 @@ def test_models_that_keep_buffers_of_their_own():
 
     def counting(engine):
         torch.manual_seed(1)
-        adapter = dp.tent(lively(Counting()), select=dp.ConfidenceDifference() & NotTooBright(), lr=0.1)
+        adapter = dp.tent(randomize(Counting()), select=dp.ConfidenceDifference() & NotTooBright(), lr=0.1)
         adapter._engine = engine or adapter._engine
         return adapter
 
-    assert_engines_agree(counting, eventful())
+    assert_engines_agree(counting, faulty_stream())
 
 
 class Checkpointed(WideResNet):
@@ -159,7 +159,7 @@ class Checkpointed(WideResNet):
 @pytest.mark.parametrize("rule", [dp.statistics.Batch(), dp.statistics.Blend(0.5, momentum=0.3)], ids=repr)
 def test_models_that_compute_activations_again_keep_their_own_statistics(rule):
     torch.manual_seed(1)
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     recomputing = Checkpointed()
     recomputing.load_state_dict(model.state_dict())
 
@@ -168,9 +168,9 @@ def test_models_that_compute_activations_again_keep_their_own_statistics(rule):
         adapter._engine = engine or adapter._engine
         return adapter
 
-    assert_engines_agree(checkpointed, eventful())
+    assert_engines_agree(checkpointed, faulty_stream())
     adapter, plain = checkpointed(None), checkpointed(None, model)
-    for images in eventful():
+    for images in faulty_stream():
         torch.testing.assert_close(adapter(images), plain(images), rtol=0, atol=0, equal_nan=True)
     assert torch.equal(adapter.unwrap().blocks[0].bn1.running_mean, model.blocks[0].bn1.running_mean)
     assert same_state(dict(adapter.reset().unwrap().state_dict()), dict(model.state_dict()))
@@ -272,7 +272,7 @@ class Taped(Fixed):
 def test_a_recording_needs_nothing_of_the_program_around_it(case):
     learns = case not in ("source", "bn_adapt", "ttn")
     options = {"optimizer": partial(torch.optim.SGD, momentum=0.9)} if learns else {}
-    stream, taped = [*eventful(), *eventful(seed=1)], make(case, engine=Taped(), **options)
+    stream, taped = [*faulty_stream(), *faulty_stream(seed=1)], make(case, engine=Taped(), **options)
     assert_same(run(make(case, **options), stream), run(taped, stream))
     assert len(taped._engine.tapes) == 2
 
@@ -288,7 +288,7 @@ def test_a_recording_needs_nothing_of_the_program_around_it(case):
 )
 def test_recordings_hold_under_every_setting(settings):
     build_adapter = partial(composed, **settings, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
-    stream, taped = [*eventful(), *eventful(seed=1)], build_adapter(Taped())
+    stream, taped = [*faulty_stream(), *faulty_stream(seed=1)], build_adapter(Taped())
     assert_same(run(build_adapter(None), stream), run(taped, stream))
     assert len(taped._engine.tapes) == 2
 
@@ -319,7 +319,7 @@ def test_a_static_step_draws_the_numbers_of_its_batch_even_after_a_bad_one():
 
 @pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr"])
 def test_states_travel_between_engines_in_mid_stream(case, tmp_path):
-    stream = eventful()
+    stream = faulty_stream()
     expected = run(make(case), stream)
     for first, second in ((None, Fixed()), (Fixed(), None), (Fixed(), Fixed())):
         adapter = make(case, engine=first)
@@ -344,7 +344,7 @@ def test_accumulated_gradients_travel_too(tmp_path):
 
 @pytest.mark.parametrize("case", ["bn_adapt", "ttn", "tent", "eata+crowd", "swr+crowd"])
 def test_replay_after_reset_is_bit_equal_and_loading_goes_on_in_place(case):
-    adapter, stream = make(case, engine=Fixed()), eventful()
+    adapter, stream = make(case, engine=Fixed()), faulty_stream()
     first = run(adapter, stream)
     assert_same(first, run(adapter.reset(), stream))
     state = adapter.state_dict()
@@ -634,7 +634,7 @@ def compiled(case, network="wide_resnet", **settings):
 @pytest.mark.parametrize("case", ["ttn", "tent+crowd", "swr", "cotta"])
 def test_compiled_networks_answer_alike(case):
     torch._dynamo.reset()
-    stream = eventful()[:13]
+    stream = faulty_stream()[:13]
     assert_same(run(make(case), stream), run(compiled(case), stream))
     assert torch._dynamo.utils.counters["graph_break"] == {}
 
@@ -644,12 +644,12 @@ def our_kernels(monkeypatch):
     """Batch norms of the batch's statistics as on a CUDA device; yields the images that they normalized."""
     seen = []
 
-    def normalize_alone(x, weight, bias, eps):
+    def batch_norm(x, weight, bias, eps):
         seen.append(x)
-        return kernels.normalize(x, weight, bias, kernels.new_tickets(1, x.shape[1], x.device), 0, eps, False)[0]
+        return kernels.ops.batch_norm(x, weight, bias, eps, None, 0, False)[0]
 
-    monkeypatch.setattr(normalization, "suits", lambda x: x.dtype in kernels.KINDS)
-    monkeypatch.setattr(normalization, "normalize_alone", normalize_alone)
+    monkeypatch.setattr(normalization, "is_supported", lambda x: x.dtype in kernels.DTYPES)
+    monkeypatch.setattr(normalization, "batch_norm", batch_norm)
     return seen
 
 
@@ -695,8 +695,8 @@ def test_fused_networks_round_as_eager_ones_do(case, our_kernels, monkeypatch):
     torch._dynamo.reset()
     fused = []
     monkeypatch.setattr(fusion, "fuse", lambda *given, fuse=fusion.fuse: fused.append(fuse(*given)))
-    stream = eventful()
-    engine = Compiled(records=False, backend=fusion.fused_alone)
+    stream = faulty_stream()
+    engine = Compiled(records=False, backend=fusion.fuse_only_backend)
     assert_same(run(make(case), stream), run(make(case, engine=engine), stream))
     assert set(fused) == {5}, "every batch norm of the network"
 
@@ -706,7 +706,7 @@ def test_steps_are_recorded_unfused_where_no_kernel_can_be_compiled(monkeypatch)
     monkeypatch.setattr(compiled_engine, "can_compile", lambda device: False)
     engine = Fused()
     engine._graph = Fixed()
-    stream = eventful()
+    stream = faulty_stream()
     assert_same(run(make("tent+crowd"), stream), run(make("tent+crowd", engine=engine), stream))
     assert engine._graph._steps
     assert not engine._forms
@@ -730,7 +730,7 @@ def test_batch_norms_of_somebodys_own_round_alike_as_well(our_kernels):
         return adapter
 
     torch._dynamo.reset()
-    engine = Compiled(records=False, backend=fusion.fused_alone)
+    engine = Compiled(records=False, backend=fusion.fuse_only_backend)
     assert_same(run(build_adapter(), batches(8)), run(build_adapter(engine), batches(8)))
     assert {images.shape[-1] for images in our_kernels} == {4}, "the one that is torch's own"
 
@@ -759,7 +759,7 @@ def run_through(adapter, stream):
 def test_compiled_lessons_are_the_same_lessons(case):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    stream = eventful()
+    stream = faulty_stream()
     assert_same(run(make(case), stream), run(make(case, engine=Fixed(compiled_lesson("aot_eager"))), stream))
     assert torch._dynamo.utils.counters["graph_break"] == {}
     expected = 0 if case == "swr+crowd" else 1  # with prototypes it looks at another view
@@ -817,7 +817,7 @@ def test_inductor_agrees_to_rounding():
 def test_static_steps_on_other_kinds_of_networks(norm):
     construct, shape = NORM_NETWORKS[norm]
     torch.manual_seed(3)
-    model = lively(construct(), shape)
+    model = randomize(construct(), shape)
     outputs = []
     for engine in (None, Fixed()):
         adapter = adapter_for("eata+crowd", model, prepared=False).prepare(source_data(shape=shape))

@@ -9,7 +9,7 @@ import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof.adapter.engines import Compiled, Fused
 from networks import build
-from streams_of_trouble import FIXED_CASES, eventful, run, traced, with_rejection
+from fault_injection import FIXED_CASES, faulty_stream, run, traced, with_rejection
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -47,7 +47,7 @@ def recorded(adapter):
 @pytest.mark.parametrize("network", ["wide_resnet", "segmentation", "attention"])
 @pytest.mark.parametrize("case", FIXED_CASES)
 def test_replayed_steps_equal_eager_ones(case, network):
-    stream = sent(eventful())
+    stream = sent(faulty_stream())
     adapter = on_device(case, network=network)
     assert_close(run(on_device(case, "eager", network), stream), run(adapter, stream))
     assert recorded(adapter) >= 1
@@ -93,7 +93,7 @@ def test_fused_and_replayed_steps_round_as_eager_ones_do(case, precision):
 @pytest.mark.parametrize("settings", [{"accumulate": 3}, {"output": "after"}, {"channels_last": True}], ids=str)
 @pytest.mark.parametrize("case", ["tent+crowd", "eata"])
 def test_settings_hold_in_a_replayed_step(case, settings):
-    stream = sent(eventful())
+    stream = sent(faulty_stream())
     adapter = on_device(case, **settings)
     assert_close(run(on_device(case, "eager", **settings), stream), run(adapter, stream))
     assert recorded(adapter) >= 1
@@ -218,7 +218,7 @@ def test_an_optimizer_that_counts_on_the_host_cannot_be_recorded():
 @pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
 def test_compiled_and_recorded_steps_agree(case):
     torch._dynamo.reset()
-    stream = sent(eventful())
+    stream = sent(faulty_stream())
     adapter = on_device(case, "compile")
     assert_close(run(on_device(case, "eager"), stream), run(adapter, stream))
     assert recorded(adapter) == (0 if case == "cotta" else 1)

@@ -10,7 +10,7 @@ from torch import nn
 import driftproof as dp
 from cases import adapter_for, batches, same_state, shifted, source_data, state_of
 from driftproof.norms import batch_norms
-from networks import CONTRACT_NETWORKS, WideResNet, build, lively
+from networks import CONTRACT_NETWORKS, WideResNet, build, randomize
 
 CROWDED = ("ent", "tent", "eata", "swr", "gce", "conjugate")
 
@@ -151,7 +151,7 @@ def test_eata_by_hand(model):
 def test_swr_without_prototypes_by_hand(model, anchor):
     source = wide_source()
     adapter = dp.swr(model, lr=1e-2, strength=3.0, anchor=anchor, prototypes=False, augment=shifted).prepare(source)
-    weights = adapter.regularizer.tensor_weights.tolist()
+    weights = adapter.method.regularizer.tensor_weights.tolist()
     student, parameters = by_hand(model, every_parameter=True)
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
     anchors = [parameter.detach().clone() for parameter in parameters]
@@ -182,7 +182,7 @@ def test_cotta_by_hand(model, symmetric):
     with torch.no_grad():
         sureness = [float(anchor(images).softmax(1).amax(1).mean()) for images in stream]
     threshold = sorted(sureness)[3]  # some batches will be above it, some below
-    views = dp.losses.RandomViews(3, augment=lambda images, _: images.flip(-1) * 0.9)
+    views = dp.outputs.RandomViews(3, augment=lambda images, _: images.flip(-1) * 0.9)
     settings = {"threshold": threshold, "restore": 0.0, "momentum": 0.8, "views": views, "symmetric": symmetric}
     # Without Adam: while teacher and student agree, the gradient is rounding noise that Adam would blow up.
     adapter = dp.cotta(model, lr=0.1, optimizer=torch.optim.SGD, **settings)
@@ -206,7 +206,7 @@ def test_cotta_by_hand(model, symmetric):
         return answer
 
     assert_same_run(adapter, step, stream)
-    assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.moving.items())
+    assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.trainable_parameters.items())
 
 
 def test_cotta_computes_its_views_only_when_they_are_used(model):
@@ -218,7 +218,7 @@ def test_cotta_computes_its_views_only_when_they_are_used(model):
 
     for threshold, expected in ((0.0, 0), (1.0, 32)):
         seen.clear()
-        adapter = dp.cotta(model, threshold=threshold, views=dp.losses.RandomViews(augment=counted))
+        adapter = dp.cotta(model, threshold=threshold, views=dp.outputs.RandomViews(augment=counted))
         adapter(batches(1)[0].double())
         assert len(seen) == expected
 
@@ -237,7 +237,7 @@ def test_a_skipped_batch_leaves_no_trace_in_cottas_teacher():
 
 def test_cotta_per_pixel_by_hand():
     model = build("segmentation")
-    scales = dp.losses.MultiScale((1.0, 0.5))
+    scales = dp.outputs.MultiScale((1.0, 0.5))
     adapter = dp.cotta(model, threshold=0.55, lr=0.0, restore=0.0, scales=scales)
     images = batches(1)[0]
     network = copy.deepcopy(model).train()
@@ -274,7 +274,7 @@ def test_cotta_threshold_from_source(model):
     with torch.no_grad():
         tops = torch.cat([model.eval()(images).softmax(1).amax(1) for images, _ in source])
     expected = torch.quantile(tops, 0.05, interpolation="lower") - 0.05
-    assert float(adapter.loss.source_threshold) == pytest.approx(float(expected), abs=2e-5)
+    assert float(adapter.method.loss.source_threshold) == pytest.approx(float(expected), abs=2e-5)
 
 
 # --- METHODS, section 21 ---------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_7_cotta_restoring_everything_keeps_the_student_at_its_source():
     adapter = dp.cotta(model, lr=1e-2, restore=1.0, threshold=0.0)
     for images in batches(4):
         adapter(images)
-        for name, parameter in adapter.moving.items():
+        for name, parameter in adapter.trainable_parameters.items():
             assert torch.equal(parameter, model.get_parameter(name))
 
 
@@ -354,9 +354,9 @@ def test_7_cotta_with_a_still_teacher_answers_as_the_source():
     model = build("wide_resnet")
     adapter = dp.cotta(model, lr=1e-2, momentum=1.0, threshold=0.0)
     assert_same_run(adapter, dp.bn_adapt(model), batches(4), rtol=0, atol=0)
-    for name, parameter in adapter.loss.teacher.model.named_parameters():
+    for name, parameter in adapter.method.loss.teacher.model.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name))
-    assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.moving.items())
+    assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.trainable_parameters.items())
 
 
 class RejectAll(dp.ConfidenceDifference):
@@ -366,7 +366,7 @@ class RejectAll(dp.ConfidenceDifference):
 
 @pytest.mark.parametrize("name", CROWDED)
 def test_9_an_empty_selection_leaves_no_nan(name):
-    adapter = adapter_for(name, lively(WideResNet()), select=RejectAll())
+    adapter = adapter_for(name, randomize(WideResNet()), select=RejectAll())
     for images in batches(4):
         assert adapter(images).isfinite().all()
         assert adapter.last.stepped

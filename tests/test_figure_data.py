@@ -164,7 +164,7 @@ def test_rules_without_any_counts_are_an_error(tmp_path, capsys):
     write(Store(tmp_path).run(tent), tent, rows)
     status, said = analyze(capsys, "selection", tmp_path)
     assert status == 2
-    assert "that `analyze selection` can draw, but there are none" in " ".join(said.err.split())
+    assert "that `analyze selection` can draw, but found none" in " ".join(said.err.split())
 
 
 def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
@@ -263,4 +263,4 @@ def test_results_without_figure_data_are_an_error(tmp_path, capsys):
     for name in ("selection", "scores", "gradients", "curves"):
         status, said = analyze(capsys, name, tmp_path)
         assert status == 2
-        assert f"that `analyze {name}` can draw, but there are none" in " ".join(said.err.split())
+        assert f"that `analyze {name}` can draw, but found none" in " ".join(said.err.split())

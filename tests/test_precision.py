@@ -11,8 +11,8 @@ from torch import nn
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof.network import Network
-from networks import NORM_NETWORKS, WideResNet, build, lively
-from streams_of_trouble import make, run
+from networks import NORM_NETWORKS, WideResNet, build, randomize
+from fault_injection import make, run
 
 # --- precision and layout ---------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ class Noting(WideResNet):
 @pytest.mark.parametrize(("precision", "wanted"), [("fp32", False), ("tf32", True), (None, None), ("bf16", None)])
 def test_the_switches_of_the_process_are_set_for_the_step_and_put_back(precision, wanted):
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    adapter = dp.tent(lively(Noting()), precision=precision, select=dp.ConfidenceDifference())
+    adapter = dp.tent(randomize(Noting()), precision=precision, select=dp.ConfidenceDifference())
     Noting.noted.clear()
     adapter(batches(1)[0])
     assert len(Noting.noted) == 3, "forward, frozen forward, backward"

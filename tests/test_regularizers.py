@@ -12,12 +12,12 @@ import driftproof as dp
 from cases import batches, shifted, source_data
 from driftproof.components import Step
 from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty, StochasticRestore
-from networks import CLASSES, SegmentationNet, WideResNet, lively
+from networks import CLASSES, SegmentationNet, WideResNet, randomize
 
 
 @pytest.fixture
 def model():
-    return lively(WideResNet())
+    return randomize(WideResNet())
 
 
 def affine_of(model):
@@ -35,7 +35,7 @@ def test_fisher_is_the_mean_square_of_batch_gradients(model):
         loss = F.cross_entropy(logits, logits.argmax(1))
         gradients = torch.autograd.grad(loss, affine_of(reference))
         squares = [total + gradient**2 / 3 for total, gradient in zip(squares, gradients, strict=True)]
-    torch.testing.assert_close(adapter.regularizer.importance, torch.cat([s.flatten() for s in squares]))
+    torch.testing.assert_close(adapter.method.regularizer.importance, torch.cat([s.flatten() for s in squares]))
 
 
 class Recorder:
@@ -47,17 +47,17 @@ class Recorder:
 
 def test_fisher_penalty(model):
     adapter = dp.eata(model, fisher=3.0).prepare(source_data())
-    start = [parameter.detach().clone() for parameter in adapter.moving.values()]
+    start = [parameter.detach().clone() for parameter in adapter.trainable_parameters.values()]
     with torch.no_grad():
-        for parameter in adapter.moving.values():
+        for parameter in adapter.trainable_parameters.values():
             parameter.add_(torch.randn_like(parameter))
-    fisher = adapter.regularizer
+    fisher = adapter.method.regularizer
     weights = fisher.importance.split([p.numel() for p in start])
     expected = 0.0
-    for weight, now, before in zip(weights, adapter.moving.values(), start, strict=True):
+    for weight, now, before in zip(weights, adapter.trainable_parameters.values(), start, strict=True):
         for f, a, b in zip(weight.tolist(), now.flatten().tolist(), before.flatten().tolist(), strict=True):
             expected += 3.0 * f * (a - b) ** 2
-    assert fisher.penalty(Recorder(adapter.moving.values())).item() == pytest.approx(expected, rel=1e-4)
+    assert fisher.penalty(Recorder(adapter.trainable_parameters.values())).item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_drift_weights_are_squared_normalized_cosines(model):
@@ -82,7 +82,7 @@ def test_drift_weights_are_squared_normalized_cosines(model):
         cosines.append([float((a * b).sum() / (a.norm() * b.norm())) for a, b in zip(one, other, strict=True)])
     mean = torch.tensor(cosines).mean(0)
     expected = ((mean - mean.min()) / (mean.max() - mean.min())) ** 2
-    torch.testing.assert_close(adapter.regularizer.tensor_weights, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapter.method.regularizer.tensor_weights, expected, rtol=1e-4, atol=1e-5)
 
 
 class WithAuxiliaryHead(nn.Module):
@@ -98,17 +98,17 @@ class WithAuxiliaryHead(nn.Module):
 
 
 def test_tensors_without_a_gradient_do_not_set_the_scale_of_drift_weights():
-    model, source = lively(SegmentationNet()), source_data(segmentation=True)
+    model, source = randomize(SegmentationNet()), source_data(segmentation=True)
     settings = {"prototypes": False, "augment": shifted, "drift_batch_size": 4}
     plain = dp.swr(model, **settings).prepare(source)
     headed = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
-    weights = dict(zip(headed.moving, headed.regularizer.tensor_weights.tolist(), strict=True))
-    assert [weights[f"model.{name}"] for name in plain.moving] == plain.regularizer.tensor_weights.tolist()
+    weights = dict(zip(headed.trainable_parameters, headed.method.regularizer.tensor_weights.tolist(), strict=True))
+    assert [weights[f"model.{name}"] for name in plain.trainable_parameters] == plain.method.regularizer.tensor_weights.tolist()
     assert all(weight == 0 for name, weight in weights.items() if name.startswith("auxiliary"))
 
 
 def test_ttn_prepares_a_network_with_an_auxiliary_head():
-    model, source = lively(SegmentationNet()), source_data(segmentation=True)
+    model, source = randomize(SegmentationNet()), source_data(segmentation=True)
     rule = dp.statistics.TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
     headed = dp.ttn(WithAuxiliaryHead(model), statistics=rule, logits="out").prepare(source)
     assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in headed.statistics.alphas)
@@ -174,7 +174,7 @@ def prototypes_on_separable(**options):
 
 def test_prototypes_classify_what_the_classifier_does():
     adapter = prototypes_on_separable()
-    _, task = adapter.regularizer.members
+    _, task = adapter.method.regularizer.members
     ours, theirs = task.source_accuracy.tolist()
     assert theirs == 1.0
     assert ours >= theirs - 0.01
@@ -196,7 +196,7 @@ def featured_step(adapter, images):
 
 def test_prototype_penalty_written_out():
     adapter = prototypes_on_separable()
-    _, task = adapter.regularizer.members
+    _, task = adapter.method.regularizer.members
     images = torch.rand(5, 3, 4, 4)
 
     def log_pi(x):
@@ -220,10 +220,10 @@ def test_prototype_task_trains_the_encoder_only(model):
     task = NearestPrototypes(epochs=1, batch_size=8, augment=shifted)
     adapter = dp.swr(model, prototypes=task, augment=shifted).prepare(source_data())
     step = featured_step(adapter, batches(1)[0])
-    _, task = adapter.regularizer.members
-    gradients = torch.autograd.grad(task.penalty(step), list(adapter.moving.values()), allow_unused=True)
-    reached = {name for name, gradient in zip(adapter.moving, gradients, strict=True) if gradient is not None}
-    assert reached == {name for name in adapter.moving if not name.startswith("fc.")}
+    _, task = adapter.method.regularizer.members
+    gradients = torch.autograd.grad(task.penalty(step), list(adapter.trainable_parameters.values()), allow_unused=True)
+    reached = {name for name, gradient in zip(adapter.trainable_parameters, gradients, strict=True) if gradient is not None}
+    assert reached == {name for name in adapter.trainable_parameters if not name.startswith("fc.")}
 
 
 def test_prototypes_need_one_prediction_per_image():
@@ -267,5 +267,5 @@ def test_bad_hyper_parameters_are_refused(construct):
 def test_the_number_of_classes_is_the_networks(model):
     adapter = dp.swr(model, prototypes=NearestPrototypes(epochs=0, augment=shifted), augment=shifted)
     adapter.prepare(source_data())
-    _, task = adapter.regularizer.members
+    _, task = adapter.method.regularizer.members
     assert len(task.prototypes) == CLASSES

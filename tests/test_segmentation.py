@@ -21,8 +21,8 @@ from driftproof.errors import InputError
 from driftproof.metrics import BinnedScores, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.models import DeepLabV3Plus
 from driftproof.record import Record
-from driftproof.streams import Batch
-from networks import CLASSES, lively
+from driftproof.streams import StreamBatch
+from networks import CLASSES, randomize
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(1)
-    return lively(DeepLabV3Plus(CLASSES, depth=18, width=4), shape=(3, 24, 32)).eval()
+    return randomize(DeepLabV3Plus(CLASSES, depth=18, width=4), shape=(3, 24, 32)).eval()
 
 
 def scenes(count=2, seed=0):
@@ -55,7 +55,7 @@ def label_maps(count=2, height=6, width=7, seed=0):
 
 def batch_of(labels, images=None):
     images = torch.zeros(len(labels), 3, *labels.shape[1:]) if images is None else images
-    return Batch(images, labels, "fog", 1, (labels >= 0) & (labels != VOID))
+    return StreamBatch(images, labels, "fog", 1, (labels >= 0) & (labels != VOID))
 
 
 # Selection and alarms
@@ -144,9 +144,9 @@ def test_binned_ranking_is_exact_but_for_ties_of_the_leading_bits(seed, scale, p
     one = truncated(scale * torch.randn(positives, generator=random))
     other = truncated(scale * (torch.randn(negatives, generator=random) - 0.5))
     binned = BinnedScores(3)
-    binned.add(torch.cat([one, other]), torch.tensor([2] * positives + [0] * negatives))
-    binned.add(torch.tensor([5.0, math.nan]), torch.tensor([-1, -1]))
-    assert binned.ranked
+    binned.update(torch.cat([one, other]), torch.tensor([2] * positives + [0] * negatives))
+    binned.update(torch.tensor([5.0, math.nan]), torch.tensor([-1, -1]))
+    assert not binned.has_nan
     assert binned.auroc(2, 0, 1) == pytest.approx(auroc(one, other))
     assert binned.fpr_at_tpr(2, 0) == pytest.approx(fpr_at_tpr(one, other))
     assert math.isnan(binned.auroc(1, 0))
@@ -156,14 +156,14 @@ def test_binned_scores_are_in_order_and_near_ones_differ_by_at_most_a_hundredth(
     scores = torch.tensor([-math.inf, -2.0, -1.0, -1e-30, -0.0, 0.0, 1e-38, 1e-7, 1.01e-7, 0.5, 0.505, 3.0, math.inf])
     for low, high in itertools.pairwise(scores):
         binned = BinnedScores(2)
-        binned.add(torch.stack([high, low]), torch.tensor([0, 1]))
+        binned.update(torch.stack([high, low]), torch.tensor([0, 1]))
         assert binned.auroc(0, 1) == (0.5 if high == low else 1.0)
 
 
 def test_what_is_not_a_number_ranks_nothing():
     binned = BinnedScores(2)
-    binned.add(torch.tensor([0.0, math.nan]), torch.tensor([0, 1]))
-    assert not binned.ranked
+    binned.update(torch.tensor([0.0, math.nan]), torch.tensor([0, 1]))
+    assert binned.has_nan
     assert math.isnan(binned.auroc(0, 1))
     with pytest.raises(dp.errors.ConfigurationError, match="groups"):
         BinnedScores(0)
@@ -178,9 +178,9 @@ def test_selection_is_counted_over_labelled_pixels_alone(seed):
     correct = torch.rand(labels.shape, generator=random) < 0.5
     batch = batch_of(labels)
     whole, part = SelectionQuality(), SelectionQuality()
-    whole.add(selected, correct, batch.known, batch.labelled)
+    whole.update(selected, correct, batch.known, batch.labeled)
     counted = labels != VOID
-    part.add(selected[counted], correct[counted], batch.known[counted])
+    part.update(selected[counted], correct[counted], batch.known[counted])
     assert torch.equal(whole.counts, part.counts)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, state_of
-from networks import GroupNormNet, WideResNet, build, lively
+from networks import GroupNormNet, WideResNet, build, randomize
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def adapted(model, **options):
             r"`stem.weight` was \(4, 3, 3, 3\) of float32 and is \(6, 3, 3, 3\)",
         ),
         (lambda model: dp.tent(model.double()), "of float32 and is .* of float64"),
-        (lambda model: dp.tent(lively(WideResNet())), "other source weights: the values of `stem.weight` differ"),
+        (lambda model: dp.tent(randomize(WideResNet())), "other source weights: the values of `stem.weight` differ"),
     ],
 )
 def test_a_state_from_elsewhere_is_refused_with_the_difference(model, tmp_path, other, complaint):
@@ -148,7 +148,7 @@ def test_a_method_with_a_function_of_the_users_is_the_same_in_another_process(mo
             return 1.1 * images
 
     def made_anew():
-        views = dp.losses.RandomViews(2, augment=partial(Brighter()))
+        views = dp.outputs.RandomViews(2, augment=partial(Brighter()))
         return adapter_for("cotta", model, views=views)
 
     adapter, other = made_anew(), made_anew()
@@ -162,7 +162,7 @@ def test_a_state_is_small(model, tmp_path):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
     names = [name for name in adapter.state_dict() if name.startswith("model.")]
-    assert set(names) == {f"model.{name}" for name in adapter.moving}
+    assert set(names) == {f"model.{name}" for name in adapter.trainable_parameters}
 
 
 def test_a_state_is_a_copy(model):
@@ -224,6 +224,6 @@ def test_the_prepared_state_travels(model, tmp_path):
     adapter = adapter_for("eata", model)
     adapter.save(tmp_path / "fresh")
     other = adapter_for("eata", model, prepared=False).load(tmp_path / "fresh")
-    assert torch.equal(other.regularizer.importance, adapter.regularizer.importance)
+    assert torch.equal(other.method.regularizer.importance, adapter.method.regularizer.importance)
     images = batches(1)[0]
     assert torch.equal(adapter(images), other(images))

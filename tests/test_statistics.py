@@ -11,7 +11,7 @@ from cases import adapter_for, batches, shifted, source_data
 from driftproof.network import Network
 from driftproof.norms import BatchNorm
 from driftproof.statistics import TTN, Batch, Blend, Source
-from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, lively
+from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, randomize
 
 
 class SlowBlendNorm(nn.Module):
@@ -57,7 +57,7 @@ BATCH_NORMED = ("batch_norm_1d", "batch_norm_2d", "batch_norm_3d", "sync_batch_n
 @pytest.mark.parametrize("norm", BATCH_NORMED)
 def test_blend_values_and_gradients(norm, alpha, momentum):
     construct, shape = NORM_NETWORKS[norm]
-    model = lively(construct(), shape)
+    model = randomize(construct(), shape)
     slow = slow_copy(model, alpha, momentum)
     network = Network(model.double(), Blend(alpha, momentum))
     for images in batches(3, shape=shape):
@@ -75,7 +75,7 @@ def test_blend_values_and_gradients(norm, alpha, momentum):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_blend_through_a_deep_network(alpha):
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     slow = slow_copy(model, alpha)
     network = Network(model.double(), Blend(alpha))
     images = batches(1)[0].double()
@@ -89,7 +89,7 @@ def test_blend_through_a_deep_network(alpha):
 
 @pytest.mark.parametrize("construct", [WideResNet, SegmentationNet])
 def test_the_ends_of_a_blend_are_source_and_batch(construct):
-    model = lively(construct())
+    model = randomize(construct())
     for alpha, rule in ((0.0, Source()), (1.0, Batch())):
         blended = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=Blend(alpha))
         exact = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
@@ -98,7 +98,7 @@ def test_the_ends_of_a_blend_are_source_and_batch(construct):
 
 
 def test_batch_statistics_equal_training_mode():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     images = batches(1)[0]
     ours = dp.bn_adapt(model)(images)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_batch_statistics_equal_training_mode():
 
 
 def test_source_ignores_who_else_is_in_the_batch():
-    adapter = dp.source(lively(WideResNet()))
+    adapter = dp.source(randomize(WideResNet()))
     first, second = batches(2)
     torch.testing.assert_close(adapter(torch.cat([first, second]))[: len(first)], adapter(first))
 
@@ -114,7 +114,7 @@ def test_source_ignores_who_else_is_in_the_batch():
 @pytest.mark.parametrize("rule", [Batch(), Blend(0.5), Blend(1.0, momentum=0.5)])
 def test_one_value_per_channel_falls_back_to_source_statistics(rule):
     construct, shape = NORM_NETWORKS["batch_norm_1d"]
-    model = lively(construct(), shape).eval()
+    model = randomize(construct(), shape).eval()
     adapter = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
     image = batches(1, size=1, shape=shape)[0]
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_one_value_per_channel_falls_back_to_source_statistics(rule):
 
 
 def test_statistics_are_back_in_place_after_a_pass_that_failed():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
 
     def fail(*_):
         raise RuntimeError("in the middle")
@@ -137,14 +137,14 @@ def test_statistics_are_back_in_place_after_a_pass_that_failed():
 
 
 def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     adapter = dp.tent(model, lr=0.0, select=dp.ConfidenceDifference(), statistics=Blend(0.8, momentum=0.2))
     first, second, third = batches(3)
     adapter(first), adapter(second)
-    kept = [rule.mean.clone() for rule in adapter.network.layer_rules]
+    kept = [rule.mean.clone() for rule in adapter.network._hooks]
     adapter(second * float("nan"))
     assert adapter.last.skipped
-    for rule, other, mean in zip(adapter.network.layer_rules, adapter.source.layer_rules, kept, strict=True):
+    for rule, other, mean in zip(adapter.network._hooks, adapter.source._hooks, kept, strict=True):
         assert torch.equal(rule.mean, mean)
         torch.testing.assert_close(rule.mean, other.mean)
         assert rule.mean is not other.mean
@@ -153,7 +153,7 @@ def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
 
 
 def test_a_teachers_online_statistics_are_those_of_good_batches_alone():
-    model, (first, bad, *rest) = lively(WideResNet()), batches(4)
+    model, (first, bad, *rest) = randomize(WideResNet()), batches(4)
     adapter, undisturbed = (adapter_for("cotta", model, statistics=Blend(0.5, momentum=0.3)) for _ in range(2))
     adapter(first), undisturbed(first)
     adapter(bad * float("nan"))
@@ -164,7 +164,7 @@ def test_a_teachers_online_statistics_are_those_of_good_batches_alone():
 
 
 def test_a_second_pass_over_the_same_batch_does_not_count():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     statistics = Blend(0.8, momentum=0.2)
     plain = dp.swr(model, lr=0.0, prototypes=False, statistics=statistics, augment=shifted).prepare(source_data())
     task = dp.regularizers.NearestPrototypes(epochs=0, augment=shifted)
@@ -173,21 +173,21 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
     for images in batches(3):
         plain(images), twice(images), after(images)
     for one, other, third in zip(
-        plain.network.layer_rules, twice.network.layer_rules, after.network.layer_rules, strict=True
+        plain.network._hooks, twice.network._hooks, after.network._hooks, strict=True
     ):
         assert torch.equal(one.mean, other.mean)
         assert torch.equal(one.mean, third.mean)
 
 
 def test_an_answer_after_the_update_counts_the_batch_once():
-    model, statistics = lively(WideResNet()), Blend(0.8, momentum=0.2)
+    model, statistics = randomize(WideResNet()), Blend(0.8, momentum=0.2)
     before, after = (dp.tent(model, lr=0.0, statistics=statistics, output=output) for output in ("before", "after"))
     for images in batches(3):
         assert torch.equal(after(images), before(images))
 
 
 def test_prepared_statistics_serve_another_adapter_as_its_own_would():
-    model, source = lively(WideResNet()), source_data()
+    model, source = randomize(WideResNet()), source_data()
     settings = {"prototypes": False, "augment": shifted}
     learned = TTN(momentum=0.1, prior_batches=2, epochs=1, batch_size=4, augment=shifted)
     first = dp.ttn(model, statistics=learned).prepare(source)
@@ -203,7 +203,7 @@ def test_prepared_statistics_serve_another_adapter_as_its_own_would():
 
 def test_preparing_again_starts_anew_unless_only_what_is_missing_is_wanted():
     adapter = dp.ttn(
-        lively(WideResNet()), statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
+        randomize(WideResNet()), statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
     ).prepare(source_data())
     darker, before = [(images / 2, labels) for images, labels in source_data()], adapter.statistics.alphas
     kept = adapter.prepare(darker, missing_only=True).statistics.alphas
@@ -213,7 +213,7 @@ def test_preparing_again_starts_anew_unless_only_what_is_missing_is_wanted():
 
 
 def test_source_statistics_can_differ_for_the_frozen_network():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     images = batches(1)[0]
     answers = []
     adapter = dp.tent(model, select=dp.ConfidenceDifference(), source_statistics=Source())
@@ -242,7 +242,7 @@ def test_bad_hyper_parameters_are_refused(construct):
 
 
 def test_ttn_prior_is_the_squared_disagreement_of_gradient_signs():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     source = source_data()
     adapter = dp.ttn(model, statistics=TTN(prior_batches=3, epochs=0, batch_size=8, augment=shifted)).prepare(source)
 
@@ -265,7 +265,7 @@ def test_ttn_prior_is_the_squared_disagreement_of_gradient_signs():
 
 
 def test_ttn_training_lowers_the_loss_and_keeps_alpha_in_range():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
     source = source_data()
 
     def loss_with(epochs):
@@ -279,7 +279,7 @@ def test_ttn_training_lowers_the_loss_and_keeps_alpha_in_range():
 
 
 def test_ttn_pull_holds_alpha_at_its_prior():
-    model = lively(WideResNet())
+    model = randomize(WideResNet())
 
     def alphas(epochs, pull):
         rule = TTN(prior_batches=2, epochs=epochs, pull=pull, batch_size=8, augment=shifted)
@@ -291,7 +291,7 @@ def test_ttn_pull_holds_alpha_at_its_prior():
 
 def test_ttn_is_a_statistics_rule_for_any_method():
     rule = TTN(momentum=0.1, prior_batches=1, epochs=0, batch_size=8, augment=shifted)
-    adapter = dp.tent(lively(WideResNet()), select=dp.ConfidenceDifference(), statistics=rule)
+    adapter = dp.tent(randomize(WideResNet()), select=dp.ConfidenceDifference(), statistics=rule)
     with pytest.raises(dp.errors.NotPreparedError, match="TTN"):
         adapter(batches(1)[0])
     adapter.prepare(source_data())

@@ -18,17 +18,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from driftproof import augment, errors, losses, methods, regularizers, scopes, scores, selection, statistics
+    from driftproof import (
+        after,
+        augment,
+        errors,
+        gradients,
+        losses,
+        memories,
+        methods,
+        outputs,
+        regularizers,
+        scopes,
+        scores,
+        selection,
+        statistics,
+        testing,
+    )
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.methods import bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
     from driftproof.problems import Problem, check
-    from driftproof.record import Record
+    from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
+    from driftproof.teacher import EMA
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "Adapter",
     "Alarm",
     "ConfidenceAbove",
@@ -39,6 +56,8 @@ __all__ = [
     "NonRedundant",
     "Problem",
     "Record",
+    "StepResult",
+    "after",
     "augment",
     "bn_adapt",
     "check",
@@ -48,8 +67,11 @@ __all__ = [
     "ent",
     "errors",
     "gce",
+    "gradients",
     "losses",
+    "memories",
     "methods",
+    "outputs",
     "regularizers",
     "scopes",
     "scores",
@@ -58,6 +80,7 @@ __all__ = [
     "statistics",
     "swr",
     "tent",
+    "testing",
     "ttn",
 ]
 
@@ -66,8 +89,9 @@ _CONTENTS = {
     "alarm": ("Alarm", "Event"),
     "methods": ("bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
     "problems": ("Problem", "check"),
-    "record": ("Record",),
+    "record": ("Record", "StepResult"),
     "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),
+    "teacher": ("EMA",),
 }
 _HOMES = {name: module for module, names in _CONTENTS.items() for name in names}
 

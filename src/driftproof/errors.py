@@ -3,6 +3,7 @@
     DriftproofError
     ├── ConfigurationError   an argument or option is invalid               (also a ValueError)
     ├── InputError           a batch, file or data set cannot be used       (also a ValueError)
+    ├── ComponentError       a component returned something unusable        (also a ValueError)
     ├── ModelError           the model cannot be adapted as requested       (also a ValueError)
     ├── ForwardError         the model's forward pass failed                (also a RuntimeError)
     ├── EngineError          capturing or compiling a step failed           (also a RuntimeError)
@@ -20,6 +21,7 @@ An adapter that raises one of these has the state it had before the call.
 
 __all__ = [
     "CallOrderError",
+    "ComponentError",
     "ConfigurationError",
     "DistributedError",
     "DivergenceError",
@@ -46,6 +48,10 @@ class ConfigurationError(DriftproofError, ValueError):
 
 class InputError(DriftproofError, ValueError):
     """A batch, a file or a data set cannot be used; the message says why."""
+
+
+class ComponentError(DriftproofError, ValueError):
+    """A component returned or did something that an adapter cannot use; the message names the component."""
 
 
 class ModelError(DriftproofError, ValueError):

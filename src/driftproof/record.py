@@ -2,26 +2,27 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LazyOutcome", "Outcome", "Record", "reason"]
+__all__ = ["LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
 
 
-def reason(*, sound: bool, useful: bool, images: bool, logits: bool, loss: bool) -> str | None:
+def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool) -> str | None:
     """Why a batch changed nothing, or None.
 
     Args:
-        sound: Whether every number of the step was finite.
-        useful: Whether there was anything to learn.
+        finite: Whether every number of the step was finite.
+        has_signal: Whether there was anything to learn.
         images: Whether the images were finite.
         logits: Whether the model's logits were.
         loss: Whether the loss was.
     """
-    if sound:
-        return None if useful else "nothing was selected"
-    for name, finite in (("images", images), ("model's logits", logits), ("loss", loss)):
-        if not finite:
+    if finite:
+        return None if has_signal else "nothing was selected"
+    for name, is_finite in (("images", images), ("model's logits", logits), ("loss", loss)):
+        if not is_finite:
             return f"NaN or Inf in the {name}"
     return "NaN or Inf in the gradient or the updated parameters"
 
@@ -40,19 +41,20 @@ class Outcome:
 
 
 class LazyOutcome:
-    """An outcome that is still on the device; the host waits for it when it first asks.
+    """An outcome that is fetched from the device on first access.
 
     Args:
-        flags: Booleans, in this order: sound, useful, stepped; images, logits and loss finite.
+        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite.
     """
 
     def __init__(self, flags: Tensor) -> None:
-        self._flags = flags
+        self.flags = flags
 
     @cached_property
     def _outcome(self) -> Outcome:
-        sound, useful, stepped, images, logits, loss = self._flags.tolist()
-        return Outcome(stepped, reason(sound=sound, useful=useful, images=images, logits=logits, loss=loss))
+        finite, has_signal, stepped, images, logits, loss = self.flags.tolist()
+        reason = skip_reason(finite=finite, has_signal=has_signal, images=images, logits=logits, loss=loss)
+        return Outcome(stepped, reason)
 
     @property
     def stepped(self) -> bool:
@@ -67,14 +69,15 @@ class LazyOutcome:
 
 @dataclass(frozen=True)
 class Record:
-    """What happened to one batch, read from `adapter.last`.
+    """What happened to one batch, read from `adapter.last` or `adapter.step(images).record`.
 
-    Numbers are fetched from the device when they are asked for, so a loop that does not look pays nothing.
+    Numbers are fetched from the device on access, so a loop that does not look pays nothing.
 
     Attributes:
-        selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns.
-        novelty: How unfamiliar each sample looks, same shape; larger is more novel.
-        objective: The loss as a tensor of no dimension; None where nothing learns.
+        selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns;
+            with a memory, the samples offered to it.
+        novelty: How unfamiliar each sample is, same shape; larger is more novel.
+        objective: The loss as a 0-d tensor; None where nothing learns.
         outcome: Whether a step was taken, and why not.
     """
 
@@ -112,3 +115,25 @@ class Record:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
         outcome = self.skipped or ("stepped" if self.stepped else "no step")
         return f"Record(seen={self.seen}, kept={self.kept:.3f}, loss={loss}, {outcome})"
+
+
+class StepResult(NamedTuple):
+    """The answer to a batch and its record, which belong together whatever other threads do.
+
+    Attributes:
+        logits: The prediction, without a graph.
+        record: What happened to the batch.
+    """
+
+    logits: Tensor
+    record: Record
+
+    def clone(self) -> "StepResult":
+        """Copy all tensors: the next replay of a captured step overwrites them."""
+        record, outcome = self.record, self.record.outcome
+        objective = None if record.objective is None else record.objective.clone()
+        if isinstance(outcome, LazyOutcome):
+            outcome = LazyOutcome(outcome.flags.clone())
+        return StepResult(
+            self.logits.clone(), Record(record.selected.clone(), record.novelty.clone(), objective, outcome)
+        )

@@ -4,7 +4,7 @@ Weights keep every shape static. Combine selections with `&`: the weights multip
 """
 
 import math
-from typing import SupportsFloat
+from typing import Literal, NamedTuple, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from driftproof.components import Component, Compose, Step
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
-from driftproof.predictions import entropy
+from driftproof.predictions import entropy, log_probabilities
 
 __all__ = [
     "ConfidenceAbove",
@@ -22,8 +22,23 @@ __all__ = [
     "IgnorePadding",
     "NonRedundant",
     "Product",
+    "SampleWeights",
     "Selection",
 ]
+
+WhichNetwork = Literal["adapting", "source"]
+
+
+class SampleWeights(NamedTuple):
+    """Two weights ≥ 0 for every sample, (N,) or (N, H, W).
+
+    Attributes:
+        attract: The loss of these samples is minimized.
+        repel: The loss of these samples is maximized; None is none of them.
+    """
+
+    attract: Tensor
+    repel: Tensor | None = None
 
 
 class Selection(Component):
@@ -33,7 +48,7 @@ class Selection(Component):
         mean_entropy: The λ_max that goes with this selection unless the caller says otherwise.
 
     Examples:
-        The barest new selection.
+        The smallest new selection.
 
         >>> class FirstHalf(Selection):
         ...     def weights(self, step):
@@ -44,12 +59,12 @@ class Selection(Component):
 
     mean_entropy: float = 0.0
 
-    def weights(self, step: Step) -> Tensor:
-        """The weight of each sample, (N,) or (N, H, W); no gradient flows through it."""
+    def weights(self, step: Step) -> Tensor | SampleWeights:
+        """The weight of each sample, (N,) or (N, H, W), or `SampleWeights`; no gradient flows through it."""
         raise NotImplementedError
 
-    def present(self, step: Step) -> Tensor | None:
-        """Which samples are there at all, as a boolean mask; None is all. The others have no say in ȳ either."""
+    def valid_mask(self, step: Step) -> Tensor | None:
+        """Which samples are real, as a boolean mask; None is all. The others do not count in ȳ either."""
         return None
 
     def __and__(self, other: "Selection") -> "Product":
@@ -57,32 +72,35 @@ class Selection(Component):
 
 
 class Product(Compose, Selection):
-    """Several selections at once: the weights multiply."""
+    """Several selections: their weights multiply."""
 
-    def __init__(self, *parts: Selection) -> None:
-        inner = (part.members if isinstance(part, Product) else (part,) for part in parts)
-        super().__init__(*(member for members in inner for member in members))
+    def __init__(self, *selections: Selection) -> None:
+        inner = (one.components if isinstance(one, Product) else (one,) for one in selections)
+        super().__init__(*(component for components in inner for component in components))
 
     @property
     def mean_entropy(self) -> float:  # type: ignore[override]  # a class attribute for single selections
-        """The largest of the members'."""
-        return float(max(part.mean_entropy for part in self.members))
+        """The largest of the selections'."""
+        return float(max(one.mean_entropy for one in self.components))
 
-    def weights(self, step: Step) -> Tensor:
-        """The product of the members' weights."""
-        weights = torch.ones_like(step.weights)
-        for part in self.members:
-            weights = weights * part.weights(step)
-        return weights
+    def weights(self, step: Step) -> Tensor | SampleWeights:
+        """The product of the weights; repelling weights come from the selections that give some."""
+        attract, repel = torch.ones_like(step.weights), None
+        for one in self.components:
+            given = one.weights(step)
+            if isinstance(given, SampleWeights):
+                repel = given.repel if repel is None or given.repel is None else repel * given.repel
+                given = given.attract
+            attract = attract * given
+        return attract if repel is None else SampleWeights(attract, repel)
 
-    def present(self, step: Step) -> Tensor | None:
-        """What is there for every member."""
-        masks = [part.present(step) for part in self.members]
-        said = [mask for mask in masks if mask is not None]
-        return torch.stack(said).all(dim=0) if said else None
+    def valid_mask(self, step: Step) -> Tensor | None:
+        """Which samples are real for every selection."""
+        masks = [mask for one in self.components if (mask := one.valid_mask(step)) is not None]
+        return torch.stack(masks).all(dim=0) if masks else None
 
     def __repr__(self) -> str:
-        return " & ".join(repr(part) for part in self.members)
+        return " & ".join(repr(one) for one in self.components)
 
 
 class ConfidenceDifference(Selection):
@@ -125,19 +143,25 @@ class EntropyBelow(Selection):
 
     Args:
         threshold: E0 in nats; None means 0.4 ln C.
+        network: Whose prediction to read, the "adapting" or the "source" network's.
     """
 
-    def __init__(self, threshold: float | None = None) -> None:
+    def __init__(self, threshold: float | None = None, network: WhichNetwork = "adapting") -> None:
         super().__init__()
+        _check_network(network)
         self.threshold = threshold
+        self.network = network
 
     def weights(self, step: Step) -> Tensor:
-        """One where the prediction is sure enough."""
-        return (_entropy(step) < _entropy_limit(self.threshold, step)).to(step.weights.dtype)
+        """One where the prediction is certain enough."""
+        if self.network == "source":
+            log_p = log_probabilities(step.source_logits)
+            return (entropy(log_p) < _entropy_limit(self.threshold, log_p)).to(step.weights.dtype)
+        return (_entropy(step) < _entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
 
 
 class EntropyWeight(Selection):
-    """Weigh samples by exp(E0 − H(ŷ)): the surer, the more.
+    """Weight samples by exp(E0 − H(ŷ)): the more certain, the more.
 
     Args:
         threshold: E0 in nats; None means 0.4 ln C.
@@ -148,26 +172,31 @@ class EntropyWeight(Selection):
         self.threshold = threshold
 
     def weights(self, step: Step) -> Tensor:
-        """Larger where the prediction is surer."""
-        return torch.exp(_entropy_limit(self.threshold, step) - _entropy(step))
+        """Larger where the prediction is more certain."""
+        return torch.exp(_entropy_limit(self.threshold, step.logits) - _entropy(step))
 
 
 class ConfidenceAbove(Selection):
     """Learn from samples with max_k ŷ^k ≥ threshold.
 
     Args:
-        threshold: The least confidence.
+        threshold: The lowest confidence.
+        network: Whose prediction to read, the "adapting" or the "source" network's.
     """
 
-    def __init__(self, threshold: float = 0.9) -> None:
+    def __init__(self, threshold: float = 0.9, network: WhichNetwork = "adapting") -> None:
         super().__init__()
         if not 0.0 <= threshold <= 1.0:
             raise ConfigurationError(f"Expected `threshold` to be in 0..1, but got {threshold}.")
+        _check_network(network)
         self.threshold = threshold
+        self.network = network
 
     def weights(self, step: Step) -> Tensor:
         """One where the prediction is confident enough."""
-        return (step.log_probabilities.detach().amax(dim=1).exp() >= self.threshold).to(step.weights.dtype)
+        from_source = self.network == "source"
+        log_p = log_probabilities(step.source_logits) if from_source else step.log_probabilities.detach()
+        return (log_p.amax(dim=1).exp() >= self.threshold).to(step.weights.dtype)
 
 
 class NonRedundant(Selection):
@@ -189,8 +218,8 @@ class NonRedundant(Selection):
         self.momentum = momentum
         self.register_buffer("average", None)
 
-    def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
-        """Nothing has been kept yet."""
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Forget the average."""
         self.average = None
 
     def weights(self, step: Step) -> Tensor:
@@ -222,14 +251,14 @@ class IgnorePadding(Selection):
     Examples:
         >>> frame = torch.ones(1, 3, 2, 5)
         >>> frame[..., :1] = frame[..., 3:] = 0.0
-        >>> _frames_of(frame)
+        >>> _content_mask(frame)
         tensor([[[False,  True,  True, False, False],
                  [False,  True,  True, False, False]]])
     """
 
     def weights(self, step: Step) -> Tensor:
         """One for every pixel of the picture itself."""
-        inside = _frames_of(step.images)
+        inside = _content_mask(step.images)
         if inside.shape != step.weights.shape:
             raise ModelError(
                 f"Expected a model with a prediction for every pixel, {tuple(inside.shape)}, for `IgnorePadding`, "
@@ -237,18 +266,18 @@ class IgnorePadding(Selection):
             )
         return inside.to(step.weights.dtype)
 
-    def present(self, step: Step) -> Tensor:
-        """The picture itself."""
-        return _frames_of(step.images)
+    def valid_mask(self, step: Step) -> Tensor:
+        """The pixels of the picture itself."""
+        return _content_mask(step.images)
 
 
-def _frames_of(images: Tensor) -> Tensor:
+def _content_mask(images: Tensor) -> Tensor:
     black = (images == 0).all(dim=1)
-    columns, rows = _at_the_edges(black.all(dim=1)), _at_the_edges(black.all(dim=2))
+    columns, rows = _connected_to_edge(black.all(dim=1)), _connected_to_edge(black.all(dim=2))
     return ~(columns.unsqueeze(1) | rows.unsqueeze(2))
 
 
-def _at_the_edges(dark: Tensor) -> Tensor:
+def _connected_to_edge(dark: Tensor) -> Tensor:
     """The dark ones from which there are only dark ones up to one of the ends."""
     before = dark.byte().cummin(dim=1).values
     after = dark.flip(1).byte().cummin(dim=1).values.flip(1)
@@ -259,5 +288,10 @@ def _entropy(step: Step) -> Tensor:
     return entropy(step.log_probabilities.detach(), step.probabilities.detach())
 
 
-def _entropy_limit(threshold: float | None, step: Step) -> float:
-    return 0.4 * math.log(step.classes) if threshold is None else threshold
+def _entropy_limit(threshold: float | None, logits: Tensor) -> float:
+    return 0.4 * math.log(logits.shape[1]) if threshold is None else threshold
+
+
+def _check_network(network: str) -> None:
+    if network not in ("adapting", "source"):
+        raise ConfigurationError(f'Expected `network` to be "adapting" or "source", but got {network!r}.')

@@ -1,6 +1,6 @@
-"""The one loop that every method runs in."""
+"""The adapter, its method, its state and its step."""
 
 from driftproof.adapter.adapter import Adapter
-from driftproof.adapter.settings import Settings
+from driftproof.adapter.method import AdapterOptions, Method
 
-__all__ = ["Adapter", "Settings"]
+__all__ = ["Adapter", "AdapterOptions", "Method"]

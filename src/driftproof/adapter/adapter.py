@@ -1,74 +1,98 @@
-"""The adapter: predict, select, step."""
+"""The adapter: a model that keeps learning from the stream it predicts on."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter import sentence, snapshot
-from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
-from driftproof.adapter.engines import EngineName, engine_for
-from driftproof.adapter.introduction import agree_on, present
-from driftproof.adapter.settings import Novelty, expect_axes, expect_choices
-from driftproof.adapter.stepper import MakeOptimizer, Stepper
-from driftproof.adapter.turns import in_turn, new_turn
-from driftproof.components import Component, PrepareContext, Progress, SourceBatches, Step
+from driftproof.adapter import snapshot
+from driftproof.adapter.copies import restore_buffers
+from driftproof.adapter.describe import format_repr
+from driftproof.adapter.engines import EagerEngine, make_engine
+from driftproof.adapter.locking import synchronized
+from driftproof.adapter.method import (
+    EngineName,
+    MakeOptimizer,
+    Method,
+    Novelty,
+    OutputName,
+    Schedule,
+    check_engine_options,
+    resolve_output,
+)
+from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
+from driftproof.adapter.state import State
+from driftproof.after import After
+from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError, StateError
+from driftproof.gradients import Gradient
 from driftproof.losses import Loss
+from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
-from driftproof.record import Record
+from driftproof.outputs import Output
+from driftproof.record import Record, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
+from driftproof.teacher import EMA
 
 __all__ = ["Adapter"]
 
 
 class Adapter(nn.Module):
-    """A model that keeps learning from the unlabelled stream it predicts on.
+    """A model that keeps learning from the unlabeled stream it predicts on.
 
     Every call predicts, then takes one step. The model that is passed in is copied and never touched; a second copy
-    stays frozen for ever as the reference θ_o (the two share what cannot move). Bad input raises a named error or is
-    skipped with the reason in `last.skipped`; the state is what it was, but for buffers that the model itself writes.
+    stays frozen as the reference θ_o (the two share what does not train). Invalid input raises a named error; a batch
+    with NaN or Inf is skipped and `last.skipped` says why. The state is unchanged in both cases, except for buffers
+    that the wrapped model writes itself.
 
-    A method is a choice on each axis; `driftproof.methods` has the published ones, and a new one is a call of this.
+    A method is one choice for each keyword; `driftproof.methods` has the published ones, and a new one is a call of
+    this. Threads may share an adapter: calls run one after the other. Use `step` to get each answer with its record.
 
     Args:
         model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
-        scope: Which parameters move.
+        scope: Which parameters train.
         statistics: What batch-norm layers normalize with.
         loss: A loss per sample.
         select: Which samples to learn from; None is all of them.
         mean_entropy: λ_max, the weight of −H(ȳ); None takes the value that goes with the selection (0.5 for
-            `ConfidenceDifference`, else 0). When nothing is selected, the step is taken only if this term remains.
-        regularizer: A pull on the parameters.
+            `ConfidenceDifference`, else 0). If nothing is selected, a step is taken only if this term remains.
+        regularizer: A term that holds the parameters.
+        gradient: How the gradient comes from the objective; None is `gradients.Plain()`.
         optimizer: Makes the optimizer from the parameters, e.g. `functools.partial(torch.optim.Adam, lr=1e-3)`.
+        lr_schedule: Maps the number of steps taken, a 0-d tensor on the device, to a factor on the learning rate.
         accumulate: Average the gradients of so many batches before each optimizer step.
+        memory: What is learned from in place of the batch; None is the batch itself.
+        teacher: A moving average of the adapting network that components can read; None is none.
+        after: What happens after each optimizer step: one component or several.
+        output: What is returned: the prediction from "before" or "after" the update, the "teacher"'s, the "ensemble" of
+            adapting and frozen network, or a component.
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
-        output: Return the prediction from before the update, or predict again after it.
         novelty: What `last.novelty` holds, as a function of the step; None is the confidence difference where the
-            method compares with θ_o, and one less the largest probability elsewhere.
+            method compares with θ_o, and 1 − the largest probability elsewhere.
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
-        classifier: Name of the layer whose input is the feature vector, for parts that read features; None is the last
-            linear layer.
-        seed: Seed of every random choice.
-        engine: How a step runs: "eager" as written, "compile" through compiled networks, "graph" recorded once per
-            shape of batch and replayed (CUDA devices only). The results are the same.
-        precision: "fp32", "tf32" or "bf16" for the passes through the networks; losses, selection and statistics are
-            computed in single precision in any case. None leaves PyTorch's own switches as they are.
-        source_precision: "bf16" for the frozen network alone. It costs less then, and what it is compared by is blurred
-            by a hundredth or so: for selection with a margin. None is as `precision`.
+        classifier: Name of the layer whose input is the feature vector, for components that read features; None is the
+            last linear layer.
+        seed: Seed of all random numbers.
+        engine: How a step runs: "auto" captures it in a CUDA graph where that works and else runs it eagerly; "eager",
+            "compile" (compiled networks) and "graph" force one. The results are the same.
+        precision: "fp32", "tf32" or "bf16" for the networks; losses, selection and statistics are computed in single
+            precision in any case. None leaves PyTorch's own switches as they are.
+        source_precision: "bf16" for the frozen network alone. It then costs less, and comparisons with it are blurred
+            by a hundredth or so: use it with a margin. None is as `precision`.
         channels_last: Lay out images and convolutions with channels last, which suits tensor cores.
-        process_group: "all", or a process group, shares every batch out among processes: each is called with its rows and
+        process_group: "all" or a process group shares every batch out among ranks: each is called with its rows and
             answers for them, and all learn from the whole. `last` is about the rank's own samples but for the loss.
 
     Examples:
@@ -84,11 +108,6 @@ class Adapter(nn.Module):
         (torch.Size([4, 5]), 1.0)
     """
 
-    _index: int
-    _introduced: bool
-    _last: Record | None
-    _stepper: Stepper
-
     def __init__(
         self,
         model: nn.Module,
@@ -99,105 +118,101 @@ class Adapter(nn.Module):
         select: Selection | None = None,
         mean_entropy: float | None = None,
         regularizer: Regularizer | None = None,
+        gradient: Gradient | None = None,
         optimizer: MakeOptimizer | None = None,
+        lr_schedule: Schedule | None = None,
         accumulate: int = 1,
+        memory: Memory | None = None,
+        teacher: EMA | None = None,
+        after: After | Sequence[After] = (),
+        output: OutputName | Output = "before",
         source_statistics: Statistics | None = None,
         average_over: Literal["selected", "batch"] = "selected",
         mean_entropy_over: Literal["selected", "batch"] = "batch",
-        output: Literal["before", "after"] = "before",
         novelty: Novelty | None = None,
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         seed: int = 0,
-        engine: EngineName = "eager",
+        engine: EngineName = "auto",
         precision: Precision | None = None,
         source_precision: Literal["bf16"] | None = None,
         channels_last: bool = False,
         process_group: RankGroup = None,
     ) -> None:
         super().__init__()
-        self._turn = new_turn()
-        expect_choices(average_over=average_over, mean_entropy_over=mean_entropy_over, output=output)
-        expect_choices(engine=engine, precision=precision, source_precision=source_precision)
-        parts = {"statistics": statistics, "source_statistics": source_statistics, "loss": loss, "select": select}
-        expect_axes(accumulate, scope=scope, regularizer=regularizer, **parts)
+        self._lock = RLock()
+        check_engine_options(engine=engine, precision=precision, source_precision=source_precision)
         if mean_entropy is None:
-            mean_entropy = 0.0 if select is None else select.mean_entropy
-        self.scope = scope
-        self.mean_entropy = float(mean_entropy)
-        self.accumulate = accumulate
-        self.average_over = average_over
-        self.mean_entropy_over = mean_entropy_over
-        self.output = output
-        self.seed = int(seed)
-        self.engine = engine
-        self.precision = precision
-        self.channels_last = channels_last
-        self.distributed = Distributed(process_group)
-        self._novelty = novelty or Step.novelty
-        self._make_optimizer = optimizer
+            mean_entropy = select.mean_entropy if isinstance(select, Selection) else 0.0
+        copied = partial(copy.deepcopy, memo={})
         with torch.inference_mode(False):
-            self.statistics = copy.deepcopy(statistics)
-            self.source_statistics = copy.deepcopy(source_statistics)
-            self.loss = copy.deepcopy(loss)
-            self.select = copy.deepcopy(select)
-            self.regularizer = copy.deepcopy(regularizer)
-            shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
-            adapting, frozen, self._names = make_adapting_and_frozen(model, scope, channels_last=channels_last)
-            self._wanted_gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-            followed = self.source_statistics or self.statistics
-            self.network = Network(adapting, self.statistics, precision=precision, **shared)
-            self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
-            if self._names and (loss is None or optimizer is None):
-                raise ConfigurationError(f"Expected a `loss` and an `optimizer`, since {scope} lets parameters move.")
-            self._find_parameters()
-            self._engine = engine_for(self)
-            self._begin()
+            self.method = Method(
+                scope=scope,
+                statistics=copied(statistics),
+                source_statistics=copied(source_statistics),
+                loss=copied(loss),
+                select=copied(select),
+                mean_entropy=mean_entropy,
+                regularizer=copied(regularizer),
+                gradient=copied(gradient),
+                optimizer=optimizer,
+                lr_schedule=lr_schedule,
+                accumulate=accumulate,
+                memory=copied(memory),
+                teacher=teacher,
+                after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
+                output=copied(resolve_output(output)),
+                novelty=novelty,
+                average_over=average_over,
+                mean_entropy_over=mean_entropy_over,
+            )
+            self._requires_grad = {name: parameter.requires_grad for name, parameter in _named_parameters(model)}
+            self.state = State(
+                model,
+                self.method,
+                logits=logits,
+                classifier=classifier,
+                precision=precision,
+                source_precision=source_precision,
+                channels_last=channels_last,
+                distributed=Distributed(process_group),
+                capturable=engine != "eager" and self.method.dynamic_reason is None,
+                seed=int(seed),
+            )
+        self.engine = engine
+        self.channels_last = channels_last
+        self._engine = self._make_engine()
+        self._ranks_checked = False
+        self._last: Record | None = None
 
-    # --- the loop ---------------------------------------------------------------------------------------------------
+    # --- predict and learn --------------------------------------------------------------------------------------------
 
-    @in_turn
     def forward(self, images: Tensor) -> Tensor:
         """Predict a batch and learn from it; returns the logits, without a graph."""
+        return self.step(images).logits
+
+    @synchronized
+    def step(self, images: Tensor) -> StepResult:
+        """Predict a batch and learn from it; returns the logits and the record of this batch."""
         # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
         with (
             self.distributed.collective(self.device),
             torch.inference_mode(False),
-            torch.set_grad_enabled(bool(self._names)),
-            tf32_mode(self.precision),
+            torch.set_grad_enabled(self.method.learns),
+            tf32_mode(self.network.precision),
         ):
-            self._expect_ready(images)
-            present(self, images)
+            self._check_ready(images)
+            announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
             images = images.clone() if images.is_inference() else images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
-            if not all(parameter.requires_grad for parameter in self._movable):
-                self.network.model.requires_grad_(False)
-                for parameter in self._movable:
-                    parameter.requires_grad_(True)
-            answer, self._last = self._engine.run(self, images)
-            self._introduced = True
-            return answer
+            self.state.require_gradients()
+            result = self._engine.run(images)
+            self._last = result.record
+            self._ranks_checked = True
+            return result
 
-    def _look(
-        self, images: Tensor, generator: torch.Generator | None = None, beside: torch.cuda.Stream | None = None
-    ) -> Step:
-        """Let the adapting network see a batch."""
-        return Step(
-            images,
-            network=self.network,
-            source=self.source,
-            parameters=self._movable,
-            source_parameters=self._starting,
-            index=self._index,
-            seed=self.seed,
-            alike=self._alike,
-            needs_features=any(part.needs_features for part in self._parts),
-            generator=generator,
-            beside=beside,
-        )
-
-    def _expect_ready(self, images: object) -> None:
+    def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):
             kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise InputError(
@@ -208,145 +223,167 @@ class Adapter(nn.Module):
             raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
-        missing = [part for part in self._parts if not part.prepared]
+        missing = [component for component in self._components if not component.prepared]
         if missing:
             raise NotPreparedError(
                 f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "
                 f"since {' and '.join(map(repr, missing))} needs source data."
             )
 
-    # --- its life ---------------------------------------------------------------------------------------------------
+    # --- prepare, reset, unwrap ---------------------------------------------------------------------------------------
 
+    @synchronized
     def prepare(self, source: SourceBatches, *, missing_only: bool = False, progress: Progress | None = None) -> Self:
-        """Let the parts learn from labelled source data, before the first batch; returns the adapter.
+        """Let the components learn from labeled source data, before the first batch; returns the adapter.
 
-        Ranks all call it and work side by side, each as if alone; what the first of them found is what all go on with.
+        All ranks call it, and each prepares by itself; then all use what rank zero found.
 
         Args:
-            source: Batches of (images, labels), such as a DataLoader or a list. Passed over several times.
-            missing_only: Leave parts as they are that were prepared before, such as statistics taken over from another
-                adapter of the same model with `statistics=other.statistics`.
+            source: Batches of (images, labels), such as a DataLoader or a list. Iterated several times.
+            missing_only: Skip components that were prepared before, such as statistics taken over from another adapter
+                of the same model with `statistics=other.statistics`.
             progress: Called with the name of the stage and the number of images done in it.
         """
-        self._engine.settle(self)
-        if self._index > 0:
+        if int(self.state.index) > 0:
             raise CallOrderError("`prepare` comes before the first batch: call `reset()` first.")
-        anew = partial(
-            PrepareContext, source, network=self.network, moving=self.moving, seed=self.seed, progress=progress
+        make_context = partial(
+            PrepareContext,
+            source,
+            network=self.network,
+            trainable=self.trainable_parameters,
+            seed=self.seed,
+            progress=progress,
         )
-        wanted = [part for part in self._parts if not (missing_only and part.prepared)]
-        before = {module: dict(module._buffers) for part in self._parts for module in part.modules()}
-        self._engine.drop()
+        wanted = [component for component in self._components if not (missing_only and component.prepared)]
+        before = {module: dict(module._buffers) for module in self.state.components.modules()}
+        self._engine.invalidate()
         with (
             self.distributed.collective(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
-            tf32_mode(self.precision),
+            tf32_mode(self.network.precision),
         ):
             try:
                 with self.distributed.local():
-                    for part in wanted:
-                        part.prepare(anew())  # each draws from the seed, whatever the others drew
-                agree_on(self, list(before))
+                    for component in wanted:
+                        component.prepare(make_context())  # each draws from the seed, whatever the others drew
+                broadcast_buffers(self.method, self.state)
+                self._ranks_checked = False
             except BaseException:
                 for module, buffers in before.items():
                     module._buffers.update(buffers)
                 raise
             finally:
-                self.network.discard()
+                self.network.rollback()
                 restore_buffers(self.network.model, self.source.model)
+                self.state.drop_layout()
         return self
 
-    @in_turn
+    @synchronized
     def reset(self) -> Self:
-        """Go back to exactly the starting point: weights, optimizer, every part's memory. `prepare` stays done."""
-        with torch.inference_mode(False), torch.no_grad():
-            for now, start in zip(self._movable, self._starting, strict=True):
-                now.copy_(start)
-            restore_buffers(self.network.model, self.source.model)
-            self._begin()
+        """Return to exactly the starting point: weights, optimizer, every component. What `prepare` found stays."""
+        self._engine.invalidate()
+        self.state.reset()
+        self._last = None
+        self._ranks_checked = False
         return self
 
-    def _begin(self) -> None:
-        self._engine.drop()
-        self._index = 0
-        self._introduced = False
-        self._last = None
-        self.network.begin()
-        self.source.begin()
-        for part in self._parts:
-            part.begin(self.network, self._movable)
-        self._begin_steps()
-
-    def _begin_steps(self, state: dict[str, Any] | None = None) -> None:
-        """Make the optimizer anew, where a state is given with that state."""
-        if self._names:
-            assert self._make_optimizer is not None  # the constructor saw to it
-            stepper = Stepper(self._movable, self._make_optimizer, self.accumulate, self.distributed)
-            self._engine.equip(stepper.optimizer)
-            if state is not None:
-                stepper.load_state_dict(state)
-            self._stepper = stepper
-
-    @in_turn
+    @synchronized
     def unwrap(self) -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.
 
         It carries the running statistics of its training: a rule such as `statistics.Batch()` belongs to the adapter,
         so the module's predictions in evaluation mode are not the adapter's.
         """
-        plain = self.network.plain()
+        plain = self.network.to_plain_module()
         for name, parameter in plain.named_parameters():
-            parameter.requires_grad_(self._wanted_gradients[name])
+            parameter.requires_grad_(self._requires_grad[name])
         return plain
 
-    # --- its state --------------------------------------------------------------------------------------------------
+    # --- what it holds ------------------------------------------------------------------------------------------------
 
     @property
     def last(self) -> Record:
         """What happened to the last batch."""
         if self._last is None:
-            raise CallOrderError("Expected a batch before asking what happened to it.")
+            raise CallOrderError("Expected a batch before its record is read.")
         return self._last
 
     @property
-    def moving(self) -> dict[str, nn.Parameter]:
-        """The parameters that move, by their names in the model."""
-        return dict(zip(self._names, self._movable, strict=True))
+    def network(self) -> Network:
+        """The adapting network θ_a."""
+        return self.state.network
+
+    @property
+    def source(self) -> Network:
+        """The frozen network θ_o."""
+        return self.state.source
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the adapting network."""
+        return self.method.statistics
+
+    @property
+    def select(self) -> Selection | None:
+        """The selection; None learns from all samples."""
+        return self.method.select
+
+    @property
+    def seed(self) -> int:
+        """Seed of all random numbers."""
+        return self.state.seed
+
+    @property
+    def distributed(self) -> Distributed:
+        """The ranks that share each batch."""
+        return self.state.distributed
+
+    @property
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that train, by their names in the model."""
+        return dict(zip(self.state.names, self.state.trainable, strict=True))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer at work, for those who schedule its learning rate; `reset`, `load` and `to` make a new one."""
-        if not self._names:
-            raise CallOrderError("Nothing moves, so there is no optimizer.")
-        return self._stepper.optimizer
+        """The optimizer at work; `reset`, `load` and `to` make a new one."""
+        if self.state.optimizer is None:
+            raise CallOrderError("Nothing trains, so there is no optimizer.")
+        return self.state.optimizer
 
     @property
     def prepared(self) -> bool:
-        """Whether every part has had the source data it needs; if not, `prepare` comes before the first batch."""
-        return all(part.prepared for part in self._parts)
+        """Whether every component has the source data it needs; if not, `prepare` comes before the first batch."""
+        return all(component.prepared for component in self._components)
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.network.model.parameters()).device
+        return self.state.device
 
-    @in_turn
-    def state_dict(self, /, **within: object) -> dict[str, Tensor]:  # type: ignore[override]  # flat and complete
+    @property
+    def _components(self) -> list[Component]:
+        return list(self.method.components.values())
+
+    # --- its state ----------------------------------------------------------------------------------------------------
+
+    @synchronized
+    def state_dict(self, /, **kwargs: object) -> dict[str, Tensor]:  # type: ignore[override]  # flat and complete
         """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
-        if within:
+        if kwargs:
             raise StateError("An adapter's state is no part of another module's: `save` and `load` the adapter itself.")
-        self._engine.settle(self)
-        return snapshot.capture(self)
+        return snapshot.get_state(self.method, self.state)
 
-    @in_turn
+    @synchronized
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
-        """Continue from a `state_dict` of the same method on the same source model; refuse any other."""
-        snapshot.restore(self, state)
-        self._introduced = False
+        """Continue from a `state_dict` of the same method on the same source model; any other is refused whole."""
+        self._engine.invalidate()
+        snapshot.set_state(self.method, self.state, state)
+        self._last = None
+        self._ranks_checked = False
 
     def save(self, path: str | Path) -> None:
-        """Write the state as a safetensors file, all or nothing; ranks all call it, one writes, the others wait."""
+        """Write the state to a safetensors file, atomically; all ranks call it, rank zero writes."""
         self.distributed.rank_zero(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
@@ -355,47 +392,54 @@ class Adapter(nn.Module):
         return self
 
     def __repr__(self) -> str:
-        return sentence.shown(self)
+        return format_repr(self.method, self.state, engine=self.engine, channels_last=self.channels_last)
 
     def train(self, mode: bool = True) -> Self:
-        """Change nothing: whether an adapter learns, and how its layers normalize, is not a matter of mode."""
+        """Change nothing: what an adapter learns, and how its layers normalize, does not depend on the mode."""
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Change nothing: the scope decides what moves."""
+        """Change nothing: the scope decides what trains."""
         return self
 
-    @in_turn
+    @synchronized
     @torch.inference_mode(mode=False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._engine.settle(self)
-        self._engine.drop()
-        steps = self._stepper.state_dict() if self._names else None
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._find_parameters()
-        self._begin_steps(steps)
+        self._engine.invalidate()
+        with self.state.moving():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    # --- copies -------------------------------------------------------------------------------------------------------
+
+    @synchronized
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Adapter":
+        # Under the lock, so that no other thread steps meanwhile.
+        self.network.detach_all()
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        duplicate.__setstate__({name: copy.deepcopy(value, memo) for name, value in self._copied().items()})
+        return duplicate
+
+    @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # A copy finds its own way of running: recordings and compiled code speak of this adapter's tensors.
-        self._engine.settle(self)
-        self.network.cut_graphs()
-        return self.__dict__ | {"_engine": None, "_turn": None}
+        # A copy, since pickle reads it after the lock is released.
+        self.network.detach_all()
+        return copy.deepcopy(self._copied())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._engine, self._turn = engine_for(self), new_turn()
+        self._lock = RLock()
+        self.state.drop_layout()
+        self._engine = self._make_engine()
 
-    def _find_parameters(self) -> None:
-        self._movable = tuple(self.network.model.get_parameter(name) for name in self._names)
-        self._starting = tuple(self.source.model.get_parameter(name) for name in self._names)
+    def _copied(self) -> dict[str, Any]:
+        # A copy makes its own engine: graphs and compiled code refer to this adapter's tensors.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_lock")}
 
-    @property
-    def _alike(self) -> bool:
-        """Whether the adapting network is still the frozen one."""
-        return self.source_statistics is None and not (self._names and self._stepper.taken)
+    def _make_engine(self) -> EagerEngine:
+        return make_engine(self.engine, self.method, self.state, channels_last=self.channels_last)
 
-    @property
-    def _parts(self) -> list[Component]:
-        parts = (self.statistics, self.source_statistics, self.loss, self.select, self.regularizer)
-        return [part for part in parts if part is not None]
+
+def _named_parameters(model: object) -> list[tuple[str, nn.Parameter]]:
+    return list(model.named_parameters()) if isinstance(model, nn.Module) else []

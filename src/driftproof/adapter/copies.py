@@ -15,35 +15,36 @@ __all__ = ["make_adapting_and_frozen", "restore_buffers"]
 def make_adapting_and_frozen(
     model: nn.Module, scope: Scope, *, channels_last: bool = False
 ) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
-    """A copy that adapts, a copy that stays, and the names of the parameters in which they may come to differ.
+    """Make a copy that adapts and a copy that stays, and name the parameters in which they may differ.
 
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
     frozen copy of a network that adapts its normalization layers costs next to nothing. A model that cannot be adapted
-    at all is refused with every reason.
+    is refused with every reason.
     """
     errors = blocking_problems(model)
     if errors:
         raise ModelError(" ".join(f"{problem.message}. {problem.fix}" for problem in errors))
     try:
-        adapting = _detached(copy.deepcopy(model))
-    except Exception as error:  # anything a user's own __deepcopy__ may raise
+        adapting = copy.deepcopy(model)
+    except Exception as error:  # a user's own __deepcopy__ may raise anything
         problem = copy_problem(error)
         raise ModelError(f"{problem.message}. {problem.fix}") from error
-    if channels_last:
-        for parameter in adapting.parameters():
-            if parameter.ndim == 4:  # torch has another layout for volumes, and images are what comes
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-    moving = scope.parameters(adapting)
-    identities = {id(parameter) for parameter in moving.values()}
+    for parameter in adapting.parameters():
+        parameter.requires_grad_(False)
+        parameter.grad = None
+        if channels_last and parameter.ndim == 4:  # torch has another layout for volumes
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    trainable = scope.parameters(adapting)
+    identities = {id(parameter) for parameter in trainable.values()}
     shared = {id(parameter): parameter for parameter in adapting.parameters() if id(parameter) not in identities}
-    frozen = copy.deepcopy(adapting, shared)  # the memo of a deep copy: what is in it is not copied again
-    for parameter in moving.values():
+    frozen = copy.deepcopy(adapting, shared)  # deepcopy's memo: what is in it is not copied again
+    for parameter in trainable.values():
         parameter.requires_grad_(True)
-    return adapting, frozen, tuple(moving)
+    return adapting, frozen, tuple(trainable)
 
 
 def restore_buffers(model: nn.Module, start: nn.Module) -> None:
-    """Have the buffers of a model be what they are in a copy of it, whatever its own code made of them since."""
+    """Return the buffers of a model to those of a copy of it, whatever its own code did to them since."""
     known = dict(start.named_modules())
     for ours, theirs in ((module, known[path]) for path, module in model.named_modules() if path in known):
         for name in [name for name in ours._buffers if name not in theirs._buffers]:
@@ -54,10 +55,3 @@ def restore_buffers(model: nn.Module, start: nn.Module) -> None:
                 buffer.copy_(initial)
             else:
                 ours._buffers[name] = None if initial is None else initial.clone()
-
-
-def _detached(model: nn.Module) -> nn.Module:
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.grad = None
-    return model

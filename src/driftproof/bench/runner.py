@@ -162,7 +162,7 @@ def _prepare_shared_statistics(
 ) -> Statistics:
     """Return prepared statistics; the first run of the folder that needs them prepares and saves them."""
     spec = run.spec
-    digest = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.precision}".encode())
+    digest = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.network.precision}".encode())
     preparer = build(method="ttn", statistics=adapter.statistics)
     with run.shared_artifact(f"{spec.model}-{spec.images}-{digest:08x}") as path:
         if path.exists():

@@ -1,8 +1,8 @@
-"""What every axis of a method is made of: the part, the step it reads, the source data it prepares from."""
+"""What every axis of a method is made of: the component, the step it reads, the source data it prepares from."""
 
 from driftproof.components.component import Component, Compose
 from driftproof.components.prepare_context import PrepareContext, Progress, SourceBatches, supervised_loss
-from driftproof.components.step import Step, batch_seed, flat
+from driftproof.components.step import Step, batch_seed, flatten
 
 __all__ = [
     "Component",
@@ -12,6 +12,6 @@ __all__ = [
     "SourceBatches",
     "Step",
     "batch_seed",
-    "flat",
+    "flatten",
     "supervised_loss",
 ]

@@ -1,11 +1,13 @@
-"""The base of everything a method is composed of."""
+"""The base class of everything a method is composed of."""
 
 import inspect
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from typing_extensions import Self
 
+from driftproof.components.describe import describe_value
 from driftproof.components.prepare_context import PrepareContext
 from driftproof.components.step import Step
 from driftproof.network import Network
@@ -16,106 +18,126 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Component(nn.Module):
-    """One choice of a method: a loss, a selection, a regularizer or a statistics rule.
+    """One choice of a method: a loss, a selection, a regularizer, a statistics rule and so on.
 
-    What a part remembers are buffers, so it moves with `.to()` and is saved with the adapter; a buffer may be None
-    until it is first known. Tensors are replaced, never written in place: a snapshot of a part is a copy of its
-    references. An adapter works on copies of the parts it is given, so one instance can serve several adapters.
-
-    Constructor arguments are kept as attributes of the same name; the printed form is read from them.
+    State lives in buffers, so it moves with `.to()`, is saved with the adapter, and is undone with a bad batch. A
+    buffer may be None until its shape is known. Assign a new tensor to a buffer (`self.count = self.count + 1`) rather
+    than writing into it (`self.count += 1`): undoing a batch needs the old tensor. An adapter copies the components it
+    is given, so one instance can serve several adapters. `driftproof.testing.check_component` checks all of this.
 
     Attributes:
-        needs_features: Whether the part reads `step.features`.
-        varies: Why the work of the part differs from batch to batch, in words; None where it is always the same, so
-            that a step can be recorded once and replayed.
+        needs_features: Whether the component reads `step.features`.
+        needs_source_features: Whether the component reads `step.source_features`.
+        dynamic_reason: Why this component is data-dependent and cannot be captured in a CUDA graph; None if it can.
     """
 
     needs_features = False
+    needs_source_features = False
     dynamic_reason: str | None = None
+
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401  # whatever the subclass takes
+        """Remember the constructor's arguments, so that a description exists whatever `__init__` stores."""
+        component = super().__new__(cls)
+        try:
+            bound = inspect.signature(cls).bind_partial(*args, **kwargs)
+        except (TypeError, ValueError):  # `__init__` raises the better error
+            bound = None
+        component.__dict__["_arguments"] = {} if bound is None else dict(bound.arguments)
+        return component
 
     @property
     def prepared(self) -> bool:
-        """Whether nothing is missing that only source data can give."""
+        """Whether everything that only source data can give is known."""
         return True
 
-    def prepare(self, preparation: PrepareContext) -> None:
+    def prepare(self, context: PrepareContext) -> None:
         """Learn from source data, before deployment."""
 
     @property
-    def found(self) -> dict[str, float]:
-        """What source data told it that belongs beside results, by name."""
+    def prepared_values(self) -> dict[str, float]:
+        """Numbers found in source data that belong beside results, by name."""
         return {}
 
-    def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
-        """Start from the beginning; called at construction and at every reset, with the network at its start."""
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Return to the initial state; called at construction and at every reset, with the network at its start."""
 
     def on_batch(self, step: Step) -> None:
-        """A batch went well: remember what it taught."""
+        """Update the state after a good batch, one that is finite and has something to learn from."""
 
     def on_step(self, step: Step) -> None:
-        """The optimizer has just moved the parameters."""
+        """Update the state after the optimizer has moved the parameters."""
 
     def __repr__(self) -> str:
-        arguments = inspect.signature(type(self)).parameters.values()
-        named = (argument.name for argument in arguments if argument.kind not in _VARIADIC)
-        shown = (f"{name}={_shown(getattr(self, name))}" for name in named)
+        try:
+            parameters = inspect.signature(type(self)).parameters.values()
+        except (TypeError, ValueError):
+            return f"{type(self).__name__}()"
+        named = {parameter.name: parameter.default for parameter in parameters if parameter.kind not in _VARIADIC}
+        values = {name: self._value_of(name, default) for name, default in named.items()}
+        shown = [f"{name}={describe_value(v)}" for name, v in values.items() if v is not None or named[name] is not None]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _value_of(self, name: str, default: object) -> object:
+        """The attribute of this name as it is now, or else the constructor's argument."""
+        modules = self.__dict__.get("_modules", {})
+        return self.__dict__.get(name, modules.get(name, self._arguments.get(name, default)))
 
 
 class Compose(Component):
-    """Parts of one axis that act together."""
+    """Several components of one kind that act together."""
 
-    def __init__(self, *parts: Component) -> None:
+    def __init__(self, *components: Component) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self._components = nn.ModuleList(components)
 
     @property
-    def members(self) -> Iterable[Any]:
-        """The parts, in the order they were given."""
-        return iter(self.parts)
+    def components(self) -> Iterable[Any]:
+        """The components, in the order they were given."""
+        return iter(self._components)
 
     @property
-    def needs_features(self) -> bool:  # type: ignore[override]  # a class attribute for single parts
-        """Whether any member reads features."""
-        return any(part.needs_features for part in self.members)
+    def needs_features(self) -> bool:  # type: ignore[override]  # a class attribute for single components
+        """Whether any component reads features."""
+        return any(component.needs_features for component in self.components)
 
     @property
-    def dynamic_reason(self) -> str | None:  # type: ignore[override]  # a class attribute for single parts
-        """The first reason a member gives."""
-        return next((part.dynamic_reason for part in self.members if part.dynamic_reason is not None), None)
+    def needs_source_features(self) -> bool:  # type: ignore[override]
+        """Whether any component reads the frozen network's features."""
+        return any(component.needs_source_features for component in self.components)
 
     @property
-    def found(self) -> dict[str, float]:
-        """What the members have found."""
-        return {name: value for part in self.members for name, value in part.found.items()}
+    def dynamic_reason(self) -> str | None:  # type: ignore[override]
+        """The first reason that a component gives."""
+        return next((one.dynamic_reason for one in self.components if one.dynamic_reason is not None), None)
+
+    @property
+    def prepared_values(self) -> dict[str, float]:
+        """The values of all components."""
+        return {name: value for component in self.components for name, value in component.prepared_values.items()}
 
     @property
     def prepared(self) -> bool:
-        """Whether every member is."""
-        return all(part.prepared for part in self.members)
+        """Whether every component is."""
+        return all(component.prepared for component in self.components)
 
-    def prepare(self, preparation: PrepareContext) -> None:
-        """Prepare every member."""
-        for part in self.members:
-            part.prepare(preparation)
+    def prepare(self, context: PrepareContext) -> None:
+        """Prepare every component."""
+        for component in self.components:
+            component.prepare(context)
 
-    def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
-        """Begin every member."""
-        for part in self.members:
-            part.begin(network, parameters)
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Reset every component."""
+        for component in self.components:
+            component.reset_state(network, parameters)
 
     def on_batch(self, step: Step) -> None:
-        """Tell every member."""
-        for part in self.members:
-            part.on_batch(step)
+        """Update every component."""
+        for component in self.components:
+            component.on_batch(step)
 
     def on_step(self, step: Step) -> None:
-        """Tell every member."""
-        for part in self.members:
-            part.on_step(step)
-
-
-def _shown(value: object) -> str:
-    if inspect.isfunction(value) or inspect.isclass(value):
-        return value.__qualname__
-    return repr(value)
+        """Update every component."""
+        for component in self.components:
+            component.on_step(step)

@@ -1,4 +1,4 @@
-"""Source data, before deployment."""
+"""Source data for components that prepare from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -16,16 +16,16 @@ __all__ = ["PrepareContext", "Progress", "SourceBatches", "supervised_loss"]
 SourceBatches = Iterable[tuple[Tensor, Tensor]]
 Progress = Callable[[str, int], None]
 
-_UNLABELLED_PIXEL = 255
+_IGNORED_PIXEL = 255
 
 
 class PrepareContext:
-    """What a part may use while it prepares.
+    """What a component may use in `prepare`.
 
     Args:
-        source: Labelled source batches (images, labels); a DataLoader or a list, since some parts pass over it often.
+        source: Labelled source batches (images, labels); a DataLoader or a list, since some components iterate over it often.
         network: The network configured as for adaptation.
-        moving: What may move in it, by name.
+        trainable: Its trainable parameters, by name.
         seed: Seed of every random choice.
         progress: Called with the stage and the number of images done in it.
     """
@@ -35,57 +35,57 @@ class PrepareContext:
         source: SourceBatches,
         *,
         network: Network,
-        moving: Mapping[str, nn.Parameter],
+        trainable: Mapping[str, nn.Parameter],
         seed: int = 0,
         progress: Progress | None = None,
     ) -> None:
         if iter(source) is source:
             raise InputError(
-                "Expected source data that can be passed over more than once, but got an iterator. "
+                "Expected source data that can be iterated more than once, but got an iterator. "
                 "Pass a DataLoader or a list of (images, labels)."
             )
         self._source = source
         self._progress = progress
         self.network = network
-        self._moving = moving
+        self._trainable = trainable
         self.device = next(network.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     @cached_property
     def source_network(self) -> Network:
-        """A copy of the network that normalizes with the statistics of its training, as on the day it was trained."""
+        """A copy of the network that normalizes with the statistics of its training."""
         return self.network.with_source_statistics().requires_grad_(False)
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """What may move in the network."""
-        return tuple(self._moving.values())
+        """The trainable parameters of the network."""
+        return tuple(self._trainable.values())
 
     def matching_parameters(self, network: Network) -> tuple[nn.Parameter, ...]:
         """The same parameters in a copy of the network."""
-        return tuple(network.model.get_parameter(name) for name in self._moving)
+        return tuple(network.model.get_parameter(name) for name in self._trainable)
 
     def batches(self, stage: str, *, size: int | None, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The source data in batches of exactly `size` (the last may be smaller), whatever the loader's batches are.
 
         Args:
             stage: What this pass is for, in words; reported as progress.
-            size: Images per batch; None leaves the loader's, for parts to which it makes no difference.
+            size: Images per batch; None leaves the loader's, for components to which it makes no difference.
             limit: Stop after so many images.
         """
         done = 0
-        for images, labels in _regrouped(self._source, size):
+        for images, labels in _rebatch(self._source, size):
             room = images.shape[0] if limit is None else min(images.shape[0], limit - done)
             if room <= 0:
                 return
-            yield _finite(images[:room].to(self.device)), labels[:room].to(self.device)
+            yield _check_finite(images[:room].to(self.device)), labels[:room].to(self.device)
             done += room
             if self._progress is not None:
                 self._progress(stage, done)
         if done == 0:
             raise InputError("Expected at least one source batch, but the source data is empty.")
 
-    def view(self, images: Tensor, augment: Augment) -> Tensor:
+    def augment(self, images: Tensor, augment: Augment) -> Tensor:
         """A random view of source images."""
         check_unit_range(images, augment)
         return augment(images, self.generator)
@@ -93,20 +93,20 @@ class PrepareContext:
 
 def supervised_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with true labels; in segmentation pixels labelled 255 are left out."""
-    _expect_shape(labels, logits)
+    _check_shape(labels, logits)
     pixels, classes = logits.ndim > 2, logits.shape[1]
-    ignored = _UNLABELLED_PIXEL if pixels else -100
-    strays = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
-    if len(strays):  # on a GPU cross_entropy would end the process's use of the device
+    ignored = _IGNORED_PIXEL if pixels else -100
+    invalid = labels[((labels < 0) | (labels >= classes)) & (labels != ignored)]
+    if len(invalid):  # on a GPU cross_entropy would end the process's use of the device
         allowed = f"0..{classes - 1}" + (f", or {ignored} where a pixel is not to count" if pixels else "")
         raise InputError(
-            f"Expected source labels in {allowed}, but got {int(strays[0])}. "
+            f"Expected source labels in {allowed}, but got {int(invalid[0])}. "
             "Map them to the classes that the model was trained on."
         )
     return F.cross_entropy(logits, labels, ignore_index=ignored)
 
 
-def _expect_shape(labels: Tensor, logits: Tensor) -> None:
+def _check_shape(labels: Tensor, logits: Tensor) -> None:
     count, _, *places = logits.shape
     if labels.shape != (count, *places):
         raise InputError(
@@ -115,36 +115,36 @@ def _expect_shape(labels: Tensor, logits: Tensor) -> None:
         )
 
 
-def _finite(images: Tensor) -> Tensor:
+def _check_finite(images: Tensor) -> Tensor:
     if not images.isfinite().all():
         raise InputError("Expected finite source images, but there is NaN or Inf in some. Leave those out.")
     return images
 
 
-def _regrouped(source: SourceBatches, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _rebatch(source: SourceBatches, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     if size is None:
-        yield from map(_checked, source)
+        yield from map(_check_item, source)
         return
-    waiting: list[tuple[Tensor, Tensor]] = []
+    pending: list[tuple[Tensor, Tensor]] = []
     count = 0
     for item in source:
-        waiting.append(_checked(item))
-        count += waiting[-1][0].shape[0]
+        pending.append(_check_item(item))
+        count += pending[-1][0].shape[0]
         if count < size:
             continue
-        images, labels = _joined(waiting)
+        images, labels = _concatenate(pending)
         whole = count - count % size
         yield from zip(torch.split(images[:whole], size), torch.split(labels[:whole], size), strict=True)
-        waiting, count = [(images[whole:], labels[whole:])], count - whole
+        pending, count = [(images[whole:], labels[whole:])], count - whole
     if count:
-        yield _joined(waiting)
+        yield _concatenate(pending)
 
 
-def _joined(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _concatenate(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
 
 
-def _checked(item: object) -> tuple[Tensor, Tensor]:
+def _check_item(item: object) -> tuple[Tensor, Tensor]:
     if not (isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(side, Tensor) for side in item)):
         raise InputError(f"Expected source data to yield (images, labels) tensors, but got {type(item).__name__}.")
     images, labels = item

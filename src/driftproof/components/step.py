@@ -1,57 +1,45 @@
-"""What a part may read while one batch is processed."""
+"""What components may read while one batch is processed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment
+from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
-from driftproof.errors import ModelError
+from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
 from driftproof.predictions import confidence_change, log_probabilities, logit_change, upcast
 
-__all__ = ["Step", "batch_seed", "flat"]
-
-_Value = TypeVar("_Value")
-
-
-class _once(Generic[_Value]):  # noqa: N801  # reads as what it decorates with
-    """A property that is computed when it is first asked for.
-
-    As `functools.cached_property`, whose lock (Python 3.11 still has one) torch.compile cannot trace.
-    """
-
-    def __init__(self, compute: Callable[[Any], _Value]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, step: object, owner: type) -> _Value:
-        value = step.__dict__[self._name] = self._compute(step)
-        return value
+__all__ = ["Step", "batch_seed", "flatten"]
 
 
 class Step:
-    """One batch on its way through an adapter.
+    """One batch: images, predictions of the networks, and the parameters that learn from it.
 
-    Everything expensive is computed when a part first asks for it and shared by all parts; the frozen network, for
-    one, runs only if somebody compares with it.
+    Everything expensive is computed on first access and shared by all components. The frozen network, for example,
+    runs only if a component reads `source_logits`.
+
+    Args:
+        sample_mask: Computes which samples the adapting network takes batch statistics from, before it runs; None is
+            all of them.
+        generator: Source of random numbers; None makes one from the seed and the index.
+        side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
     Attributes:
         images: The batch.
         network: The adapting network θ_a.
         source: The frozen network θ_o.
-        parameters: What may move in `network`.
-        source_parameters: The same parameters where they started, in `source`.
-        index: How many batches were processed before this one.
-        alike: Whether the two networks still hold the same weights and follow the same rule.
-        answer: What the adapter will return; the logits, unless the loss answers for a teacher.
-        weights: What the selection gave each sample; one each until it has run.
+        parameters: The trainable parameters of `network`.
+        source_parameters: The same parameters at their start, in `source`.
+        index: How many good batches came before, as a 0-d tensor on the device.
+        at_source: Whether the two networks still have equal weights and statistics, as a 0-d tensor or a bool.
+        logits: The adapting network's logits, with their graph.
+        output: What the adapter returns; the logits until `output=` has run.
+        weights: The weight ≥ 0 with which each sample attracts; one until the selection has run.
+        repel_weights: The weight ≥ 0 with which each sample repels; None is zero for all.
     """
 
     def __init__(
@@ -62,47 +50,56 @@ class Step:
         source: Network,
         parameters: tuple[nn.Parameter, ...],
         source_parameters: tuple[nn.Parameter, ...],
-        index: int = 0,
+        index: Tensor | None = None,
         seed: int = 0,
-        alike: bool = False,
+        at_source: Tensor | bool = False,
+        teacher: Network | None = None,
         needs_features: bool = False,
+        needs_source_features: bool = False,
+        sample_mask: Callable[["Step"], Tensor] | None = None,
         generator: torch.Generator | None = None,
-        beside: torch.cuda.Stream | None = None,
+        side_stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.images = images
         self.network = network
         self.source = source
         self.parameters = parameters
         self.source_parameters = source_parameters
-        self.index = index
-        self.alike = alike
+        self.index = images.new_zeros((), dtype=torch.int64) if index is None else index
+        self.at_source = at_source
+        self.repel_weights: Tensor | None = None
+        self._teacher = teacher
         self._seed = seed
         self._generator = generator
+        self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
-        with self._comparing(beside):
-            if needs_features:
-                self.logits, self._features = network.with_features(images)
-            else:
-                self.logits = network(images)
-        self.answer = self.logits
+        self._source_features: Tensor | None = None
+        with self._run_source_on(side_stream):
+            mask = None if sample_mask is None else sample_mask(self)
+            with network.statistics_of(mask):
+                if needs_features:
+                    self.logits, self._features = network.with_features(images)
+                else:
+                    self.logits = network(images)
+        self.output = self.logits
         self.weights = torch.ones_like(upcast(self.logits[:, 0].detach()))
 
     @contextmanager
-    def _comparing(self, beside: torch.cuda.Stream | None) -> Iterator[None]:
-        """Have the frozen network see the batch on a stream of its own meanwhile, if there is one."""
-        if beside is None:
+    def _run_source_on(self, side_stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Run the frozen network on a stream of its own meanwhile, if there is one."""
+        if side_stream is None:
             yield
             return
-        here = torch.cuda.current_stream(beside.device)
-        beside.wait_stream(here)
-        with torch.cuda.stream(beside), torch.no_grad():
-            self.source_logits = self.source(self.images)
+        current = torch.cuda.current_stream(side_stream.device)
+        side_stream.wait_stream(current)
+        with torch.cuda.stream(side_stream):
+            self.source_logits  # noqa: B018  # computed and kept
         yield
-        here.wait_stream(beside)
+        current.wait_stream(side_stream)
 
     @property
     def distributed(self) -> Distributed:
-        """Among whom the batch is shared out: what a part computes over samples, it computes over theirs."""
+        """The ranks that share the batch: reduce over them whatever is reduced over samples."""
         return self.network.distributed
 
     @property
@@ -112,83 +109,110 @@ class Step:
 
     @property
     def features(self) -> Tensor:
-        """What entered the classifier, (N, D); only for parts that declare `needs_features`."""
+        """The classifier's input, (N, D); only for components that declare `needs_features`."""
         if self._features is None:
-            raise ModelError("A part that reads features must declare `needs_features = True`.")
+            raise ModelError("A component that reads `step.features` must declare `needs_features = True`.")
         return self._features
 
-    @_once
+    @property
+    def source_features(self) -> Tensor:
+        """The input of the frozen network's classifier, (N, D), without a graph; declare `needs_source_features`."""
+        self.source_logits  # noqa: B018  # one pass gives both
+        if self._source_features is None:
+            raise ModelError("A component that reads `step.source_features` must declare `needs_source_features = True`.")
+        return self._source_features
+
+    @lazy_property
     def log_probabilities(self) -> Tensor:
-        """Ln ŷ of the adapting network, with its graph even where the first to ask needs none."""
+        """Ln ŷ of the adapting network, with its graph even if the first reader needs none."""
         with torch.set_grad_enabled(self.logits.requires_grad):
             return log_probabilities(self.logits)
 
-    @_once
+    @lazy_property
     def probabilities(self) -> Tensor:
         """ŷ, as `log_probabilities`."""
         with torch.set_grad_enabled(self.logits.requires_grad):
             return self.log_probabilities.exp()
 
-    @_once
+    @lazy_property
     def source_logits(self) -> Tensor:
         """z̃ of the frozen network on the same batch; never part of a graph."""
         with torch.no_grad():
-            return self.source(self.images)
+            if not self._needs_source_features:
+                return self.source(self.images)
+            logits, self._source_features = self.source.with_features(self.images)
+            return logits
 
-    @_once
+    @property
+    def teacher(self) -> Network:
+        """The moving average of the adapting network."""
+        if self._teacher is None:
+            raise ConfigurationError("Expected a teacher, but the method has none. Choose `teacher=EMA(0.999)`.")
+        return self._teacher
+
+    @lazy_property
+    def teacher_logits(self) -> Tensor:
+        """The teacher's logits on the same batch; never part of a graph."""
+        with torch.no_grad():
+            return self.teacher(self.images)
+
+    @lazy_property
     def confidence_change(self) -> Tensor:
-        """ŷ^{c_o} − ỹ^{c_o}: how far adaptation raised the confidence in the frozen network's class.
+        """ŷ^{c_o} − ỹ^{c_o}: how much adaptation raised the confidence in the frozen network's class.
 
-        Zero while the networks are alike: what they differ by then is the rounding of different kernels.
+        Zero while the networks are equal: a difference would be the rounding of different kernels.
         """
-        gain = confidence_change(self.log_probabilities.detach(), self.source_logits)
-        return torch.zeros_like(gain) if self.alike else gain
+        return self._zero_at_source(confidence_change(self.log_probabilities.detach(), self.source_logits))
 
-    @_once
+    @lazy_property
     def logit_change(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
-        gain = logit_change(self.logits.detach(), self.source_logits)
-        return torch.zeros_like(gain) if self.alike else gain
+        return self._zero_at_source(logit_change(self.logits.detach(), self.source_logits))
 
-    def view(self, augment: Augment) -> Tensor:
-        """A random view of the batch; on each rank, its rows of what one process would see of all of it."""
+    def _zero_at_source(self, change: Tensor) -> Tensor:
+        if isinstance(self.at_source, bool):
+            return torch.zeros_like(change) if self.at_source else change
+        return torch.where(self.at_source, torch.zeros_like(change), change)
+
+    def augment(self, augment: Augment) -> Tensor:
+        """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""
         return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
 
     def novelty(self) -> Tensor:
-        """How far confidence fell where the method compares with θ_o; one less the largest probability elsewhere."""
-        if self.compared_with_source:
-            return 0 - self.confidence_change  # negated, what did not fall would be −0
+        """How much the confidence fell if the method compares with θ_o; else 1 − the largest probability."""
+        if self.used_source:
+            return 0 - self.confidence_change  # a negation would give −0
         return 1 - self.log_probabilities.detach().amax(dim=1).exp()
 
     @property
-    def compared_with_source(self) -> bool:
-        """Whether anybody asked for the frozen network's logits."""
+    def used_source(self) -> bool:
+        """Whether a component read the frozen network's logits."""
         return "source_logits" in self.__dict__
 
-    @_once
+    @lazy_property
     def generator(self) -> torch.Generator:
         """The random numbers of this batch: a function of the seed and the batch's index alone.
 
-        So a replay, a resumed run and a run that skipped a bad batch all draw the same numbers, and the only state
-        there is to save is the index.
+        So a replay, a resumed run and a run that skipped a bad batch draw the same numbers, and the only state to save
+        is the index. Reading the index makes the host wait for the device.
         """
         generator = self._generator
         if generator is None:
             generator = torch.Generator(self.images.device)
-            generator.manual_seed(batch_seed(self._seed, self.index))
+            generator.manual_seed(batch_seed(self._seed, int(self.index)))
         return generator
 
     @property
-    def drew(self) -> bool:
-        """Whether anybody asked for random numbers."""
+    def used_rng(self) -> bool:
+        """Whether a component read the generator."""
         return "generator" in self.__dict__
 
 
 def batch_seed(seed: int, index: int) -> int:
-    """What the random numbers of the `index`-th batch are seeded with."""
+    """The seed of the random numbers of the `index`-th batch."""
     return (seed * 0x9E3779B97F4A7C15 + index) % 2**63
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All tensors as one vector: one operation where a loop would launch one per tensor."""
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """Concatenate tensors into one vector: one operation where a loop would launch one per tensor."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -2,7 +2,7 @@
 
 from driftproof.losses.base import Loss
 from driftproof.losses.conjugate import Conjugate, conjugate, conjugate_labels
-from driftproof.losses.consistency import Consistency, MultiScale, RandomViews
+from driftproof.losses.consistency import Consistency
 from driftproof.losses.entropy import Entropy
 from driftproof.losses.gce import GCE, gce
 
@@ -12,8 +12,6 @@ __all__ = [
     "Consistency",
     "Entropy",
     "Loss",
-    "MultiScale",
-    "RandomViews",
     "conjugate",
     "conjugate_labels",
     "gce",

@@ -1,4 +1,4 @@
-"""What the losses have in common."""
+"""The base class of losses."""
 
 from torch import Tensor
 
@@ -8,19 +8,15 @@ __all__ = ["Loss"]
 
 
 class Loss(Component):
-    """A loss per sample; the adapter weighs and averages it.
+    """A loss per sample; the adapter weights and averages it.
 
     Examples:
-        The barest new loss.
+        The smallest new loss.
 
         >>> class Confidence(Loss):
         ...     def per_sample(self, step):
         ...         return -step.log_probabilities.amax(dim=1)
     """
-
-    def predict(self, step: Step) -> Tensor:
-        """What the adapter answers with, `step.answer`: the logits of the pass, unless a teacher knows better."""
-        return step.logits
 
     def per_sample(self, step: Step) -> Tensor:
         """The loss of each sample, (N,) or (N, H, W)."""

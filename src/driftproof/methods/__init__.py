@@ -1,15 +1,15 @@
-"""The published methods, each a function that fills in the sentence.
+"""The published methods, each a function that makes an `Adapter` with the method's choices.
 
 All are called as `method(model, *, …) -> Adapter`; the defaults are the settings of the paper this library implements
-(batch 200, CIFAR-size images). Those that take steps share these keywords:
+(batch 200, CIFAR-size images). Those that train parameters share these keywords:
 
 - `lr`, the learning rate;
 - `select`, the samples to learn from: `ConfidenceDifference()` is the paper's addition to every method;
 - `statistics`, what batch norm uses (None: the batch's own statistics);
 - `mean_entropy`, λ_max (None: 0.5 with `ConfidenceDifference`, the method's own otherwise);
-- `scope`, what moves (None: the method's own);
+- `scope`, what trains (None: the method's own);
 - `optimizer`, called as `optimizer(parameters, lr=lr)` (Adam unless told otherwise);
-- and the keywords of `Adapter` from `accumulate` on.
+- and the other keywords of `Adapter`.
 """
 
 from driftproof.methods.bn_adapt import bn_adapt

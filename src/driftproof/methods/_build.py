@@ -1,70 +1,95 @@
-"""What the methods that take steps have in common."""
+"""Builds the adapters of all methods that train parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter, AdapterOptions
+from driftproof.adapter.method import Schedule
+from driftproof.after import After
+from driftproof.gradients import Gradient
 from driftproof.losses import Loss
+from driftproof.memories import Memory
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Batch, Statistics
+from driftproof.teacher import EMA
 
-__all__ = ["Options", "stepping"]
+__all__ = ["MethodOptions", "build_adapter"]
 
 
-class Options(Settings, total=False):
-    """Keywords of every method that takes steps, besides `lr` and `select`; `stepping` documents them."""
+class MethodOptions(AdapterOptions, total=False):
+    """Keywords of every method that trains parameters, besides `lr` and `select`; `Adapter` documents them."""
 
     statistics: Statistics | None
     mean_entropy: float | None
     scope: Scope | None
     optimizer: Callable[..., torch.optim.Optimizer]
+    lr_schedule: Schedule | None
+    gradient: Gradient | None
+    memory: Memory | None
+    teacher: EMA | None
+    after: After | Sequence[After]
 
 
-def stepping(
+def build_adapter(
     model: nn.Module,
     *,
     loss: Loss,
-    moves: Scope,
+    default_scope: Scope,
     lr: float,
     select: Selection | None,
     regularizer: Regularizer | None = None,
-    own_mean_entropy: float | None = None,
+    default_mean_entropy: float | None = None,
     statistics: Statistics | None = None,
     mean_entropy: float | None = None,
     scope: Scope | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
-    **settings: Unpack[Settings],
+    lr_schedule: Schedule | None = None,
+    gradient: Gradient | None = None,
+    memory: Memory | None = None,
+    teacher: EMA | None = None,
+    after: After | Sequence[After] = (),
+    **options: Unpack[AdapterOptions],
 ) -> Adapter:
-    """An adapter with the method's own choices where the caller made none.
+    """Build an adapter with the method's own choices where the caller made none.
 
     Args:
         model: The trained model.
         loss: The method's loss.
-        moves: The method's scope.
+        default_scope: The method's scope.
         lr: Learning rate.
         select: Which samples to learn from.
         regularizer: The method's regularizer.
-        own_mean_entropy: The method's own λ_max; None leaves it to the selection.
+        default_mean_entropy: The method's own λ_max; None leaves it to the selection.
         statistics: What batch norm uses; None is the batch's own statistics.
         mean_entropy: λ_max; None is 0.5 with `ConfidenceDifference` and the method's own otherwise.
-        scope: What moves; None is the method's own.
+        scope: What trains; None is the method's own.
         optimizer: Called as `optimizer(parameters, lr=lr)`.
-        **settings: Keywords of `Adapter`.
+        lr_schedule: As for `Adapter`.
+        gradient: As for `Adapter`.
+        memory: As for `Adapter`.
+        teacher: As for `Adapter`.
+        after: As for `Adapter`.
+        **options: Keywords of `Adapter`.
     """
     return Adapter(
         model,
-        scope=scope or moves,
+        scope=scope or default_scope,
         statistics=statistics or Batch(),
         loss=loss,
         select=select,
-        mean_entropy=own_mean_entropy if mean_entropy is None else mean_entropy,
+        mean_entropy=default_mean_entropy if mean_entropy is None else mean_entropy,
         regularizer=regularizer,
+        gradient=gradient,
         optimizer=partial(optimizer, lr=lr),
-        **settings,
+        lr_schedule=lr_schedule,
+        memory=memory,
+        teacher=teacher,
+        after=after,
+        **options,
     )

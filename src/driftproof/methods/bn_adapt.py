@@ -3,14 +3,14 @@
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import Batch
 
 __all__ = ["bn_adapt"]
 
 
-def bn_adapt(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
+def bn_adapt(model: nn.Module, **options: Unpack[AdapterOptions]) -> Adapter:
     """Batch statistics, no step, no memory between batches.
 
     The mixture of source and batch statistics that some call by this name is `statistics.Blend`.
@@ -26,4 +26,4 @@ def bn_adapt(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
         Nado et al., "Evaluating Prediction-Time Batch Normalization for Robustness under Covariate Shift", 2020.
         Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation", NeurIPS 2020.
     """
-    return Adapter(model, scope=nothing(), statistics=Batch(), **settings)
+    return Adapter(model, scope=nothing(), statistics=Batch(), **options)

@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Conjugate
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
@@ -19,7 +19,7 @@ def conjugate(
     epsilon: float = 0.0,
     temperature: float = 1.0,
     select: Selection | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Minimize the conjugate of the training loss, on normalization's affine parameters.
 
@@ -48,4 +48,4 @@ def conjugate(
     Reference:
         Goyal et al., "Test-Time Adaptation via Conjugate Pseudo-labels", NeurIPS 2022.
     """
-    return stepping(model, loss=Conjugate(epsilon, temperature), moves=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=Conjugate(epsilon, temperature), default_scope=norm_affine(), lr=lr, select=select, **options)

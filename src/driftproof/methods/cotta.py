@@ -4,11 +4,13 @@ from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
-from driftproof.losses import Consistency, MultiScale, RandomViews
-from driftproof.methods._build import Options, stepping
-from driftproof.regularizers import StochasticRestore
+from driftproof.after import StochasticRestore
+from driftproof.losses import Consistency
+from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.outputs import MultiScale, RandomViews, TeacherEnsemble
 from driftproof.scopes import everything
 from driftproof.selection import Selection
+from driftproof.teacher import EMA
 
 __all__ = ["cotta"]
 
@@ -24,12 +26,12 @@ def cotta(
     scales: MultiScale | None = None,
     symmetric: bool = False,
     select: Selection | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Consistency with an averaged, augmented teacher on every parameter, with stochastic restoration.
 
     The answer is the teacher's, from before the update. With rank-4 logits the teacher's ensemble is multi-scale and
-    the targets are per pixel, see `losses.Consistency`.
+    the targets are per pixel, see `outputs.TeacherEnsemble`.
 
     Args:
         model: The trained model.
@@ -55,12 +57,17 @@ def cotta(
     Reference:
         Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
     """
-    return stepping(
+    defaults: MethodOptions = {
+        "teacher": EMA(momentum),
+        "after": StochasticRestore(restore),
+        "output": TeacherEnsemble(threshold, views=views, scales=scales),
+    }
+    chosen: MethodOptions = {**defaults, **options}
+    return build_adapter(
         model,
-        loss=Consistency(threshold, momentum, views=views, scales=scales, symmetric=symmetric),
-        moves=everything(),
+        loss=Consistency(symmetric=symmetric),
+        default_scope=everything(),
         lr=lr,
         select=select,
-        regularizer=StochasticRestore(restore),
-        **options,
+        **chosen,
     )

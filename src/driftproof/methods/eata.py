@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
@@ -24,7 +24,7 @@ def eata(
     fisher_samples: int = 2000,
     fisher_batch_size: int = 200,
     select: Selection | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Entropy minimization on selected, weighted samples with a Fisher penalty; needs `prepare`.
 
@@ -62,10 +62,10 @@ def eata(
     if select is None:
         select = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
         select = select & EntropyWeight(entropy_threshold) if reweight else select
-    return stepping(
+    return build_adapter(
         model,
         loss=Entropy(),
-        moves=norm_affine(),
+        default_scope=norm_affine(),
         lr=lr,
         select=select,
         regularizer=Fisher(fisher, fisher_samples, fisher_batch_size),

@@ -5,14 +5,14 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import everything
 from driftproof.selection import Selection
 
 __all__ = ["ent"]
 
 
-def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[Options]) -> Adapter:
+def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[MethodOptions]) -> Adapter:
     """Entropy minimization on every parameter with batch statistics.
 
     As `tent`, but all parameters move, at a tenth of its learning rate.
@@ -25,4 +25,4 @@ def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, 
         >>> adapter(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
     """
-    return stepping(model, loss=Entropy(), moves=everything(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=Entropy(), default_scope=everything(), lr=lr, select=select, **options)

@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import GCE
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
@@ -13,7 +13,7 @@ __all__ = ["gce"]
 
 
 def gce(
-    model: nn.Module, *, lr: float = 1e-3, q: float = 0.8, select: Selection | None = None, **options: Unpack[Options]
+    model: nn.Module, *, lr: float = 1e-3, q: float = 0.8, select: Selection | None = None, **options: Unpack[MethodOptions]
 ) -> Adapter:
     """Generalized cross-entropy with the model's own labels, on normalization's affine parameters.
 
@@ -38,4 +38,4 @@ def gce(
     Reference:
         Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
     """
-    return stepping(model, loss=GCE(q), moves=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=GCE(q), default_scope=norm_affine(), lr=lr, select=select, **options)

@@ -3,14 +3,14 @@
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import Source
 
 __all__ = ["source"]
 
 
-def source(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
+def source(model: nn.Module, **options: Unpack[AdapterOptions]) -> Adapter:
     """The unadapted model: statistics of its training, no step.
 
     Examples:
@@ -20,4 +20,4 @@ def source(model: nn.Module, **settings: Unpack[Settings]) -> Adapter:
         >>> adapter(rand(2, 3, 2, 2)).shape
         torch.Size([2, 5])
     """
-    return Adapter(model, scope=nothing(), statistics=Source(), **settings)
+    return Adapter(model, scope=nothing(), statistics=Source(), **options)

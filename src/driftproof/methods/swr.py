@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.augment import Augment, photometric
 from driftproof.losses import Entropy
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.scopes import everything
 from driftproof.selection import Selection
@@ -27,7 +27,7 @@ def swr(
     drift_samples: int = 2000,
     drift_batch_size: int = 32,
     select: Selection | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Entropy minimization on every parameter, with weighted regularization and a prototype task; needs `prepare`.
 
@@ -66,18 +66,18 @@ def swr(
         Prototypes", ECCV 2022.
     """
     regularizer: Regularizer = ShiftAgnosticPenalty(
-        strength, anchor, samples=drift_samples, batch_size=drift_batch_size, augment=augment
+        weight=strength, anchor=anchor, samples=drift_samples, batch_size=drift_batch_size, augment=augment
     )
     if prototypes:
         task = prototypes if isinstance(prototypes, NearestPrototypes) else NearestPrototypes(augment=augment)
         regularizer = regularizer + task
-    return stepping(
+    return build_adapter(
         model,
         loss=Entropy(),
-        moves=everything(),
+        default_scope=everything(),
         lr=lr,
         select=select,
         regularizer=regularizer,
-        own_mean_entropy=0.5,
+        default_mean_entropy=0.5,
         **options,
     )

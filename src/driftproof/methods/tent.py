@@ -5,14 +5,14 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods._build import Options, stepping
+from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 
 __all__ = ["tent"]
 
 
-def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[Options]) -> Adapter:
+def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[MethodOptions]) -> Adapter:
     """Entropy minimization on normalization's affine parameters with batch statistics.
 
     L = mean of H(ŷ) over all samples, open-set ones included; with `select=ConfidenceDifference()` the paper's method.
@@ -30,4 +30,4 @@ def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None,
     Reference:
         Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
     """
-    return stepping(model, loss=Entropy(), moves=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=Entropy(), default_scope=norm_affine(), lr=lr, select=select, **options)

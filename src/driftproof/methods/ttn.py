@@ -3,14 +3,14 @@
 from torch import nn
 from typing_extensions import Unpack
 
-from driftproof.adapter import Adapter, Settings
+from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import TTN
 
 __all__ = ["ttn"]
 
 
-def ttn(model: nn.Module, *, statistics: TTN | None = None, **settings: Unpack[Settings]) -> Adapter:
+def ttn(model: nn.Module, *, statistics: TTN | None = None, **options: Unpack[AdapterOptions]) -> Adapter:
     """TTN statistics, no step; needs `prepare`.
 
     To take steps on top of them, pass `statistics=driftproof.statistics.TTN()` to another method.
@@ -18,7 +18,7 @@ def ttn(model: nn.Module, *, statistics: TTN | None = None, **settings: Unpack[S
     Args:
         model: The trained model.
         statistics: The rule with settings of your own; None is the default, without online statistics.
-        **settings: Keywords of `Adapter`.
+        **options: Keywords of `Adapter`.
 
     Examples:
         >>> import driftproof as dp
@@ -32,4 +32,4 @@ def ttn(model: nn.Module, *, statistics: TTN | None = None, **settings: Unpack[S
     Reference:
         Lim et al., "TTN: A Domain-Shift Aware Batch Normalization in Test-Time Adaptation", ICLR 2023.
     """
-    return Adapter(model, scope=nothing(), statistics=statistics or TTN(), **settings)
+    return Adapter(model, scope=nothing(), statistics=statistics or TTN(), **options)

@@ -1,4 +1,4 @@
-"""A private copy of the user's model, and all that decides how it runs."""
+"""A private copy of the user's model, and everything that decides how it runs."""
 
 from driftproof.network.batch_norm_hook import BatchNormHook, StatisticsRule
 from driftproof.network.logits import LogitsAccessor, read_logits

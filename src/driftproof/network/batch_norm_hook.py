@@ -1,4 +1,4 @@
-"""The rule by which one batch-norm layer chooses its statistics."""
+"""How one batch-norm layer gets its statistics."""
 
 from typing import Any, Protocol
 
@@ -6,83 +6,112 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.distributed import Distributed
+from driftproof.network.forward_override import is_overridden, replace_forward
 from driftproof.norms import BatchNorm
 
-__all__ = ["BatchNormHook", "StatisticsRule"]
+__all__ = ["BatchNormHook", "SampleMask", "StatisticsRule", "hooked_forward"]
+
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class SampleMask:
+    """Which samples of the current pass count in batch statistics; shared by the hooks of one network.
+
+    Attributes:
+        mask: Boolean, (N,) or (N, H, W); None is all samples.
+    """
+
+    mask: Tensor | None = None
 
 
 class BatchNormHook(nn.Module):
     """Decides, for one batch-norm layer and one forward pass, which statistics that layer uses.
 
-    The layer's own running statistics are swapped while the network runs and are back afterwards, so between passes the
-    model is an ordinary one. What a rule remembers (buffers) changes only in `commit`, never during a pass.
+    A plain `nn.BatchNorm` layer runs `normalize` in place of its own forward. Any other subclass runs its own forward
+    with its running statistics swapped by `pre_forward`; they are back after the pass, so between passes the model is
+    an ordinary one. Buffers of a hook change only in `commit`, never during a pass.
 
     Attributes:
-        distributed: Among whom the batch is shared out.
-        handle: What the layer knows the rule by, once it is attached.
+        distributed: The ranks that share the batch.
+        samples: Which samples count.
+        handle: The pre-forward hook on the layer, where one is registered.
     """
 
     def __init__(self, layer: BatchNorm) -> None:
         super().__init__()
-        self._layer = (layer,)  # in a tuple: the layer belongs to the model, it is no child of its rule
-        self._source: list[Tensor | None] = []  # while a pass runs: what the layer came with
+        self._layer = (layer,)  # in a tuple: the layer belongs to the model and is no child of its hook
+        self._swapped: list[Tensor | None] = []  # the layer's own statistics while a pass has others in their place
         self.handle: RemovableHandle | None = None
         self.distributed = Distributed()
+        self.samples = SampleMask()
 
     @property
     def layer(self) -> BatchNorm:
-        """The batch-norm layer this rule belongs to."""
+        """The batch-norm layer."""
         return self._layer[0]
 
     @property
     def source_statistics(self) -> tuple[Tensor | None, Tensor | None]:
         """The mean and variance that came with the model."""
-        mean, variance = self._source or (self.layer.running_mean, self.layer.running_var)
+        mean, variance = self._swapped or (self.layer.running_mean, self.layer.running_var)
         return mean, variance
 
-    def use(self, mean: Tensor | None, variance: Tensor | None) -> None:
-        """Make the layer normalize with these until the pass is over; None means with the batch's own."""
-        buffers = self.layer._buffers  # a module's attribute access is slow, and this runs for every layer
-        if not self._source:
-            self._source.extend((buffers["running_mean"], buffers["running_var"]))
-        buffers["running_mean"], buffers["running_var"] = mean, variance
-
-    def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Called before the layer runs; may return other inputs."""
+    def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
+        """The output of a plain layer."""
         raise NotImplementedError
 
-    def attach(self) -> None:
-        """Start deciding."""
-        self.handle = self.layer.register_forward_pre_hook(self._called, with_kwargs=True)
+    def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Called before the forward of any other layer: set its statistics; may return other inputs."""
+        raise NotImplementedError
 
-    def _called(
+    def set_statistics(self, mean: Tensor | None, variance: Tensor | None) -> None:
+        """Have the layer normalize with these until the pass is over; None is the batch's own."""
+        buffers = self.layer._buffers  # attribute access on a module is slow, and this runs for every layer
+        if not self._swapped:
+            self._swapped.extend((buffers["running_mean"], buffers["running_var"]))
+        buffers["running_mean"], buffers["running_var"] = mean, variance
+
+    def attach(self) -> None:
+        """Take over the layer's statistics."""
+        if type(self.layer) in _PLAIN and not is_overridden(self.layer):
+            replace_forward(self.layer, hooked_forward, self)
+        else:
+            self.handle = self.layer.register_forward_pre_hook(self._call, with_kwargs=True)
+
+    def _call(
         self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
-        # Most models hand a layer its input by place, some by name.
-        entered = self.enter(layer, inputs or tuple(named.values())[:1])
+        # Most models pass a layer its input by position, some by name.
+        entered = self.pre_forward(layer, inputs or tuple(named.values())[:1])
         if entered is None:
             return None
         return (entered, named) if inputs else ((), named | dict(zip(named, entered, strict=False)))
 
-    def leave(self) -> None:
+    def restore(self) -> None:
         """Give the layer its own statistics back."""
-        if self._source:
+        if self._swapped:
             buffers = self.layer._buffers
-            buffers["running_mean"], buffers["running_var"] = self._source
-            self._source.clear()
+            buffers["running_mean"], buffers["running_var"] = self._swapped
+            self._swapped.clear()
 
-    def begin(self) -> None:
-        """Forget everything seen."""
+    def reset(self) -> None:
+        """Forget the statistics of the stream."""
 
     def commit(self) -> None:
-        """Keep what the last pass saw."""
+        """Keep what the last pass saw of the stream."""
 
-    def discard(self) -> None:
-        """Drop what the last pass saw."""
+    def rollback(self) -> None:
+        """Drop what the last pass saw of the stream."""
+
+
+def hooked_forward(layer: BatchNorm, hook: BatchNormHook, input: Tensor) -> Tensor:  # models may call it by torch's name
+    """The forward of a plain batch-norm layer under a hook."""
+    layer._check_input_dim(input)
+    return hook.normalize(layer, input)
 
 
 class StatisticsRule(Protocol):
     """What a network asks of `driftproof.statistics`."""
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
-        """The rule of one batch-norm layer; None where the layer is left alone."""
+    def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
+        """The hook of one batch-norm layer; None leaves the layer alone."""

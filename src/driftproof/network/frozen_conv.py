@@ -1,6 +1,6 @@
-"""Convolutions whose weights stay: nothing is kept for a gradient that nobody asks for.
+"""Convolutions with frozen weights, which keep no input for a weight gradient that nobody asks for.
 
-Torch keeps the input of every convolution for the gradient of its weight, even of a weight that does not move. The
+Torch saves the input of every convolution for the gradient of its weight, even of a weight that does not train. The
 gradient of the input needs the weight alone.
 """
 
@@ -10,67 +10,75 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from driftproof.network.forward_override import has_own_forward, replace_forward, runs
+from driftproof.network.forward_override import is_overridden, is_overridden_by, replace_forward
 
-__all__ = ["convolve", "forget_rounded", "make_sparing", "round_weights"]
+__all__ = ["cache_bf16_weights", "clear_bf16_cache", "conv_forward", "use_frozen_weight_convs"]
 
-_KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MIN_BYTES = 2**26
+"""On a GPU, run eagerly, smaller inputs are not worth the host time of an autograd function written in Python."""
 
 
-def make_sparing(model: nn.Module) -> None:
-    """Have the plain convolutions of `model` keep their input only while their weight wants a gradient."""
+def use_frozen_weight_convs(model: nn.Module) -> None:
+    """Have plain convolutions save their input only while their weight requires a gradient."""
     for layer in model.modules():
-        if type(layer) in _KINDS and _is_plain(layer):
-            replace_forward(layer, convolve)
+        if type(layer) in _CONVS and _is_plain(layer):
+            replace_forward(layer, conv_forward)
 
 
-def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep weights that stay at hand in the type that autocast would give them, where it would do so in every pass.
+def cache_bf16_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep frozen weights in the dtype that autocast would cast them to in every pass.
 
-    A recorded step goes on reading them, so they stay where they are for as long as the weights do.
+    A captured step reads them, so their addresses stay as long as those of the weights do.
     """
     for layer in model.modules():
-        if runs(layer, convolve):
-            weight, kept = cast("nn.Conv2d", layer).weight, vars(layer)
-            before, now = kept.get("_rounded_from", ()), (weight.device, weight.data_ptr(), weight._version)
+        if is_overridden_by(layer, conv_forward):
+            weight, cache = cast("nn.Conv2d", layer).weight, vars(layer)
+            before, now = cache.get("_bf16_from", ()), (weight.device, weight.data_ptr(), weight._version)
             if weight.requires_grad or before == now:
                 continue
             if before[:2] == now[:2]:
-                kept["_rounded"].copy_(weight.detach())
+                cache["_bf16_weight"].copy_(weight.detach())
             else:
-                kept["_rounded"] = weight.detach().to(dtype)
-            kept["_rounded_from"] = now
+                cache["_bf16_weight"] = weight.detach().to(dtype)
+            cache["_bf16_from"] = now
 
 
-def forget_rounded(model: nn.Module) -> None:
-    """Undo `round_weights`, for a copy."""
+def clear_bf16_cache(model: nn.Module) -> None:
+    """Undo `cache_bf16_weights`, for a copy."""
     for layer in model.modules():
-        for name in ("_rounded", "_rounded_from"):
+        for name in ("_bf16_weight", "_bf16_from"):
             vars(layer).pop(name, None)
 
 
 def _is_plain(layer: nn.Module) -> bool:
     ordinary = getattr(layer, "padding_mode", None) == "zeros" and not isinstance(layer.padding, str)
-    return ordinary and not has_own_forward(layer)
+    return ordinary and not is_overridden(layer)
 
 
-def convolve(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
-    """What such a convolution runs."""
+def conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
+    """The forward of such a convolution."""
     x, weight, bias = input, layer.weight, layer.bias
     if weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
-        rounded = vars(layer).get("_rounded", weight)
-        x, weight, bias = x.to(dtype), rounded.to(dtype), None if bias is None else bias.to(dtype)
-    if not (x.requires_grad and torch.is_grad_enabled()):
+        cached = vars(layer).get("_bf16_weight", weight)
+        x, weight, bias = x.to(dtype), cached.to(dtype), None if bias is None else bias.to(dtype)
+    if not (x.requires_grad and torch.is_grad_enabled() and _is_worth_it(x)):
         return cast("Tensor", layer._conv_forward(x, weight, bias))
     window = (layer.stride, layer.padding, layer.dilation, layer.groups)
-    convolved: Tensor = _SparingConvolution.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]
+    convolved: Tensor = _FrozenWeightConv.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]
     return convolved
 
 
-class _SparingConvolution(torch.autograd.Function):
+def _is_worth_it(x: Tensor) -> bool:
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return True
+    return x.numel() * x.element_size() >= _MIN_BYTES or torch.cuda.is_current_stream_capturing()
+
+
+class _FrozenWeightConv(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401  # torch types it so
@@ -88,17 +96,19 @@ class _SparingConvolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         (weight,) = ctx.saved_tensors
         (shape, strides), (stride, padding, dilation, groups) = ctx.layout, ctx.window
-        to_input, _, _ = torch.ops.aten.convolution_backward(
-            *(gradient, _stand_in(shape, strides, gradient), weight, None),
+        grad_input, _, _ = torch.ops.aten.convolution_backward(
+            *(grad_output, _shape_only_input(shape, strides, grad_output), weight, None),
             *(stride, padding, dilation, False, [0] * len(stride), groups, [True, False, False]),
         )
-        return (to_input, None, None, None, None, None, None)
+        return (grad_input, None, None, None, None, None, None)
 
 
-def _stand_in(shape: torch.Size, strides: tuple[int, ...], gradient: Tensor) -> Tensor:
-    """Of the input the kernel wants to know the shape and the layout alone: no value is ever written or read."""
-    # On a CUDA device a tensor that only pretends to have memory would be copied into some.
-    return gradient.new_empty_strided(shape, strides) if gradient.is_cuda else gradient.new_empty(1).expand(shape)
+def _shape_only_input(shape: torch.Size, strides: tuple[int, ...], grad_output: Tensor) -> Tensor:
+    """A stand-in for the input: the kernel reads its shape and strides, never its values."""
+    # On a CUDA device a tensor expanded from one element would be copied into real memory.
+    if grad_output.is_cuda:
+        return grad_output.new_empty_strided(shape, strides)
+    return grad_output.new_empty(1).expand(shape)

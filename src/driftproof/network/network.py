@@ -1,4 +1,4 @@
-"""A private copy of the user's model whose normalization follows a rule of ours."""
+"""A private copy of the user's model with its own normalization statistics."""
 
 import copy
 import operator
@@ -12,39 +12,40 @@ from torch.utils.hooks import RemovableHandle
 
 from driftproof.distributed import Distributed
 from driftproof.errors import DistributedError, EngineError, ForwardError, ModelError
-from driftproof.network.batch_norm import make_alike, normalize
-from driftproof.network.batch_norm_hook import BatchNormHook, StatisticsRule
+from driftproof.network.batch_norm_hook import BatchNormHook, SampleMask, StatisticsRule, hooked_forward
 from driftproof.network.buffer_guard import BufferGuard
 from driftproof.network.forward_override import restore_forwards
-from driftproof.network.frozen_conv import convolve, forget_rounded, make_sparing, round_weights
+from driftproof.network.frozen_conv import cache_bf16_weights, clear_bf16_cache, conv_forward, use_frozen_weight_convs
 from driftproof.network.logits import LogitsAccessor, read_logits
-from driftproof.network.precision import Precision, mixed, restored
+from driftproof.network.precision import Precision, autocast_mode, to_float32
+from driftproof.network.recurrent import recurrent_forward, use_native_recurrence
 from driftproof.norms import batch_norms
 
 __all__ = ["Network"]
 
-_FAST_PATHED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_WITH_FASTPATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 class Network(nn.Module):
-    """A model in evaluation mode, its normalization rule, and the way to its logits.
+    """A model in evaluation mode, the statistics of its batch norms, and the way to its logits.
 
     Args:
         model: Taken over, not copied.
         statistics: The rule for its batch-norm layers; None leaves them with the statistics of their training.
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector; None means the last linear layer.
-        precision: With how many digits to compute; logits and features come out in at least single precision.
-        distributed: Among whom batches are shared out; None is this process alone.
-        frozen: Whether no pass may change what the model keeps of its own.
+        precision: Numeric precision; logits and features come out in at least single precision.
+        distributed: The ranks that share each batch; None is this process alone.
+        frozen: Whether no pass may change the model's own buffers.
 
     Attributes:
-        through: What the model is called through while a compiled form of it stands in; None is the model itself.
+        compiled_forward: A compiled form of the model that is called in its place; None calls the model itself.
+        hooks: The hooks of the batch-norm layers that have one.
     """
 
     __call__: Callable[..., Tensor]
-    through: Callable[[Tensor], Any] | None = None
-    _keeping: tuple[nn.Module, ...] | None = None
+    compiled_forward: Callable[[Tensor], Any] | None = None
+    _caching_modules: tuple[nn.Module, ...] | None = None
 
     def __init__(
         self,
@@ -58,96 +59,91 @@ class Network(nn.Module):
         frozen: bool = False,
     ) -> None:
         super().__init__()
-        model.eval()  # a model's own `train` may forget to return the model
+        model.eval()  # not chained: a model's own `train` may forget to return the model
         self.model = model
         self.precision = precision
         self.distributed = distributed or Distributed()
-        self._statistics = (statistics,)  # in a tuple: several networks may follow one rule, none owns it
+        self._samples = SampleMask()
+        self._statistics = (statistics,)  # in a tuple: several networks may share one rule, none owns it
         self._logits = logits
         self._classifier = classifier
-        named = enumerate(batch_norms(model)) if statistics is not None else ()
-        rules = (statistics.rule_for(index, name, layer) for index, (name, layer) in named) if statistics else ()
-        self.layer_rules = tuple(rule for rule in rules if rule is not None)
-        for rule in self.layer_rules:
-            rule.distributed = self.distributed
-        self.rules = nn.ModuleList(self.layer_rules)  # so that what they remember moves and is saved
+        self.hooks = nn.ModuleList(self._make_hooks())  # so that their buffers move and are saved
+        self._hooks = tuple(self.hooks)
         self._every_module = tuple(model.modules())
-        self._attends = any(isinstance(module, _FAST_PATHED) for module in self._every_module)
-        self._keepsake = BufferGuard(model) if frozen else None
-        self._tap: _Tap | None = None
-        make_sparing(model)
-        make_alike(model)
-        for rule in self.layer_rules:
-            rule.attach()
+        self._has_attention = any(isinstance(module, _WITH_FASTPATH) for module in self._every_module)
+        self._guard = BufferGuard(model) if frozen else None
+        self._feature_hook: _FeatureHook | None = None
+        use_frozen_weight_convs(model)
+        use_native_recurrence(model)
+        for hook in self._hooks:
+            hook.distributed, hook.samples = self.distributed, self._samples
+            hook.attach()
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits for `images`."""
         if any(module.training for module in self._every_module):
             self.model.eval()
         if self.precision == "bf16":
-            round_weights(self.model, torch.bfloat16)
+            cache_bf16_weights(self.model, torch.bfloat16)
         try:
-            with self._kept(), _one_kind_of_attention(self._attends), mixed(self.precision, images.device):
-                # A model may write into its input, which is the caller's and which others are to see, too.
-                output = (self.through or self.model)(images.clone())
+            with self._preserve_buffers(), self._no_fastpath(), autocast_mode(self.precision, images.device):
+                # The model gets a copy, since it may write into its input and the other networks see the same images.
+                output = (self.compiled_forward or self.model)(images.clone())
         except (EngineError, DistributedError):
             raise
         except Exception as error:
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
             raise ForwardError(message) from error
         finally:
-            self.leave()
-        return restored(read_logits(output, self._logits), self.precision)
+            self.restore_batch_norms()
+        return to_float32(read_logits(output, self._logits), self.precision)
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
         name, layer = self._find_classifier()
-        if self._tap is None:
-            self._tap = _Tap(layer)
+        if self._feature_hook is None:
+            self._feature_hook = _FeatureHook(layer)
         logits = self(images)
-        entered, self._tap.entered = self._tap.entered, None
-        features = None if entered is None else entered.flatten(start_dim=1)
+        captured, self._feature_hook.captured = self._feature_hook.captured, None
+        features = None if captured is None else captured.flatten(start_dim=1)
         if features is None or features.shape[0] != images.shape[0]:
             raise ModelError(
                 f"Expected layer `{name}` to see one feature vector per image. Name the right `classifier`."
             )
-        return logits, restored(features, self.precision)
+        return logits, to_float32(features, self.precision)
+
+    @contextmanager
+    def statistics_of(self, mask: Tensor | None) -> Iterator[None]:
+        """Take batch statistics from the masked samples alone, (N,) or (N, H, W); None is all of them."""
+        self._samples.mask = mask
+        try:
+            yield
+        finally:
+            self._samples.mask = None
+
+    # --- copies -------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode(mode=False)
-    def plain(self) -> nn.Module:
-        """A copy of the model as an ordinary module: no rules, no storage shared."""
-        self.cut_graphs()
-        # What is attached is taken off the copy: compiled code has to be made anew whenever a hook comes or goes.
-        attached: list[BatchNormHook | _Tap] = [*self.layer_rules, *([] if self._tap is None else [self._tap])]
-        copied = copy.deepcopy(self.model, {id(one): one for one in attached})
-        restore_forwards(copied, convolve, normalize)
-        forget_rounded(copied)
-        numbers = [one.handle.id for one in attached if one.handle is not None]
-        for layer in copied.modules():
-            for number in numbers:
-                layer._forward_pre_hooks.pop(number, None)
-                layer._forward_pre_hooks_with_kwargs.pop(number, None)
-        return copied
-
-    def cut_graphs(self) -> None:
-        """Cut what the model keeps of its last pass, such as attention maps, off the graph: torch copies no graphs."""
-        for module in self._every_module:
-            _without_graph(vars(module))
-
-    def let_go(self) -> None:
-        """Cut what the model keeps of a pass off the graph, so that the next pass can start from it.
-
-        Which modules keep anything is found out once: to look through all of them takes long.
-        """
-        if self._keeping is None:
-            self._keeping = tuple(module for module in self._every_module if _holds_graph(vars(module)))
-        for module in self._keeping:
-            _without_graph(vars(module))
+    def to_plain_module(self) -> nn.Module:
+        """A copy of the model as an ordinary module: no hooks, no storage shared."""
+        self.detach_all()
+        # Hooks are removed from the copy: compiled code must be rebuilt whenever a hook comes or goes.
+        attached: list[BatchNormHook | _FeatureHook] = [*self._hooks]
+        attached += [] if self._feature_hook is None else [self._feature_hook]
+        plain = copy.deepcopy(self.model, {id(hook): hook for hook in attached})
+        restore_forwards(plain, conv_forward, hooked_forward, recurrent_forward)
+        clear_bf16_cache(plain)
+        handles = [hook.handle.id for hook in attached if hook.handle is not None]
+        for layer in plain.modules():
+            for handle in handles:
+                layer._forward_pre_hooks.pop(handle, None)
+                layer._forward_pre_hooks_with_kwargs.pop(handle, None)
+        return plain
 
     def clone(self) -> "Network":
-        """A network of its own over a copy of the model, under the same rule."""
+        """A network over a copy of the model, under the same statistics rule."""
         return Network(
-            self.plain(),
+            self.to_plain_module(),
             self._statistics[0],
             logits=self._logits,
             classifier=self._classifier,
@@ -156,37 +152,63 @@ class Network(nn.Module):
         )
 
     def with_source_statistics(self) -> "Network":
-        """A network of its own over a copy of the model, normalizing as on the day it was trained."""
-        return Network(self.plain(), logits=self._logits, classifier=self._classifier)
+        """A network over a copy of the model that uses the statistics of its training."""
+        return Network(self.to_plain_module(), logits=self._logits, classifier=self._classifier)
 
-    def leave(self) -> None:
+    def detach_all(self) -> None:
+        """Detach tensors the model caches between calls (e.g. attention maps): torch does not copy graphs."""
+        for module in self._every_module:
+            _detach_in(vars(module))
+
+    def detach_cached(self) -> None:
+        """Detach tensors the model caches between calls; the caching modules are found once, on the first call."""
+        if self._caching_modules is None:
+            self._caching_modules = tuple(module for module in self._every_module if _holds_graph(vars(module)))
+        for module in self._caching_modules:
+            _detach_in(vars(module))
+
+    # --- statistics of the stream -------------------------------------------------------------------------------------
+
+    def restore_batch_norms(self) -> None:
         """Give every layer its own statistics back.
 
-        A pass ends with it. So does a backward pass, in which a model that checkpoints activations runs layers anew.
+        Called after a forward pass, and after a backward pass, in which activation checkpointing runs layers again.
         """
-        for rule in self.layer_rules:
-            rule.leave()
+        for hook in self._hooks:
+            hook.restore()
 
-    def begin(self) -> None:
-        """Forget every statistic of the stream."""
-        for rule in self.layer_rules:
-            rule.begin()
+    def reset_statistics(self) -> None:
+        """Forget all statistics of the stream."""
+        for hook in self._hooks:
+            hook.reset()
 
     def commit(self) -> None:
         """Keep what the last pass saw of the stream."""
-        for rule in self.layer_rules:
-            rule.commit()
+        for hook in self._hooks:
+            hook.commit()
 
-    def discard(self) -> None:
+    def rollback(self) -> None:
         """Drop what the last pass saw of the stream."""
-        self.leave()
-        for rule in self.layer_rules:
-            rule.discard()
-        if self._tap is not None:
-            self._tap.entered = None
+        for hook in self._hooks:
+            hook.restore()
+            hook.rollback()
+        if self._feature_hook is not None:
+            self._feature_hook.captured = None
 
-    def _kept(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._keepsake is None else self._keepsake.kept()
+    # --- internals ----------------------------------------------------------------------------------------------------
+
+    def _make_hooks(self) -> Iterator[BatchNormHook]:
+        rule = self._statistics[0]
+        for index, (name, layer) in enumerate(batch_norms(self.model)):
+            hook = None if rule is None else rule.make_hook(index, name, layer)
+            if hook is not None:
+                yield hook
+
+    def _preserve_buffers(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._guard is None else self._guard.preserved()
+
+    def _no_fastpath(self) -> AbstractContextManager[None]:
+        return _no_mha_fastpath() if self._has_attention else nullcontext()
 
     def _find_classifier(self) -> tuple[str, nn.Module]:
         if self._classifier is not None:
@@ -200,32 +222,32 @@ class Network(nn.Module):
         return linear[-1]
 
 
-class _Tap:
-    """Notes what enters a layer.
+class _FeatureHook:
+    """Captures a layer's input.
 
-    It stays attached between passes: compiled code has to be made anew whenever a hook comes or goes.
+    It stays attached between passes: compiled code must be rebuilt whenever a hook comes or goes.
     """
 
     def __init__(self, layer: nn.Module) -> None:
-        self.entered: Tensor | None = None
-        self.handle: RemovableHandle | None = layer.register_forward_pre_hook(self._note, with_kwargs=True)
+        self.captured: Tensor | None = None
+        self.handle: RemovableHandle | None = layer.register_forward_pre_hook(self._capture, with_kwargs=True)
 
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        self.entered = (inputs or tuple(named.values()))[0]
+    def _capture(self, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        self.captured = (inputs or tuple(named.values()))[0]
 
 
-def _without_graph(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything
-    """A tensor cut off its graph; tensors in a plain dictionary or list are exchanged in it."""
+def _detach_in(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything
+    """Detach a tensor; tensors in a plain dictionary or list are replaced in it."""
     if isinstance(value, Tensor):
         return value if value.is_leaf else value.detach()
     if type(value) is tuple:
-        cut = tuple(map(_without_graph, value))
-        return value if all(map(operator.is_, cut, value)) else cut
+        detached = tuple(map(_detach_in, value))
+        return value if all(map(operator.is_, detached, value)) else detached
     if type(value) in (dict, list):
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            cut = _without_graph(item)
-            if cut is not item:
-                value[key] = cut
+            detached = _detach_in(item)
+            if detached is not item:
+                value[key] = detached
     return value
 
 
@@ -238,17 +260,15 @@ def _holds_graph(value: Any) -> bool:  # noqa: ANN401  # a model may keep anythi
 
 
 @contextmanager
-def _one_kind_of_attention(needed: bool) -> Iterator[None]:
+def _no_mha_fastpath() -> Iterator[None]:
     """Keep attention on the kernels that can be differentiated.
 
-    Without a gradient to compute, torch takes a fused path whose rounding differs. The frozen and the adapting network
-    have to agree to the last bit while their weights do, or selection would start from noise.
+    Without gradients torch takes a fused path that rounds differently. The frozen and the adapting network must agree
+    to the last bit while their weights do, or selection would start from rounding noise.
     """
-    fast = needed and torch.backends.mha.get_fastpath_enabled()
-    if fast:
-        torch.backends.mha.set_fastpath_enabled(False)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        if fast:
-            torch.backends.mha.set_fastpath_enabled(True)
+        torch.backends.mha.set_fastpath_enabled(enabled)

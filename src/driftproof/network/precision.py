@@ -1,4 +1,4 @@
-"""With how many digits a network computes."""
+"""The numeric precision of a network's forward and backward passes."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,20 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Precision", "mixed", "restored", "tf32_mode"]
+__all__ = ["Precision", "autocast_mode", "tf32_mode", "to_float32"]
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
 @contextmanager
 def tf32_mode(precision: Precision | None) -> Iterator[None]:
-    """Let matrix products and convolutions of 32-bit numbers round their factors to 19 bits, or forbid it.
+    """Allow TF32 in matrix products and convolutions ("tf32"), or forbid it ("fp32").
 
-    The switches belong to the process. Both directions of a network need them: a gradient is computed with what holds
-    then, not with what held on the way forward. None leaves them alone; with `bf16` there is nothing left to round.
+    The switches belong to the process and also decide how gradients are computed, so the context must span the backward
+    pass. None and "bf16" leave them alone.
 
     Examples:
-        >>> with rounding("fp32"):
+        >>> with tf32_mode("fp32"):
         ...     torch.backends.cudnn.allow_tf32
         False
     """
@@ -35,19 +35,19 @@ def tf32_mode(precision: Precision | None) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def mixed(precision: Precision | None, device: torch.device) -> AbstractContextManager[object]:
-    """Let a network compute in bfloat16 where that is what was asked for, or as the caller's autocast has it."""
+def autocast_mode(precision: Precision | None, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 for "bf16", else as the caller's own autocast has it."""
     if precision == "bf16":
-        kind = torch.bfloat16
+        dtype = torch.bfloat16
     elif torch.is_autocast_enabled(device.type):
-        kind = torch.get_autocast_dtype(device.type)
+        dtype = torch.get_autocast_dtype(device.type)
     else:
         return nullcontext()
-    # Without the cache of cast weights. A recorded step would go on reading it after it has been cleared; and where
-    # the caller's autocast spans the stream, it would hold the weights of the first batch for good.
-    return torch.autocast(device.type, kind, cache_enabled=False)
+    # Without the cache of cast weights: a captured step would read it after it was cleared, and under an autocast that
+    # spans the whole stream it would hold the weights of the first batch for good.
+    return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
-def restored(values: Tensor, precision: Precision | None) -> Tensor:
-    """What leaves a network that computed in bfloat16, in single precision again."""
+def to_float32(values: Tensor, precision: Precision | None) -> Tensor:
+    """Cast what leaves a bfloat16 network back to single precision."""
     return values.float() if precision == "bf16" and values.dtype == torch.bfloat16 else values

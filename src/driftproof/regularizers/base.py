@@ -1,4 +1,4 @@
-"""What the regularizers have in common."""
+"""The base class of regularizers."""
 
 from torch import Tensor
 
@@ -8,19 +8,19 @@ __all__ = ["Regularizer", "Sum"]
 
 
 class Regularizer(Component):
-    """A pull on the parameters.
+    """A term of the objective that holds the parameters.
 
     Examples:
-        The barest new regularizer: weight decay towards the source.
+        The smallest regularizer: weight decay towards the source.
 
         >>> class Decay(Regularizer):
         ...     def penalty(self, step):
         ...         pairs = zip(step.parameters, step.source_parameters)
-        ...         return sum(((moved - start) ** 2).sum() for moved, start in pairs)
+        ...         return sum(((now - start) ** 2).sum() for now, start in pairs)
     """
 
     def penalty(self, step: Step) -> Tensor | None:
-        """The term to add to the loss, of no dimension; None where there is none."""
+        """The term to add to the loss, a 0-d tensor; None where there is none."""
         return None
 
     def __add__(self, other: "Regularizer") -> "Sum":
@@ -28,16 +28,16 @@ class Regularizer(Component):
 
 
 class Sum(Compose, Regularizer):
-    """Several regularizers at once: the penalties add up."""
+    """Several regularizers: their penalties add up."""
 
-    def __init__(self, *parts: Regularizer) -> None:
-        inner = (part.members if isinstance(part, Sum) else (part,) for part in parts)
-        super().__init__(*(member for members in inner for member in members))
+    def __init__(self, *regularizers: Regularizer) -> None:
+        inner = (one.components if isinstance(one, Sum) else (one,) for one in regularizers)
+        super().__init__(*(component for components in inner for component in components))
 
     def penalty(self, step: Step) -> Tensor | None:
-        """The sum of the members' penalties."""
-        terms = [term for part in self.members if (term := part.penalty(step)) is not None]
+        """The sum of the penalties."""
+        terms = [term for one in self.components if (term := one.penalty(step)) is not None]
         return sum(terms[1:], start=terms[0]) if terms else None
 
     def __repr__(self) -> str:
-        return " + ".join(repr(part) for part in self.members)
+        return " + ".join(repr(one) for one in self.components)

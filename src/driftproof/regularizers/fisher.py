@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from driftproof.components import PrepareContext, Step, flat
+from driftproof.components import PrepareContext, Step, flatten
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.regularizers.base import Regularizer
@@ -21,7 +21,7 @@ class Fisher(Regularizer):
     Open choices taken: source *training* images, mini-batches of 200.
 
     Args:
-        strength: β; 1 for the CIFAR sets, 2000 for Tiny-ImageNet and ImageNet.
+        weight: β; 1 for the CIFAR sets, 2000 for Tiny-ImageNet and ImageNet.
         samples: Source images to use.
         batch_size: Images per mini-batch.
     """
@@ -29,14 +29,14 @@ class Fisher(Regularizer):
     importance: Tensor | None
     start: Tensor | None
 
-    def __init__(self, strength: float = 1.0, samples: int = 2000, batch_size: int = 200) -> None:
+    def __init__(self, weight: float = 1.0, samples: int = 2000, batch_size: int = 200) -> None:
         super().__init__()
-        if strength < 0 or samples < 1 or batch_size < 1:
+        if weight < 0 or samples < 1 or batch_size < 1:
             raise ConfigurationError(
-                "Expected `strength` of at least 0, `samples` and `batch_size` of at least 1, "
-                f"but got {strength}, {samples} and {batch_size}."
+                "Expected `weight` of at least 0, `samples` and `batch_size` of at least 1, "
+                f"but got {weight}, {samples} and {batch_size}."
             )
-        self.strength = strength
+        self.weight = weight
         self.samples = samples
         self.batch_size = batch_size
         self.register_buffer("importance", None)
@@ -45,27 +45,27 @@ class Fisher(Regularizer):
     @property
     def prepared(self) -> bool:
         """Whether the Fisher information is known, or not wanted."""
-        return self.strength == 0 or self.importance is not None
+        return self.weight == 0 or self.importance is not None
 
-    def prepare(self, preparation: PrepareContext) -> None:
+    def prepare(self, context: PrepareContext) -> None:
         """Measure which parameters the predictions on source images depend on."""
-        if self.strength == 0:
+        if self.weight == 0:
             return
-        total, batches = torch.zeros_like(flat(preparation.parameters)), 0
-        for images, _ in preparation.batches("Fisher", size=self.batch_size, limit=self.samples):
-            logits = preparation.network(images)
+        total, batches = torch.zeros_like(flatten(context.parameters)), 0
+        for images, _ in context.batches("Fisher", size=self.batch_size, limit=self.samples):
+            logits = context.network(images)
             loss = F.cross_entropy(logits, logits.argmax(dim=1))
-            gradients = torch.autograd.grad(loss, preparation.parameters, materialize_grads=True)
-            total, batches = total + flat(gradients) ** 2, batches + 1
+            gradients = torch.autograd.grad(loss, context.parameters, materialize_grads=True)
+            total, batches = total + flatten(gradients) ** 2, batches + 1
         self.importance = total / batches
 
-    def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Remember where the parameters started."""
-        self.start = flat(parameters).detach()
+        self.start = flatten(parameters).detach()
 
     def penalty(self, step: Step) -> Tensor | None:
         """The weighted squared distance from the start."""
-        if self.strength == 0:
+        if self.weight == 0:
             return None
-        assert self.importance is not None and self.start is not None  # prepare() and begin() come first
-        return self.strength * (self.importance * (flat(step.parameters) - self.start) ** 2).sum()
+        assert self.importance is not None and self.start is not None  # prepare() and reset_state() come first
+        return self.weight * (self.importance * (flatten(step.parameters) - self.start) ** 2).sum()

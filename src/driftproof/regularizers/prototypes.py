@@ -21,7 +21,7 @@ _PROJECTION = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 
 
 class NearestPrototypes(Regularizer):
-    """λ_a1·mean H(π) − λ_a2·H(π̄) + λ_s·mean CE(π(x) → π(x')), with π the likeness to source prototypes.
+    """λ_a1·mean H(π) − λ_a2·H(π̄) + λ_s·mean CE(π(x) → π(x')), with π the similarity to source prototypes.
 
     π^k(x) = softmax_k(cos(h(f(x)), q_k)/τ): f the features that enter the classifier, h a two-layer projection, q_k
     the mean projected source feature of class k. `prepare` trains h with labels on source images and their augmented
@@ -34,7 +34,7 @@ class NearestPrototypes(Regularizer):
     Args:
         sample_entropy: λ_a1.
         mean_entropy: λ_a2.
-        agreement: λ_s.
+        consistency_weight: λ_s.
         temperature: τ.
         dimensions: Width of the projection's output.
         epochs: Passes over the source data that train h.
@@ -52,7 +52,7 @@ class NearestPrototypes(Regularizer):
         *,
         sample_entropy: float = 0.8,
         mean_entropy: float = 0.25,
-        agreement: float = 0.1,
+        consistency_weight: float = 0.1,
         temperature: float = 0.1,
         dimensions: int = 128,
         epochs: int = 10,
@@ -68,7 +68,7 @@ class NearestPrototypes(Regularizer):
             )
         self.sample_entropy = sample_entropy
         self.mean_entropy = mean_entropy
-        self.agreement = agreement
+        self.consistency_weight = consistency_weight
         self.temperature = temperature
         self.dimensions = dimensions
         self.epochs = epochs
@@ -83,17 +83,17 @@ class NearestPrototypes(Regularizer):
         """Whether the projection and the prototypes are known."""
         return self.prototypes is not None
 
-    def prepare(self, preparation: PrepareContext) -> None:
+    def prepare(self, context: PrepareContext) -> None:
         """Train the projection, then compute the prototypes over all source data."""
-        projection, prototypes = self._initial(preparation)
+        projection, prototypes = self._initial(context)
         optimizer = torch.optim.Adam(projection, lr=self.lr)
         for epoch in range(self.epochs):
             stage = f"SWR projection, pass {epoch + 1} of {self.epochs}"
-            for images, labels in preparation.batches(stage, size=self.batch_size):
-                plain = _features(preparation, images)
-                view = _features(preparation, preparation.view(images, self.augment))
+            for images, labels in context.batches(stage, size=self.batch_size):
+                plain = _features(context, images)
+                view = _features(context, context.augment(images, self.augment))
                 projected = _project(plain, projection)
-                prototypes = _averaged(prototypes, projected.detach(), labels, momentum=0.99)
+                prototypes = _update_average(prototypes, projected.detach(), labels, momentum=0.99)
                 similarity = torch.cat([projected, _project(view, projection)]) @ prototypes.T
                 # The sum over the two views of their mean losses.
                 loss = 2 * F.cross_entropy(similarity / self.temperature, labels.repeat(2))
@@ -102,18 +102,19 @@ class NearestPrototypes(Regularizer):
                 optimizer.step()
         for name, weight in zip(_PROJECTION, projection, strict=True):
             setattr(self, name, weight.detach())
-        self.prototypes = self._mean_features(preparation, prototypes)
-        self.source_accuracy = self._measured(preparation)
+        self.prototypes = self._mean_features(context, prototypes)
+        self.source_accuracy = self._measure_source_accuracy(context)
 
     def penalty(self, step: Step) -> Tensor:
         """The auxiliary loss of the batch and its transformed copy."""
         log_pi = self._log_assignment(step.features)
         pi = log_pi.exp()
-        sample, mean = step.distributed.mean(entropy(log_pi, pi)), mean_prediction_entropy(pi, distributed=step.distributed)
+        sample = step.distributed.mean(entropy(log_pi, pi))
+        mean = mean_prediction_entropy(pi, distributed=step.distributed)
         loss = self.sample_entropy * sample - self.mean_entropy * mean
-        if self.agreement > 0:
-            log_pi_view = self._log_assignment(step.network.with_features(step.view(self.augment))[1])
-            loss = loss - self.agreement * step.distributed.mean((pi.detach() * log_pi_view).sum(dim=1))
+        if self.consistency_weight > 0:
+            log_pi_view = self._log_assignment(step.network.with_features(step.augment(self.augment))[1])
+            loss = loss - self.consistency_weight * step.distributed.mean((pi.detach() * log_pi_view).sum(dim=1))
         return loss
 
     def _log_assignment(self, features: Tensor) -> Tensor:
@@ -121,36 +122,36 @@ class NearestPrototypes(Regularizer):
         projected = _project(features, [getattr(self, name) for name in _PROJECTION])
         return log_probabilities(projected @ self.prototypes.T / self.temperature)
 
-    def _initial(self, preparation: PrepareContext) -> tuple[list[Tensor], Tensor]:
-        images, _ = next(preparation.batches("SWR projection", size=1))
+    def _initial(self, context: PrepareContext) -> tuple[list[Tensor], Tensor]:
+        images, _ = next(context.batches("SWR projection", size=1))
         with torch.no_grad():
-            logits, features = preparation.source_network.with_features(images)
+            logits, features = context.source_network.with_features(images)
         if logits.ndim != 2:
             raise ModelError(
                 "Nearest source prototypes need one prediction per image; use `swr(..., prototypes=False)`."
             )
         width, classes = features.shape[1], logits.shape[1]
 
-        def drawn(*shape: int) -> Tensor:
-            values = torch.rand(shape, generator=preparation.generator, device=preparation.device, dtype=features.dtype)
+        def draw(*shape: int) -> Tensor:
+            values = torch.rand(shape, generator=context.generator, device=context.device, dtype=features.dtype)
             return torch.mul(2 * values - 1, width**-0.5).requires_grad_()
 
-        projection = [drawn(width, width), drawn(width), drawn(self.dimensions, width), drawn(self.dimensions)]
+        projection = [draw(width, width), draw(width), draw(self.dimensions, width), draw(self.dimensions)]
         return projection, features.new_zeros(classes, self.dimensions)
 
-    def _mean_features(self, preparation: PrepareContext, like: Tensor) -> Tensor:
+    def _mean_features(self, context: PrepareContext, like: Tensor) -> Tensor:
         projection = [getattr(self, name) for name in _PROJECTION]
         total = torch.zeros_like(like)
-        for images, labels in preparation.batches("SWR prototypes", size=self.batch_size):
-            total.index_add_(0, labels, _project(_features(preparation, images), projection))
+        for images, labels in context.batches("SWR prototypes", size=self.batch_size):
+            total.index_add_(0, labels, _project(_features(context, images), projection))
         return F.normalize(total, dim=1)
 
-    def _measured(self, preparation: PrepareContext) -> Tensor:
+    def _measure_source_accuracy(self, context: PrepareContext) -> Tensor:
         """Accuracy on source data: of the prototypes, and of the classifier."""
-        right, seen = torch.zeros(2, device=preparation.device), 0
-        for images, labels in preparation.batches("SWR acceptance", size=self.batch_size):
+        right, seen = torch.zeros(2, device=context.device), 0
+        for images, labels in context.batches("SWR acceptance", size=self.batch_size):
             with torch.no_grad():
-                logits, features = preparation.source_network.with_features(images)
+                logits, features = context.source_network.with_features(images)
                 answers = torch.stack([self._log_assignment(features).argmax(dim=1), logits.argmax(dim=1)])
             right, seen = right + (answers == labels).sum(dim=1), seen + len(labels)
         accuracy = right / seen
@@ -163,9 +164,9 @@ class NearestPrototypes(Regularizer):
         return accuracy
 
 
-def _features(preparation: PrepareContext, images: Tensor) -> Tensor:
+def _features(context: PrepareContext, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return preparation.source_network.with_features(images)[1]
+        return context.source_network.with_features(images)[1]
 
 
 def _project(features: Tensor, projection: Sequence[Tensor]) -> Tensor:
@@ -174,7 +175,7 @@ def _project(features: Tensor, projection: Sequence[Tensor]) -> Tensor:
     return F.normalize(F.linear(hidden, output_weight, output_bias), dim=1)
 
 
-def _averaged(prototypes: Tensor, projected: Tensor, labels: Tensor, *, momentum: float) -> Tensor:
+def _update_average(prototypes: Tensor, projected: Tensor, labels: Tensor, *, momentum: float) -> Tensor:
     """Move the prototypes of the classes in the batch; one met for the first time becomes the batch's mean."""
     total = torch.zeros_like(prototypes).index_add_(0, labels, projected)
     count = torch.bincount(labels, minlength=len(prototypes)).unsqueeze(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, photometric
-from driftproof.components import PrepareContext, Step, flat, supervised_loss
+from driftproof.components import PrepareContext, Step, flatten, supervised_loss
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.regularizers.base import Regularizer
@@ -20,13 +20,13 @@ class ShiftAgnosticPenalty(Regularizer):
     `prepare` compares, for source batches and their augmented copies, the gradients of each tensor: s_l is their mean
     cosine and w = ν(s)² with ν the min–max normalization over tensors. w near 1 means the gradients agree, so the
     tensor is shift-agnostic and held; near 0 it is free. A tensor that no gradient reaches, as in an auxiliary head,
-    has no cosine, and no part in ν.
+    has no cosine and does not count in ν.
 
     Open choices taken: the square; mini-batches of 32 over 2,000 images; photometric augmentation; θ* at "previous"
     is the parameters before the previous update, so the first step is free.
 
     Args:
-        strength: λ_r.
+        weight: λ_r.
         anchor: θ*: "previous" damps successive moves; "source" pulls to the start (the paper's choice for ImageNet-C).
         samples: Source images to use.
         batch_size: Images per mini-batch.
@@ -38,11 +38,11 @@ class ShiftAgnosticPenalty(Regularizer):
     """
 
     tensor_weights: Tensor | None
-    anchored: Tensor | None
+    anchor_params: Tensor | None
 
     def __init__(
         self,
-        strength: float = 250.0,
+        weight: float = 250.0,
         anchor: Literal["previous", "source"] = "previous",
         *,
         samples: int = 2000,
@@ -50,39 +50,39 @@ class ShiftAgnosticPenalty(Regularizer):
         augment: Augment = photometric,
     ) -> None:
         super().__init__()
-        if strength < 0 or samples < 1 or batch_size < 1:
+        if weight < 0 or samples < 1 or batch_size < 1:
             raise ConfigurationError(
-                "Expected `strength` of at least 0, `samples` and `batch_size` of at least 1, "
-                f"but got {strength}, {samples} and {batch_size}."
+                "Expected `weight` of at least 0, `samples` and `batch_size` of at least 1, "
+                f"but got {weight}, {samples} and {batch_size}."
             )
         if anchor not in ("previous", "source"):
             raise ConfigurationError(f'Expected `anchor` to be "previous" or "source", but got {anchor!r}.')
-        self.strength = strength
+        self.weight = weight
         self.anchor = anchor
         self.samples = samples
         self.batch_size = batch_size
         self.augment = augment
         self.register_buffer("tensor_weights", None)
-        self.register_buffer("anchored", None)
-        self._before: Tensor | None = None
+        self.register_buffer("anchor_params", None)
+        self._params_before: Tensor | None = None
 
     @property
     def prepared(self) -> bool:
         """Whether the penalty of each tensor is known."""
         return self.tensor_weights is not None
 
-    def prepare(self, preparation: PrepareContext) -> None:
+    def prepare(self, context: PrepareContext) -> None:
         """Measure which tensors' gradients survive a change of appearance."""
-        network = preparation.source_network
-        parameters = preparation.matching_parameters(network)
-        total, batches = torch.zeros(len(parameters), device=preparation.device), 0
+        network = context.source_network
+        parameters = context.matching_parameters(network)
+        total, batches = torch.zeros(len(parameters), device=context.device), 0
         reached = torch.zeros_like(total, dtype=torch.bool)
         for parameter in parameters:
             parameter.requires_grad_(True)
-        for images, labels in preparation.batches("SWR weights", size=self.batch_size, limit=self.samples):
+        for images, labels in context.batches("SWR weights", size=self.batch_size, limit=self.samples):
             clean, shifted = (
                 torch.autograd.grad(supervised_loss(network(view), labels), parameters, materialize_grads=True)
-                for view in (images, preparation.view(images, self.augment))
+                for view in (images, context.augment(images, self.augment))
             )
             cosines = [
                 torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in zip(clean, shifted, strict=True)
@@ -91,28 +91,29 @@ class ShiftAgnosticPenalty(Regularizer):
             reached = reached | torch.stack([gradient.any() for gradient in clean])
         for parameter in parameters:
             parameter.requires_grad_(False)
-        self.tensor_weights = _normalized(total / batches, reached) ** 2
+        self.tensor_weights = _min_max(total / batches, reached) ** 2
 
-    def begin(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Anchor at the start."""
-        self.anchored = flat(parameters).detach()
+        self.anchor_params = flatten(parameters).detach()
 
     def penalty(self, step: Step) -> Tensor:
         """The weighted squared distance from the anchor."""
-        assert self.tensor_weights is not None and self.anchored is not None  # prepare() and begin() come first
-        now = flat(step.parameters)
-        self._before = now.detach()
+        assert self.tensor_weights is not None  # prepare() comes first
+        assert self.anchor_params is not None  # reset_state() comes first
+        now = flatten(step.parameters)
+        self._params_before = now.detach()
         sizes = [parameter.numel() for parameter in step.parameters]
-        apart = torch.split((now - self.anchored) ** 2, sizes)
-        return self.strength * (self.tensor_weights * torch.stack([part.sum() for part in apart])).sum()
+        squares = torch.split((now - self.anchor_params) ** 2, sizes)
+        return self.weight * (self.tensor_weights * torch.stack([square.sum() for square in squares])).sum()
 
     def on_step(self, step: Step) -> None:
         """Anchor the next step at where this one started."""
         if self.anchor == "previous":
-            self.anchored = self._before
+            self.anchor_params = self._params_before
 
 
-def _normalized(agreement: Tensor, reached: Tensor) -> Tensor:
+def _min_max(agreement: Tensor, reached: Tensor) -> Tensor:
     """Min–max over what gradients reach, zero elsewhere."""
     low = agreement.where(reached, agreement.new_tensor(torch.inf)).min()
     high = agreement.where(reached, agreement.new_tensor(-torch.inf)).max()

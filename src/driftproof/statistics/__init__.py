@@ -1,4 +1,4 @@
-"""What normalization layers use: the statistics of their training, of the batch, or a blend of both.
+"""Which statistics normalization layers use: those of training, of the batch, or a mixture.
 
 These rules apply to batch norm alone; group, layer and instance norm compute theirs from each image, or stay with those
 of their training where an instance norm has kept them. None of the rules looks at `.training`. A layer that sees fewer

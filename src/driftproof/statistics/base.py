@@ -1,30 +1,55 @@
-"""What the statistics rules have in common."""
+"""The base class of statistics rules."""
 
 from torch import Tensor
 
-from driftproof.components import Component
-from driftproof.errors import ModelError
+from driftproof.components import Component, Step
+from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, has_source_statistics
 
-__all__ = ["Statistics", "require_source_statistics", "values_per_channel"]
+__all__ = ["Statistics", "check_source_statistics", "values_per_channel"]
 
 
 class Statistics(Component):
-    """Which statistics the batch-norm layers of a network normalize with."""
+    """Which statistics the batch-norm layers of a network normalize with.
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
-        """The rule of the batch-norm layer `name`, the `index`-th of the network; None leaves it alone."""
+    Args:
+        of: A selection of the samples that batch statistics are taken from; None is all of them. It decides before the
+            adapting network runs, so it may read `step.images`, `step.source_logits` and `step.source_features` only.
+            Where it selects nothing, all samples count.
+    """
+
+    def __init__(self, of: Component | None = None) -> None:
+        super().__init__()
+        if of is not None and not callable(getattr(of, "weights", None)):
+            raise ConfigurationError(f"Expected `of` to be a selection, but got {of!r}.")
+        self.of = of
+
+    def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
+        """The hook of the batch-norm layer `name`, the `index`-th of the network; None leaves it alone."""
         raise NotImplementedError
+
+    def sample_mask(self, step: Step) -> Tensor:
+        """Which samples batch statistics are taken from, as a boolean mask."""
+        assert self.of is not None  # only asked where there is a selection
+        try:
+            weights = self.of.weights(step)  # type: ignore[operator]  # the constructor checked it
+        except AttributeError as error:
+            raise ConfigurationError(
+                f"Expected {self.of!r} to read the frozen network alone, since it decides what the adapting one "
+                f'normalizes with, but {error}. Pass `network="source"` to the selection.'
+            ) from error
+        chosen: Tensor = getattr(weights, "attract", weights) > 0
+        return chosen | ~chosen.any()
 
 
 def values_per_channel(inputs: Tensor) -> int:
-    """Over how many numbers a batch norm would average."""
+    """How many values a batch norm averages per channel."""
     return inputs.numel() // max(inputs.shape[1], 1)
 
 
-def require_source_statistics(rule: Statistics, name: str, layer: BatchNorm) -> None:
-    """Refuse a layer that never kept running statistics."""
+def check_source_statistics(rule: Statistics, name: str, layer: BatchNorm) -> None:
+    """Refuse a layer that has no running statistics."""
     if not has_source_statistics(layer):
         raise ModelError(
             f"Expected batch-norm layer `{name}` to carry the running statistics of its training, which {rule} needs, "

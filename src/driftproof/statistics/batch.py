@@ -1,12 +1,14 @@
 """Normalize with the batch's own statistics."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from driftproof import kernels
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, values_per_channel
-from driftproof.statistics.moments import StatisticsGradient, shared_statistics
+from driftproof.statistics.moments import StatisticsGradient, batch_moments
 
 __all__ = ["Batch"]
 
@@ -16,32 +18,49 @@ class Batch(Statistics):
 
     Running statistics are neither used nor updated. The one exception is a layer that sees a single value per channel,
     see the module's documentation.
+
+    Args:
+        of: See `Statistics`.
     """
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
-        """Let the layer's own fused kernel compute the statistics."""
-        return _BatchRule(layer)
+    def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
+        """A hook that lets the layer's own kernel compute the statistics."""
+        return _BatchHook(layer)
 
 
-class _BatchRule(BatchNormHook):
-    def enter(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if self.distributed.size > 1:
-            return self._share(layer, inputs)
+class _BatchHook(BatchNormHook):
+    def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
+        weight, bias = layer.weight, layer.bias
+        if self.distributed.size > 1 or self.samples.mask is not None:
+            tied, mean, variance = self._reduce(layer, x)
+            return F.batch_norm(tied, mean, variance, weight, bias, False, 0.0, layer.eps)
+        if values_per_channel(x) < 2:
+            return type(layer).forward(layer, x)
+        if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes
+            return F.batch_norm(x, None, None, weight, bias, True, 0.1, layer.eps)
+        if weight is not None and bias is not None and kernels.is_supported(x):
+            return kernels.batch_norm(x, weight, bias, layer.eps)
+        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, layer.eps, torch.backends.cudnn.enabled)
+
+    def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self.distributed.size > 1 or self.samples.mask is not None:
+            tied, mean, variance = self._reduce(layer, inputs[0])
+            self.set_statistics(mean, variance)
+            return (tied, *inputs[1:])
         # Without running statistics a batch norm takes the batch's, in every mode.
         if values_per_channel(inputs[0]) >= 2:
-            self.use(None, None)
+            self.set_statistics(None, None)
         else:
-            self.leave()
+            self.restore()
         return None
 
-    def _share(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Normalize with the statistics of all ranks; each brings a value at least, so there are always two."""
-        x = inputs[0]
+    def _reduce(self, layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Statistics over all ranks or over a subset of the samples, and the input with the gradient through them."""
         with torch.no_grad():
-            mean, variance, count = shared_statistics(x, self.distributed)
-        kept, _ = self.source_statistics
-        kind = mean.dtype if kept is None else kept.dtype
-        self.use(mean.to(kind), variance.to(kind))
-        constants = (mean, torch.zeros_like(mean), mean, variance + layer.eps, count)
-        tied: Tensor = StatisticsGradient.apply(x, *constants, 1.0, 1.0, self.distributed)  # type: ignore[no-untyped-call]
-        return (tied, *inputs[1:])
+            mean, variance, count, weights = batch_moments(x, self.distributed, self.samples.mask)
+        running, _ = self.source_statistics
+        dtype = mean.dtype if running is None else running.dtype
+        constants = (mean, torch.zeros_like(mean), mean, variance + layer.eps, count, 1.0, 1.0)
+        ranks = self.distributed if self.distributed.size > 1 else None
+        tied: Tensor = StatisticsGradient.apply(x, *constants, weights, ranks)  # type: ignore[no-untyped-call]
+        return tied, mean.to(dtype), variance.to(dtype)

@@ -1,8 +1,9 @@
-"""The mean and variance of a batch, and the gradient that runs through them."""
+"""The mean and variance of a batch, and the gradient through them."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -10,7 +11,7 @@ from driftproof.distributed import Distributed
 from driftproof.predictions import upcast
 from driftproof.statistics.base import values_per_channel
 
-__all__ = ["StatisticsGradient", "batch_statistics", "per_channel", "shared_statistics"]
+__all__ = ["StatisticsGradient", "batch_moments", "batch_statistics", "per_channel"]
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,29 +21,57 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def shared_statistics(x: Tensor, distributed: Distributed) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Mean and biased variance per channel over the batch of all ranks, and over how many values.
+def batch_moments(
+    x: Tensor, distributed: Distributed, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | int, Tensor | None]:
+    """Mean and biased variance per channel over all ranks and masked samples.
 
-    The variance is that within the ranks and that between them: a difference of large sums would lose digits.
+    Returns:
+        Mean, variance, the number of values per channel, and the weight of each value (None is one for all).
     """
-    mean, variance = batch_statistics(x)
-    own = values_per_channel(x)
+    if mask is None:
+        weights = None
+        mean, variance = batch_statistics(x)
+        count: Tensor | int = values_per_channel(x)
+    else:
+        weights = _expand_mask(mask, x)
+        mean, variance, count = _masked_statistics(upcast(x), weights)
     if distributed.size == 1:
-        return mean, variance, own
-    everybody = distributed.all_gather(torch.cat([mean, variance, mean.new_full((1,), own)]))
-    means, variances = everybody[:, :-1].chunk(2, dim=1)
-    counts = everybody[:, -1:]
+        return mean, variance, count, weights
+    own = torch.as_tensor(count, dtype=mean.dtype, device=mean.device).reshape(1)
+    gathered = distributed.all_gather(torch.cat([mean, variance, own]))
+    means, variances = gathered[:, :-1].chunk(2, dim=1)
+    counts = gathered[:, -1:]
     shares = counts / counts.sum()
     mean = (shares * means).sum(dim=0)
-    return mean, (shares * (variances + (means - mean) ** 2)).sum(dim=0), counts.sum()
+    # Variance within ranks plus variance between them: a difference of large sums would lose digits.
+    return mean, (shares * (variances + (means - mean) ** 2)).sum(dim=0), counts.sum(), weights
+
+
+def _expand_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """The weight of each position of `x`, (N, 1, ...); masks of pixels are resized to the layer's resolution."""
+    weights = mask.to(upcast(x).dtype)
+    if weights.ndim > 1 and weights.ndim == x.ndim - 1:
+        return F.interpolate(weights.unsqueeze(1), size=x.shape[2:], mode="nearest")
+    samples = weights.flatten(1).amax(dim=1) if weights.ndim > 1 else weights
+    return samples.view(-1, *([1] * (x.ndim - 1)))
+
+
+def _masked_statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    weights = weights.expand(x.shape[0], 1, *x.shape[2:])
+    count = weights.sum().clamp(min=1)
+    mean = (weights * x).sum(axes) / count
+    variance = (weights * (x - per_channel(mean, x)) ** 2).sum(axes) / count
+    return mean, variance, count
 
 
 class StatisticsGradient(torch.autograd.Function):
-    """Hands its input on; adds, on the way back, the gradient that runs through the batch's mean and variance.
+    """Passes its input through; its backward adds the gradient through the batch's mean and variance.
 
     The layer after it normalizes with μ̃ and σ̃² as constants. From the gradient g that layer sends to its input,
     ∂L/∂μ̃ = −Σ g and ∂L/∂σ̃² = −½ Σ g (x − μ̃)/(σ̃² + ε), over the batch of all ranks and whatever the layer does
-    afterwards: so this works for every kind of batch norm, and keeps no activation but the input that the layer keeps
+    afterwards. So this works for every kind of batch norm, and saves no activation but the input that the layer saves
     anyway.
     """
 
@@ -57,31 +86,35 @@ class StatisticsGradient(torch.autograd.Function):
         count: Tensor | int,
         alpha: Tensor | float,
         share: float,
+        weights: Tensor | None,
         distributed: Distributed | None,
     ) -> Tensor:
         """The input itself."""
         ctx.save_for_backward(x, batch_mean, offset, used_mean, used_variance)
-        ctx.count, ctx.alpha, ctx.share, ctx.distributed = count, alpha, share, distributed
+        ctx.count, ctx.alpha, ctx.share, ctx.weights, ctx.distributed = count, alpha, share, weights, distributed
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradient with what runs through mean and variance."""
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """The gradient, with what flows through mean and variance."""
         x, batch_mean, offset, used_mean, used_variance = ctx.saved_tensors
         alpha, share = ctx.alpha, ctx.share
         axes = [axis for axis in range(x.ndim) if axis != 1]
-        wide_x, wide_gradient = upcast(x), upcast(gradient)
-        from_mean = -wide_gradient.sum(axes)
-        from_variance = -0.5 * (wide_gradient * (wide_x - per_channel(used_mean, x))).sum(axes) / used_variance
+        wide_x, wide_grad = upcast(x), upcast(grad_output)
+        grad_used_mean = -wide_grad.sum(axes)
+        grad_used_variance = -0.5 * (wide_grad * (wide_x - per_channel(used_mean, x))).sum(axes) / used_variance
         if ctx.distributed is not None:
-            from_mean, from_variance = ctx.distributed.sum(from_mean, from_variance)
-        to_mean = share * (alpha * from_mean + 2 * alpha * (1 - alpha) * offset * from_variance)
-        to_variance = share * alpha * from_variance
-        through = per_channel(to_mean, x) + 2 * per_channel(to_variance, x) * (wide_x - per_channel(batch_mean, x))
-        return (gradient + (through / ctx.count).to(gradient.dtype), *[None] * 8)
+            grad_used_mean, grad_used_variance = ctx.distributed.sum(grad_used_mean, grad_used_variance)
+        grad_mean = share * (alpha * grad_used_mean + 2 * alpha * (1 - alpha) * offset * grad_used_variance)
+        grad_variance = share * alpha * grad_used_variance
+        through = per_channel(grad_mean, x) + 2 * per_channel(grad_variance, x) * (wide_x - per_channel(batch_mean, x))
+        through = through / ctx.count
+        if ctx.weights is not None:
+            through = through * ctx.weights
+        return (grad_output + through.to(grad_output.dtype), *[None] * 9)
 
 
 def per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """One value per channel, shaped to meet a tensor with channels along dimension 1."""
+    """Reshape one value per channel to broadcast against `like`, with channels along dimension 1."""
     return values.view(1, -1, *([1] * (like.ndim - 2)))

@@ -1,4 +1,4 @@
-"""Normalize as on the day the model was trained."""
+"""Normalize with the statistics of training."""
 
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics
@@ -9,5 +9,8 @@ __all__ = ["Source"]
 class Source(Statistics):
     """The running statistics that came with the model ("CBN")."""
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> None:
-        """Evaluation mode already does this."""
+    def __init__(self) -> None:
+        super().__init__()
+
+    def make_hook(self, index: int, name: str, layer: BatchNorm) -> None:
+        """None: evaluation mode already does this."""

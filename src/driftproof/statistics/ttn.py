@@ -1,4 +1,4 @@
-"""TTN: a share per channel, learned before deployment."""
+"""TTN: a share per channel, learned from source data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ class TTN(InterpolatedStatistics):
         prior_batches: Batches for the prior, drawn by passing over the source data as often as needed.
         epochs: Passes over the source data that train α.
         lr: Learning rate of α.
-        pull: λ, how strongly α is held at its prior.
+        prior_weight: λ, the weight of the term that holds α at its prior.
         batch_size: Images per batch.
         augment: The change of appearance α should learn to bear.
 
@@ -49,7 +49,7 @@ class TTN(InterpolatedStatistics):
         prior_batches: int = 200,
         epochs: int = 30,
         lr: float = 1e-3,
-        pull: float = 1.0,
+        prior_weight: float = 1.0,
         batch_size: int = 200,
         augment: Augment = photometric,
     ) -> None:
@@ -62,15 +62,15 @@ class TTN(InterpolatedStatistics):
         self.prior_batches = prior_batches
         self.epochs = epochs
         self.lr = lr
-        self.pull = pull
+        self.prior_weight = prior_weight
         self.batch_size = batch_size
         self.augment = augment
 
-    def rule_for(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
-        """A rule with its own share for each channel."""
+    def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
+        """A hook with its own share for each channel."""
         if not hasattr(self, _alpha_name(index)):
             self.register_buffer(_alpha_name(index), None)
-        return super().rule_for(index, name, layer)
+        return super().make_hook(index, name, layer)
 
     @property
     def alphas(self) -> list[Tensor | None]:
@@ -87,9 +87,9 @@ class TTN(InterpolatedStatistics):
         alpha: Tensor = getattr(self, _alpha_name(index))
         return alpha
 
-    def prepare(self, preparation: PrepareContext) -> None:
+    def prepare(self, context: PrepareContext) -> None:
         """Find the prior and train α."""
-        named_layers = list(batch_norms(preparation.source_network.model))
+        named_layers = list(batch_norms(context.source_network.model))
         for name, layer in named_layers:
             if layer.weight is None or layer.bias is None:
                 raise ModelError(
@@ -98,16 +98,16 @@ class TTN(InterpolatedStatistics):
         layers = [layer for _, layer in named_layers]
         if not layers:
             return
-        prior = self._prior(preparation, layers)
+        prior = self._prior(context, layers)
         alphas = [values.clone().requires_grad_() for values in prior]
         optimizer = torch.optim.Adam(alphas, lr=self.lr)
         with _differentiable_blend(layers, alphas):
             for epoch in range(self.epochs):
                 stage = f"TTN shares, pass {epoch + 1} of {self.epochs}"
-                for images, labels in preparation.batches(stage, size=self.batch_size):
-                    view = preparation.view(images, self.augment)
-                    away = torch.cat([(a - p) ** 2 for a, p in zip(alphas, prior, strict=True)]).mean()
-                    loss = supervised_loss(preparation.source_network(view), labels) + self.pull * away
+                for images, labels in context.batches(stage, size=self.batch_size):
+                    view = context.augment(images, self.augment)
+                    distance = torch.cat([(a - p) ** 2 for a, p in zip(alphas, prior, strict=True)]).mean()
+                    loss = supervised_loss(context.source_network(view), labels) + self.prior_weight * distance
                     gradients = torch.autograd.grad(loss, alphas)
                     for alpha, gradient in zip(alphas, gradients, strict=True):
                         alpha.grad = gradient
@@ -118,31 +118,31 @@ class TTN(InterpolatedStatistics):
         for index, alpha in enumerate(alphas):
             setattr(self, _alpha_name(index), alpha.detach())
 
-    def _prior(self, preparation: PrepareContext, layers: list[BatchNorm]) -> list[Tensor]:
+    def _prior(self, context: PrepareContext, layers: list[BatchNorm]) -> list[Tensor]:
         affine = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         agreement = [torch.zeros_like(parameter) for parameter in affine]
 
         def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-            loss = supervised_loss(preparation.source_network(images), labels)
+            loss = supervised_loss(context.source_network(images), labels)
             return torch.autograd.grad(loss, affine, materialize_grads=True)
 
         for parameter in affine:
             parameter.requires_grad_(True)
-        for images, labels in self._prior_data(preparation):
+        for images, labels in self._prior_data(context):
             clean = gradients(images, labels)
-            shifted = gradients(preparation.view(images, self.augment), labels)
+            shifted = gradients(context.augment(images, self.augment), labels)
             # For scalars the cosine g·g'/(|g||g'|) is the agreement of their signs.
             agreement = [total + a.sign() * b.sign() for total, a, b in zip(agreement, clean, shifted, strict=True)]
         for parameter in affine:
             parameter.requires_grad_(False)
-        everywhere = torch.cat(agreement)
-        low, span = everywhere.min(), (everywhere.max() - everywhere.min()).clamp(min=1e-12)
-        normalized = [(total - low) / span for total in agreement]
-        pairs = zip(normalized[::2], normalized[1::2], strict=True)
+        all_agreement = torch.cat(agreement)
+        low, span = all_agreement.min(), (all_agreement.max() - all_agreement.min()).clamp(min=1e-12)
+        scaled = [(total - low) / span for total in agreement]
+        pairs = zip(scaled[::2], scaled[1::2], strict=True)
         return [(1 - 0.5 * (of_weight + of_bias)) ** 2 for of_weight, of_bias in pairs]
 
-    def _prior_data(self, preparation: PrepareContext) -> Iterator[tuple[Tensor, Tensor]]:
-        passes = (preparation.batches("TTN prior", size=self.batch_size) for _ in count())
+    def _prior_data(self, context: PrepareContext) -> Iterator[tuple[Tensor, Tensor]]:
+        passes = (context.batches("TTN prior", size=self.batch_size) for _ in count())
         return islice(chain.from_iterable(passes), self.prior_batches)
 
 
@@ -159,7 +159,7 @@ def _differentiable_blend(layers: list[BatchNorm], alphas: list[Tensor]) -> Iter
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         x = (inputs or tuple(named.values()))[0]
         source_mean, source_variance = layer.running_mean, layer.running_var
-        assert source_mean is not None  # rule_for refuses other layers
+        assert source_mean is not None  # make_hook refuses other layers
         assert source_variance is not None
         mean, variance = mixture(alpha, *batch_statistics(x), source_mean, source_variance)
         ratio = torch.sqrt((source_variance + layer.eps) / (variance + layer.eps))

@@ -1,32 +1,40 @@
-"""How a step runs: as written, compiled, or recorded and replayed. What it computes is the same."""
+"""How a step runs: as written, compiled, or captured and replayed. The results are the same."""
 
-from typing import TYPE_CHECKING, Literal
-
-from driftproof.adapter.engines.compiled import Compiled, Fused
-from driftproof.adapter.engines.eager import Eager
-from driftproof.adapter.engines.fixed import Fixed
-from driftproof.adapter.engines.graph import Graph, refuse_varying
+from driftproof.adapter.engines.auto import AutoEngine
+from driftproof.adapter.engines.compiled import CompiledEngine, FusedCudaGraphEngine
+from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, reject_dynamic
+from driftproof.adapter.engines.eager import EagerEngine
+from driftproof.adapter.engines.static import StaticEngine
+from driftproof.adapter.method import EngineName, Method
+from driftproof.adapter.state import State
 from driftproof.errors import ConfigurationError
 from driftproof.statistics import Batch
+from driftproof.statistics.blend import InterpolatedStatistics
 
-if TYPE_CHECKING:
-    from driftproof.adapter.adapter import Adapter
+__all__ = [
+    "AutoEngine",
+    "CompiledEngine",
+    "CudaGraphEngine",
+    "EagerEngine",
+    "FusedCudaGraphEngine",
+    "StaticEngine",
+    "make_engine",
+]
 
-__all__ = ["Compiled", "Eager", "EngineName", "Fixed", "Fused", "Graph", "engine_for"]
 
-EngineName = Literal["eager", "compile", "graph"]
-
-
-def engine_for(adapter: "Adapter") -> Eager:
-    """The engine that an adapter asks for by name."""
-    if adapter.engine != "eager" and adapter.distributed.size > 1:
+def make_engine(name: EngineName, method: Method, state: State, *, channels_last: bool) -> EagerEngine:
+    """The engine of a name."""
+    if name in ("compile", "graph") and state.distributed.size > 1:
         raise ConfigurationError(
-            f'Expected `engine="eager"` with `process_group`, but got {adapter.engine!r}. '
-            "Collectives are not captured or compiled."
+            f'Expected `engine="auto"` or "eager" with `process_group`, but got {name!r}. '
+            "Collectives are neither compiled nor captured."
         )
-    if adapter.engine == "graph":
-        refuse_varying(adapter)
-        return Fused() if adapter.channels_last and isinstance(adapter.statistics, Batch) else Graph()
-    if adapter.engine == "compile":
-        return Compiled(records=all(part.dynamic_reason is None for part in adapter._parts))
-    return Eager()
+    # Fused kernels read channels-last images and take statistics from all samples.
+    fused = channels_last and method.statistics.of is None
+    fused = fused and isinstance(method.statistics, Batch | InterpolatedStatistics)
+    if name == "graph":
+        reject_dynamic(method, state.device)
+        return FusedCudaGraphEngine(method, state) if fused else CudaGraphEngine(method, state)
+    if name == "compile":
+        return CompiledEngine(method, state)
+    return AutoEngine(method, state, fused=fused) if name == "auto" else EagerEngine(method, state)

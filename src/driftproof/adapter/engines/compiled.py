@@ -1,93 +1,96 @@
-"""The networks compiled; on a CUDA device the step around them recorded as well."""
+"""Compiled networks; on a CUDA device the step around them is captured as well."""
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.engines.eager import Eager
-from driftproof.adapter.engines.fusion import fused_alone, fused_inductor
-from driftproof.adapter.engines.graph import Graph, can_record, expect_recordable
-from driftproof.adapter.engines.shapes import Shapes, shape_key
-from driftproof.adapter.engines.static import Draw
-from driftproof.adapter.lesson import Lesson, draw_lesson
+from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, require_cuda, supports_cuda_graphs
+from driftproof.adapter.engines.eager import EagerEngine
+from driftproof.adapter.engines.fusion import fuse_only_backend, fused_inductor
+from driftproof.adapter.engines.shapes import ShapeTracker, shape_key
+from driftproof.adapter.method import Method
+from driftproof.adapter.objective import Objective, compute_objective
+from driftproof.adapter.state import State
+from driftproof.adapter.train_step import ObjectiveFn
 from driftproof.components import Step
 from driftproof.errors import EngineError
 from driftproof.kernels import can_compile
 from driftproof.network import Network
-from driftproof.record import Record
+from driftproof.record import StepResult
 
-if TYPE_CHECKING:
-    from driftproof.adapter.adapter import Adapter
+__all__ = ["CompiledEngine", "FusedCudaGraphEngine", "compile_objective"]
 
-__all__ = ["Compiled", "Fused", "compiled_lesson"]
-
-_Call = Callable[[Tensor], Any]
+_Forward = Callable[[Tensor], Any]
 
 
-class Compiled(Eager):
-    """Passes through both networks are compiled for every shape that comes a third time.
+class CompiledEngine(EagerEngine):
+    """Compiles the networks for every shape that comes a third time.
 
     Args:
-        records: Whether the method's step can be recorded; then, on a CUDA device, it is.
-        backend: What torch compiles with; None is inductor, on a CUDA device after `fuse`.
-        draw: How a recorded step draws its lesson; None is compiled like the networks.
+        method: The choices.
+        state: What the steps change.
+        backend: What torch compiles with; None is inductor, on a CUDA device after fusing batch norms.
+        objective: How a captured step computes its objective; None is compiled like the networks.
     """
 
-    _work = "torch.compile"
-    _remedy = 'On a CPU it needs a C++ compiler such as g++; `engine="eager"` does without.'
+    _task = "torch.compile"
+    _hint = 'On a CPU it needs a C++ compiler such as g++; `engine="eager"` does without.'
 
     def __init__(
-        self, *, records: bool, backend: str | Callable[..., Any] | None = None, draw: Draw | None = None
+        self,
+        method: Method,
+        state: State,
+        *,
+        backend: str | Callable[..., Any] | None = None,
+        objective: ObjectiveFn | None = None,
     ) -> None:
-        self._records = records
+        super().__init__(method, state)
         self._backend = backend
-        self._shapes = Shapes(after=2)
-        self._eager, self._graph = Eager(), Graph(draw or compiled_lesson(backend or "inductor"))
-        self._forms: dict[Network, _Call] = {}
+        self._shapes = ShapeTracker(after=2)
+        compiled = objective or compile_objective(backend or "inductor")
+        self._graph = CudaGraphEngine(method, state, objective=compiled)
+        self._captures = method.dynamic_reason is None
+        self._forwards: dict[Network, _Forward] = {}
 
-    def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
-        """As `Eager.run`, through the compiled networks."""
-        inner = self._graph if self._records and can_record(adapter.device) else self._eager
+    def run(self, images: Tensor) -> StepResult:
+        """As `EagerEngine.run`, through the compiled networks."""
+        captures = self._captures and supports_cuda_graphs(self.state.device)
         key = shape_key(images)
-        if not self._shapes.worth(key):
-            self._shapes.meet(key)
-            return inner.run_eagerly(adapter, images)
-        with self._through(adapter.network, images), self._through(adapter.source, images), self._named_errors():
-            return inner.run(adapter, images)
+        if not self._shapes.should_capture(key):
+            self._shapes.record(key)
+            return super().run(images)
+        with self._use_compiled(images), self._named_errors():
+            return self._graph.run(images) if captures else super().run(images)
 
-    def equip(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set up the optimizer for recording, where that will happen."""
-        (self._graph if self._records else self._eager).equip(optimizer)
-
-    def settle(self, adapter: "Adapter") -> None:
-        """Bring to the host what only the device knows."""
-        self._graph.settle(adapter)
-
-    def drop(self) -> None:
-        """Forget the recordings; compiled code looks up where tensors are."""
-        self._graph.drop()
+    def invalidate(self) -> None:
+        """Forget the graphs; compiled code looks up where tensors are."""
+        self._graph.invalidate()
 
     @contextmanager
-    def _through(self, network: Network, images: Tensor) -> Iterator[None]:
-        if network not in self._forms:
-            backend = self._backend or (fused_inductor if can_record(images.device) else "inductor")
-            self._forms[network] = self._compiled(network.model, backend)
-        network.through = self._forms[network]
+    def _use_compiled(self, images: Tensor) -> Iterator[None]:
+        networks = (self.state.network, self.state.source)
+        for network in networks:
+            if network not in self._forwards:
+                on_cuda = supports_cuda_graphs(images.device)
+                backend = self._backend or (fused_inductor if on_cuda else "inductor")
+                self._forwards[network] = self._compile(network.model, backend)
+            network.compiled_forward = self._forwards[network]
         try:
             yield
         finally:
-            network.through = None
+            for network in networks:
+                network.compiled_forward = None
 
-    def _compiled(self, model: nn.Module, backend: str | Callable[..., Any]) -> _Call:
+    def _compile(self, model: nn.Module, backend: str | Callable[..., Any]) -> _Forward:
         def call(images: Tensor) -> Any:  # noqa: ANN401  # a model may return anything
             return model(images)
 
-        compiled: _Call = torch.compile(_own(call), dynamic=False, backend=backend)
+        compiled: _Forward = torch.compile(_clone_function(call), dynamic=False, backend=backend)
 
         def run(images: Tensor) -> Any:  # noqa: ANN401
             with self._named_errors():
@@ -102,47 +105,49 @@ class Compiled(Eager):
         try:
             yield
         except TorchDynamoException as error:
-            # What went wrong may be named in the second line; where and how to see more comes in further paragraphs.
+            # What went wrong may be named in the second line; advice on debugging comes in further paragraphs.
             first = " ".join(str(error).strip().partition("\n\n")[0].split()).rstrip(".")
-            raise EngineError(f"{self._work} failed: {first}. {self._remedy}") from error
+            raise EngineError(f"{self._task} failed: {first}. {self._hint}") from error
 
 
-class Fused(Compiled):
-    """Recorded steps in which normalization is fused with its neighbours, and nothing else is compiled.
+class FusedCudaGraphEngine(CompiledEngine):
+    """Captured steps in which batch norm is fused with its neighbors, and nothing else is compiled.
 
-    So each operation rounds as in the eager step, and the steps agree to the last bit. Where our kernels cannot be
-    compiled, the steps are recorded as they are.
+    Each operation rounds as in the eager step, so the steps agree to the last bit. Where our kernels cannot be compiled,
+    steps are captured without them.
     """
 
-    _work = "Tracing the network for what can be fused"
-    _remedy = "With `channels_last=False` the step is recorded without."
+    _task = "Tracing the network for fusion"
+    _hint = "With `channels_last=False` the step is captured without."
 
-    def __init__(self) -> None:
-        super().__init__(records=True, backend=fused_alone, draw=draw_lesson)
+    def __init__(self, method: Method, state: State) -> None:
+        super().__init__(method, state, backend=fuse_only_backend, objective=compute_objective)
 
-    def run(self, adapter: "Adapter", images: Tensor) -> tuple[Tensor, Record]:
-        """As `Graph.run`."""
-        expect_recordable(adapter.device)
-        if not can_compile(adapter.device):
-            return self._graph.run(adapter, images)
-        return super().run(adapter, images)
+    def run(self, images: Tensor) -> StepResult:
+        """As `CudaGraphEngine.run`."""
+        require_cuda(self.state.device)
+        if not can_compile(self.state.device):
+            return self._graph.run(images)
+        return super().run(images)
 
 
-def compiled_lesson(backend: str | Callable[..., Any] = "inductor") -> Draw:
-    """Drawing a lesson as few operations: there are fifty small ones between the forward and the backward pass."""
-    compiled: Draw = torch.compile(_own(draw_lesson), dynamic=False, backend=backend)
+def compile_objective(backend: str | Callable[..., Any] = "inductor") -> ObjectiveFn:
+    """Compile the computation of the objective: some fifty small operations between forward and backward."""
+    compiled: ObjectiveFn = torch.compile(_clone_function(compute_objective), dynamic=False, backend=backend)
 
-    def draw(adapter: "Adapter", step: Step) -> Lesson:
+    def compute(method: Method, step: Step, selected_before: Tensor | None = None) -> Objective:
         with warnings.catch_warnings():
-            # Of every tensor it meets, torch.compile asks whether it has a `grad`; inductor tells how it adds up.
+            # torch.compile asks every tensor it meets for its `grad`; inductor comments on how it sums.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
             warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled on the fly")
-            return compiled(adapter, step)
+            return compiled(method, step, selected_before)
 
-    return draw
+    return compute
 
 
-def _own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function apart: torch keeps compiled code, up to a limit, with the code object."""
+def _clone_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a function: torch stores compiled code, up to a limit, with the code object."""
     assert isinstance(function, FunctionType)
-    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    clone = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    clone.__defaults__ = function.__defaults__
+    return clone

@@ -1,4 +1,4 @@
-"""Which shapes of batches come often enough to prepare for."""
+"""Which batch shapes come often enough to capture or compile for."""
 
 from collections import Counter
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["MOST_SHAPES", "Shapes", "shape_key"]
+__all__ = ["MAX_SHAPES", "ShapeKey", "ShapeTracker", "shape_key"]
 
-MOST_SHAPES = 4
-_REMEMBERED = 64
+MAX_SHAPES = 4
+_MAX_COUNTED = 64
 
-Key = tuple[Any, ...]
+ShapeKey = tuple[Any, ...]
 
 
-class Shapes:
-    """Counts batches by shape, and says of which shape the next one is worth an effort.
+class ShapeTracker:
+    """Counts batches by shape and decides for which ones a captured or compiled step pays off.
 
-    A step that is recorded or compiled holds for one shape. The first batches of a shape run without, and after
-    a few shapes no further one is prepared for: memory and patience are finite.
+    Such a step holds for one shape. The first batches of a shape run without, and after a few shapes no further one is
+    captured: memory and patience are finite.
 
     Args:
         after: How many batches of a shape run without.
@@ -26,29 +26,29 @@ class Shapes:
 
     def __init__(self, after: int) -> None:
         self._after = after
-        self._met: Counter[Key] = Counter()
-        self._chosen: set[Key] = set()
+        self._counts: Counter[ShapeKey] = Counter()
+        self._chosen: set[ShapeKey] = set()
 
-    def meet(self, key: Key) -> None:
-        """A batch of this shape came."""
-        if len(self._met) >= _REMEMBERED:
-            self._met.clear()
-        self._met[key] += 1
+    def record(self, key: ShapeKey) -> None:
+        """Count a batch of this shape."""
+        if len(self._counts) >= _MAX_COUNTED:
+            self._counts.clear()
+        self._counts[key] += 1
 
-    def worth(self, key: Key) -> bool:
-        """Whether to prepare for this shape, or whether that was done."""
-        if key not in self._chosen and self._met[key] >= self._after and len(self._chosen) < MOST_SHAPES:
+    def should_capture(self, key: ShapeKey) -> bool:
+        """Whether the next batch of this shape is captured or compiled, or replayed."""
+        if key not in self._chosen and self._counts[key] >= self._after and len(self._chosen) < MAX_SHAPES:
             self._chosen.add(key)
         return key in self._chosen
 
-    def forget(self) -> None:
-        """Begin again."""
-        self._met.clear()
+    def clear(self) -> None:
+        """Forget all shapes."""
+        self._counts.clear()
         self._chosen.clear()
 
 
-def shape_key(images: Tensor) -> Key:
-    """What a recording depends on besides the adapter: the batch's shape and type, and the caller's autocast."""
+def shape_key(images: Tensor) -> ShapeKey:
+    """What a captured step depends on besides the state: the batch's shape and dtype, and the caller's autocast."""
     kind = images.device.type
-    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return (tuple(images.shape), images.dtype, cast)
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return (tuple(images.shape), images.dtype, autocast)

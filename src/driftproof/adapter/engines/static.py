@@ -1,182 +1,140 @@
-"""The step without a host: always the same operations, over tensors that stay where they are."""
+"""Steps that read a batch from a fixed place, so that they can be captured."""
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from driftproof.adapter.engines.storage import Storage
-from driftproof.adapter.flat import Flat
-from driftproof.adapter.lesson import Lesson, draw_lesson
-from driftproof.components import Step
-from driftproof.record import LazyOutcome, Record
+from driftproof.adapter.engines.eager import EagerEngine
+from driftproof.adapter.engines.shapes import ShapeKey, ShapeTracker, shape_key
+from driftproof.adapter.method import Method
+from driftproof.adapter.objective import compute_objective
+from driftproof.adapter.state import State
+from driftproof.adapter.train_step import ObjectiveFn, train_step
+from driftproof.components import Step, batch_seed
+from driftproof.record import StepResult
 
-if TYPE_CHECKING:
-    from driftproof.adapter.adapter import Adapter
-
-__all__ = ["Draw", "Result", "StaticStep", "finite_groups"]
-
-Draw = Callable[["Adapter", Step], Lesson]
-
-
-class Result(NamedTuple):
-    """What a static step leaves on the device for its caller.
-
-    Attributes:
-        answer: The logits.
-        selected: The samples the step learned from.
-        novelty: How unfamiliar each sample looks.
-        flags: As `LazyOutcome` takes them.
-        objective: The loss; None where nothing learns.
-    """
-
-    answer: Tensor
-    selected: Tensor
-    novelty: Tensor
-    flags: Tensor
-    objective: Tensor | None
-
-    def delivered(self) -> tuple[Tensor, Record]:
-        """The answer and the record, in copies: the next step writes over what is here."""
-        objective = None if self.objective is None else self.objective.clone()
-        outcome = LazyOutcome(self.flags.clone())
-        return self.answer.clone(), Record(self.selected.clone(), self.novelty.clone(), objective, outcome)
+__all__ = ["StaticEngine", "StaticStep"]
 
 
 class StaticStep:
-    """One step of an adapter for batches of one shape.
-
-    No operation depends on what the data holds, and nothing is fetched from the device: what the eager step decides by
-    a branch, this one computes either way and keeps or not with `torch.where`. So it can be recorded once and replayed.
+    """One step for batches of one shape: its input, its random numbers, and what it was found to use.
 
     Args:
         images: A batch of that shape.
-        storage: Where the adapter's tensors are.
 
     Attributes:
         images: Where the batch is read from.
-        generator: Where random numbers come from.
-        seed: What they are seeded with.
-        draws: Whether any part draws some; not known before the first run.
-        compares: Whether any part asked for the frozen network in the last run.
-        beside: Where the frozen network runs while the adapting one does; None runs it when it is asked for.
-        draw: How the lesson is drawn: `draw_lesson`, or a compiled form of it.
+        generator: The source of random numbers.
+        uses_rng: Whether any component draws some; None before the first run.
+        uses_source: Whether any component read the frozen network in the last run.
+        side_stream: The stream on which the frozen network runs; None runs it on demand.
+        objective: `compute_objective`, or a compiled form of it.
     """
 
-    def __init__(self, images: Tensor, storage: Storage) -> None:
+    def __init__(self, images: Tensor) -> None:
         self.images = torch.empty_like(images)
         self.generator = torch.Generator(images.device)
-        self.seed = 0
-        self.draws: bool | None = None
-        self.compares = False
-        self.beside: torch.cuda.Stream | None = None
-        self.draw: Draw = draw_lesson
-        self._storage = storage
+        self.uses_rng: bool | None = None
+        self.uses_source = False
+        self.side_stream: torch.cuda.Stream | None = None
+        self.objective: ObjectiveFn = compute_objective
 
-    def reseed(self) -> None:
-        """Have the next run draw the numbers of its batch."""
-        self.generator.manual_seed(self.seed)
+    def run(self, method: Method, state: State) -> StepResult:
+        """Run `train_step` on the batch that `images` holds."""
+        made: list[Step] = []
 
-    def run(self, adapter: "Adapter") -> Result:
-        """Do what `Eager.run` does with the batch that `images` holds."""
-        with self._nothing_lost(adapter):
-            step = adapter._look(self.images, generator=self.generator, beside=self.beside)
-            if self.compares:
-                step.source_logits  # noqa: B018  # before the lesson is drawn: a compiled one holds no network
-            result = self._learn(adapter, step) if adapter._names else self._predict(adapter, step)
-            self.draws = step.drew
-            self.compares = step.compared_with_source
+        def make_step(images: Tensor) -> Step:
+            step = state.make_step(images, self.generator, self.side_stream)
+            made.append(step)
+            if self.uses_source:
+                step.source_logits  # noqa: B018  # before the objective: a compiled one contains no network
+            return step
+
+        result = train_step(method, state, self.images, make_step=make_step, objective=self.objective)
+        self.uses_rng = any(step.used_rng for step in made)
+        self.uses_source = any(step.used_source for step in made)
+        return result
+
+
+class StaticEngine(EagerEngine):
+    """One static step for each shape of batch.
+
+    The first batch of each shape runs eagerly, because lazy buffers must exist before their addresses are fixed; so do
+    batches of rare shapes. Eager and static steps share one state. Here static steps run as they are; `CudaGraphEngine`
+    captures them.
+
+    Args:
+        method: The choices.
+        state: What the steps change.
+        objective: How the objective is computed where nothing draws random numbers.
+    """
+
+    def __init__(self, method: Method, state: State, objective: ObjectiveFn = compute_objective) -> None:
+        super().__init__(method, state)
+        self._objective = objective
+        self._shapes = ShapeTracker(after=1)
+        self._steps: dict[ShapeKey, StaticStep] = {}
+        self._depends_on: Any = None
+
+    @property
+    def num_static_steps(self) -> int:
+        """How many shapes have a static step."""
+        return len(self._steps)
+
+    def run(self, images: Tensor) -> StepResult:
+        """As `EagerEngine.run`; the record is fetched from the device on access."""
+        key = shape_key(images)
+        if not self._shapes.should_capture(key):
+            result = self.run_eager(images)
+            self._shapes.record(key)
             return result
+        depends_on = self._dependencies()
+        if depends_on != self._depends_on:
+            if self._steps:
+                self.invalidate()
+                return self.run(images)
+            self._depends_on = depends_on
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = StaticStep(images)
+        if step.uses_rng is not False:
+            # Random numbers follow the count of good batches, which has to be fetched.
+            step.generator.manual_seed(batch_seed(self.state.seed, int(self.state.index)))
+        step.images.copy_(images)
+        return self._execute(step)
 
-    def _predict(self, adapter: "Adapter", step: Step) -> Result:
-        novelty = adapter._novelty(step)
-        sound, seen_well = finite_groups([step.logits], [step.images])
-        self._commit(adapter, step, sound)
-        self._storage.index.add_(sound)
-        nobody = torch.zeros_like(step.weights, dtype=torch.bool)
-        yes = torch.ones_like(sound)
-        flags = torch.stack([sound, yes, ~yes, seen_well, sound, yes])
-        return Result(step.answer, nobody, novelty, flags, None)
+    def run_eager(self, images: Tensor) -> StepResult:
+        """Run operation by operation, whatever the engine."""
+        return train_step(self.method, self.state, images)
 
-    def _learn(self, adapter: "Adapter", step: Step) -> Result:
-        lesson = self.draw(adapter, step)
-        stepper, objective = adapter._stepper, lesson.objective
-        gradients = torch.autograd.grad(objective, stepper.parameters, materialize_grads=True)
-        adapter.network.leave()
-        if self._storage.total:
-            gradients = tuple(torch._foreach_add(self._storage.total, gradients))
-        live = self._storage.live
-        before = live.copied()
-        try:
-            stepper.step(gradients)
-            self._storage.absorb()
-            due = self._storage.waiting + 1 == stepper.accumulate
-            stepped_well, gathered_well, finite, *healthy = finite_groups(
-                live.fractional(),
-                Flat.of(gradients).fractional() if self._storage.total else [],
-                *([objective], [step.images], [step.logits]),
-            )
-            sound = finite & (torch.where(due, stepped_well, gathered_well) if self._storage.total else stepped_well)
-            good = sound & lesson.useful
-            stepped = good & due
-            self._tell_parts(adapter, step, good, stepped)
-            live.choose(stepped, before)
-            answer = step.answer.detach()
-            if adapter.output == "after":
-                with torch.no_grad():
-                    answer = torch.where(sound, adapter.network(step.images), answer)
-        except BaseException:
-            live.restore(before)
-            raise
-        self._commit(adapter, step, sound)
-        self._count(gradients, sound, good, stepped)
-        flags = torch.stack([sound, lesson.useful, stepped, *healthy, finite])
-        return Result(answer, lesson.selected & sound, lesson.novelty, flags, objective.detach())
+    def invalidate(self) -> None:
+        """Forget every static step."""
+        self._shapes.clear()
+        self._steps = {}
+        self._depends_on = None
 
-    def _commit(self, adapter: "Adapter", step: Step, sound: Tensor) -> None:
-        self._storage.absorb()  # what the models themselves replaced while they ran
-        self._storage.keep(adapter.network.commit, sound)
-        if step.compared_with_source:
-            self._storage.keep(adapter.source.commit, sound)
+    def _dependencies(self) -> Any:  # noqa: ANN401  # compared with `==` only
+        """What a captured step has built in: addresses of tensors and the optimizer's settings."""
+        optimizer = self.state.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        settings = [
+            (key, _setting(value, self.state.device)) for group in groups for key, value in group.items() if key != "params"
+        ]
+        return self.state.addresses(), settings
 
-    def _tell_parts(self, adapter: "Adapter", step: Step, good: Tensor, stepped: Tensor) -> None:
-        with torch.no_grad():
-            for part in adapter._parts:
-                self._storage.keep(lambda part=part: part.on_batch(step), good)  # type: ignore[misc]
-                self._storage.keep(lambda part=part: part.on_step(step), stepped)  # type: ignore[misc]
+    def _objective_fn(self, step: StaticStep) -> Callable[..., Any]:
+        # Random numbers are for further views of the batch, on which a network has to run.
+        return self._objective if step.uses_rng is False else compute_objective
 
-    def _count(self, gradients: tuple[Tensor, ...], sound: Tensor, good: Tensor, stepped: Tensor) -> None:
-        storage = self._storage
-        storage.index.add_(sound)
-        storage.taken.add_(stepped)
-        if storage.total:
-            storage.waiting.copy_((storage.waiting + good) * ~stepped)
-            sums = Flat.of(gradients).where(~stepped, Flat.of([torch.zeros_like(gradient) for gradient in gradients]))
-            sums.where(good, Flat.of(storage.total)).pour(storage.total)
-
-    @contextmanager
-    def _nothing_lost(self, adapter: "Adapter") -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._storage.put_back()
-            raise
-        finally:
-            adapter.network.discard()
-            adapter.source.discard()
+    def _execute(self, step: StaticStep) -> StepResult:
+        step.objective = self._objective_fn(step)
+        return step.run(self.method, self.state)
 
 
-def finite_groups(*groups: list[Tensor]) -> tuple[Tensor, ...]:
-    """For each group, whether none of its numbers is NaN or infinite; a group of none is well."""
-    with torch.no_grad():
-        # One pass over each tensor, where `isfinite` takes five: both kinds show in the largest absolute value.
-        largest = [torch.linalg.vector_norm(tensor, math.inf) for group in groups for tensor in group]
-        kind = reduce(torch.promote_types, (norm.dtype for norm in largest))
-        well = torch.stack([norm.to(kind) for norm in largest]) < math.inf
-        return tuple(
-            some[0] if len(some) == 1 else some.all() for some in torch.split(well, [len(group) for group in groups])
-        )
+def _setting(value: Any, device: torch.device) -> Any:  # noqa: ANN401  # an optimizer may keep anything
+    """What of an optimizer's setting a captured step depends on: of a tensor on the device, only which one it is."""
+    if isinstance(value, Tensor):
+        return id(value) if value.device == device else value.tolist()
+    return value

@@ -392,7 +392,7 @@ def test_batches_to_gather_are_counted_in_whole_numbers(model, accumulate):
         ("select", dp.ConfidenceDifference),
         ("statistics", dp.statistics.Batch),
         ("loss", "entropy"),
-        ("regularizer", dp.regularizers.StochasticRestore),
+        ("regularizer", dp.after.StochasticRestore),
         ("source_statistics", "source"),
         ("scope", dp.scopes.everything),
     ],

@@ -31,7 +31,7 @@ def with_rejection(case):
     return NotTooBright()
 
 
-def eventful(count=22, seed=0):
+def faulty_stream(count=22, seed=0):
     """A stream with a NaN, a batch to be rejected whole, and smaller batches, once and again."""
     stream = batches(count, seed=seed)
     stream[6][0, 0, 0, 0] = torch.nan

@@ -1,0 +1,52 @@
+"""Captured steps where that works, eager ones where it does not."""
+
+import warnings
+
+from torch import Tensor
+
+from driftproof.adapter.engines.compiled import FusedCudaGraphEngine
+from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, supports_cuda_graphs
+from driftproof.adapter.engines.eager import EagerEngine
+from driftproof.adapter.method import Method
+from driftproof.adapter.state import State
+from driftproof.errors import EngineError
+from driftproof.record import StepResult
+
+__all__ = ["AutoEngine"]
+
+
+class AutoEngine(EagerEngine):
+    """Captures steps on a CUDA device; if that fails, warns once and runs eagerly from then on.
+
+    Args:
+        method: The choices.
+        state: What the steps change.
+        fused: Whether to fuse batch norms with their neighbors.
+    """
+
+    def __init__(self, method: Method, state: State, *, fused: bool) -> None:
+        super().__init__(method, state)
+        make = FusedCudaGraphEngine if fused else CudaGraphEngine
+        can_capture = method.dynamic_reason is None and state.distributed.size == 1
+        self._captured: EagerEngine | None = make(method, state) if can_capture else None
+
+    def run(self, images: Tensor) -> StepResult:
+        """As `EagerEngine.run`, captured where that works."""
+        if self._captured is None or not supports_cuda_graphs(self.state.device):
+            return super().run(images)
+        try:
+            return self._captured.run(images)
+        except EngineError as error:
+            self._captured.invalidate()
+            self._captured = None
+            warnings.warn(
+                f'Steps run eagerly, which is slower: {error} Pass `engine="eager"` to silence this.',
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return super().run(images)
+
+    def invalidate(self) -> None:
+        """Drop captured steps."""
+        if self._captured is not None:
+            self._captured.invalidate()

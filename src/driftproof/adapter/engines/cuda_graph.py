@@ -1,0 +1,180 @@
+"""Steps captured in CUDA graphs: one launch for a whole step."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.engines.static import StaticEngine, StaticStep
+from driftproof.adapter.method import Method
+from driftproof.adapter.state import State
+from driftproof.errors import ConfigurationError, EngineError
+from driftproof.record import StepResult
+
+__all__ = ["CudaGraphEngine", "reject_dynamic", "require_cuda", "supports_cuda_graphs"]
+
+
+class CudaGraphEngine(StaticEngine):
+    """Captures each static step when it is first repeated, and replays it from then on.
+
+    Of every shape the first batch runs eagerly, the second as a static step, and the third is captured. A graph reads
+    and writes the addresses it was captured with; the state keeps them, and whatever moves them drops the graphs. With
+    a compiled objective there is one more warm-up run.
+    """
+
+    def __init__(self, method: Method, state: State, **options: Any) -> None:  # noqa: ANN401  # relayed
+        super().__init__(method, state, **options)
+        self._clear_graphs()
+
+    def _clear_graphs(self) -> None:
+        self._graphs: dict[StaticStep, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        # Graphs of one adapter never run at once and keep nothing from run to run, so they share their memory.
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def run(self, images: Tensor) -> StepResult:
+        """As `EagerEngine.run`, replayed."""
+        require_cuda(self.state.device)
+        return super().run(images)
+
+    def invalidate(self) -> None:
+        """Forget every graph, once the last replay has finished."""
+        if self._graphs:
+            torch.cuda.synchronize(self.state.device)
+        super().invalidate()
+        self._clear_graphs()
+
+    def _execute(self, step: StaticStep) -> StepResult:
+        if step.uses_rng is None:
+            _reject_host_state(self.state)
+            return self._warm_up(step)
+        if step.uses_source and step.side_stream is None:
+            step.side_stream = torch.cuda.Stream(self.state.device)  # type: ignore[no-untyped-call]
+        if step.objective is not self._objective_fn(step):
+            return self._warm_up(step)
+        if step not in self._graphs:
+            self._graphs[step] = self._capture(step)
+        graph, result = self._graphs[step]
+        graph.replay()
+        return result.clone()
+
+    def _warm_up(self, step: StaticStep) -> StepResult:
+        """Run once for real on the capture stream, so that whatever is set up on first use exists."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.state.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self.state.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = super()._execute(step).clone()
+        current.wait_stream(self._stream)
+        for tensor in (result.logits, result.record.selected, result.record.novelty):
+            tensor.record_stream(current)
+        return result
+
+    def _capture(self, step: StaticStep) -> tuple[torch.cuda.CUDAGraph, StepResult]:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(step.generator)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with _undo_failed_capture(self.state.device, self._pool):
+                # Threads that load data may allocate meanwhile; only this one must not.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    result = step.run(self.method, self.state)
+        except Exception as error:
+            self.invalidate()
+            raise _to_engine_error(error) from error
+        return graph, result
+
+
+@contextmanager
+def _undo_failed_capture(device: torch.device, pool: Any) -> Iterator[None]:  # noqa: ANN401  # torch's handle
+    """Leave the process as if a failed capture had never been tried.
+
+    Torch ends a capture that went wrong half-way: the current stream stays the capture stream, the allocator goes on
+    serving that stream from the graph's pool, and the device's random generator believes that it is captured.
+    """
+    stream = torch.cuda.current_stream(device)
+    generator = torch.cuda.default_generators[device.index or 0]
+    random_state = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        torch.cuda.set_stream(stream)
+        _end_allocation(device, pool)
+        generator.graphsafe_set_state(random_state.graphsafe_get_state())
+        torch.cuda.synchronize(device)
+        raise
+
+
+def _end_allocation(device: torch.device, pool: Any) -> None:  # noqa: ANN401  # torch's handle
+    for release in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        try:
+            release(device.index or 0, pool)
+        except RuntimeError:  # the capture's own end got so far
+            continue
+
+
+def supports_cuda_graphs(device: torch.device) -> bool:
+    """Whether steps on this device can be captured."""
+    return device.type == "cuda"
+
+
+def require_cuda(device: torch.device) -> None:
+    """Refuse a device on which steps cannot be captured."""
+    if not supports_cuda_graphs(device):
+        raise ConfigurationError(
+            f'Expected the model on a CUDA device, since `engine="graph"` captures CUDA graphs, but it is on {device}. '
+            'Move the adapter there, or choose `engine="eager"` or `engine="compile"`.'
+        )
+
+
+def reject_dynamic(method: Method, device: torch.device) -> None:
+    """Refuse a method whose step cannot be captured, and a machine without CUDA."""
+    if method.dynamic_reason is not None:
+        raise ConfigurationError(
+            f'Expected `engine` to be "auto", "eager" or "compile", since {method.dynamic_reason}. Such a step cannot be '
+            "captured."
+        )
+    if not supports_cuda_graphs(device) and not torch.cuda.is_available():
+        raise ConfigurationError(
+            'Expected a CUDA device for `engine="graph"`, which captures CUDA graphs, but there is none. '
+            'Choose `engine="eager"` or `engine="compile"`.'
+        )
+
+
+def _reject_host_state(state: State) -> None:
+    """Refuse an optimizer that counts on the host: a replayed step would not count."""
+    optimizer = state.optimizer
+    if optimizer is None:
+        return
+    for values in optimizer.state.values():
+        for key, value in values.items():
+            counts = isinstance(value, int | float) and not isinstance(value, bool)
+            if counts or (isinstance(value, Tensor) and value.device != state.device):
+                raise EngineError(
+                    f"Expected an optimizer that keeps its state on the device, such as Adam or SGD, but "
+                    f'{type(optimizer).__name__} keeps `{key}` on the host. Choose another, or `engine="eager"`.'
+                )
+
+
+def _to_engine_error(error: Exception) -> EngineError:
+    # Ending a failed capture fails as well; the reason is the first error.
+    reasons: list[BaseException] = [error]
+    while reasons[-1].__context__ is not None:
+        reasons.append(reasons[-1].__context__)
+    first = reasons[-1]
+    named = next((reason for reason in reasons if isinstance(reason, EngineError)), None)
+    if named is not None:
+        return named
+    if any(isinstance(reason, torch.OutOfMemoryError) for reason in reasons):
+        return EngineError(
+            f"The device ran out of memory while the step was captured: {first}. Nothing was lost. Free memory, use "
+            'smaller batches, or choose `engine="eager"`.'
+        )
+    return EngineError(
+        f"The step could not be captured: {first}. A component or model that copies between host and device cannot be; "
+        'choose `engine="eager"`.'
+    )

@@ -1,0 +1,234 @@
+"""A method: one choice for each part of a test-time adaptation step."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.after import After
+from driftproof.components import Component, Step
+from driftproof.components.describe import describe_value
+from driftproof.distributed import RankGroup
+from driftproof.errors import ConfigurationError
+from driftproof.gradients import Gradient, Plain
+from driftproof.losses import Loss
+from driftproof.memories import Memory
+from driftproof.network import LogitsAccessor, Precision
+from driftproof.outputs import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
+from driftproof.regularizers import Regularizer
+from driftproof.scopes import Nothing, Scope
+from driftproof.selection import Selection
+from driftproof.statistics import Statistics
+from driftproof.teacher import EMA
+
+__all__ = ["AdapterOptions", "EngineName", "MakeOptimizer", "Method", "Novelty", "Schedule", "check_engine_options"]
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Novelty = Callable[[Step], Tensor]
+Schedule = Callable[[Tensor], Tensor]
+EngineName = Literal["auto", "eager", "compile", "graph"]
+OutputName = Literal["before", "after", "teacher", "ensemble"]
+
+_OUTPUTS: dict[str, type[Output]] = {
+    "before": BeforeUpdate,
+    "after": AfterUpdate,
+    "teacher": Teacher,
+    "ensemble": Ensemble,
+}
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "average_over": ("selected", "batch"),
+    "mean_entropy_over": ("selected", "batch"),
+    "output": tuple(_OUTPUTS),
+    "engine": ("auto", "eager", "compile", "graph"),
+    "precision": (None, "fp32", "tf32", "bf16"),
+    "source_precision": (None, "bf16"),
+}
+
+
+class AdapterOptions(TypedDict, total=False):
+    """Keywords that every method passes on to its `Adapter`, which documents them."""
+
+    accumulate: int
+    source_statistics: Statistics | None
+    average_over: Literal["selected", "batch"]
+    mean_entropy_over: Literal["selected", "batch"]
+    output: OutputName | Output
+    novelty: Novelty | None
+    logits: LogitsAccessor | None
+    classifier: str | None
+    seed: int
+    engine: EngineName
+    precision: Precision | None
+    source_precision: Literal["bf16"] | None
+    channels_last: bool
+    process_group: RankGroup
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Method:
+    """The choices of a method, validated; `Adapter` documents each. It holds no tensors but its components' own."""
+
+    scope: Scope
+    statistics: Statistics
+    source_statistics: Statistics | None = None
+    loss: Loss | None = None
+    select: Selection | None = None
+    mean_entropy: float = 0.0
+    regularizer: Regularizer | None = None
+    gradient: Gradient | None = None
+    optimizer: MakeOptimizer | None = None
+    lr_schedule: Schedule | None = None
+    accumulate: int = 1
+    memory: Memory | None = None
+    teacher: EMA | None = None
+    after: tuple[After, ...] = ()
+    output: Output | None = None
+    novelty: Novelty | None = None
+    average_over: Literal["selected", "batch"] = "selected"
+    mean_entropy_over: Literal["selected", "batch"] = "batch"
+
+    def __post_init__(self) -> None:
+        _check_choice("average_over", self.average_over)
+        _check_choice("mean_entropy_over", self.mean_entropy_over)
+        for name, kind in _KINDS.items():
+            values = self.after if name == "after" else (getattr(self, name),)
+            for value in values:
+                _check_kind(name, value, kind, required=name in ("scope", "statistics"))
+        for name in ("optimizer", "lr_schedule", "novelty"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise ConfigurationError(f"Expected `{name}` to be a function, but got {value!r}.")
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            raise ConfigurationError(
+                "Expected `optimizer` to be a function that makes an optimizer from parameters, such as "
+                "`functools.partial(torch.optim.Adam, lr=1e-3)`, but got an optimizer."
+            )
+        if not isinstance(self.accumulate, int) or isinstance(self.accumulate, bool) or self.accumulate < 1:
+            raise ConfigurationError(f"Expected `accumulate` to be a number of batches ≥ 1, but got {self.accumulate!r}.")
+        if isinstance(self.mean_entropy, bool) or not math.isfinite(self.mean_entropy):
+            raise ConfigurationError(f"Expected `mean_entropy` to be a finite number, but got {self.mean_entropy!r}.")
+        self._check_learning()
+
+    def _check_learning(self) -> None:
+        if self.learns:
+            if self.loss is None or self.optimizer is None:
+                raise ConfigurationError(f"Expected a `loss` and an `optimizer`, since {self.scope} trains parameters.")
+            return
+        given = [name for name in _LEARNING if getattr(self, name) not in (None, (), 0.0)]
+        if given:
+            raise ConfigurationError(
+                f"Expected no {', '.join(f'`{name}`' for name in given)} with {self.scope}: nothing learns. "
+                "Choose another `scope`, such as `norm_affine()`."
+            )
+
+    @property
+    def learns(self) -> bool:
+        """Whether any parameter is trained."""
+        return not isinstance(self.scope, Nothing)
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """The components by the names of their choices; several `after` are numbered."""
+        named: dict[str, Any] = {name: getattr(self, name) for name in _COMPONENTS}
+        named |= {f"after_{number}": component for number, component in enumerate(self.after)}
+        return {name: component for name, component in named.items() if component is not None}
+
+    @property
+    def dynamic_reason(self) -> str | None:
+        """Why a step cannot be captured in a CUDA graph, with the component's name; None if it can."""
+        for component in self.components.values():
+            if component.dynamic_reason is not None:
+                return f"{type(component).__name__} is data-dependent: {component.dynamic_reason}"
+        return None
+
+    @property
+    def prepared_values(self) -> dict[str, float]:
+        """What the components found in source data, by name."""
+        return {name: value for one in self.components.values() for name, value in one.prepared_values.items()}
+
+    def describe(self) -> dict[str, str]:
+        """The choices as text; two methods that agree here are the same method."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        optimizer = values.pop("optimizer")
+        described = {name: describe_value(value) for name, value in values.items() if name != "accumulate"}
+        name = "None" if optimizer is None else _describe_optimizer(optimizer)
+        described["optimizer"] = name if self.accumulate == 1 else f"{name}, every {self.accumulate} batches"
+        return described
+
+
+_KINDS: dict[str, type] = {
+    "scope": Scope,
+    "statistics": Statistics,
+    "source_statistics": Statistics,
+    "loss": Loss,
+    "select": Selection,
+    "regularizer": Regularizer,
+    "gradient": Gradient,
+    "memory": Memory,
+    "teacher": EMA,
+    "after": After,
+    "output": Output,
+}
+_COMPONENTS = (
+    "statistics",
+    "source_statistics",
+    "loss",
+    "select",
+    "regularizer",
+    "gradient",
+    "memory",
+    "output",
+)
+_LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
+
+
+def resolve_output(output: str | Output) -> Output:
+    """The output component of a name."""
+    if isinstance(output, str):
+        _check_choice("output", output)
+        return _OUTPUTS[output]()
+    return output
+
+
+def check_engine_options(**chosen: str | None) -> None:
+    """Refuse an `engine`, `precision` or `source_precision` that does not exist."""
+    for name, value in chosen.items():
+        _check_choice(name, value)
+
+
+def _check_choice(name: str, value: object) -> None:
+    if value not in _CHOICES[name]:
+        allowed = ", ".join(filter(None, _CHOICES[name]))
+        raise ConfigurationError(f"Expected `{name}` to be one of {allowed}, but got {value!r}.")
+
+
+def _check_kind(name: str, value: object, kind: type, *, required: bool) -> None:
+    """Refuse an object of another kind: most often a class in place of an instance."""
+    if isinstance(value, kind) or (value is None and not required):
+        return
+    hint = f" Call it: `{value.__name__}(...)`." if callable(value) and hasattr(value, "__name__") else ""
+    raise ConfigurationError(f"Expected `{name}` to be of type {kind.__name__}, but got {value!r}.{hint}")
+
+
+def _describe_optimizer(make: MakeOptimizer) -> str:
+    """The optimizer by its class and settings other than the learning rate, which may be changed midway."""
+    function, keywords = getattr(make, "func", make), dict(getattr(make, "keywords", {}))
+    while hasattr(function, "func"):  # nested partials
+        function, keywords = function.func, {**function.keywords, **keywords}
+    settings = [f"{name}={describe_value(value)}" for name, value in keywords.items() if name != "lr"]
+    name = describe_value(function)
+    return f"{name}({', '.join(settings)})" if settings else name
+
+
+def check_needs_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose step needs a closure."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigurationError(
+            f"Expected an optimizer that steps from gradients, but {type(optimizer).__name__} needs a closure that "
+            "computes the loss again. Choose another, such as Adam or SGD."
+        )

@@ -1,0 +1,129 @@
+"""The objective of one batch, from the choices of a method."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.method import Method
+from driftproof.components import Component, Step
+from driftproof.errors import ComponentError, ModelError
+from driftproof.predictions import mean_prediction_entropy
+from driftproof.selection import SampleWeights
+
+__all__ = ["Objective", "compute_novelty", "compute_objective"]
+
+
+class Objective(NamedTuple):
+    """What a batch has to teach.
+
+    Attributes:
+        loss: The loss to minimize, a 0-d tensor with its graph; over the batch of all ranks.
+        selected: The samples that attract, as a boolean mask.
+        has_signal: Whether there is anything to learn on any rank, as a 0-d tensor.
+        novelty: How unfamiliar each sample is.
+    """
+
+    loss: Tensor
+    selected: Tensor
+    has_signal: Tensor
+    novelty: Tensor
+
+
+def compute_objective(method: Method, step: Step, selected_before: Tensor | None = None) -> Objective:
+    """Compute the objective; sets the step's weights. Nothing is fetched from the device.
+
+    Args:
+        method: The choices.
+        step: The batch to learn from.
+        selected_before: Only these samples can be selected; None is all of them.
+    """
+    assert method.loss is not None  # Method checks it
+    losses = _check_per_sample(method.loss, "a loss", method.loss.per_sample(step), step)
+    step.weights, step.repel_weights = _compute_weights(method, step, selected_before)
+    selected = step.weights > 0
+    weighted, kept = step.distributed.sum((step.weights * losses).sum(), selected.sum())
+    per_batch = method.average_over == "batch"
+    count = step.distributed.global_count(selected.numel()) if per_batch else kept.clamp(min=1)
+    loss, has_signal = weighted / count, kept > 0
+    if step.repel_weights is not None:
+        repelled = step.repel_weights > 0
+        weighted, number = step.distributed.sum((step.repel_weights * losses).sum(), repelled.sum())
+        loss = loss - weighted / (count if per_batch else number.clamp(min=1))
+        has_signal = has_signal | (number > 0)
+    if method.mean_entropy != 0:
+        averaged = _averaged_samples(method, step)
+        loss = loss - method.mean_entropy * mean_prediction_entropy(step.probabilities, averaged, step.distributed)
+        # The mean of no samples is a constant.
+        has_signal = has_signal | (True if averaged is None else step.distributed.sum((averaged > 0).sum())[0] > 0)
+    penalty = None if method.regularizer is None else method.regularizer.penalty(step)
+    if penalty is not None:
+        loss = loss + _check_scalar(method.regularizer, penalty)
+    if not loss.requires_grad:
+        raise ModelError(f"No parameter that {method.scope} trains has any influence on the model's output.")
+    with torch.no_grad():
+        return Objective(loss, selected, has_signal, compute_novelty(method, step))
+
+
+def compute_novelty(method: Method, step: Step) -> Tensor:
+    """How unfamiliar each sample is, by the method's own score or the default one."""
+    return step.novelty() if method.novelty is None else method.novelty(step)
+
+
+def _compute_weights(method: Method, step: Step, selected_before: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Attracting and repelling weights of the selection, the memory and an earlier pass together."""
+    attract, repel = step.weights, None
+    if method.select is not None:
+        given = method.select.weights(step)
+        attract, repel = given if isinstance(given, SampleWeights) else (given, None)
+        attract = _check_per_sample(method.select, "weights", attract, step)
+        if repel is not None:
+            repel = _check_per_sample(method.select, "repelling weights", repel, step)
+            valid = method.select.valid_mask(step)
+            repel = repel if valid is None else repel * valid
+    remembered = None if method.memory is None else method.memory.weights(step)
+    if remembered is not None:
+        assert method.memory is not None
+        remembered = _check_per_sample(method.memory, "weights", remembered, step)
+        attract, repel = attract * remembered, None if repel is None else repel * remembered
+    if selected_before is not None:
+        attract = attract * selected_before
+    return attract.detach(), None if repel is None else repel.detach()
+
+
+def _averaged_samples(method: Method, step: Step) -> Tensor | None:
+    """Which samples the mean prediction is of, as weights; None is all of them."""
+    if method.mean_entropy_over == "selected":
+        return step.weights
+    valid = None if method.select is None else method.select.valid_mask(step)
+    remembered = None if method.memory is None else method.memory.weights(step)
+    if valid is None or remembered is None:
+        return valid if remembered is None else remembered
+    return valid * remembered
+
+
+def _check_per_sample(component: Component, what: str, values: object, step: Step) -> Tensor:
+    """Refuse anything but one number per sample: a wrong shape would broadcast, and train on nonsense."""
+    name, expected = type(component).__name__, tuple(step.weights.shape)
+    if not isinstance(values, Tensor):
+        raise ComponentError(f"Expected {name} to return {what} as a tensor, but got {type(values).__name__}.")
+    if tuple(values.shape) != expected:
+        raise ComponentError(
+            f"Expected {name} to return {what} of shape {expected}, one number per sample, but got "
+            f"{tuple(values.shape)}."
+        )
+    if values.device != step.weights.device or not (values.is_floating_point() or values.dtype == torch.bool):
+        raise ComponentError(
+            f"Expected {name} to return {what} as floating-point numbers on {step.weights.device}, but got "
+            f"{values.dtype} on {values.device}."
+        )
+    return values
+
+
+def _check_scalar(component: Component | None, value: Tensor) -> Tensor:
+    if value.ndim != 0:
+        raise ComponentError(
+            f"Expected {type(component).__name__} to return a penalty without dimensions, but got shape "
+            f"{tuple(value.shape)}. Sum it up."
+        )
+    return value

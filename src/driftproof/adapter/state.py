@@ -1,0 +1,507 @@
+"""Everything an adapter remembers, enumerated once."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
+from driftproof.adapter.method import Method
+from driftproof.adapter.optimizers import HostState, build_optimizer, has_known_start, initial_values, iter_tensors, load_optimizer_state
+from driftproof.adapter.tensor_list import FlatTensors, TensorList, make_contiguous
+from driftproof.components import Component, Step
+from driftproof.distributed import Distributed
+from driftproof.errors import ComponentError, ConfigurationError, EngineError
+from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.norms import BatchNorm
+
+__all__ = ["Backup", "Slot", "State"]
+
+
+class Slot(NamedTuple):
+    """A place where a tensor is kept: `table[key]`.
+
+    Attributes:
+        name: Its name in a saved state.
+        table: The dictionary that holds it.
+        key: Its key there.
+        group: "parameter" is written in place and undone with a step; "buffer" is replaced and undone with a batch;
+            "model" is written by the wrapped model's own code and never undone.
+        owner: What to call its owner in a message.
+    """
+
+    name: str
+    table: dict[str, Any]
+    key: str
+    group: str
+    owner: str = ""
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that is there now."""
+        tensor: Tensor | None = self.table.get(self.key)
+        return tensor
+
+
+class Backup(NamedTuple):
+    """What a step needs to be undone."""
+
+    values: FlatTensors | None
+    buffers: dict[str, list[tuple[Slot, Tensor | None, int]]]
+    host: HostState | None
+
+
+class State(nn.Module):
+    """The networks, the components' tensors, the optimizer and the counters of one adapter.
+
+    `slots` is the one enumeration of what an adapter remembers: undoing a step, resetting, saving, loading and comparing
+    ranks all rest on it. Tensors keep their addresses from step to step, so that a captured step stays valid; whatever
+    a component puts in the place of a buffer is copied into it.
+
+    Args:
+        model: The user's model; it is copied.
+        method: The choices; their components become part of the state.
+        logits: As for `Network`.
+        classifier: As for `Network`.
+        precision: Of the adapting network.
+        source_precision: Of the frozen network.
+        channels_last: Whether images and convolutions have channels last.
+        distributed: The ranks that share each batch.
+        capturable: Whether the optimizer must be capturable in a CUDA graph.
+        seed: Seed of all random numbers.
+
+    Attributes:
+        network: The adapting network θ_a.
+        source: The frozen network θ_o.
+        teacher: A moving average of the adapting network; None without `teacher=`.
+        names: The names of the trainable parameters in the model.
+        index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
+        num_steps: How many optimizer steps were taken since the start or the last reset.
+        accumulated_batches: How many batches wait for their step.
+    """
+
+    index: Tensor
+    num_steps: Tensor
+    accumulated_batches: Tensor
+    optimizer: torch.optim.Optimizer | None
+    teacher: Network | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        logits: LogitsAccessor | None = None,
+        classifier: str | None = None,
+        precision: Precision | None = None,
+        source_precision: Precision | None = None,
+        channels_last: bool = False,
+        distributed: Distributed | None = None,
+        capturable: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._method = method
+        self.seed = seed
+        self.distributed = distributed or Distributed()
+        self.capturable = capturable
+        self.components = nn.ModuleDict(method.components)
+        adapting, frozen, self.names = make_adapting_and_frozen(model, method.scope, channels_last=channels_last)
+        shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
+        self.network = Network(adapting, method.statistics, precision=precision, **shared)
+        followed = method.source_statistics or method.statistics
+        self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
+        self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
+        for name in ("index", "num_steps", "accumulated_batches"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
+        self._needs_features = any(one.needs_features for one in self._components)
+        self._needs_source_features = any(one.needs_source_features for one in self._components)
+        self.after_names = [name for name in self.components if name.startswith("after_")]
+        self._reset_condition: Tensor | None = None
+        self._layout: _Layout | None = None
+        self.find_parameters()
+        self._build_optimizer()
+        resetting = [one for one in method.after if one.resets]
+        if resetting and self.optimizer is not None and not has_known_start(self.optimizer):
+            raise ConfigurationError(
+                f"Expected an optimizer of torch.optim without dampening with {resetting[0]!r}, which resets it, but got "
+                f"{type(self.optimizer).__name__}."
+            )
+        self.reset_components()
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.network.model.parameters()).device
+
+    @property
+    def _components(self) -> Iterable[Component]:
+        return self.components.values()  # type: ignore[return-value]
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The networks by name."""
+        named = {"network": self.network, "source": self.source, "teacher": self.teacher}
+        return {name: network for name, network in named.items() if network is not None}
+
+    def slots(self) -> Iterator[Slot]:
+        """Every place where a tensor is kept that may change, each with its name."""
+        model = self.network.model
+        for name in self.names:
+            path, _, leaf = name.rpartition(".")
+            yield Slot(f"model.{name}", model.get_submodule(path)._parameters, leaf, "parameter")
+        yield from _own_buffers("model", model)
+        if self.teacher is not None:
+            for path, module in self.teacher.model.named_modules():
+                for name in module._parameters:
+                    yield Slot(_join("teacher", path, name), module._parameters, name, "parameter")
+            yield from _own_buffers("teacher", self.teacher.model)
+        for choice, component in self.components.items():
+            for path, module in component.named_modules():
+                for name in module._parameters:
+                    yield Slot(_join(choice, path, name), module._parameters, name, "parameter", choice)
+                for name in module._buffers:
+                    yield Slot(_join(choice, path, name), module._buffers, name, "buffer", choice)
+        for prefix, network in self.networks.items():
+            for path, module in network.hooks.named_modules():
+                for name in module._buffers:
+                    yield Slot(_join(f"{prefix}_statistics", path, name), module._buffers, name, "buffer", prefix)
+        if self._accumulated:
+            for number, name in enumerate(self.names):
+                yield Slot(f"accumulated.{name}", self._accumulated, str(number), "parameter")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that a step may change: all slots, the optimizer's state and the counters."""
+        yield from (tensor for slot in self.slots() if (tensor := slot.tensor) is not None)
+        if self.optimizer is not None:
+            yield from iter_tensors(self.optimizer)
+        yield from (self.index, self.num_steps, self.accumulated_batches)
+
+    # --- the step's view ----------------------------------------------------------------------------------------------
+
+    def make_step(
+        self,
+        images: Tensor,
+        generator: torch.Generator | None = None,
+        side_stream: torch.cuda.Stream | None = None,
+    ) -> Step:
+        """Run the adapting network on a batch."""
+        statistics = self._method.statistics
+        same_rule = self._method.source_statistics is None and statistics.of is None
+        return Step(
+            images,
+            network=self.network,
+            source=self.source,
+            parameters=self.trainable,
+            source_parameters=self.source_parameters,
+            index=self.index,
+            seed=self.seed,
+            at_source=(self.num_steps == 0 if self.names else True) if same_rule else False,
+            teacher=self.teacher,
+            needs_features=self._needs_features,
+            needs_source_features=self._needs_source_features,
+            sample_mask=None if statistics.of is None else statistics.sample_mask,
+            generator=generator,
+            side_stream=side_stream,
+        )
+
+    @property
+    def accumulated_grads(self) -> list[Tensor]:
+        """The sums of gradients that wait for their step; empty without accumulation."""
+        return list(self._accumulated.values())
+
+    # --- backup and undo ----------------------------------------------------------------------------------------------
+
+    def backup(self) -> Backup:
+        """Remember everything a step may change."""
+        layout = self._find_layout()
+        buffers = {
+            owner: [(slot, tensor, 0 if tensor is None else tensor._version) for slot, tensor in held]
+            for owner, held in layout.buffers.items()
+        }
+        host = HostState(self._optimizer, self.device) if layout.has_host_state else None
+        return Backup(layout.values.clone() if layout.values.tensors else None, buffers, host)
+
+    def restore(self, before: Backup) -> None:
+        """Undo everything since a backup, after an error."""
+        for slot, tensor, _ in chain.from_iterable(before.buffers.values()):
+            slot.table[slot.key] = tensor
+        if before.host is not None:
+            before.host.restore()
+        # While a graph is captured no kernel has run, so every value is still what it was.
+        if before.values is not None and not _is_capturing(self.device):
+            assert self._layout is not None  # the backup was made with it
+            self._layout.values.restore(before.values)
+
+    def collect_replaced(self) -> None:
+        """Copy tensors that the optimizer put in the place of others into those."""
+        layout = self._find_layout()
+        if layout.has_host_state:
+            for table, key, held in layout.optimizer:
+                tensor = table.get(key)
+                if isinstance(tensor, Tensor) and tensor is not held and tensor.shape == held.shape:
+                    held.copy_(tensor)
+                    table[key] = held
+
+    def changed_values(self) -> list[Tensor]:
+        """The floating-point values that a step changes, in few vectors."""
+        layout = self._find_layout()
+        return layout.values.floating_point() + self._created_by_optimizer(layout)
+
+    def keep_values_where(self, stepped: Tensor, before: Backup) -> None:
+        """Undo the step's changes in place unless `stepped` holds."""
+        layout = self._find_layout()
+        if before.host is not None:
+            # The optimizer keeps something on the host, or makes new tensors: the host has to know.
+            if not bool(stepped):
+                before.host.restore()
+                self._layout = None
+            elif self._created_by_optimizer(layout):
+                self._layout = None
+        if before.values is not None:
+            layout.values.keep_where(stepped, before.values)
+
+    def keep_buffers_where(self, condition: Tensor, before: Backup, owners: Iterable[str] | None = None) -> None:
+        """Keep buffers that were replaced since the backup only where a 0-d condition holds.
+
+        Args:
+            condition: Whether to keep them.
+            before: What they were; updated to what they are now.
+            owners: Whose buffers; None is everybody's.
+        """
+        for owner in before.buffers if owners is None else owners:
+            held = before.buffers.get(owner, [])
+            for place, (slot, old, version) in enumerate(held):
+                new = slot.table.get(slot.key)
+                if new is old:
+                    if old is not None and old._version != version:
+                        raise ComponentError(
+                            f"Expected `{owner}` to replace its buffer `{slot.key}`, but it wrote into it, which cannot "
+                            f"be undone. Assign a new tensor: `self.{slot.key} = ...`."
+                        )
+                    continue
+                kept = self._keep_tensor(slot, new, old, condition)
+                slot.table[slot.key] = kept
+                held[place] = (slot, kept, 0 if kept is None else kept._version)
+
+    def _keep_tensor(self, slot: Slot, new: Tensor | None, old: Tensor | None, condition: Tensor) -> Tensor | None:
+        if new is not None and old is not None and new.shape == old.shape:
+            return old.copy_(torch.where(condition, new.detach().to(old.dtype), old))
+        if _is_capturing(self.device):
+            raise EngineError(
+                f"Expected `{slot.name}` to keep its shape from batch to batch, since the step is captured. "
+                'Use `engine="eager"`.'
+            )
+        # A buffer that came into being, or changed its shape: the host has to know whether it stays.
+        if not bool(condition):
+            return old
+        self._layout = None
+        return None if new is None else new.detach().clone()
+
+    def move_teacher(self, momentum: float) -> None:
+        """Move the teacher a little towards the adapting network."""
+        assert self.teacher is not None  # the method has one
+        ours, theirs = (
+            [one for one in network.model.parameters() if one.is_floating_point()]
+            for network in (self.teacher, self.network)
+        )
+        torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
+
+    def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
+        """Count a batch and its step, and keep gradients that wait for one."""
+        self.index.add_(finite)
+        self.num_steps.add_(stepped)
+        if self._reset_condition is not None:
+            self.num_steps.mul_(~(self._reset_condition & stepped))
+        if self._accumulated:
+            self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
+            for total, gradient in zip(self._accumulated.values(), gradients, strict=True):
+                total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
+
+    def finish_step(self) -> None:
+        """Drop what is still held of a step."""
+        self._reset_condition = None
+        for network in self.networks.values():
+            network.rollback()
+        self.network.detach_cached()
+
+    # --- reset --------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Return to exactly the starting point; what `prepare` found stays."""
+        with torch.inference_mode(False), torch.no_grad():
+            for now, start in zip(self.trainable, self.source_parameters, strict=True):
+                now.copy_(start)
+            restore_buffers(self.network.model, self.source.model)
+            if self.teacher is not None:
+                self._reset_teacher()
+            for counter in (self.index, self.num_steps, self.accumulated_batches):
+                counter.zero_()
+        self._build_optimizer()
+        self.reset_components()
+
+    def reset_where(self, condition: Tensor) -> None:
+        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
+        with torch.no_grad():
+            pairs = list(zip(self.trainable, self.source_parameters, strict=True))
+            if self.teacher is not None:
+                source = dict(self.source.model.named_parameters(remove_duplicate=False))
+                pairs += [(own, source[name]) for name, own in self.teacher.model.named_parameters()]
+            pairs += list(initial_values(self._optimizer))
+            for now, start in pairs:
+                now.copy_(torch.where(condition, start, now))
+            # The counter follows once it is known whether the step is kept.
+            earlier = self._reset_condition
+            self._reset_condition = condition if earlier is None else earlier | condition
+
+    def reset_components(self) -> None:
+        """Return the components and the statistics of the stream to their start."""
+        with torch.inference_mode(False), torch.no_grad():
+            for network in self.networks.values():
+                network.reset_statistics()
+            for component in self._components:
+                component.reset_state(self.network, self.trainable)
+        self._layout = None
+
+    def _reset_teacher(self) -> None:
+        assert self.teacher is not None
+        source = dict(self.source.model.named_parameters(remove_duplicate=False))
+        for name, parameter in self.teacher.model.named_parameters():
+            parameter.copy_(source[name])
+        restore_buffers(self.teacher.model, self.source.model)
+
+    # --- storage ------------------------------------------------------------------------------------------------------
+
+    def find_parameters(self) -> None:
+        """Look up the trainable parameters, after the networks have moved."""
+        self.trainable = tuple(self.network.model.get_parameter(name) for name in self.names)
+        self.source_parameters = tuple(self.source.model.get_parameter(name) for name in self.names)
+        self.require_gradients()
+
+    def require_gradients(self) -> None:
+        """Have exactly the trainable parameters require gradients, whatever the caller has set."""
+        if not all(parameter.requires_grad for parameter in self.trainable):
+            self.network.model.requires_grad_(False)
+            for parameter in self.trainable:
+                parameter.requires_grad_(True)
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        assert self.optimizer is not None, "nothing learns"
+        return self.optimizer
+
+    def _build_optimizer(self) -> None:
+        """Make a new optimizer, and new sums for accumulated gradients."""
+        self.optimizer = None
+        self._accumulated: dict[str, Tensor] = {}
+        self._layout = None
+        if self.names:
+            with torch.inference_mode(False):
+                self.optimizer = build_optimizer(self._method, self.trainable, capturable=self.capturable)
+            if self._method.accumulate > 1:
+                sums = (torch.zeros_like(parameter, requires_grad=False) for parameter in self.trainable)
+                self._accumulated = {str(number): total for number, total in enumerate(sums)}
+
+    def replace_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Use an optimizer with another state."""
+        self.optimizer = optimizer
+        self._layout = None
+
+    def drop_layout(self) -> None:
+        """Look up all tensors anew before the next step: some were replaced."""
+        self._layout = None
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """A context in which all tensors move to another device or dtype; the optimizer's state goes along."""
+        saved = None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict())
+        sums = self._accumulated
+        yield
+        self.find_parameters()
+        self._build_optimizer()
+        if self.optimizer is not None and saved is not None:
+            load_optimizer_state(self.optimizer, saved)
+            self._accumulated = {key: total.to(one) for (key, total), one in zip(sums.items(), self.trainable)}
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the tensors of the networks and of the optimizer's settings are, which a captured step depends on."""
+        self._find_layout()
+        networks = (tensor.data_ptr() for network in self.networks.values() for tensor in network.parameters())
+        return tuple(networks)
+
+    def _find_layout(self) -> "_Layout":
+        if self._layout is None:
+            self._layout = self._make_layout()
+        return self._layout
+
+    def _make_layout(self) -> "_Layout":
+        slots = list(self.slots())
+        values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
+        kept_by_optimizer: list[tuple[dict[str, Any], str, Tensor]] = []
+        if self.optimizer is not None:
+            values += [tensor for tensor in iter_tensors(self.optimizer) if tensor.device == self.device]
+            kept_by_optimizer = [
+                (table, key, tensor)
+                for table in self.optimizer.state.values()
+                for key, tensor in table.items()
+                if isinstance(tensor, Tensor) and tensor.device == self.device
+            ]
+        buffers: dict[str, list[tuple[Slot, Tensor | None]]] = defaultdict(list)
+        for slot in slots:
+            if slot.group == "buffer":
+                buffers[slot.owner].append((slot, slot.tensor))
+        unique = list({id(tensor): tensor for tensor in values}.values())
+        others = [tensor for network in self.networks.values() for tensor in network.parameters()]
+        return _Layout(
+            values=make_contiguous(unique, others),
+            buffers=buffers,
+            optimizer=kept_by_optimizer,
+            has_host_state=self.optimizer is not None and HostState.is_needed(self.optimizer, self.device),
+        )
+
+    def _created_by_optimizer(self, layout: "_Layout") -> list[Tensor]:
+        """Tensors that the optimizer has come to hold since the last look."""
+        if not layout.has_host_state:
+            return []
+        known = {id(tensor) for tensor in layout.values.tensors}
+        here = (tensor for tensor in iter_tensors(self._optimizer) if tensor.device == self.device)
+        return [tensor for tensor in here if id(tensor) not in known and tensor.is_floating_point() and tensor.numel()]
+
+
+class _Layout(NamedTuple):
+    """The slots sorted by how they are undone.
+
+    Attributes:
+        values: Tensors written in place.
+        buffers: Slots whose tensors are replaced, with the tensors they hold, by owner.
+        optimizer: Where the optimizer keeps tensors.
+        has_host_state: Whether the optimizer keeps anything on the host.
+    """
+
+    values: TensorList
+    buffers: dict[str, list[tuple[Slot, Tensor | None]]]
+    optimizer: list[tuple[dict[str, Any], str, Tensor]]
+    has_host_state: bool
+
+
+def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
+    """The buffers that a model's own code may write; batch-norm statistics are constants of the source model."""
+    for path, module in model.named_modules():
+        if not isinstance(module, BatchNorm):
+            for name in module._buffers:
+                yield Slot(_join(prefix, path, name), module._buffers, name, "model")
+
+
+def _join(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,202 @@
+"""The whole step of an adapter, the same for every engine.
+
+No operation depends on the values in a tensor and nothing is fetched from the device: what a script would decide with a
+branch is computed either way and kept or undone with `torch.where`. So a step can run eagerly or be captured in a CUDA
+graph and replayed.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.method import Method
+from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
+from driftproof.adapter.optimizers import match_strides
+from driftproof.adapter.state import Backup, State
+from driftproof.adapter.tensor_list import are_finite
+from driftproof.components import Step
+from driftproof.errors import ModelError
+from driftproof.gradients import Plain
+from driftproof.record import LazyOutcome, Record, StepResult
+
+__all__ = ["ObjectiveFn", "train_step"]
+
+ObjectiveFn = Callable[..., Objective]
+
+
+def train_step(
+    method: Method,
+    state: State,
+    images: Tensor,
+    *,
+    make_step: Callable[[Tensor], Step] | None = None,
+    objective: ObjectiveFn = compute_objective,
+) -> StepResult:
+    """Predict a batch and learn from it.
+
+    Predict, decide what to learn from, compute the objective and its gradient, take the optimizer's step, act on the
+    parameters, then keep or undo all of it.
+
+    Args:
+        method: The choices.
+        state: Changed in place; after an error it is what it was.
+        images: The batch.
+        make_step: Runs the adapting network on images; None is `state.make_step`.
+        objective: `compute_objective`, or a compiled form of it.
+    """
+    make_step = make_step or state.make_step
+    before = state.backup()
+    try:
+        step = make_step(images)
+        with torch.no_grad():
+            step.output = step.logits if method.output is None else method.output.predict(step)
+        learn = _learn if state.names else _predict_only
+        return learn(method, state, step, before, make_step, objective)
+    except BaseException:
+        state.restore(before)
+        raise
+    finally:
+        state.finish_step()
+
+
+def _learn(
+    method: Method,
+    state: State,
+    step: Step,
+    before: Backup,
+    make_step: Callable[[Tensor], Step],
+    objective_fn: ObjectiveFn,
+) -> StepResult:
+    if step.classes < 2:
+        raise ModelError(
+            f"Expected logits of two classes or more, but got {tuple(step.logits.shape)}: the softmax over one class is "
+            "1 and teaches nothing. For a model with one logit z, pass a function as `logits=` that joins 0 and z along "
+            "dimension 1."
+        )
+    optimizer = state.optimizer
+    assert optimizer is not None  # something learns
+
+    # What to learn from: the batch, or the memory that now includes it.
+    learn_from = step
+    if method.memory is not None:
+        with torch.no_grad():
+            method.memory.update(step)
+        learn_from = make_step(method.memory.images())
+
+    # The gradient; each further evaluation runs the network again, at the parameters as they are then.
+    evaluated: list[tuple[Step, Objective]] = []
+
+    def evaluate() -> tuple[Tensor, ...]:
+        if not evaluated:
+            current, earlier = learn_from, None
+        else:
+            current, earlier = make_step(learn_from.images), evaluated[0][1].selected
+            current.output = learn_from.output
+        computed = objective_fn(method, current, earlier)
+        evaluated.append((current, computed))
+        gradients = state.distributed.gradients(computed.loss, state.trainable)
+        state.network.restore_batch_norms()
+        return gradients
+
+    gradients = (method.gradient or Plain()).compute(evaluate, state.trainable)
+    learned, objective = evaluated[-1]
+    with torch.no_grad():
+        gradients, due = _accumulate(method, state, gradients)
+
+        # The step, and what follows it.
+        _take_step(method, state, gradients)
+        if method.teacher is not None:
+            state.move_teacher(method.teacher.momentum)
+        for act in method.after:
+            act.after_step(learned, state)
+
+        # Whether to keep it.
+        sums = list(gradients) if state.accumulated_grads else []
+        groups = (state.changed_values(), sums, [objective.loss], [step.images], [step.logits])
+        stepped_ok, sums_ok, loss_ok, images_ok, logits_ok = are_finite(*groups)
+        finite = loss_ok & (torch.where(due, stepped_ok, sums_ok) if sums else stepped_ok)
+        finite = finite if method.memory is None else finite & logits_ok
+        good = finite & objective.has_signal
+        stepped = good & due
+
+        # Keep it, or none of it.
+        state.keep_buffers_where(finite, before, ["memory"])
+        state.keep_buffers_where(stepped, before, state.after_names)
+        for component in method.components.values():
+            component.on_batch(learned)
+        state.keep_buffers_where(good, before)
+        for component in method.components.values():
+            component.on_step(learned)
+        state.keep_buffers_where(stepped, before)
+        state.keep_values_where(stepped, before)
+        output = _predict_after(method, step, finite)
+        _commit_statistics(state, step, finite, before)
+        state.update_counters(gradients, finite, good, stepped)
+
+        selected = objective.selected if learn_from is step else torch.ones_like(step.weights, dtype=torch.bool)
+        novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
+        flags = torch.stack([finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok])
+    outcome = LazyOutcome(state.distributed.all_true(flags))
+    return StepResult(output.detach(), Record(selected & finite, novelty, objective.loss.detach(), outcome))
+
+
+def _predict_only(
+    method: Method,
+    state: State,
+    step: Step,
+    before: Backup,
+    make_step: Callable[[Tensor], Step],
+    objective_fn: ObjectiveFn,
+) -> StepResult:
+    novelty = compute_novelty(method, step)
+    finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
+    for component in method.components.values():
+        component.on_batch(step)
+    state.keep_buffers_where(finite, before)
+    _commit_statistics(state, step, finite, before)
+    state.index.add_(finite)
+    yes = torch.ones_like(finite)
+    outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes]))
+    nothing = torch.zeros_like(step.weights, dtype=torch.bool)
+    return StepResult(step.output.detach(), Record(nothing, novelty, outcome=outcome))
+
+
+def _accumulate(method: Method, state: State, gradients: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The sum of the gradients that wait for a step, and whether the step is due."""
+    if state.accumulated_grads:
+        gradients = tuple(torch._foreach_add(state.accumulated_grads, gradients))
+    return gradients, state.accumulated_batches + 1 == method.accumulate
+
+
+def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...]) -> None:
+    optimizer = state.optimizer
+    assert optimizer is not None  # something learns
+    if method.accumulate > 1:
+        gradients = tuple(torch._foreach_div(gradients, float(method.accumulate)))
+    if method.lr_schedule is not None:
+        for group in optimizer.param_groups:
+            group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
+    for parameter, gradient in zip(state.trainable, gradients, strict=True):
+        parameter.grad = match_strides(gradient, parameter)
+    try:
+        optimizer.step()
+    finally:
+        for parameter in state.trainable:
+            parameter.grad = None
+    state.collect_replaced()
+
+
+def _predict_after(method: Method, step: Step, finite: Tensor) -> Tensor:
+    after = None if method.output is None else method.output.predict_after(step)
+    return step.output if after is None else torch.where(finite, after, step.output)
+
+
+def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup) -> None:
+    """Keep what the networks that ran saw of the stream."""
+    state.network.commit()
+    if step.used_source:
+        state.source.commit()
+    if state.teacher is not None:
+        state.teacher.commit()
+    state.keep_buffers_where(finite, before)

@@ -1,0 +1,158 @@
+"""What happens to the parameters once the optimizer has moved them."""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.components import Component, Step
+from driftproof.errors import ConfigurationError
+from driftproof.network import Network
+from driftproof.predictions import entropy
+
+__all__ = ["After", "PullToSource", "ResetEvery", "ResetWhen", "Resettable", "StochasticRestore", "selected_entropy"]
+
+
+class Resettable(Protocol):
+    """What `After` components may ask of the adapter's state."""
+
+    def reset_where(self, condition: Tensor) -> None:
+        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
+
+
+class After(Component):
+    """Acts on the parameters after each optimizer step; a step that is undone undoes this too.
+
+    Examples:
+        The smallest new one: keep the parameters below one.
+
+        >>> class Clamp(After):
+        ...     def after_step(self, step, state):
+        ...         for parameter in step.parameters:
+        ...             parameter.clamp_(max=1.0)
+    """
+
+    resets = False
+    """Whether it calls `state.reset_where`, which needs an optimizer with a known initial state."""
+
+    def after_step(self, step: Step, state: Resettable) -> None:
+        """Change `step.parameters` in place, or call `state.reset_where`; runs without gradients."""
+        raise NotImplementedError
+
+
+class PullToSource(After):
+    """θ ← θ + rate·(θ_o − θ), weight ensembling with the source model.
+
+    Args:
+        rate: The share of the way back to the source, in [0, 1]; 0 changes nothing.
+    """
+
+    def __init__(self, rate: float = 0.01) -> None:
+        super().__init__()
+        _check_share("rate", rate)
+        self.rate = rate
+
+    def after_step(self, step: Step, state: Resettable) -> None:
+        """Move all parameters a little towards the source."""
+        torch._foreach_lerp_(list(step.parameters), list(step.source_parameters), self.rate)
+
+
+class StochasticRestore(After):
+    """Every scalar returns to its source value with a small probability, independently (CoTTA).
+
+    Args:
+        probability: p; CoTTA uses 0.01 on the CIFAR sets and 0.001 on ImageNet.
+    """
+
+    def __init__(self, probability: float = 0.01) -> None:
+        super().__init__()
+        _check_share("probability", probability)
+        self.probability = probability
+
+    def after_step(self, step: Step, state: Resettable) -> None:
+        """Draw which scalars return, and return them."""
+        for now, start in zip(step.parameters, step.source_parameters, strict=True):
+            draw = torch.rand(now.shape, generator=step.generator, device=now.device)
+            now.copy_(torch.where(draw < self.probability, start, now))
+
+
+class ResetEvery(After):
+    """Return to the source after every n-th step (RDumb).
+
+    Args:
+        steps: n.
+    """
+
+    resets = True
+    count: Tensor
+
+    def __init__(self, steps: int = 1000) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ConfigurationError(f"Expected `steps` to be at least 1, but got {steps}.")
+        self.steps = steps
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Count from zero."""
+        self.count = torch.zeros_like(self.count)
+
+    def after_step(self, step: Step, state: Resettable) -> None:
+        """Count the step and reset when it is due."""
+        self.count = (self.count + 1) % self.steps
+        state.reset_where(self.count == 0)
+
+
+class ResetWhen(After):
+    """Return to the source when the moving average of an indicator falls below a threshold (SAR).
+
+    Args:
+        indicator: Maps the step to a 0-d tensor, such as `selected_entropy` does.
+        threshold: The lowest average to accept; None is 0.029 ln C, SAR's 0.2 for the 1,000 classes of ImageNet.
+        momentum: Share of itself the average keeps at each step.
+    """
+
+    resets = True
+    average: Tensor
+
+    def __init__(self, indicator: "Indicator | None" = None, threshold: float | None = None, momentum: float = 0.9) -> None:
+        super().__init__()
+        _check_share("momentum", momentum)
+        self.indicator = indicator or selected_entropy
+        self.threshold = threshold
+        self.momentum = momentum
+        self.register_buffer("average", torch.full((), math.nan))
+
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Forget the average."""
+        self.average = torch.full_like(self.average, math.nan)
+
+    def after_step(self, step: Step, state: Resettable) -> None:
+        """Update the average and reset when it is too low; it then starts anew."""
+        now = self.indicator(step).detach().to(self.average.dtype)
+        average = torch.where(self.average.isnan(), now, torch.lerp(now, self.average, self.momentum))
+        threshold = 0.029 * math.log(step.classes) if self.threshold is None else self.threshold
+        fell = average < threshold
+        state.reset_where(fell)
+        self.average = torch.where(fell, torch.full_like(average, math.nan), average)
+
+
+class Indicator(Protocol):
+    """A 0-d tensor computed from a step, small when adaptation goes wrong."""
+
+    def __call__(self, step: Step) -> Tensor:
+        """The indicator of the batch."""
+
+
+def selected_entropy(step: Step) -> Tensor:
+    """The mean entropy of the selected samples: it falls towards zero when a network collapses."""
+    selected = (step.weights > 0).to(step.weights.dtype)
+    values = entropy(step.log_probabilities.detach(), step.probabilities.detach())
+    total, count = step.distributed.sum((values * selected).sum(), selected.sum())
+    return total / count.clamp(min=1)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"Expected `{name}` to be in 0..1, but got {value}.")
