@@ -147,12 +147,11 @@ def test_help_version_and_completion_import_no_heavy_module():
     assert seconds < 0.5 or measure_startup()[0] < 0.5, "measured twice, since one slow run may be noise"
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_terminal_without_unicode_gets_replacement_characters(encoding):
+def test_terminal_without_unicode_gets_replacement_characters():
     results = Path(__file__).parents[1] / "results" / "choices"
     command = [sys.executable, "-c", "from driftproof.cli import main; main()", "bench", "compare", str(results)]
-    ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": encoding})
-    assert "swr, ? = 250" in ended.stdout.decode(encoding)
+    ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert "swr, ? = 250" in ended.stdout.decode("ascii")
 
 
 def test_completion_names_match_the_library():
@@ -234,7 +233,7 @@ def test_check_loads_builtin_models_and_checkpoints(project, tmp_path, capsys):
     assert run("check", "--model", "wrn10_1", "--weights", weights) == 2
     assert "classes=7" in capsys.readouterr().err
     assert run("check", "--model", f"{project}:build", "--weights", weights) == 2
-    assert "fit this Sequential" in capsys.readouterr().err
+    assert "match this Sequential" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

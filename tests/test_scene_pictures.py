@@ -301,7 +301,7 @@ def test_scenes_command_defaults_match_the_suites(method):
     for name, value in _paper_defaults(method, {}).items():
         assert suites[name] == value
     adapters = [build_method(method, segmenter(), options) for options in (suites, _paper_defaults(method, {}))]
-    assert len({(adapter.mean_entropy, repr(adapter.select)) for adapter in adapters}) == 1
+    assert len({(adapter.method.mean_entropy, repr(adapter.select)) for adapter in adapters}) == 1
     assert _paper_defaults(method, {"lr": 0.5})["lr"] == 0.5
 
 

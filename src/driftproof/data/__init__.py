@@ -6,7 +6,6 @@ files are sorted by name. Streams do the shuffling.
 """
 
 from driftproof.data.auto import open_dataset
-from driftproof.data.registry import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
 from driftproof.data.corrupted import Corrupted, cache_to_disk, stack_severities
 from driftproof.data.corrupted_files import write_files
@@ -16,6 +15,7 @@ from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
 from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeShorterSide, Subset
 from driftproof.data.open_sets import imagenet_o_c, svhn_c
+from driftproof.data.registry import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.scenes import (
     UNKNOWN,
     VOID,
