@@ -9,7 +9,7 @@ import pytest
 from driftproof.bench import Results
 from driftproof.report import write_report
 from test_report import make_results
-from test_scene_pictures import drawn
+from test_analyze_scenes import draw_page
 
 DESK, PHONE = (1280, 900), (390, 844)
 SIZES = pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
@@ -157,7 +157,7 @@ def test_printed_page_is_not_clipped(visit):
 
 @SIZES
 def test_scene_page_fits_the_window_and_makes_no_requests(browser, tmp_path, size):
-    scenes, asked = drawn(tmp_path).as_uri(), []
+    scenes, asked = draw_page(tmp_path).as_uri(), []
     page = browser.new_context(viewport=dict(zip(("width", "height"), size, strict=True))).new_page()
     page.on("request", lambda request: request.url.startswith(("data:", scenes)) or asked.append(request.url))
     page.goto(scenes)

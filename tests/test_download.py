@@ -557,7 +557,7 @@ def test_data_get_survives_a_bad_connection(server, tmp_path, monkeypatch, capsy
     server.faults = [{"503"}, {"drop"}, {"drop"}]
     file = remote(server, server.content, unpacks_to=("Set-C",))
     monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), license="CC0", homepage="http://127.0.0.1"))
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setitem(fetch.__kwdefaults__, "sleep", lambda _: None)
     root = tmp_path / "root"
     assert run("data", "verify", "set-c", "--root", root) == 1
     assert run("data", "verify", "--root", root) == 2, "an empty folder is not a verified one"

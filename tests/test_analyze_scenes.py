@@ -211,14 +211,14 @@ def pictures_of(page):
         yield image
 
 
-def drawn(out, **more):
+def draw_page(out, **more):
     seen = adapt_to_frames(adapter(), RandomScenes(**more), alarm=dp.Alarm(0.05), count=3)
     facts = {"Model": "<b>mine</b>"}
     return write_scenes(seen, default_palette(8), out, title="made & seen", facts=facts)
 
 
 def test_page_is_self_contained_and_files_exist(tmp_path):
-    page = drawn(tmp_path / "scenes")
+    page = draw_page(tmp_path / "scenes")
     text = page.read_text()
     pictures = list(pictures_of(text))
     assert len(pictures) == 3 * 5 + 2  # and the animation, and its still
@@ -249,7 +249,7 @@ def test_key_shows_every_color_completely(classes, size):
 
 
 def test_unlabeled_frames_have_no_ground_truth(tmp_path):
-    text = drawn(tmp_path, labelled=False).read_text()
+    text = draw_page(tmp_path, labelled=False).read_text()
     assert len(list(pictures_of(text))) == 3 * 4 + 2
     assert "Ground truth" not in text
     assert "truth:" not in text
@@ -281,7 +281,7 @@ def run(*words):
     return ending.value.code
 
 
-MODEL = ("--model", "test_scene_pictures:segmenter")
+MODEL = ("--model", "test_analyze_scenes:segmenter")
 
 
 @pytest.mark.parametrize("method", ["tent+crowd", "source", "ttn", "swr+crowd"])
@@ -367,8 +367,8 @@ def test_scenes_command_suggests_height_and_width(tmp_path, capsys):
         ((*MODEL, "--set", "camvid", "--width", 9), "Expected `--height` with `--width`"),
         ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
         ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method has to be prepared on source data"),
-        (("--model", "test_scene_pictures:classifier", "--set", "camvid"), "Expected a segmentation network"),
-        (("--model", "test_scene_pictures:of_many_classes", "{}"), "Expected at most 254 classes, but got 300"),
+        (("--model", "test_analyze_scenes:classifier", "--set", "camvid"), "Expected a segmentation network"),
+        (("--model", "test_analyze_scenes:of_many_classes", "{}"), "Expected at most 254 classes, but got 300"),
     ],
 )
 def test_scenes_command_explains_bad_options(camvid, capsys, words, message):
