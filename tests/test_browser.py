@@ -8,8 +8,8 @@ import pytest
 
 from driftproof.bench import Results
 from driftproof.report import write_report
-from test_report import make_results
 from test_analyze_scenes import draw_page
+from test_report import make_results
 
 DESK, PHONE = (1280, 900), (390, 844)
 SIZES = pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])

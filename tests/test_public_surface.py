@@ -33,7 +33,7 @@ def test_public_names_are_exactly_these():
     assert all(hasattr(dp, name) for name in dp.__all__)
 
 
-def test_the_version_is_said_once_everywhere(capsys):
+def test_version_is_the_same_everywhere(capsys):
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert dp.__version__ == declared
     assert f"## {declared}" in (ROOT / "CHANGELOG.md").read_text()
@@ -43,7 +43,7 @@ def test_the_version_is_said_once_everywhere(capsys):
     assert capsys.readouterr().out == f"driftproof {declared}\n"
 
 
-def test_the_command_without_arguments_helps(capsys):
+def test_command_without_arguments_prints_help(capsys):
     with pytest.raises(SystemExit, match="2"):
         main([])
     assert "Open-set test-time adaptation" in capsys.readouterr().out
