@@ -192,14 +192,14 @@ def test_networks_are_the_papers():
 
 CROWD = "ConfidenceDifference(margin=0.0, on='softmax')"
 TASK = (
-    "NearestPrototypes(sample_entropy=0.8, mean_entropy=0.25, agreement=0.1, temperature=0.1, dimensions=128, "
+    "NearestPrototypes(sample_entropy=0.8, mean_entropy=0.25, consistency_weight=0.1, temperature=0.1, dimensions=128, "
     "epochs=10, lr=0.001, batch_size=200, augment=photometric)"
 )
-PENALTY = "ShiftAgnosticPenalty(strength=250.0, anchor='{}', samples=2000, batch_size=32, augment=photometric)"
-FILTER = "EntropyBelow(threshold=None) & NonRedundant(similarity={}, momentum=0.9) & EntropyWeight(threshold=None)"
+PENALTY = "ShiftAgnosticPenalty(weight=250.0, anchor='{}', samples=2000, batch_size=32, augment=photometric)"
+FILTER = "EntropyBelow(network='adapting') & NonRedundant(similarity={}, momentum=0.9) & EntropyWeight()"
 TEACHER = (
-    "Consistency(threshold={}, momentum=0.999, views=RandomViews(count=32, augment=cotta_view), "
-    "scales=MultiScale(scales=(0.5, 0.75, 1.0, 1.25, 1.5)), symmetric=False)"
+    "TeacherEnsemble({}views=RandomViews(count=32, augment=cotta_view), "
+    "scales=MultiScale(scales=(0.5, 0.75, 1.0, 1.25, 1.5)))"
 )
 ALL, AFFINE = "everything()", "norm_affine()"
 
@@ -220,12 +220,13 @@ BETA, SIMILAR = {"cifar10-c": 1.0, "cifar100-c": 1.0, "tiny-imagenet-c": 2000.0}
 
 def eata_on(images, *, crowd):
     select, weight = (CROWD, 0.5) if crowd else (FILTER.format(SIMILAR.get(images, 0.4)), 0.0)
-    fisher = f"Fisher(strength={BETA[images]}, samples=2000, batch_size=200)"
+    fisher = f"Fisher(weight={BETA[images]}, samples=2000, batch_size=200)"
     return AFFINE, "Adam", 1e-3, "Entropy()", select, weight, fisher
 
 
 def cotta_at(threshold):
-    return ALL, "Adam", 1e-3, TEACHER.format(threshold), "None", 0.0, "StochasticRestore(probability=0.01)"
+    output = TEACHER.format("" if threshold is None else f"threshold={threshold}, ")
+    return ALL, "Adam", 1e-3, "Consistency(symmetric=False)", "None", 0.0, "None", output
 
 
 ON_IMAGENET = {
@@ -252,7 +253,10 @@ def settings_of(spec):
     adapter = adapter_of(spec)
     method, (group,) = adapter.method, adapter.optimizer.param_groups
     described = method.describe()
-    assert method.describe()["output"] == "BeforeUpdate()"
+    averaging = spec.method == "cotta"
+    assert described["teacher"] == ("EMA(momentum=0.999)" if averaging else "None")
+    assert described["after"] == ("(StochasticRestore(probability=0.01),)" if averaging else "()")
+    assert averaging or described["output"] == "BeforeUpdate()"
     assert (method.average_over, method.mean_entropy_over) == ("selected", "batch")
     assert method.source_statistics is None
     assert group["weight_decay"] == 0
@@ -260,7 +264,7 @@ def settings_of(spec):
         assert (group["momentum"], group["nesterov"]) == (0.9, False)
     else:
         assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999), 1e-8, False)
-    optimizer = described["optimizer"].partition(",")[0]
+    optimizer = type(adapter.optimizer).__name__
     return (
         described["scope"],
         optimizer,
@@ -269,6 +273,7 @@ def settings_of(spec):
         described["select"],
         method.mean_entropy,
         described["regularizer"],
+        *([described["output"]] if averaging else []),
     )
 
 
@@ -359,8 +364,8 @@ def test_costs_follow_the_papers_protocol():
 def test_selection_rules_differ_only_in_selection():
     assert {"tent", "tent+crowd"} == {spec.method for spec in set(SPECS["rules"]) & set(SPECS["table1"])}
     rules = {"tent": ("None", 0.0), "tent+crowd": (CROWD, 0.5)}
-    rules |= {"tent+confident": ("ConfidenceAbove(threshold=0.9)", 0.0)}
-    rules |= {"tent+certain": ("EntropyBelow(threshold=None)", 0.0)}
+    rules |= {"tent+confident": ("ConfidenceAbove(threshold=0.9, network='adapting')", 0.0)}
+    rules |= {"tent+certain": ("EntropyBelow(network='adapting')", 0.0)}
     for spec in SPECS["rules"]:
         assert settings_of(spec) == (AFFINE, "Adam", 1e-3, "Entropy()", *rules[spec.method], "None")
     streams = {(spec.images, spec.unknown) for spec in SPECS["rules"]}
@@ -517,7 +522,7 @@ def test_segmentation_hyper_parameters_match_paper(name):
         adapter = adapter_of(spec)
         lr = adapter.optimizer.param_groups[0]["lr"] if adapter.trainable_parameters else None
         statistics = adapter.statistics
-        rules = {type(rule).__name__: rule for rule in getattr(adapter.select, "members", [adapter.select])}
+        rules = {type(rule).__name__: rule for rule in getattr(adapter.select, "components", [adapter.select])}
         padded = not {"mapillary", "gtav"}.isdisjoint(spec.domains)  # whose frames differ in shape
         framed = padded and spec.method.partition("+")[0] in ("tent", "swr", "cotta")
         assert ("IgnorePadding" in rules) == framed, "exactly where frames are padded"
@@ -529,7 +534,7 @@ def test_segmentation_hyper_parameters_match_paper(name):
         if spec.method.startswith("swr"):
             assert "NearestPrototypes" not in adapter.method.describe()["regularizer"]
         if spec.method == "cotta":
-            assert adapter.method.loss.threshold is None
+            assert adapter.method.output.threshold is None
 
 
 # Names in specs exist

@@ -38,5 +38,5 @@ class Oracle(Selection):
 def find_oracle(adapter: Adapter) -> Oracle | None:
     """Return the oracle in an adapter's selection, or None."""
     select = adapter.select
-    parts = select.members if isinstance(select, Product) else [select]
-    return next((part for part in parts if isinstance(part, Oracle)), None)
+    selections = list(select.components) if isinstance(select, Product) else [select]
+    return next((one for one in selections if isinstance(one, Oracle)), None)
