@@ -116,7 +116,9 @@ class ResetWhen(After):
     resets = True
     average: Tensor
 
-    def __init__(self, indicator: "Indicator | None" = None, threshold: float | None = None, momentum: float = 0.9) -> None:
+    def __init__(
+        self, indicator: "Indicator | None" = None, threshold: float | None = None, momentum: float = 0.9
+    ) -> None:
         super().__init__()
         _check_share("momentum", momentum)
         self.indicator = indicator or selected_entropy

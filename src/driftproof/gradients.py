@@ -100,4 +100,5 @@ class Clipped(Gradient):
 
 
 def _global_norm(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    return norm

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -31,7 +32,7 @@ from driftproof.adapter.state import State
 from driftproof.after import After
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
-from driftproof.errors import CallOrderError, ConfigurationError, InputError, NotPreparedError, StateError
+from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.losses import Loss
 from driftproof.memories import Memory
@@ -107,6 +108,8 @@ class Adapter(nn.Module):
         >>> adapter(torch.rand(4, 3, 6, 6)).shape, adapter.last.kept
         (torch.Size([4, 5]), 1.0)
     """
+
+    _lock: AbstractContextManager[Any]
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """The printed form of an adapter."""
 
+import re
+
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 
@@ -16,10 +18,14 @@ def format_repr(method: Method, state: State, *, engine: str, channels_last: boo
     title = f"Adapter of {type(state.network.model).__name__}: {trainable:,} of {total:,} parameters train"
     chosen = {name: text for name, text in method.describe().items() if _HIDDEN.get(name) != text}
     if state.optimizer is None:
-        chosen = {name: chosen[name] for name in ("scope", "statistics", "source_statistics", "output") if name in chosen}
+        chosen = {
+            name: chosen[name] for name in ("scope", "statistics", "source_statistics", "output") if name in chosen
+        }
     else:
         kind, rate = type(state.optimizer).__name__, float(state.optimizer.param_groups[0].get("lr", float("nan")))
-        chosen["optimizer"] = chosen["optimizer"].replace(kind, f"{kind}, lr={rate:g}", 1)
+        # "Adam" becomes "Adam(lr=0.001)", and "SGD(momentum=0.9)" becomes "SGD(lr=0.1, momentum=0.9)".
+        shown = re.sub(rf"^{kind}\((.*)", rf"{kind}(lr={rate:g}, \1", chosen["optimizer"])
+        chosen["optimizer"] = re.sub(rf"^{kind}(?!\()", f"{kind}(lr={rate:g})", shown)
     precision, source_precision = state.network.precision, state.source.precision
     running = [
         engine,

@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from driftproof.components import Component, Step
 from driftproof.components.describe import describe_value
 from driftproof.distributed import RankGroup
 from driftproof.errors import ConfigurationError
-from driftproof.gradients import Gradient, Plain
+from driftproof.gradients import Gradient
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision
@@ -108,9 +108,13 @@ class Method:
                 "`functools.partial(torch.optim.Adam, lr=1e-3)`, but got an optimizer."
             )
         if not isinstance(self.accumulate, int) or isinstance(self.accumulate, bool) or self.accumulate < 1:
-            raise ConfigurationError(f"Expected `accumulate` to be a number of batches ≥ 1, but got {self.accumulate!r}.")
-        if isinstance(self.mean_entropy, bool) or not math.isfinite(self.mean_entropy):
+            raise ConfigurationError(
+                f"Expected `accumulate` to be a number of batches ≥ 1, but got {self.accumulate!r}."
+            )
+        is_number = isinstance(self.mean_entropy, SupportsFloat) and not isinstance(self.mean_entropy, bool)
+        if not is_number or not math.isfinite(self.mean_entropy):
             raise ConfigurationError(f"Expected `mean_entropy` to be a finite number, but got {self.mean_entropy!r}.")
+        object.__setattr__(self, "mean_entropy", float(self.mean_entropy))  # 0 and numpy's 0.0 are the same method
         self._check_learning()
 
     def _check_learning(self) -> None:

@@ -29,7 +29,9 @@ _IMPLEMENTATION_FLAGS = ("capturable", "foreach", "fused")
 _CONTAINERS = (dict, list, tuple)
 
 
-def build_optimizer(method: Method, parameters: tuple[torch.nn.Parameter, ...], *, capturable: bool) -> torch.optim.Optimizer:
+def build_optimizer(
+    method: Method, parameters: tuple[torch.nn.Parameter, ...], *, capturable: bool
+) -> torch.optim.Optimizer:
     """Build a method's optimizer, with its state in place.
 
     On a CUDA device it steps all parameters in one launch, where it can and nobody chose otherwise; every engine does,
@@ -52,6 +54,8 @@ def build_optimizer(method: Method, parameters: tuple[torch.nn.Parameter, ...], 
             group["lr"] = torch.tensor(group["initial_lr"], device=device)
             if on_cuda:
                 group["capturable"] = True
+            elif device.type == "cuda" and isinstance(optimizer, torch.optim.SGD) and not group["foreach"]:
+                group["fused"] = True  # its other forms fetch the learning rate from the device
     _materialize(optimizer)
     return optimizer
 
@@ -84,7 +88,8 @@ def initial_values(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, T
                 if isinstance(tensor, Tensor):
                     start = special.get(key, 0.0)
                     value = group[start] if isinstance(start, str) else start
-                    yield tensor, torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+                    # Filled on the device: a captured step cannot copy from the host.
+                    yield tensor, value if isinstance(value, Tensor) else torch.full_like(tensor, value)
 
 
 def has_known_start(optimizer: torch.optim.Optimizer) -> bool:

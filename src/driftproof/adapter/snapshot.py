@@ -47,6 +47,7 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
     return copies | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
 
+@torch.inference_mode(mode=False)
 def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None:
     """Check that `saved` belongs to the adapter, then load it; a refused state changes nothing."""
     meta = _read_meta(saved)
@@ -61,7 +62,7 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
         raise
     except _MALFORMED as error:
         raise StateError(f"Expected a state saved by driftproof, but its description is damaged: {error}.") from error
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         restore_buffers(state.network.model, state.source.model)
         if state.teacher is not None:
             restore_buffers(state.teacher.model, state.source.model)
@@ -128,7 +129,9 @@ def _read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _check_method(saved: dict[str, str], own: dict[str, str]) -> None:
-    different = [f"{name} was {saved.get(name)} and is {own[name]} here" for name in own if saved.get(name) != own[name]]
+    different = [
+        f"{name} was {saved.get(name)} and is {own[name]} here" for name in own if saved.get(name) != own[name]
+    ]
     if different:
         raise StateError(f"The state was saved by another method: {'; '.join(different)}.")
 

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
 from driftproof.adapter.method import Method
-from driftproof.adapter.optimizers import HostState, build_optimizer, has_known_start, initial_values, iter_tensors, load_optimizer_state
+from driftproof.adapter.optimizers import (
+    HostState,
+    build_optimizer,
+    has_known_start,
+    initial_values,
+    iter_tensors,
+    load_optimizer_state,
+)
 from driftproof.adapter.tensor_list import FlatTensors, TensorList, make_contiguous
 from driftproof.components import Component, Step
 from driftproof.distributed import Distributed
@@ -59,8 +66,8 @@ class Backup(NamedTuple):
 class State(nn.Module):
     """The networks, the components' tensors, the optimizer and the counters of one adapter.
 
-    `slots` is the one enumeration of what an adapter remembers: undoing a step, resetting, saving, loading and comparing
-    ranks all rest on it. Tensors keep their addresses from step to step, so that a captured step stays valid; whatever
+    `slots` is the one enumeration of what an adapter remembers: undoing a step, saving, loading and comparing ranks
+    rest on it. Tensors keep their addresses from step to step, so that a captured step stays valid; whatever
     a component puts in the place of a buffer is copied into it.
 
     Args:
@@ -129,8 +136,8 @@ class State(nn.Module):
         resetting = [one for one in method.after if one.resets]
         if resetting and self.optimizer is not None and not has_known_start(self.optimizer):
             raise ConfigurationError(
-                f"Expected an optimizer of torch.optim without dampening with {resetting[0]!r}, which resets it, but got "
-                f"{type(self.optimizer).__name__}."
+                f"Expected an optimizer of torch.optim without dampening, since {resetting[0]!r} resets it, "
+                f"but got {type(self.optimizer).__name__}."
             )
         self.reset_components()
 
@@ -244,6 +251,7 @@ class State(nn.Module):
         """Copy tensors that the optimizer put in the place of others into those."""
         layout = self._find_layout()
         if layout.has_host_state:
+            layout.values.reattach()
             for table, key, held in layout.optimizer:
                 tensor = table.get(key)
                 if isinstance(tensor, Tensor) and tensor is not held and tensor.shape == held.shape:
@@ -283,8 +291,8 @@ class State(nn.Module):
                 if new is old:
                     if old is not None and old._version != version:
                         raise ComponentError(
-                            f"Expected `{owner}` to replace its buffer `{slot.key}`, but it wrote into it, which cannot "
-                            f"be undone. Assign a new tensor: `self.{slot.key} = ...`."
+                            f"Expected `{owner}` to replace its buffer `{slot.key}`, but it wrote into it, which "
+                            f"cannot be undone. Assign a new tensor: `self.{slot.key} = ...`."
                         )
                     continue
                 kept = self._keep_tensor(slot, new, old, condition)
@@ -308,10 +316,7 @@ class State(nn.Module):
     def move_teacher(self, momentum: float) -> None:
         """Move the teacher a little towards the adapting network."""
         assert self.teacher is not None  # the method has one
-        ours, theirs = (
-            [one for one in network.model.parameters() if one.is_floating_point()]
-            for network in (self.teacher, self.network)
-        )
+        ours, theirs = (_float_params(network.model) for network in (self.teacher, self.network))
         torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
 
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
@@ -325,12 +330,15 @@ class State(nn.Module):
             for total, gradient in zip(self._accumulated.values(), gradients, strict=True):
                 total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
 
-    def finish_step(self) -> None:
+    def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
         self._reset_condition = None
         for network in self.networks.values():
             network.rollback()
-        self.network.detach_cached()
+        if failed:  # a pass that broke off does not show which modules cache tensors
+            self.network.detach_all()
+        else:
+            self.network.detach_cached()
 
     # --- reset --------------------------------------------------------------------------------------------------------
 
@@ -350,7 +358,7 @@ class State(nn.Module):
     def reset_where(self, condition: Tensor) -> None:
         """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
         with torch.no_grad():
-            pairs = list(zip(self.trainable, self.source_parameters, strict=True))
+            pairs: list[tuple[Tensor, Tensor]] = [*zip(self.trainable, self.source_parameters, strict=True)]
             if self.teacher is not None:
                 source = dict(self.source.model.named_parameters(remove_duplicate=False))
                 pairs += [(own, source[name]) for name, own in self.teacher.model.named_parameters()]
@@ -428,7 +436,9 @@ class State(nn.Module):
         self._build_optimizer()
         if self.optimizer is not None and saved is not None:
             load_optimizer_state(self.optimizer, saved)
-            self._accumulated = {key: total.to(one) for (key, total), one in zip(sums.items(), self.trainable)}
+            self._accumulated = {
+                key: total.to(one) for (key, total), one in zip(sums.items(), self.trainable, strict=False)
+            }
 
     def addresses(self) -> tuple[int, ...]:
         """Where the tensors of the networks and of the optimizer's settings are, which a captured step depends on."""
@@ -497,6 +507,10 @@ def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
         if not isinstance(module, BatchNorm):
             for name in module._buffers:
                 yield Slot(_join(prefix, path, name), module._buffers, name, "model")
+
+
+def _float_params(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
 
 
 def _join(*parts: str) -> str:

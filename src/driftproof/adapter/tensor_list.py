@@ -36,9 +36,7 @@ class FlatTensors:
     def from_tensors(cls, tensors: Sequence[Tensor]) -> "FlatTensors":
         """Copy these tensors."""
         with torch.no_grad():
-            return cls(
-                {kind: torch.cat([one.reshape(-1) for one in group]) for kind, group in _group(tensors).items()}
-            )
+            return cls({kind: torch.cat([one.reshape(-1) for one in group]) for kind, group in _group(tensors).items()})
 
     def copy_to(self, tensors: Sequence[Tensor]) -> None:
         """Write the values into tensors of the same shapes, in the same order."""
@@ -73,12 +71,15 @@ class TensorList:
         """Return to the values of before."""
         before.copy_to(self.tensors)
 
+    def reattach(self) -> None:
+        """Do nothing: these tensors may be anywhere."""
+
 
 class ContiguousTensorList(TensorList):
     """Tensors that become views of one vector for each device and dtype among them.
 
     A tensor that was given other memory since, as by an optimizer that assigns to `parameter.data`, is moved back with
-    its values before anything is done to all.
+    its values by `reattach`, `clone` and `restore`.
 
     Examples:
         >>> now = [torch.ones(2), torch.ones(3)]
@@ -99,29 +100,28 @@ class ContiguousTensorList(TensorList):
 
     def clone(self) -> FlatTensors:
         """As `TensorList.clone`, in one operation."""
-        self._reattach()
+        self.reattach()
         return FlatTensors({kind: vector.clone() for kind, vector in self._vectors.items()})
 
     def floating_point(self) -> list[Tensor]:
         """As `TensorList.floating_point`; not a copy."""
-        self._reattach()
         return [vector for vector in self._vectors.values() if vector.is_floating_point()]
 
     def keep_where(self, condition: Tensor, before: FlatTensors) -> None:
         """As `TensorList.keep_where`, in one operation."""
-        self._reattach()
         with torch.no_grad():
             for kind, vector in self._vectors.items():
                 torch.where(condition, vector, before.vectors[kind], out=vector)
 
     def restore(self, before: FlatTensors) -> None:
         """As `TensorList.restore`."""
-        self._reattach()
+        self.reattach()
         with torch.no_grad():
             for kind, vector in self._vectors.items():
                 vector.copy_(before.vectors[kind])
 
-    def _reattach(self) -> None:
+    def reattach(self) -> None:
+        """Move tensors back that were given other memory."""
         for tensor, view in zip(self.tensors, self._views, strict=True):
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view.copy_(tensor.detach())

@@ -52,12 +52,13 @@ def train_step(
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         learn = _learn if state.names else _predict_only
-        return learn(method, state, step, before, make_step, objective)
+        result = learn(method, state, step, before, make_step, objective)
     except BaseException:
         state.restore(before)
+        state.finish_step(failed=True)
         raise
-    finally:
-        state.finish_step()
+    state.finish_step()
+    return result
 
 
 def _learn(
@@ -70,9 +71,9 @@ def _learn(
 ) -> StepResult:
     if step.classes < 2:
         raise ModelError(
-            f"Expected logits of two classes or more, but got {tuple(step.logits.shape)}: the softmax over one class is "
-            "1 and teaches nothing. For a model with one logit z, pass a function as `logits=` that joins 0 and z along "
-            "dimension 1."
+            f"Expected logits of two classes or more, but got {tuple(step.logits.shape)}: the softmax over one class "
+            "is 1 and teaches nothing. For a model with one logit z, pass a function as `logits=` that joins 0 and z "
+            "along dimension 1."
         )
     optimizer = state.optimizer
     assert optimizer is not None  # something learns

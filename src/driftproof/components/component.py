@@ -76,7 +76,9 @@ class Component(nn.Module):
             return f"{type(self).__name__}()"
         named = {parameter.name: parameter.default for parameter in parameters if parameter.kind not in _VARIADIC}
         values = {name: self._value_of(name, default) for name, default in named.items()}
-        shown = [f"{name}={describe_value(v)}" for name, v in values.items() if v is not None or named[name] is not None]
+        shown = [
+            f"{name}={describe_value(v)}" for name, v in values.items() if v is not None or named[name] is not None
+        ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _value_of(self, name: str, default: object) -> object:

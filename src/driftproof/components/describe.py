@@ -4,6 +4,7 @@ import functools
 import hashlib
 import inspect
 import re
+from numbers import Number
 from types import CodeType, FunctionType
 
 __all__ = ["describe_value"]
@@ -33,6 +34,8 @@ def describe_value(value: object) -> str:
             return value.__qualname__ if named else f"{value.__qualname__}#{_digest_function(value)}"
         if inspect.isclass(value) or inspect.isroutine(value):
             return value.__qualname__
+        if type(value).__module__ == "numpy" and isinstance(value, Number):
+            value = value.item()  # type: ignore[attr-defined]  # numpy writes np.float64(0.5) for 0.5
         return _ADDRESS.sub("", repr(value))
     except Exception:  # a user's own __repr__ may raise anything
         return f"<{type(value).__qualname__}>"

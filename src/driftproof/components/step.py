@@ -119,7 +119,9 @@ class Step:
         """The input of the frozen network's classifier, (N, D), without a graph; declare `needs_source_features`."""
         self.source_logits  # noqa: B018  # one pass gives both
         if self._source_features is None:
-            raise ModelError("A component that reads `step.source_features` must declare `needs_source_features = True`.")
+            raise ModelError(
+                "A component that reads `step.source_features` must declare `needs_source_features = True`."
+            )
         return self._source_features
 
     @lazy_property

@@ -48,4 +48,6 @@ def conjugate(
     Reference:
         Goyal et al., "Test-Time Adaptation via Conjugate Pseudo-labels", NeurIPS 2022.
     """
-    return build_adapter(model, loss=Conjugate(epsilon, temperature), default_scope=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(
+        model, loss=Conjugate(epsilon, temperature), default_scope=norm_affine(), lr=lr, select=select, **options
+    )

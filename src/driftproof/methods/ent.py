@@ -12,7 +12,9 @@ from driftproof.selection import Selection
 __all__ = ["ent"]
 
 
-def ent(model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[MethodOptions]) -> Adapter:
+def ent(
+    model: nn.Module, *, lr: float = 1e-4, select: Selection | None = None, **options: Unpack[MethodOptions]
+) -> Adapter:
     """Entropy minimization on every parameter with batch statistics.
 
     As `tent`, but all parameters move, at a tenth of its learning rate.

@@ -13,7 +13,12 @@ __all__ = ["gce"]
 
 
 def gce(
-    model: nn.Module, *, lr: float = 1e-3, q: float = 0.8, select: Selection | None = None, **options: Unpack[MethodOptions]
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    q: float = 0.8,
+    select: Selection | None = None,
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Generalized cross-entropy with the model's own labels, on normalization's affine parameters.
 

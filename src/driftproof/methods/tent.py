@@ -12,7 +12,9 @@ from driftproof.selection import Selection
 __all__ = ["tent"]
 
 
-def tent(model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[MethodOptions]) -> Adapter:
+def tent(
+    model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[MethodOptions]
+) -> Adapter:
     """Entropy minimization on normalization's affine parameters with batch statistics.
 
     L = mean of H(ŷ) over all samples, open-set ones included; with `select=ConfidenceDifference()` the paper's method.

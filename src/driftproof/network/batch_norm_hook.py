@@ -104,9 +104,11 @@ class BatchNormHook(nn.Module):
         """Drop what the last pass saw of the stream."""
 
 
-def hooked_forward(layer: BatchNorm, hook: BatchNormHook, input: Tensor) -> Tensor:  # models may call it by torch's name
+def hooked_forward(
+    layer: BatchNorm, hook: BatchNormHook, input: Tensor
+) -> Tensor:  # models may call it by torch's name
     """The forward of a plain batch-norm layer under a hook."""
-    layer._check_input_dim(input)
+    layer._check_input_dim(input)  # type: ignore[no-untyped-call]
     return hook.normalize(layer, input)
 
 

@@ -1,4 +1,4 @@
-"""Where the logits are in what a model returns."""
+"""Finds the logits in a model's output."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,9 +24,9 @@ def read_logits(output: Any, accessor: LogitsAccessor | None) -> Tensor:  # noqa
         elif isinstance(accessor, str):
             found = getattr(output, accessor)
     except (KeyError, IndexError, AttributeError, TypeError) as error:
-        raise ModelError(f"`logits={accessor!r}` finds nothing in the model's output, {_describe_output(output)}.") from error
+        raise ModelError(f"`logits={accessor!r}` finds nothing in the model's output, {_describe(output)}.") from error
     if not isinstance(found, Tensor):
-        raise ModelError(f"Expected a tensor of logits, but the model returned {_describe_output(found)}. Pass `logits=`.")
+        raise ModelError(f"Expected a tensor of logits, but the model returned {_describe(found)}. Pass `logits=`.")
     if found.ndim < 2 or not torch.is_floating_point(found):
         raise ModelError(
             "Expected logits of shape (N, C) or (N, C, H, W) in floating point, "
@@ -35,7 +35,7 @@ def read_logits(output: Any, accessor: LogitsAccessor | None) -> Tensor:  # noqa
     return found
 
 
-def _describe_output(output: Any) -> str:  # noqa: ANN401  # a model may return anything
+def _describe(output: Any) -> str:  # noqa: ANN401  # a model may return anything
     if isinstance(output, Mapping):
         return f"a {type(output).__name__} with the keys {list(output)}"
     if isinstance(output, tuple | list):

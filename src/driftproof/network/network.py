@@ -67,8 +67,8 @@ class Network(nn.Module):
         self._statistics = (statistics,)  # in a tuple: several networks may share one rule, none owns it
         self._logits = logits
         self._classifier = classifier
-        self.hooks = nn.ModuleList(self._make_hooks())  # so that their buffers move and are saved
-        self._hooks = tuple(self.hooks)
+        self._hooks = tuple(self._make_hooks())
+        self.hooks = nn.ModuleList(self._hooks)  # so that their buffers move and are saved
         self._every_module = tuple(model.modules())
         self._has_attention = any(isinstance(module, _WITH_FASTPATH) for module in self._every_module)
         self._guard = BufferGuard(model) if frozen else None

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftproof import kernels
 from driftproof.components import Component
 from driftproof.errors import ConfigurationError
 from driftproof.network import BatchNormHook
@@ -88,14 +89,46 @@ class _BlendHook(BatchNormHook):
         self._statistics = (statistics,)  # in a tuple: not a child of this hook
         self._index = index
         self._seen: tuple[Tensor, Tensor] | None = None
+        self._alpha: Tensor | None = None
         self.register_buffer("mean", None)
         self.register_buffer("variance", None)
 
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
         if values_per_channel(x) * self.distributed.size < 2:
             return type(layer).forward(layer, x)
+        if self._can_fuse(layer, x):
+            return self._normalize_fused(layer, x)
         tied, mean, variance = self._blend(layer, x)
         return F.batch_norm(tied, mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps)
+
+    def _can_fuse(self, layer: BatchNorm, x: Tensor) -> bool:
+        """Whether one kernel can compute the statistics, the mixture and the output."""
+        if self.distributed.size > 1 or self.samples.mask is not None or layer.weight is None or layer.bias is None:
+            return False
+        if torch.compiler.is_compiling():
+            return x.is_cuda and x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        return kernels.is_supported(x)
+
+    def _normalize_fused(self, layer: BatchNorm, x: Tensor) -> Tensor:
+        statistics = self._statistics[0]
+        alpha = statistics.alpha_for(self._index)
+        if not isinstance(alpha, Tensor):
+            # Kept, since fusion wants it to exist before the pass.
+            if self._alpha is None or self._alpha.device != x.device:
+                self._alpha = torch.full((1,), alpha, device=x.device)
+            alpha = self._alpha
+        compiling = torch.compiler.is_compiling()
+        function = kernels.traced_interpolated_batch_norm if compiling else kernels.interpolated_batch_norm
+        share = 1.0 if self.mean is None or statistics.momentum is None else statistics.momentum
+        source_mean, source_variance = self.source_statistics
+        assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
+        stream = (None, None) if statistics.momentum is None else (self.mean, self.variance)
+        y, mean, variance = function(
+            x, layer.weight, layer.bias, source_mean, source_variance, *stream, alpha, share, layer.eps
+        )
+        if statistics.momentum is not None:
+            self._seen = self._seen or (mean, variance)
+        return y
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if values_per_channel(inputs[0]) * self.distributed.size < 2:

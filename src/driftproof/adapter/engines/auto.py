@@ -37,14 +37,16 @@ class AutoEngine(EagerEngine):
         try:
             return self._captured.run(images)
         except EngineError as error:
-            self._captured.invalidate()
-            self._captured = None
-            warnings.warn(
-                f'Steps run eagerly, which is slower: {error} Pass `engine="eager"` to silence this.',
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            return super().run(images)
+            reason = str(error)
+        # Outside of the handler: the error's traceback keeps the failed step's graph alive.
+        self._captured.invalidate()
+        self._captured = None
+        warnings.warn(
+            f'Steps run eagerly, which is slower: {reason} Pass `engine="eager"` to silence this.',
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return super().run(images)
 
     def invalidate(self) -> None:
         """Drop captured steps."""

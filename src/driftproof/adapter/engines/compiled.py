@@ -113,8 +113,8 @@ class CompiledEngine(EagerEngine):
 class FusedCudaGraphEngine(CompiledEngine):
     """Captured steps in which batch norm is fused with its neighbors, and nothing else is compiled.
 
-    Each operation rounds as in the eager step, so the steps agree to the last bit. Where our kernels cannot be compiled,
-    steps are captured without them.
+    Each operation rounds as in the eager step, so the steps agree to the last bit. Where our kernels cannot be
+    compiled, steps are captured without them.
     """
 
     _task = "Tracing the network for fusion"

@@ -1,7 +1,8 @@
 """Steps captured in CUDA graphs: one launch for a whole step."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ class CudaGraphEngine(StaticEngine):
         self._graphs: dict[StaticStep, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         # Graphs of one adapter never run at once and keep nothing from run to run, so they share their memory.
         self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
 
     def run(self, images: Tensor) -> StepResult:
         """As `EagerEngine.run`, replayed."""
@@ -51,7 +51,7 @@ class CudaGraphEngine(StaticEngine):
             _reject_host_state(self.state)
             return self._warm_up(step)
         if step.uses_source and step.side_stream is None:
-            step.side_stream = torch.cuda.Stream(self.state.device)  # type: ignore[no-untyped-call]
+            step.side_stream = _shared_stream("side", self.state.device)
         if step.objective is not self._objective_fn(step):
             return self._warm_up(step)
         if step not in self._graphs:
@@ -62,13 +62,12 @@ class CudaGraphEngine(StaticEngine):
 
     def _warm_up(self, step: StaticStep) -> StepResult:
         """Run once for real on the capture stream, so that whatever is set up on first use exists."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.state.device)  # type: ignore[no-untyped-call]
+        stream = _shared_stream("capture", self.state.device)
         current = torch.cuda.current_stream(self.state.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             result = super()._execute(step).clone()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
         for tensor in (result.logits, result.record.selected, result.record.novelty):
             tensor.record_stream(current)
         return result
@@ -81,12 +80,26 @@ class CudaGraphEngine(StaticEngine):
         try:
             with _undo_failed_capture(self.state.device, self._pool):
                 # Threads that load data may allocate meanwhile; only this one must not.
-                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                stream = _shared_stream("capture", self.state.device)
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
                     result = step.run(self.method, self.state)
         except Exception as error:
             self.invalidate()
             raise _to_engine_error(error) from error
         return graph, result
+
+
+_streams = threading.local()
+
+
+def _shared_stream(role: str, device: torch.device) -> torch.cuda.Stream:
+    """One stream per role, thread and device: each new stream costs a workspace of cuBLAS that is never freed."""
+    key = f"{role}:{device.index or 0}"
+    stream: torch.cuda.Stream | None = getattr(_streams, key, None)
+    if stream is None:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        setattr(_streams, key, stream)
+    return stream
 
 
 @contextmanager
@@ -110,11 +123,8 @@ def _undo_failed_capture(device: torch.device, pool: Any) -> Iterator[None]:  # 
 
 
 def _end_allocation(device: torch.device, pool: Any) -> None:  # noqa: ANN401  # torch's handle
-    for release in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        try:
-            release(device.index or 0, pool)
-        except RuntimeError:  # the capture's own end got so far
-            continue
+    with suppress(RuntimeError):  # where the capture's own end got so far
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
 
 
 def supports_cuda_graphs(device: torch.device) -> bool:
@@ -135,8 +145,8 @@ def reject_dynamic(method: Method, device: torch.device) -> None:
     """Refuse a method whose step cannot be captured, and a machine without CUDA."""
     if method.dynamic_reason is not None:
         raise ConfigurationError(
-            f'Expected `engine` to be "auto", "eager" or "compile", since {method.dynamic_reason}. Such a step cannot be '
-            "captured."
+            f'Expected `engine` to be "auto", "eager" or "compile", since {method.dynamic_reason}. '
+            "Such a step cannot be captured."
         )
     if not supports_cuda_graphs(device) and not torch.cuda.is_available():
         raise ConfigurationError(

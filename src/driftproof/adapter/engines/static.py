@@ -61,9 +61,9 @@ class StaticStep:
 class StaticEngine(EagerEngine):
     """One static step for each shape of batch.
 
-    The first batch of each shape runs eagerly, because lazy buffers must exist before their addresses are fixed; so do
-    batches of rare shapes. Eager and static steps share one state. Here static steps run as they are; `CudaGraphEngine`
-    captures them.
+    All batches up to the first optimizer step and the first batch of each shape run eagerly, because lazy buffers must
+    exist before their addresses are fixed; so do batches of rare shapes. Eager and static steps share one state. Here
+    static steps run as they are; `CudaGraphEngine` captures them.
 
     Args:
         method: The choices.
@@ -77,6 +77,7 @@ class StaticEngine(EagerEngine):
         self._shapes = ShapeTracker(after=1)
         self._steps: dict[ShapeKey, StaticStep] = {}
         self._depends_on: Any = None
+        self._initialized = False
 
     @property
     def num_static_steps(self) -> int:
@@ -88,7 +89,8 @@ class StaticEngine(EagerEngine):
         key = shape_key(images)
         if not self._shapes.should_capture(key):
             result = self.run_eager(images)
-            self._shapes.record(key)
+            if self._is_initialized():
+                self._shapes.record(key)
             return result
         depends_on = self._dependencies()
         if depends_on != self._depends_on:
@@ -114,13 +116,24 @@ class StaticEngine(EagerEngine):
         self._shapes.clear()
         self._steps = {}
         self._depends_on = None
+        self._initialized = False
+
+    def _is_initialized(self) -> bool:
+        """Whether a step was taken, so that every buffer exists that components create in their first one."""
+        if not self._initialized:
+            count = self.state.num_steps if self.state.names else self.state.index
+            self._initialized = int(count) > 0
+        return self._initialized
 
     def _dependencies(self) -> Any:  # noqa: ANN401  # compared with `==` only
         """What a captured step has built in: addresses of tensors and the optimizer's settings."""
         optimizer = self.state.optimizer
         groups = [] if optimizer is None else optimizer.param_groups
         settings = [
-            (key, _setting(value, self.state.device)) for group in groups for key, value in group.items() if key != "params"
+            (key, _setting(value, self.state.device))
+            for group in groups
+            for key, value in group.items()
+            if key != "params"
         ]
         return self.state.addresses(), settings
 
