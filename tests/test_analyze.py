@@ -17,8 +17,8 @@ def run(capsys, *words):
 
 def test_costs_of_every_method_are_counted_and_timed(capsys):
     words = ["--model", "wrn10_1", "--batch-size", "4", "--size", "16", "--trials", "2", "--warm-up", "0", "--json"]
-    status, said = run(capsys, *words, "--methods", "source,ent,tent,eata,tent+crowd")
-    costs = json.loads(said.out)
+    status, output = run(capsys, *words, "--methods", "source,ent,tent,eata,tent+crowd")
+    costs = json.loads(output.out)
     assert status == 0
     assert list(costs) == ["source", "ent", "tent", "eata", "tent+crowd"]
     counted = count_memory(build_model("wrn10_1"), (3, 16, 16))
@@ -32,18 +32,18 @@ def test_costs_of_every_method_are_counted_and_timed(capsys):
 def test_preparing_methods_are_timed_on_images_and_scenes(capsys):
     few = ["--batch-size", "2", "--trials", "1", "--warm-up", "0", "--json"]
     for words in (["--model", "wrn10_1", "--size", "16"], ["--model", "deeplabv3plus_small", "--size", "32"]):
-        status, said = run(capsys, *words, *few, "--methods", "ttn,swr,eata,swr+crowd")
+        status, output = run(capsys, *words, *few, "--methods", "ttn,swr,eata,swr+crowd")
         assert status == 0
-        assert list(json.loads(said.out)) == ["ttn", "swr", "eata", "swr+crowd"]
+        assert list(json.loads(output.out)) == ["ttn", "swr", "eata", "swr+crowd"]
 
 
 def test_costs_table(capsys):
-    status, said = run(
+    status, output = run(
         capsys, "--model", "wrn10_1", "--batch-size", "2", "--size", "8", "--trials", "1", "--methods", "tent"
     )
     assert status == 0
-    assert "counted MiB" in said.out
-    assert "tent" in said.out
+    assert "counted MiB" in output.out
+    assert "tent" in output.out
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_costs_table(capsys):
     ],
 )
 def test_invalid_options_are_named(capsys, words, message):
-    status, said = run(capsys, *words, "--batch-size", "2", "--trials", "1")
+    status, output = run(capsys, *words, "--batch-size", "2", "--trials", "1")
     assert status == 2
-    assert message in " ".join(said.err.split())
+    assert message in " ".join(output.err.split())

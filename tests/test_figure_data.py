@@ -125,8 +125,8 @@ def analyze(capsys, *words):
 def test_json_contains_the_numbers_of_a_figure(made, capsys, folder):
     root, _ = made
     results = Results(root / folder)
-    status, said = analyze(capsys, "selection", root / folder, "--json")
-    figures = json.loads(said.out, parse_constant=pytest.fail)
+    status, output = analyze(capsys, "selection", root / folder, "--json")
+    figures = json.loads(output.out, parse_constant=pytest.fail)
     assert (status, len(figures)) == (0, 2), "one of all rules, and one of plain TENT"
     cells = {spec.method: spec for spec in SPECS}
     shown = figures["selection-1"]
@@ -162,17 +162,17 @@ def test_rules_without_any_counts_are_an_error(tmp_path, capsys):
     tent = next(spec for spec in SPECS if spec.method == "tent")
     rows = [{"round": 1, "domain": name, "samples": 4, "error": 20.0} for name in tent.domains]
     write(Store(tmp_path).run(tent), tent, rows)
-    status, said = analyze(capsys, "selection", tmp_path)
+    status, output = analyze(capsys, "selection", tmp_path)
     assert status == 2
-    assert "that `analyze selection` can draw, but found none" in " ".join(said.err.split())
+    assert "that `analyze selection` can draw, but found none" in " ".join(output.err.split())
 
 
 def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
     root, _ = made
     for words, round in ((("--round", 1), 1), ((), ROUNDS)):
-        status, said = analyze(capsys, "scores", root / "store", "--json", *words)
+        status, output = analyze(capsys, "scores", root / "store", "--json", *words)
         assert status == 0
-        for shown in json.loads(said.out).values():
+        for shown in json.loads(output.out).values():
             (spec,) = (spec for spec in SPECS if spec.name == shown["cell"])
             rows = [row for row in Results(root / "store").rows(spec) if row["round"] == round]
             for name in ("confidence", "confidence_difference"):
@@ -181,9 +181,9 @@ def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
                     each = [row[f"histogram/{name}/{kind}"] for row in rows]
                     assert shown["counts"][name][kind] == [sum(counts) for counts in zip(*each, strict=True)]
             assert shown["auroc"] == {"confidence": 60.0 + round, "confidence_difference": 60.0 + round}
-    status, said = analyze(capsys, "scores", root / "kept", "--round", 2)
+    status, output = analyze(capsys, "scores", root / "kept", "--round", 2)
     assert status == 2
-    assert "Archives keep histograms of the first and the last round only." in " ".join(said.err.split())
+    assert "Archives keep histograms of the first and the last round only." in " ".join(output.err.split())
 
 
 def with_histograms(spec, rows):
@@ -203,9 +203,9 @@ def test_incomplete_round_is_left_out_and_named(tmp_path, capsys):
     both = list(ANALYSES["scores"](Results(tmp_path)))
     assert {figure.numbers["cell"]: figure.numbers["round"] for figure in both} == {begun.name: 2, done.name: 3}
     assert not any("Left out" in figure.draw().caption for figure in both)
-    status, said = analyze(capsys, "scores", tmp_path, "--round", 4)
+    status, output = analyze(capsys, "scores", tmp_path, "--round", 4)
     assert status == 2
-    assert "Expected histograms of round 4, but no run has completed it and kept them." in " ".join(said.err.split())
+    assert "Expected histograms of round 4, but no run has completed it and kept them." in " ".join(output.err.split())
 
 
 def test_runs_are_found_despite_chained_replacements(tmp_path):
@@ -220,8 +220,8 @@ def test_runs_are_found_despite_chained_replacements(tmp_path):
 
 def test_gradient_matrix_covers_all_domains(made, capsys):
     root, _ = made
-    status, said = analyze(capsys, "gradients", root / "kept", "--json")
-    (shown,) = json.loads(said.out).values()
+    status, output = analyze(capsys, "gradients", root / "kept", "--json")
+    (shown,) = json.loads(output.out).values()
     assert status == 0
     assert (shown["domain"], shown["cosines"][3][3], shown["cosines"][9][0]) == ("all", None, 0.9)
 
@@ -229,9 +229,9 @@ def test_gradient_matrix_covers_all_domains(made, capsys):
 @pytest.mark.parametrize(("name", "count"), [("selection", 2), ("scores", 1), ("gradients", 1), ("curves", 1)])
 def test_figures_are_drawn_from_an_archive(made, capsys, tmp_path, name, count):
     root, _ = made
-    status, said = analyze(capsys, name, root / "kept", "--out", tmp_path / "figures")
+    status, output = analyze(capsys, name, root / "kept", "--out", tmp_path / "figures")
     assert status == 0
-    paths = said.out.split()
+    paths = output.out.split()
     assert len(paths) == count
     for path in paths:
         stem = path.removesuffix(".svg")
@@ -246,9 +246,9 @@ def test_json_does_not_need_matplotlib(made, capsys, monkeypatch, name):
         if module.partition(".")[0] == "matplotlib":
             monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, said = analyze(capsys, name, made[0] / "store", "--json")
-    assert (status, said.err) == (0, "")
-    assert json.loads(said.out)
+    status, output = analyze(capsys, name, made[0] / "store", "--json")
+    assert (status, output.err) == (0, "")
+    assert json.loads(output.out)
 
 
 def test_single_round_is_a_centered_point():
@@ -261,6 +261,6 @@ def test_results_without_figure_data_are_an_error(tmp_path, capsys):
     spec = Spec("tent", "x", "y", domains=("fog",))
     write(Store(tmp_path).run(spec), spec, [{"round": 1, "domain": "fog", "error": 9.0}])
     for name in ("selection", "scores", "gradients", "curves"):
-        status, said = analyze(capsys, name, tmp_path)
+        status, output = analyze(capsys, name, tmp_path)
         assert status == 2
-        assert f"that `analyze {name}` can draw, but found none" in " ".join(said.err.split())
+        assert f"that `analyze {name}` can draw, but found none" in " ".join(output.err.split())

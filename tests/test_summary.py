@@ -199,12 +199,12 @@ def test_timing_notes_describe_the_runs_used(tmp_path):
             cell.append(rows, [{"hardware": card, "engine": "graph", "precision": precision}] * len(rows))
     results = Results(tmp_path)
     (table,) = (measured for measured in results.tables() if measured.table.name == "table6")
-    said = table_notes(table, results)
-    assert not any("bfloat16" in sentence for sentence in said), "what was timed in it was timed longer in tf32"
-    assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in said)
-    (peaks,) = (sentence for sentence in said if "allocated" in sentence)
+    notes = table_notes(table, results)
+    assert not any("bfloat16" in sentence for sentence in notes), "the longest timing is in tf32"
+    assert any("500 (card A, graph, tf32), 30 (card B, graph, tf32);" in sentence for sentence in notes)
+    (peaks,) = (sentence for sentence in notes if "allocated" in sentence)
     assert peaks.endswith(", in MiB: ent 3, swr 3, tent 3, eata 3, tent+crowd 3.")
-    assert any(sentence.startswith("Memory is computed") for sentence in said)
+    assert any(sentence.startswith("Memory is computed") for sentence in notes)
 
 
 def test_preparation_note_names_the_replacement_set(tmp_path):
@@ -215,9 +215,9 @@ def test_preparation_note_names_the_replacement_set(tmp_path):
     )
     results = Results(tmp_path)
     for table in results.tables():
-        said = table_notes(table, results)
-        assert "Methods that prepare on source images of other-c used its clean test images." in said
-        assert not any("unseen-c" in sentence for sentence in said)
+        notes = table_notes(table, results)
+        assert "Methods that prepare on source images of other-c used its clean test images." in notes
+        assert not any("unseen-c" in sentence for sentence in notes)
 
 
 def test_gain_is_shown_for_rows_with_options(tmp_path):
@@ -330,9 +330,9 @@ def test_driving_claims_compare_rounds(tmp_path):
         with cell.locked():
             cell.write_spec(spec, {"scope": "all"})
             cell.append(rows, [{"seconds": 1.0}] * len(rows))
-    *_, rescued, kept, found = evaluate_claims([Results(tmp_path / "store")])
-    assert (rescued.verdict, len(rescued.cases)) == ("so far, holds (round 3 of 5)", 2)
-    assert rescued.evidence[0] == (
+    *_, improved, kept, found = evaluate_claims([Results(tmp_path / "store")])
+    assert (improved.verdict, len(improved.cases)) == ("so far, holds (round 3 of 5)", 2)
+    assert improved.evidence[0] == (
         "CamVid: mIoU tent+crowd (lr 1e-04) 52.0, tent (lr 1e-04) 44.0 (+8.0) (round 3 of 5)"
     )
     assert kept.verdict == "so far, holds in 1 of 2 cases (round 3 of 5)"
@@ -365,9 +365,9 @@ def test_table_names_its_round_and_corruptions(tmp_path, capsys):
     assert "`choice_tiny`: error %, lower is better, round 2, held-out corruptions.\n" in text
     with pytest.raises(SystemExit):
         main(["bench", "compare", str(tmp_path / "store")])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "error %; lower is better; round 10; in brackets" in said
-    assert "error %; lower is better; round 2, held-out corruptions; @" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "error %; lower is better; round 10; in brackets" in output
+    assert "error %; lower is better; round 2, held-out corruptions; @" in output
 
 
 def test_protocol_lists_the_seeds(tmp_path):
@@ -419,7 +419,7 @@ def test_robustness_claim_uses_the_last_common_round(tmp_path):
     with_it, without = map(float, re.findall(r"deviation ([\d.]+) with selection, ([\d.]+) without", by_rate)[0])
     spread = statistics.stdev([25, 5, 2.5, 0.5])
     assert with_it == pytest.approx(spread, abs=0.5)
-    assert without == pytest.approx(spread, abs=0.5), "in round 1 as well, where all are the same nine points worse"
+    assert without == pytest.approx(spread, abs=0.5), "in round 1, where all errors are nine points higher"
 
 
 def test_table_sections_contain_their_notes(finished):
@@ -474,9 +474,9 @@ def listed_deviations(archives):
 def test_deviation_lists_the_effects_of_ablations(tmp_path):
     write_suites(tmp_path / "store", rounds=1, names=("table2",))
     archives = [Results(tmp_path / "store")]
-    *_, bystander, tried = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
-    assert float(bystander.replace("−", "-")) == pytest.approx(15.0 - 15.73, abs=0.3)
-    assert tried == "no ablation was run"
+    *_, baseline, effects = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
+    assert float(baseline.replace("−", "-")) == pytest.approx(15.0 - 15.73, abs=0.3)
+    assert effects == "no ablation was run"
     errors = {(): 40.0, ("lr", 3e-4): 30.0, ("lr", 1e-4): 25.0, ("mean_entropy", 0.5): 41.5}
     for spec in suite("open_choices").specs():
         changed = tuple(item for item in spec.options if item != ("lr", 1e-3))
@@ -486,12 +486,12 @@ def test_deviation_lists_the_effects_of_ablations(tmp_path):
                 tmp_path / "tried", spec, 1 if changed else 2, lambda round, error=error: error + 50 * (round - 1)
             )
     archives.append(Results(tmp_path / "tried"))
-    *_, tried = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
-    pace, spread = tried.split("<br>")
-    changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{pace};{spread}")]
+    *_, effects = listed_deviations(archives)["tent", "CIFAR-10-C/Open"]
+    rates, entropies = effects.split("<br>")
+    changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{rates};{entropies}")]
     assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
-    assert pace.startswith("`choice_pace`, round 1: tent, lr = 0.0003 −")
-    assert spread.startswith("`choice_spread`, round 1: tent, λ_max = 0.5 +")
+    assert rates.startswith("`choice_pace`, round 1: tent, lr = 0.0003 −")
+    assert entropies.startswith("`choice_spread`, round 1: tent, λ_max = 0.5 +")
 
 
 def test_deviation_of_a_score_names_the_error_of_the_run(finished):
@@ -572,8 +572,8 @@ def test_ablations_of_a_variant_explain_it(tmp_path, images, name, rounds):
             by = dict(spec.options).get("mean_entropy", 2.0)
             write_run(tmp_path / name, spec, rounds, lambda round, by=by: 30.0 + by * round)
     archives = [Results(tmp_path / "store"), Results(tmp_path / name)]
-    (told,) = listed_deviations(archives).values()
-    where, changes = told[-1].split(": ")
+    (texts,) = listed_deviations(archives).values()
+    where, changes = texts[-1].split(": ")
     assert where == f"`choice_{name}_logits`, round {rounds}", "and none of plain TENT"
     (change,) = re.findall(r"tent\+crowd \(logits\), λ_max = 0.25 −([\d.]+)", changes)
     assert float(change) == pytest.approx(0.25 * rounds, abs=0.9)
@@ -659,13 +659,13 @@ def test_replacement_is_named_with_its_numbers(tmp_path):
             write_run(tmp_path / "store", here, 1, lambda round, error=errors[spec.method]: error)
     Store(tmp_path / "store").update_metadata({"limit": None, "replaced": stand_in, "prepared on test images": []})
     archives = [Results(tmp_path / "store")]
-    said = "imagenet64-other-c replaces imagenet-o-c-64."
+    note = "imagenet64-other-c replaces imagenet-o-c-64."
     far = listed_deviations(archives)
-    assert said in far["tent", "TinyImageNet-C/Open"][-1]
-    assert far["bn_adapt", "TinyImageNet-C/Open"][-1] == f"{said}<br>learns nothing"
+    assert note in far["tent", "TinyImageNet-C/Open"][-1]
+    assert far["bn_adapt", "TinyImageNet-C/Open"][-1] == f"{note}<br>learns nothing"
     assert far["tent", "TinyImageNet-C/Closed"][-1] == "no ablation was run"
-    (rescued,) = verdicts(archives)["Selection improves open-set adaptation"].evidence
-    assert rescued.endswith(f"[{said}]")
+    (improved,) = verdicts(archives)["Selection improves open-set adaptation"].evidence
+    assert improved.endswith(f"[{note}]")
 
 
 def test_timing_notes_name_hardware_and_ratios(tmp_path, capsys):
@@ -678,12 +678,12 @@ def test_timing_notes_name_hardware_and_ratios(tmp_path, capsys):
         cell.append(rows, [{"hardware": "a card", "engine": "graph", "precision": None}] * len(rows))
     with pytest.raises(SystemExit):
         main(["bench", "compare", str(tmp_path)])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Timed steps per method: 300 (a card, graph)" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Timed steps per method: 300 (a card, graph)" in output
     paper = {
         name: paper_table("T6_cost_cls").value(row, "Time (ms)") for name, row in (("ent", "ENT"), ("tent", "TENT"))
     }
-    assert f"in brackets the paper's: ent 1.40 ({paper['ent'] / paper['tent']:.2f}), swr 1.40 (" in said
+    assert f"in brackets the paper's: ent 1.40 ({paper['ent'] / paper['tent']:.2f}), swr 1.40 (" in output
 
 
 def test_placeholders_are_filled_with_claims_tables_and_numbers(finished, values):
