@@ -411,7 +411,7 @@ def test_equal_results_give_equal_bytes(tmp_path, monkeypatch):
     store = Store(tmp_path / "results")
     for method in ("tent", "tent+crowd"):
         write_run(store, Spec(method, "images", "network", domains=("fog", "snow")), rounds=2)
-    write_run(store, table_specs()[0], rounds=1)
+    write_costs(store)
     first, again = (write_report(Results(store.folder), tmp_path / name).parent for name in ("first", "again"))
     files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
     assert {path.suffix for path in files} == {".html", ".svg", ".png", ".csv", ".parquet"}
@@ -449,14 +449,20 @@ def test_missing_package_is_named_before_writing(folder, tmp_path, monkeypatch, 
     assert not (tmp_path / "report").exists()
 
 
-def test_report_of_costs_has_no_figures(tmp_path):
+def write_costs(store):
+    """Write the run of `table6` that measures the cost of a step; return its methods."""
     (spec,) = {spec for spec in suite("table6").specs() if spec.task == "costs"}
-    cell = Store(tmp_path / "results").run(spec)
+    cell = store.run(spec)
     cell.folder.mkdir(parents=True)
     cell.write_spec(spec, {"image": "(3, 32, 32)"})
     methods = spec.method.split(",")
     rows = [{"round": 1, "domain": name, "memory": 10.0, "milliseconds": 1.5} for name in methods]
     cell.append(rows, [make_conditions(Random(0))] * len(rows))
+    return methods
+
+
+def test_report_of_costs_has_no_figures(tmp_path):
+    methods = write_costs(Store(tmp_path / "results"))
     out = write_report(Results(tmp_path / "results"), tmp_path / "report", title="A <title>")
     parsed = Page()
     parsed.feed(out.read_text(encoding="utf-8"))
