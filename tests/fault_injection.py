@@ -1,4 +1,4 @@
-"""Streams in which everything happens, and what comes of them."""
+"""Streams with faulty batches, and the comparison of two runs over them."""
 
 import pytest
 import torch
@@ -7,59 +7,78 @@ import driftproof as dp
 from cases import CASES, adapter_for, batches
 from networks import build
 
-FIXED_CASES = tuple(case for case in CASES if not case.startswith("cotta"))
+WITHOUT_LEARNING = ("source", "bn_adapt", "ttn")
+CAPTURABLE_CASES = tuple(case for case in CASES if not case.startswith("cotta"))
 
-# Torch warns itself while it traces an autograd function.
-traced = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# Torch itself warns when it traces an autograd function.
+uses_dynamo = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-class NotTooBright(dp.selection.Selection):
-    """Leaves out every image brighter than any real one."""
+class RejectBright(dp.selection.Selection):
+    """Rejects every image that is brighter than any real one."""
 
     def weights(self, step):
         bright = step.images.flatten(1).mean(1) > 5
         return torch.ones_like(step.weights) * ~bright.view(-1, *[1] * (step.weights.ndim - 1))
 
 
-def with_rejection(case):
-    """A selection under which a batch can be left out whole, besides the case's own."""
+def selection_with_rejection(case):
+    """The case's own selection, and one that can reject a whole batch."""
     name, _, crowd = case.partition("+")
     if crowd:
-        return dp.ConfidenceDifference() & NotTooBright()
+        return dp.ConfidenceDifference() & RejectBright()
     if name == "eata":
-        return dp.EntropyBelow(1.6) & dp.NonRedundant(0.999) & dp.EntropyWeight(1.5) & NotTooBright()
-    return NotTooBright()
+        return dp.EntropyBelow(1.6) & dp.NonRedundant(0.999) & dp.EntropyWeight(1.5) & RejectBright()
+    return RejectBright()
 
 
-def faulty_stream(count=22, seed=0):
-    """A stream with a NaN, a batch to be rejected whole, and smaller batches, once and again."""
-    stream = batches(count, seed=seed)
-    stream[6][0, 0, 0, 0] = torch.nan
-    stream[10] = stream[10] + 10
-    for index in (8, 14, 17, 18):
+def faulty_stream(seed=0):
+    """14 batches: of two sizes, each at least four times; with NaN, Inf, and one that is rejected whole.
+
+    The first batch of a size runs eagerly, the second as a static step, the third is captured and the fourth replayed.
+    """
+    stream = batches(14, seed=seed)
+    stream[3][0, 0, 0, 0] = torch.nan
+    stream[6] = stream[6] + 10
+    stream[10][1] = torch.inf
+    for index in (4, 7, 9, 12):
         stream[index] = stream[index][:3]
-    stream[19][1] = torch.inf
     return stream
 
 
-def make(case, network="wide_resnet", engine=None, **settings):
-    if case.partition("+")[0] not in ("source", "bn_adapt", "ttn"):
-        settings.setdefault("select", with_rejection(case))
+def make_adapter(case, network="wide_resnet", engine=None, **settings):
+    """An adapter for a case, run by an engine that `engine(method, state)` makes; None is the default one."""
+    if case.partition("+")[0] not in WITHOUT_LEARNING:
+        settings.setdefault("select", selection_with_rejection(case))
     adapter = adapter_for(case, build(network), segmentation=network == "segmentation", **settings)
-    adapter._engine = engine or adapter._engine
+    return use_engine(adapter, engine)
+
+
+def use_engine(adapter, engine):
+    """Have an adapter run by another engine; None leaves its own."""
+    if engine is not None:
+        adapter._engine = engine(adapter.method, adapter.state)
     return adapter
 
 
 def run(adapter, stream):
-    """Answers, and the records read only when the stream is over."""
-    answers, records = zip(*((adapter(images), adapter.last) for images in stream), strict=True)
+    """Adapt to a stream; returns the answers, and the records as read after the last batch."""
+    answers, records = zip(*(adapter.step(images) for images in stream), strict=True)
     return answers, [(record.selected, record.novelty, repr(record)) for record in records]
 
 
+def join(*runs):
+    """The results of consecutive runs as those of one."""
+    return sum((answers for answers, _ in runs), ()), sum((records for _, records in runs), [])
+
+
 def assert_same(first, second):
+    """Check that two runs gave bit-equal answers and records."""
     for one, other in zip(first[0], second[0], strict=True):
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
-    for (selected, novelty, shown), (also_selected, also_novelty, also_shown) in zip(first[1], second[1], strict=True):
-        assert torch.equal(selected, also_selected)
-        assert torch.equal(novelty.nan_to_num(7), also_novelty.nan_to_num(7))
-        assert shown == also_shown
+    for (selected, novelty, text), (other_selected, other_novelty, other_text) in zip(
+        first[1], second[1], strict=True
+    ):
+        assert torch.equal(selected, other_selected)
+        assert torch.equal(novelty.nan_to_num(7), other_novelty.nan_to_num(7))
+        assert text == other_text
