@@ -43,7 +43,7 @@ class Memory(Component):
 
 
 class LatestImages(Memory):
-    """The latest images of the stream.
+    """The latest images of the stream; a subclass can `choose` others.
 
     Until `capacity` images have come, the first ones are repeated with weight zero.
 
@@ -52,7 +52,7 @@ class LatestImages(Memory):
     """
 
     bank: Tensor | None
-    count: Tensor | None
+    filled: Tensor | None
 
     def __init__(self, capacity: int = 64) -> None:
         super().__init__()
@@ -60,36 +60,40 @@ class LatestImages(Memory):
             raise ConfigurationError(f"Expected `capacity` to be at least 1, but got {capacity}.")
         self.capacity = capacity
         self.register_buffer("bank", None)
-        self.register_buffer("count", None)
+        self.register_buffer("filled", None)
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Forget all images."""
-        self.bank = self.count = None
+        self.bank = self.filled = None
+
+    def choose(self, images: Tensor, step: Step) -> Tensor:
+        """The indices of the `capacity` images to keep, among the remembered ones and the batch, oldest first."""
+        return torch.arange(len(images) - self.capacity, len(images), device=images.device)
 
     def update(self, step: Step) -> None:
-        """Append the batch and drop the oldest images."""
+        """Take in the batch and keep the chosen images."""
         images = step.images.detach()
-        if self.bank is None or self.count is None:
-            repeats = -(-self.capacity // len(images))
-            bank = images.repeat(repeats, *([1] * (images.ndim - 1)))[: self.capacity]
-            self.count = torch.zeros((), dtype=torch.int64, device=images.device)
+        if self.bank is None or self.filled is None:
+            bank = images[torch.arange(self.capacity, device=images.device) % len(images)]
+            filled = torch.zeros(self.capacity, dtype=step.weights.dtype, device=images.device)
         elif self.bank.shape[1:] != images.shape[1:]:
             raise InputError(
                 f"Expected images of shape {tuple(self.bank.shape[1:])}, as in the memory, but got "
                 f"{tuple(images.shape[1:])}. A memory holds images of one size."
             )
         else:
-            bank = self.bank
-        self.bank = torch.cat([bank, images])[-self.capacity :]
-        self.count = (self.count + len(images)).clamp(max=self.capacity)
+            bank, filled = self.bank, self.filled
+        candidates = torch.cat([bank, images])
+        kept = self.choose(candidates, step)
+        self.bank, self.filled = candidates[kept], torch.cat([filled, filled.new_ones(len(images))])[kept]
 
     def images(self) -> Tensor:
-        """The latest images, oldest first."""
+        """The remembered images, oldest first."""
         assert self.bank is not None  # update() comes first
         return self.bank
 
     def weights(self, step: Step) -> Tensor:
-        """One for images that came, zero for those that only fill the memory."""
-        assert self.count is not None  # update() comes first
-        came = torch.arange(self.capacity, device=self.count.device) >= self.capacity - self.count
-        return came.view(-1, *([1] * (step.weights.ndim - 1))).to(step.weights.dtype).expand_as(step.weights)
+        """One for images of the stream, zero for those that only fill the memory."""
+        assert self.filled is not None  # update() comes first
+        shape = (self.capacity, *([1] * (step.weights.ndim - 1)))
+        return self.filled.view(shape).to(step.weights.dtype).expand_as(step.weights)

@@ -1,7 +1,8 @@
 """Checks for authors of components."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,19 +27,20 @@ from driftproof.teacher import EMA
 
 __all__ = ["check_component"]
 
-_CHOICES: tuple[tuple[type[Component], str, tuple[str, ...]], ...] = (
-    (Loss, "loss", ("per_sample",)),
-    (Selection, "select", ("weights", "valid_mask")),
-    (Regularizer, "regularizer", ("penalty",)),
-    (Statistics, "statistics", ()),
-    (Gradient, "gradient", ("compute",)),
-    (Memory, "memory", ("update", "images", "weights")),
-    (After, "after", ("after_step",)),
-    (Output, "output", ("predict", "predict_after")),
-)
-_OPTIONAL = ("valid_mask", "penalty", "predict_after", "weights")
-_ADVICE = "Keep what it remembers in buffers, reset them in `reset_state`, and draw from `step.generator`."
-_SYNC = "reads a tensor on the host. Use `torch.where` in place of a branch, or set `dynamic_reason`."
+_KINDS: dict[type[Component], tuple[str, ...]] = {  # each with the name of its choice, then the methods to watch
+    Loss: ("loss", "per_sample"),
+    Selection: ("select", "weights", "valid_mask"),
+    Regularizer: ("regularizer", "penalty"),
+    Statistics: ("statistics",),
+    Gradient: ("gradient", "compute"),
+    Memory: ("memory", "update", "images", "weights"),
+    After: ("after", "after_step"),
+    Output: ("output", "predict", "predict_after"),
+}
+_OPTIONAL = ("valid_mask", "penalty", "predict_after", "weights", "update", "after_step", "on_batch", "on_step")
+_STATE = "Keep what it remembers in buffers, reset them in `reset_state`, and draw from `step.generator`."
+_BUFFERS = "Register every buffer in `__init__`, as None while its shape is unknown."
+_STATIC = "Copy images, use `torch.where` for branches, or set `dynamic_reason` to say why it cannot be captured."
 
 
 def check_component(component: Component, *, model: nn.Module | None = None, images: Tensor | None = None) -> None:
@@ -69,119 +71,152 @@ def check_component(component: Component, *, model: nn.Module | None = None, ima
         Traceback (most recent call last):
         driftproof.errors.ComponentError: Expected Reduced.per_sample to return shape (8,), but got ().
     """
-    kinds = [(choice, watched) for kind, choice, watched in _CHOICES if isinstance(component, kind)]
-    if not kinds:
+    kind = next((kind for kind in _KINDS if isinstance(component, kind)), None)
+    if kind is None:
         raise ConfigurationError(f"Expected an instance of a component, such as a Loss, but got {component!r}.")
-    name = type(component).__name__
-    try:
-        copied = repr(copy.deepcopy(component))
-    except Exception as error:
-        raise ComponentError(f"Expected {name} to be copied by `copy.deepcopy`, but: {error}.") from error
-    if copied != repr(component):
-        raise ComponentError(f"Expected a copy of {name} to have the same `repr`, but {component!r} became {copied}.")
+    name, refused = type(component).__name__, []
     images = torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)) if images is None else images
-    models, refused = _small_networks() if model is None else [model], []
-    for one in models:
-        try:
-            _check_with(component, *kinds[0], one, images, forbid_sync=model is None)
-        except ModelError as error:
-            refused.append(error)
-        except ComponentError as error:
-            raise ComponentError(str(error) if name in str(error) else f"{name}: {error}") from error
+    models = _small_networks() if model is None else [model]
+    try:
+        _expect(repr(copy.deepcopy(component)) == repr(component), f"a copy of {name} to have the same `repr`")
+        for one in models:
+            try:
+                _check_on(one, component, *_KINDS[kind], images=images, forbid_sync=model is None)
+            except ModelError as error:
+                refused.append(error)
+    except ComponentError as error:
+        raise ComponentError(str(error) if name in str(error) else f"{name}: {error}") from error
     if len(refused) == len(models):
-        raise ComponentError(f"Expected {name} to work with the model, but it refused it: {refused[0]}") from refused[0]
+        raise ComponentError(f"Expected {name} to work with the model, but it refused: {refused[0]}") from refused[0]
 
 
-def _check_with(
-    component: Component, choice: str, watched: tuple[str, ...], model: nn.Module, images: Tensor, *, forbid_sync: bool
+def _check_on(
+    model: nn.Module, component: Component, choice: str, *methods: str, images: Tensor, forbid_sync: bool
 ) -> None:
+    """All checks with one model."""
     name = type(component).__name__
-    adapter, restored = (_make_adapter(model, choice, component) for _ in range(2))
-    watch, other_watch = _Watch(adapter, choice, watched), _Watch(restored, choice, watched)
+    adapter, other = (_make_adapter(model, choice, component) for _ in range(2))
+    watch, other_watch = _Watch(adapter, choice, methods), _Watch(other, choice, methods)
     with torch.no_grad():
-        labels = adapter.source(images).argmax(dim=1)
+        labels = adapter.network.with_source_statistics()(images).argmax(dim=1)
     adapter.prepare([(images, labels)])
     generator = torch.Generator(images.device).manual_seed(1)
-    factors = torch.rand(5, len(images), *[1] * (images.ndim - 1), generator=generator, device=images.device)
+    factors = torch.rand(4, len(images), *[1] * (images.ndim - 1), generator=generator, device=images.device)
     stream = [images * (0.5 + 0.5 * factor) for factor in factors.to(images.dtype)]
 
-    start = _run(adapter, stream[:2])
-    middle = adapter.state_dict()
-    rest, end = _run(adapter, stream[2:]), adapter.state_dict()
-    if repr(watch.component) != repr(component):
-        raise ComponentError(f"Expected {name} to keep its `repr`, but it became {watch.component!r}. {_ADVICE}")
-    changed = watch.describe_changes(component)
-    adapter.reset()
-    if not (_equal(start, _run(adapter, stream[:2])) and _equal(middle, adapter.state_dict())):
-        raise ComponentError(f"Expected the same results from {name} after `reset()`, but they differ. {changed}{_ADVICE}")
+    start, saved = _run(adapter, stream[:2]), adapter.state_dict()
+    rest, now = _run(adapter, stream[2:]), repr(watch.component)
+    _expect(now == repr(component), f"{name} to keep its `repr`", f"it became {now}", _STATE)
+    again = _run(adapter.reset(), stream[:2])
+    _expect(_equal(start, again), f"{name} to do the same after `reset()`", "results differ", _STATE)
 
     watch.expects_finite = False
     adapter(images * torch.nan)
     watch.expects_finite = True
-    if not _equal(middle, adapter.state_dict()):
-        raise ComponentError(f"Expected {name} to be unchanged by a batch of NaN, but its state differs. {_ADVICE}")
-    if not (_equal(rest, _run(adapter, stream[2:])) and _equal(end, adapter.state_dict())):
-        raise ComponentError(f"Expected {name} to forget a batch of NaN, but later results differ. {changed}{_ADVICE}")
+    unchanged = _equal(saved.values(), adapter.state_dict().values())
+    _expect(unchanged, f"{name} to ignore a batch of NaN", "its state changed", _STATE)
+    again = _run(adapter, stream[2:])
+    _expect(_equal(rest, again), f"{name} to ignore a batch of NaN", "later results differ", _STATE)
 
     try:
-        restored.load_state_dict(middle)
+        other.load_state_dict(saved)
     except StateError as error:
-        advice = "Register every buffer in `__init__`, as None while its shape is unknown."
-        raise ComponentError(f"Expected a fresh {name} to load a saved state, but: {error} {advice}") from error
-    if not (_equal(rest, _run(restored, stream[2:])) and _equal(end, restored.state_dict())):
-        raise ComponentError(f"Expected {name} to continue from a saved state, but results differ. {changed}{_ADVICE}")
+        raise ComponentError(f"Expected a fresh {name} to load a saved state, but: {error} {_BUFFERS}") from error
+    again = _run(other, stream[2:])
+    _expect(_equal(rest, again), f"{name} to continue from a saved state", "results differ", _STATE)
 
     if component.dynamic_reason is None:
-        restored.reset()._engine = StaticEngine(restored.method, restored.state)
-        static = _run(restored, stream[:1])
+        other.reset()._engine = StaticEngine(other.method, other.state)
+        _run(other, stream[:1])  # eager, as the first batch of a shape is
         other_watch.forbids_sync = forbid_sync
-        if not (_equal(start + rest, static + _run(restored, stream[1:])) and _equal(end, restored.state_dict())):
-            advice = "It must not hold on to `step.images`: keep copies in buffers, or set `dynamic_reason`."
-            raise ComponentError(f"Expected a static step with {name} to equal the eager one, but it differs. {advice}")
+        again = _run(other, stream[1:])[-len(rest) :]
+        _expect(_equal(rest, again), f"a static step with {name} to equal the eager one", "results differ", _STATIC)
 
 
 class _Watch:
     """Checks what the component of an adapter returns, at every call."""
 
-    def __init__(self, adapter: Adapter, choice: str, watched: tuple[str, ...]) -> None:
+    def __init__(self, adapter: Adapter, choice: str, methods: tuple[str, ...]) -> None:
         self.component = adapter.method.after[0] if choice == "after" else getattr(adapter.method, choice)
-        self.expects_finite = True
-        self.forbids_sync = False
-        self._image_shape: torch.Size | None = None
-        for method in (*watched, "on_batch", "on_step"):
+        self.expects_finite, self.forbids_sync = True, False
+        self._device, self._image_shape = adapter.device, torch.Size()
+        for method in (*methods, "on_batch", "on_step"):
             setattr(self.component, method, partial(self._call, method, getattr(self.component, method)))
 
     def _call(self, method: str, call: Any, *args: Any) -> Any:  # noqa: ANN401  # any method of any component
-        if not self.forbids_sync:
+        where = f"{type(self.component).__name__}.{method}"
+        with _ForbidSync(where) if self.forbids_sync else nullcontext():
             value = call(*args)
-        else:
-            with _ForbidSync(f"{type(self.component).__name__}.{method}"):
-                value = call(*args)
-        if method not in ("update", "after_step", "on_batch", "on_step") and not (value is None and method in _OPTIONAL):
-            self._check(f"{type(self.component).__name__}.{method}", method, value, args)
+        values = list(value) if isinstance(value, tuple | list) else [value]
+        if method == "compute":
+            _expect(len(values) == len(args[1]), f"{where} to return {len(args[1])} gradients", f"got {len(values)}")
+        for place, one in enumerate(values):
+            if one is not None or method not in _OPTIONAL:
+                self._check(f"{where} to return", method, one, args, place)
         return value
 
-    def _check(self, where: str, method: str, value: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401
-        values = list(value) if isinstance(value, tuple | list) else [value]
-        if method == "compute" and len(values) != len(args[1]):
-            raise ComponentError(f"Expected {where} to return {len(args[1])} gradients, but got {len(values)}.")
-        for place, tensor in enumerate(values):
-            if tensor is None and method == "weights":  # nothing repels
-                continue
-            if not isinstance(tensor, Tensor):
-                raise ComponentError(f"Expected {where} to return a tensor, but got {type(tensor).__name__}.")
-            if method == "images":
-                self._image_shape = self._image_shape or tensor.shape
-            like, shape = _expectation(method, args, place, tensor, self._image_shape)
-            if tensor.shape != shape:
-                raise ComponentError(f"Expected {where} to return shape {tuple(shape)}, but got {tuple(tensor.shape)}.")
-            allows_bool = method in ("weights", "valid_mask")
-            if tensor.device != like.device or not (tensor.is_floating_point() or allows_bool and tensor.dtype == torch.bool):
-                kind = f"{tensor.dtype} on {tensor.device}"
-                raise ComponentError(f"Expected {where} to return floating-point numbers on {like.device}, but got {kind}.")
-            if self.expects_finite and not bool(tensor.isfinite().all()):
-                raise ComponentError(f"Expected {where} to return finite numbers, but some are NaN or Inf.")
-            if method == "weights" and bool((tensor < 0).any()):
-                raise ComponentError(f"Expected {where} to return weights of at least 0, but some are negative.")
-            if method == "per_sample" and not tensor.requires_grad:
-                raise ComponentError(f"Expected {where} to return losses with a graph. Do not detach `step.logits`.")
+    def _check(self, returns: str, method: str, value: Any, args: tuple[Any, ...], place: int) -> None:  # noqa: ANN401
+        _expect(isinstance(value, Tensor), f"{returns} a tensor", f"got {type(value).__name__}")
+        self._image_shape = self._image_shape or value.shape
+        if method == "compute":
+            shape = args[1][place].shape
+        elif method == "images":
+            shape = self._image_shape
+        else:
+            shape = () if method == "penalty" else (args[0].logits if "predict" in method else args[0].weights).shape
+        got = f"{value.dtype} on {value.device}"
+        is_number = value.is_floating_point() or (value.dtype == torch.bool and method in ("weights", "valid_mask"))
+        _expect(value.shape == shape, f"{returns} shape {tuple(shape)}", f"got {tuple(value.shape)}")
+        _expect(is_number and value.device == self._device, f"{returns} numbers on {self._device}", f"got {got}")
+        _expect(not self.expects_finite or bool(value.isfinite().all()), f"{returns} finite numbers", "got NaN or Inf")
+        _expect(method != "weights" or not bool((value < 0).any()), f"{returns} weights of at least 0", "got less")
+        _expect(method != "per_sample" or value.requires_grad, f"{returns} a loss with a graph", "it is detached")
+
+
+class _ForbidSync(TorchDispatchMode):
+    """Raises where a value is read on the host or decides a shape, which cannot be captured."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where = where
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        aten = torch.ops.aten
+        by_mask = func is aten.index.Tensor and any(one is not None and one.dtype == torch.bool for one in args[1])
+        is_sync = by_mask or func in (aten._local_scalar_dense.default, aten.nonzero.default)
+        _expect(not is_sync, f"{self._where} to stay on the device", f"it uses {func}", _STATIC)
+        return func(*args, **(kwargs or {}))
+
+
+def _make_adapter(model: nn.Module, choice: str, component: Component) -> Adapter:
+    options: dict[str, Any] = {"statistics": Batch(), "loss": Entropy(), "teacher": EMA(0.9), choice: component}
+    make_optimizer = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
+    return Adapter(model, scope=everything(), mean_entropy=0.1, optimizer=make_optimizer, engine="eager", **options)
+
+
+def _small_networks() -> list[nn.Module]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        stem = [nn.Conv2d(3, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU()]
+        return [nn.Sequential(*stem, nn.Flatten(), nn.Linear(512, 5)), nn.Sequential(*stem, nn.Conv2d(8, 5, 1))]
+
+
+def _run(adapter: Adapter, stream: Iterable[Tensor]) -> list[Tensor]:
+    """The output and the selected samples of every batch, and the state at the end."""
+    results = [adapter.step(images) for images in stream]
+    for _, record in results:
+        _expect("NaN" not in (record.skipped or ""), "finite numbers from finite images", f"got {record.skipped}")
+    return [tensor for logits, record in results for tensor in (logits, record.selected)] + [
+        *adapter.state_dict().values()
+    ]
+
+
+def _equal(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
+    """Whether all tensors are equal to the last bit, NaN included."""
+    one, other = ([tensor.reshape(-1).view(torch.uint8) for tensor in tensors] for tensors in (first, second))
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def _expect(holds: bool, expected: str, got: str = "it differs", advice: str = "") -> None:
+    if not holds:
+        raise ComponentError(f"Expected {expected}, but {got}. {advice}".rstrip())

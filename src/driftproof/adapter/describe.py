@@ -7,7 +7,7 @@ from driftproof.adapter.state import State
 
 __all__ = ["format_repr"]
 
-_HIDDEN = {"average_over": "'selected'", "mean_entropy_over": "'batch'", "after": "()", "output": "BeforeUpdate()"}
+_HIDDEN = {"average_over": "'selected'", "mean_entropy_over": "'batch'", "output": "before"}
 """Choices that are shown only when they differ from these."""
 
 

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
@@ -155,13 +155,15 @@ class Method:
         return {name: value for one in self.components.values() for name, value in one.prepared_values.items()}
 
     def describe(self) -> dict[str, str]:
-        """The choices as text; two methods that agree here are the same method."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        optimizer = values.pop("optimizer")
-        described = {name: describe_value(value) for name, value in values.items() if name != "accumulate"}
-        name = "None" if optimizer is None else _describe_optimizer(optimizer)
-        described["optimizer"] = name if self.accumulate == 1 else f"{name}, every {self.accumulate} batches"
-        return described
+        """The choices as text; two methods that agree here learn the same."""
+        optimizer = "None" if self.optimizer is None else _describe_optimizer(self.optimizer)
+        described = {name: describe_value(getattr(self, name)) for name in _DESCRIBED}
+        described["optimizer"] = optimizer if self.accumulate == 1 else f"{optimizer}, every {self.accumulate} batches"
+        described["output"] = next(
+            (name for name, kind in _OUTPUTS.items() if repr(self.output) == repr(kind())), describe_value(self.output)
+        )
+        optional = {name: getattr(self, name) for name in _OPTIONAL}
+        return described | {name: describe_value(value) for name, value in optional.items() if value not in (None, ())}
 
 
 _KINDS: dict[str, type] = {
@@ -187,6 +189,18 @@ _COMPONENTS = (
     "memory",
     "output",
 )
+_DESCRIBED = (
+    "scope",
+    "statistics",
+    "source_statistics",
+    "loss",
+    "select",
+    "mean_entropy",
+    "regularizer",
+    "average_over",
+    "mean_entropy_over",
+)
+_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "after")
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 
 

@@ -129,9 +129,9 @@ def _read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _check_method(saved: dict[str, str], own: dict[str, str]) -> None:
-    different = [
-        f"{name} was {saved.get(name)} and is {own[name]} here" for name in own if saved.get(name) != own[name]
-    ]
+    names = [*own, *(name for name in saved if name not in own)]
+    pairs = [(name, saved.get(name), own.get(name)) for name in names]
+    different = [f"{name} was {theirs} and is {ours} here" for name, theirs, ours in pairs if theirs != ours]
     if different:
         raise StateError(f"The state was saved by another method: {'; '.join(different)}.")
 

@@ -23,7 +23,8 @@ class PrepareContext:
     """What a component may use in `prepare`.
 
     Args:
-        source: Labelled source batches (images, labels); a DataLoader or a list, since some components iterate over it often.
+        source: Labeled source batches (images, labels): a DataLoader or a list, since some components iterate over it
+            several times.
         network: The network configured as for adaptation.
         trainable: Its trainable parameters, by name.
         seed: Seed of every random choice.

@@ -97,6 +97,11 @@ class Step:
         yield
         current.wait_stream(side_stream)
 
+    @lazy_property
+    def weights(self) -> Tensor:
+        """One for every sample, for a `sample_mask`, which is computed before the adapting network runs."""
+        return torch.ones_like(upcast(self.source_logits[:, 0]))
+
     @property
     def distributed(self) -> Distributed:
         """The ranks that share the batch: reduce over them whatever is reduced over samples."""

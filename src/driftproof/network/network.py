@@ -100,7 +100,7 @@ class Network(nn.Module):
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
-        name, layer = self._find_classifier()
+        name, layer = self.find_classifier()
         if self._feature_hook is None:
             self._feature_hook = _FeatureHook(layer)
         logits = self(images)
@@ -210,7 +210,7 @@ class Network(nn.Module):
     def _no_fastpath(self) -> AbstractContextManager[None]:
         return _no_mha_fastpath() if self._has_attention else nullcontext()
 
-    def _find_classifier(self) -> tuple[str, nn.Module]:
+    def find_classifier(self) -> tuple[str, nn.Module]:
         if self._classifier is not None:
             try:
                 return self._classifier, self.model.get_submodule(self._classifier)
