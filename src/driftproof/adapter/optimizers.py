@@ -1,5 +1,6 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,7 +9,15 @@ from torch import Tensor
 
 from driftproof.adapter.method import Method, check_needs_closure
 
-__all__ = ["HostState", "build_optimizer", "initial_values", "iter_tensors", "load_optimizer_state", "match_strides"]
+__all__ = [
+    "HostState",
+    "build_optimizer",
+    "check_optimizer_state",
+    "initial_values",
+    "iter_tensors",
+    "load_optimizer_state",
+    "match_strides",
+]
 
 # State that does not start at zero: a number, or the name of the group's setting that it starts from.
 _INITIAL: dict[type[torch.optim.Optimizer], dict[str, float | str]] = {
@@ -114,6 +123,43 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
                     values[key] = value.to(parameter.device if on_device else "cpu")
                 elif isinstance(value, Tensor) and value.shape == parameter.shape:
                     values[key] = match_strides(value, parameter)
+
+
+def check_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Raise unless a `state_dict` has the form of a new optimizer's; of other classes than torch's, less is known."""
+    fresh, groups = optimizer.state_dict(), saved["param_groups"]
+    if [group["params"] for group in groups] != [group["params"] for group in fresh["param_groups"]]:
+        raise ValueError("its parameter groups hold other parameters")
+    if type(optimizer) in _INITIAL:
+        for group, own in zip(groups, fresh["param_groups"], strict=True):
+            for name in own.keys() - {"params", *_IMPLEMENTATION_FLAGS}:
+                if not _is_setting_like(group[name], own[name]):
+                    raise ValueError(f"`{name}` is {group[name]!r}")
+            settings = inspect.signature(type(optimizer)).parameters.keys() - {"params", *_IMPLEMENTATION_FLAGS}
+            type(optimizer)([torch.zeros(1)], **{name: group[name] for name in settings})  # checks their ranges
+    for number, own in fresh["state"].items():
+        values = saved["state"][number]
+        if values.keys() != own.keys():
+            raise ValueError(f"parameter {number} has {', '.join(map(str, values))} in place of {', '.join(own)}")
+        for key, value in own.items():
+            if isinstance(value, Tensor) and not _is_tensor_like(values[key], value):
+                raise ValueError(f"`{key}` of parameter {number} is another tensor or none")
+
+
+def _is_setting_like(value: object, own: object) -> bool:
+    if own is None or isinstance(own, bool | str):
+        return value == own and type(value) is type(own)
+    if isinstance(own, int | float | Tensor):
+        is_number = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+        return is_number or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+    if isinstance(own, tuple) and isinstance(value, list | tuple):
+        return len(value) == len(own) and all(map(_is_setting_like, value, own))
+    return type(value) is type(own)
+
+
+def _is_tensor_like(value: object, own: Tensor) -> bool:
+    same_kind = isinstance(value, Tensor) and value.is_floating_point() == own.is_floating_point()
+    return same_kind and value.is_complex() == own.is_complex() and value.shape == own.shape  # type: ignore[attr-defined]
 
 
 def match_strides(value: Tensor, parameter: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
-from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
+from driftproof.adapter.optimizers import build_optimizer, check_optimizer_state, load_optimizer_state
 from driftproof.adapter.state import Slot, State
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
@@ -42,6 +42,7 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "seed": state.seed,
         "counters": {name: int(getattr(state, name)) for name in _COUNTERS},
         "optimizer": optimizer,
+        "tensors": [*tensors, *loose],
     }
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in (tensors | loose).items()}
     return copies | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
@@ -54,7 +55,10 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
     try:
         _check_method(meta["method"], method.describe())
         _check_source(meta["source"], fingerprint(state.source.model))
+        _check_names([name for name in saved if name != "meta"], meta["tensors"])
         counters = {name: _check_count(meta["counters"][name]) for name in _COUNTERS}
+        if counters["accumulated_batches"] >= method.accumulate:
+            raise ValueError(f"{counters['accumulated_batches']} batches wait for their step")
         seed = _check_integer(meta["seed"])
         slots = _check_tensors(state, saved)
         optimizer = _decode_optimizer(method, state, meta["optimizer"], saved)
@@ -185,9 +189,19 @@ def _lazy_buffers(state: State, saved: Mapping[str, Tensor], known: Mapping[str,
     return slots
 
 
+def _check_names(names: list[str], expected: list[str]) -> None:
+    """Check that no tensor was lost or added since the state was saved."""
+    unknown, missing = (
+        [name for name in names if name not in expected],
+        [name for name in expected if name not in names],
+    )
+    if unknown or missing:
+        raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch(unknown, missing)}.")
+
+
 def _check_count(value: object) -> int:
     count = _check_integer(value)
-    if count < 0:
+    if not 0 <= count < 2**63:
         raise ValueError(f"a counter is {count}")
     return count
 
@@ -225,26 +239,21 @@ def _decode_optimizer(
 ) -> torch.optim.Optimizer | None:
     """A new optimizer with the saved state, checked against one that was just built."""
     if state.optimizer is None:
+        if encoded is not None:
+            raise StateError("The state was saved by another method: it has an optimizer, and nothing trains here.")
         return None
     optimizer = build_optimizer(method, state.trainable, capturable=state.capturable)
-    fresh = {
-        (number, key): tuple(value.shape)
-        for number, values in enumerate(optimizer.state.values())
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
     try:
-        load_optimizer_state(optimizer, _decode(encoded, saved))
+        decoded = _decode(encoded, saved)
+        used: dict[str, Tensor] = {}
+        _encode(decoded, "optimizer", used)
+        _check_names([name for name in saved if name.startswith("optimizer.")], list(used))
+        check_optimizer_state(optimizer, decoded)
+        load_optimizer_state(optimizer, decoded)
+    except StateError:
+        raise
     except _MALFORMED as error:
         raise StateError(f"The state was saved by another method: its optimizer does not fit, {error}.") from error
-    loaded = {
-        (number, key): tuple(value.shape)
-        for number, values in enumerate(optimizer.state.values())
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    if any(loaded.get(place) != shape for place, shape in fresh.items()):
-        raise StateError("The state was saved by another method: the tensors of its optimizer do not fit.")
     return optimizer
 
 
