@@ -96,7 +96,8 @@ class Product(Compose, Selection):
 
     def valid_mask(self, step: Step) -> Tensor | None:
         """Which samples are real for every selection."""
-        masks = [mask for one in self.components if (mask := one.valid_mask(step)) is not None]
+        found = [one.valid_mask(step) for one in self.components]
+        masks = [mask for mask in found if mask is not None]  # torch.compile cannot trace `:=` in a comprehension
         return torch.stack(masks).all(dim=0) if masks else None
 
     def __repr__(self) -> str:
