@@ -130,7 +130,7 @@ class Distributed:
             return tensors
         self._handshake()
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        summed: Tensor = _AllReduceSum.apply(flat, self)  # type: ignore[no-untyped-call]
+        summed: Tensor = _AllReduceSum.apply(flat, self._all_reduce)  # type: ignore[no-untyped-call]
         pieces = torch.split(summed, [tensor.numel() for tensor in tensors])
         return tuple(piece.view(like.shape).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True))
 
@@ -243,14 +243,14 @@ class _AllReduceSum(torch.autograd.Function):
     """All-reduce (sum) in the forward and in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, distributed: Distributed) -> Tensor:  # noqa: ANN401  # torch types it so
-        ctx.distributed = distributed
-        return distributed._all_reduce(tensor)
+    def forward(ctx: Any, tensor: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ANN401  # as torch
+        ctx.all_reduce = all_reduce
+        return all_reduce(tensor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return ctx.distributed._all_reduce(gradient), None
+        return ctx.all_reduce(gradient), None
 
 
 def _resolve_group(group: RankGroup) -> "ProcessGroup | None":

@@ -5,7 +5,8 @@ Logits are (N, C) or (N, C, H, W); scores are (N,) or (N, H, W).
 
 from torch import Tensor
 
-from driftproof import predictions
+from driftproof.predictions import confidence_change, log_probabilities, upcast
+from driftproof.predictions import entropy as prediction_entropy
 
 __all__ = ["confidence_difference", "energy", "entropy", "max_logit", "msp"]
 
@@ -24,22 +25,22 @@ def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
         tensor([True])
     """
     # 0 − x, not −x: an unchanged confidence gives 0, not −0.
-    return 0 - predictions.confidence_change(predictions.log_probabilities(logits), source_logits)
+    return 0 - confidence_change(log_probabilities(logits), source_logits)
 
 
 def msp(logits: Tensor) -> Tensor:
     """Return 1 − max_k p^k, one minus the maximum softmax probability."""
-    return 1 - predictions.log_probabilities(logits).amax(dim=1).exp()
+    return 1 - log_probabilities(logits).amax(dim=1).exp()
 
 
 def max_logit(logits: Tensor) -> Tensor:
     """Return the negative maximum logit, −max_k z_k."""
-    return -predictions.upcast(logits).amax(dim=1)
+    return -upcast(logits).amax(dim=1)
 
 
 def energy(logits: Tensor) -> Tensor:
     """Return the energy, −ln Σ_k exp z_k."""
-    return -predictions.upcast(logits).logsumexp(dim=1)
+    return -upcast(logits).logsumexp(dim=1)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -50,4 +51,4 @@ def entropy(logits: Tensor) -> Tensor:
         >>> entropy(torch.zeros(1, 4)).exp()
         tensor([4.])
     """
-    return predictions.entropy(predictions.log_probabilities(logits))
+    return prediction_entropy(log_probabilities(logits))

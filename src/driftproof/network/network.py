@@ -211,6 +211,7 @@ class Network(nn.Module):
         return _no_mha_fastpath() if self._has_attention else nullcontext()
 
     def find_classifier(self) -> tuple[str, nn.Module]:
+        """The name and the layer whose input is the feature vector."""
         if self._classifier is not None:
             try:
                 return self._classifier, self.model.get_submodule(self._classifier)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from driftproof import kernels
+from driftproof.kernels import batch_norm, is_supported
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, values_per_channel
@@ -38,8 +38,8 @@ class _BatchHook(BatchNormHook):
             return type(layer).forward(layer, x)
         if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes
             return F.batch_norm(x, None, None, weight, bias, True, 0.1, layer.eps)
-        if weight is not None and bias is not None and kernels.is_supported(x):
-            return kernels.batch_norm(x, weight, bias, layer.eps)
+        if weight is not None and bias is not None and is_supported(x):
+            return batch_norm(x, weight, bias, layer.eps)
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, layer.eps, torch.backends.cudnn.enabled)
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from driftproof import kernels
 from driftproof.components import Component
 from driftproof.errors import ConfigurationError
+from driftproof.kernels import interpolated_batch_norm, is_supported, traced_interpolated_batch_norm
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, check_source_statistics, values_per_channel
@@ -107,7 +107,7 @@ class _BlendHook(BatchNormHook):
             return False
         if torch.compiler.is_compiling():
             return x.is_cuda and x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        return kernels.is_supported(x)
+        return is_supported(x)
 
     def _normalize_fused(self, layer: BatchNorm, x: Tensor) -> Tensor:
         statistics = self._statistics[0]
@@ -118,7 +118,7 @@ class _BlendHook(BatchNormHook):
                 self._alpha = torch.full((1,), alpha, device=x.device)
             alpha = self._alpha
         compiling = torch.compiler.is_compiling()
-        function = kernels.traced_interpolated_batch_norm if compiling else kernels.interpolated_batch_norm
+        function = traced_interpolated_batch_norm if compiling else interpolated_batch_norm
         share = 1.0 if self.mean is None or statistics.momentum is None else statistics.momentum
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # make_hook refuses other layers

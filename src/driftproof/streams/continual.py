@@ -93,9 +93,7 @@ class Continual:
         """Return the stream without its next `batches` batches, which are not read."""
         if not 0 <= batches <= len(self):
             raise ConfigurationError(f"Expected `batches` to be in 0..{len(self)}, but got {batches}.")
-        rest = copy.copy(self)
-        rest._skipped += batches
-        return rest
+        return self._without(self._skipped + batches)
 
     def start_from(self, round: int, domain_index: int = 0, batch_index: int = 0) -> Self:
         """Return the stream from the given batch to its end.
@@ -109,8 +107,11 @@ class Continual:
         _check_range("domain_index", domain_index, 0, len(self.domains) - 1)
         _check_range("batch_index", batch_index, 0, self.num_batches(self.domains[domain_index]) - 1)
         before = sum(self.num_batches(domain) for domain in self.domains[:domain_index])
+        return self._without((round - 1) * self.batches_per_round + before + batch_index)
+
+    def _without(self, skipped: int) -> Self:
         rest = copy.copy(self)
-        rest._skipped = (round - 1) * self.batches_per_round + before + batch_index
+        vars(rest)["_skipped"] = skipped
         return rest
 
     @property
