@@ -76,8 +76,7 @@ def check_component(component: Component, *, model: nn.Module | None = None, ima
 
 
 def _check_on(model: nn.Module, images: Tensor, choice: str, component: Component, *, forbid_sync: bool) -> None:
-    name = type(component).__name__
-    adapter, other = (_make_adapter(model, choice, component) for _ in range(2))
+    name, (adapter, other) = type(component).__name__, (_make_adapter(model, choice, component) for _ in range(2))
     watch, other_watch = (_Watch(one, choice) for one in (adapter, other))
     with torch.no_grad():
         labels = adapter.network.with_source_statistics()(images).argmax(dim=1)
@@ -122,9 +121,8 @@ class _Watch:
         self.component = adapter.method.after[0] if choice == "after" else getattr(adapter.method, choice)
         self.expects_finite, self.forbids_sync = True, False
         self._device, self._image_shape = adapter.device, torch.Size()
-        for method in (*_REQUIRED, *_OPTIONAL):
-            if hasattr(self.component, method):
-                setattr(self.component, method, partial(self._call, method, getattr(self.component, method)))
+        for method in filter(partial(hasattr, self.component), (*_REQUIRED, *_OPTIONAL)):
+            setattr(self.component, method, partial(self._call, method, getattr(self.component, method)))
 
     def _call(self, method: str, call: Any, *args: Any) -> Any:  # noqa: ANN401  # any method of any component
         where = f"{type(self.component).__name__}.{method}"
@@ -141,12 +139,13 @@ class _Watch:
     def _check(self, returns: str, method: str, value: Any, like: Any) -> None:  # noqa: ANN401
         _expect(isinstance(value, Tensor), f"{returns} a tensor", f"got {type(value).__name__}")
         self._image_shape = self._image_shape or value.shape
-        shapes = {"images": self._image_shape, "penalty": torch.Size(), "compute": getattr(like, "shape", None)}
-        shape = shapes[method] if method in shapes else (like.logits if "predict" in method else like.weights).shape
+        shape = self._image_shape if method == "images" else torch.Size()
+        if method not in ("images", "penalty"):
+            shape = (like if method == "compute" else like.logits if "predict" in method else like.weights).shape
         is_number = value.is_floating_point() or (value.dtype == torch.bool and method in ("weights", "valid_mask"))
-        place, got = f"on {self._device}", f"got {value.dtype} on {value.device}"
+        got = f"got {value.dtype} on {value.device}"
         _expect(value.shape == shape, f"{returns} shape {tuple(shape)}", f"got {tuple(value.shape)}")
-        _expect(is_number and value.device == self._device, f"{returns} floating-point numbers {place}", got)
+        _expect(is_number and value.device == self._device, f"{returns} floats on {self._device}", got)
         _expect(not self.expects_finite or bool(value.isfinite().all()), f"{returns} finite numbers", "got NaN or Inf")
         _expect(method != "weights" or not bool((value < 0).any()), f"{returns} weights of at least 0", "got less")
         _expect(method != "per_sample" or value.requires_grad, f"{returns} a loss with a graph", "it is detached")
