@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
 from driftproof import kernels
-from driftproof.adapter import Method, engines
+from driftproof.adapter import Method, copies, engines
 from driftproof.adapter import state as state_module
 from driftproof.adapter.engines import (
     AutoEngine,
@@ -653,6 +653,23 @@ def test_replaced_parameter_memory_is_noticed():
     assert_same(expected, adapt(StaticEngine))
     optimizer = {"optimizer": torch.optim.SGD}
     assert_same(*(run(make_adapter("tent", engine=engine, **optimizer), batches(5)) for engine in ENGINES[1:]))
+
+
+def test_component_buffers_are_on_the_device_of_the_model(monkeypatch):
+    """A buffer left on the host would make every step wait for it. The meta device stands in for a GPU."""
+    monkeypatch.setattr(copies, "blocking_problems", lambda model: [])
+    choices = {"after": [dp.after.ResetEvery(2), dp.after.ResetWhen()], "regularizer": GrowingBuffer()}
+    adapter = dp.Adapter(
+        build("wide_resnet").to("meta"),
+        scope=dp.scopes.norm_affine(),
+        statistics=dp.statistics.Batch(),
+        loss=dp.losses.Entropy(),
+        select=IndexLog(),
+        optimizer=partial(torch.optim.Adam, lr=0.05),
+        **choices,
+    )
+    assert {buffer.device.type for buffer in adapter.state.buffers()} == {"meta"}
+    assert len(list(adapter.state.components.buffers())) == 4
 
 
 def test_at_most_max_shapes_have_static_steps():

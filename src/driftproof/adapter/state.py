@@ -124,6 +124,7 @@ class State(nn.Module):
         followed = method.source_statistics or method.statistics
         self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
         self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
+        self.components.to(self.device)  # they register buffers without knowing the model
         for name in ("index", "num_steps", "accumulated_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
         self._needs_features = any(one.needs_features for one in self._components)
