@@ -187,7 +187,7 @@ def test_state_saved_after_failure_loads_in_single_process(results):
     select = worker.FailingSelection(0, -1, "never") & dp.NonRedundant(0.95)
     adapter = dp.eata(worker.make_model("wide_resnet"), lr=0.1, fisher=0.0, select=select).load(survivor["path"])
     state = adapter.state_dict()
-    assert json.loads(bytes(state["meta"].tolist()))["index"] == 2
+    assert json.loads(bytes(state["meta"].tolist()))["counters"]["index"] == 2
     assert all(torch.equal(state[name], tensor) for name, tensor in survivor["state"].items())
 
 
