@@ -3,11 +3,40 @@
 import torch
 
 import driftproof as dp
-from networks import CLASSES
+from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
+
+# The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
+# So a pair of a method and a network says something new only if the kind or the network is new: every case meets the
+# wide ResNet, and every other network meets one case of each kind. `rotate_kinds` gives different networks different
+# cases of a kind.
+KINDS = {
+    "predicts only": ("bn_adapt", "ttn", "source"),
+    "learns": ("tent", "gce", "ent", "conjugate"),
+    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
+    "prepared regularizer": ("eata", "swr"),
+    "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
+    "teacher": ("cotta",),
+    "teacher, compares with the frozen network": ("cotta+crowd",),
+}
+
+
+def rotate_kinds(number):
+    """One case of each kind; consecutive numbers give different cases."""
+    return tuple(cases[number % len(cases)] for cases in KINDS.values())
+
+
+_OTHER_NETWORKS = tuple(name for name in CONTRACT_NETWORKS if name != "wide_resnet")
+PAIRS = (
+    *((case, "wide_resnet") for case in CASES),
+    *((case, network) for number, network in enumerate(_OTHER_NETWORKS) for case in rotate_kinds(number)),
+    # The paper's segmentation network is deep and slow: one case that trains everything, prepares, and compares.
+    ("swr+crowd", "deeplab"),
+)
+SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr", "cotta"))
 
 _LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
 

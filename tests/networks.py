@@ -1,10 +1,12 @@
-"""Small networks of every kind that an adapter has to live with."""
+"""Small networks of every kind that an adapter has to support."""
 
 import dataclasses
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from driftproof.models import DeepLabV3Plus
 
 CLASSES = 5
 
@@ -193,5 +195,10 @@ def randomize(model, shape=(3, 8, 8)):
 
 
 def build(name):
+    """Build a network of `CONTRACT_NETWORKS`, or a small DeepLab, always with the same weights."""
     torch.manual_seed(1)
-    return randomize(CONTRACT_NETWORKS[name]())
+    return randomize(DeepLabV3Plus(CLASSES, depth=18, width=4) if name == "deeplab" else CONTRACT_NETWORKS[name]())
+
+
+def is_segmentation(name):
+    return name in ("segmentation", "deeplab")
