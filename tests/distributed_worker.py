@@ -12,7 +12,7 @@ import driftproof as dp
 from cases import CASES, adapter_for, batches, source_data
 from networks import build, randomize
 
-BATCHES = 6
+BATCHES = 5
 TIMEOUT = 5.0
 
 
@@ -58,7 +58,7 @@ def adapt_to(adapter, stream, rank=0, world_size=1):
 
 def stream_with_bright_last_rank():
     """Return batches whose rows of rank 1 are all bright; in every fourth batch all images are."""
-    stream = make_stream(8)
+    stream = make_stream()
     for index, images in enumerate(stream):
         start = 0 if index % 4 == 3 else split_rows(index, len(images), 2)[1].start
         images[start:] = 0.5 + 0.5 * images[start:]
@@ -66,7 +66,7 @@ def stream_with_bright_last_rank():
 
 
 def stream_with_nan():
-    stream = make_stream(6)
+    stream = make_stream()
     stream[2][-1, 0, 3, 3] = float("nan")
     return stream
 
@@ -81,37 +81,39 @@ def make_model_without_running_statistics():
 
 # Name -> (make the adapter, make the stream, number of ranks).
 SCENARIOS = {
-    case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2) for case in CASES if case != "source"
+    case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2)
+    for case in CASES
+    if case not in ("source", "ent+crowd", "gce", "conjugate")  # covered by the others
 }
 SCENARIOS |= {
-    "three ranks, tent+crowd": (lambda **more: make_adapter("tent+crowd", **more), lambda: make_stream(8), 3),
-    "three ranks, eata": (lambda **more: make_adapter("eata", **more), lambda: make_stream(8), 3),
-    "three ranks, swr+crowd": (lambda **more: make_adapter("swr+crowd", **more), lambda: make_stream(8), 3),
+    "three ranks, tent+crowd": (lambda **more: make_adapter("tent+crowd", **more), make_stream, 3),
+    "three ranks, eata": (lambda **more: make_adapter("eata", **more), make_stream, 3),
+    "three ranks, swr+crowd": (lambda **more: make_adapter("swr+crowd", **more), make_stream, 3),
     "pixels, tent+crowd": (
         lambda **more: make_adapter("tent+crowd", "segmentation", **more),
-        lambda: make_stream(6),
+        make_stream,
         2,
     ),
-    "pixels, cotta": (lambda **more: make_adapter("cotta", "segmentation", **more), lambda: make_stream(4), 2),
-    "pixels, ttn": (lambda **more: make_adapter("ttn", "segmentation", **more), lambda: make_stream(6), 2),
-    "group norm": (lambda **more: make_adapter("tent+crowd", "group_norm", **more), lambda: make_stream(6), 2),
-    "accumulate": (lambda **more: make_adapter("tent+crowd", accumulate=3, **more), lambda: make_stream(8), 2),
-    "output after the step": (lambda **more: make_adapter("tent", output="after", **more), lambda: make_stream(6), 2),
+    "pixels, cotta": (lambda **more: make_adapter("cotta", "segmentation", **more), make_stream, 2),
+    "pixels, ttn": (lambda **more: make_adapter("ttn", "segmentation", **more), make_stream, 2),
+    "group norm": (lambda **more: make_adapter("tent+crowd", "group_norm", **more), make_stream, 2),
+    "accumulate": (lambda **more: make_adapter("tent+crowd", accumulate=3, **more), make_stream, 2),
+    "output after the step": (lambda **more: make_adapter("tent", output="after", **more), make_stream, 2),
     "average over the batch": (
         lambda **more: make_adapter(
             "eata", average_over="batch", mean_entropy=0.3, mean_entropy_over="selected", **more
         ),
-        lambda: make_stream(8),
+        make_stream,
         2,
     ),
     "blend": (
         lambda **more: make_adapter("tent", statistics=dp.statistics.Blend(0.4, momentum=0.3), **more),
-        lambda: make_stream(8),
+        make_stream,
         2,
     ),
     "no running statistics": (
         lambda **more: dp.tent(make_model_without_running_statistics(), lr=0.1, **more),
-        lambda: make_stream(6),
+        make_stream,
         2,
     ),
     "rank 1 selects nothing": (
