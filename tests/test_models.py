@@ -510,6 +510,7 @@ def test_saved_model_is_rebuilt_from_its_file(settings, tmp_path):
     "metadata",
     [
         {"classes": 4, "normalize": "(x-0.25)/0.5"},
+        {"classes": 4, "normalise": "(x-0.25)/0.5"},
         {"classes": ["a", "b", "c", "d"], "normalize": {"mean": [0.25, 0.25, 0.25], "std": 0.5}},
         {"classes": 4, "mean": 0.25, "std": (0.5, 0.5, 0.5)},
     ],

@@ -316,7 +316,7 @@ def _to_python(values: Tensor) -> ChannelValues:
 
 def _normalization(meta: Mapping[str, Any]) -> dict[str, ChannelValues]:
     """Return mean and standard deviation given in metadata; empty if absent or not understood."""
-    given = meta.get("normalize")
+    given = meta.get("normalize", meta.get("normalise"))
     if isinstance(given, str) and (formula := _FORMULA.fullmatch(given)):
         given = {"mean": float(formula[1]), "std": float(formula[2])}
     given = {**(given if isinstance(given, Mapping) else {}), **meta}
