@@ -1,4 +1,4 @@
-"""The loop itself: accumulation, options, bad models, and what a user may bring."""
+"""The adapter: accumulation, options, models that fail, models with odd habits, preparation and printing."""
 
 import copy
 import sys
@@ -29,7 +29,7 @@ def compose(model, **choices):
     return dp.Adapter(model, **(defaults | choices))
 
 
-# --- accumulation ----------------------------------------------------------------------------------------------------
+# --- accumulation -----------------------------------------------------------------------------------------------------
 
 
 def test_accumulation_takes_one_step_with_the_mean_gradient(model):
@@ -45,8 +45,8 @@ def test_accumulation_takes_one_step_with_the_mean_gradient(model):
         assert adapter.last.stepped == (index % 3 == 2)
         if len(gradients) == 3:
             with torch.no_grad():
-                for parameter, *parts in zip(affine, *gradients, strict=True):
-                    parameter.sub_(0.1 * sum(parts) / 3)
+                for parameter, *each in zip(affine, *gradients, strict=True):
+                    parameter.sub_(0.1 * sum(each) / 3)
             gradients = []
             for parameter, now in zip(affine, adapter.trainable_parameters.values(), strict=True):
                 torch.testing.assert_close(now, parameter, rtol=1e-4, atol=1e-6)
@@ -54,24 +54,24 @@ def test_accumulation_takes_one_step_with_the_mean_gradient(model):
 
 def test_accumulation_survives_saving_and_bad_batches(model, tmp_path):
     stream = batches(6)
-    expected = [state_of(run_through(compose(model, accumulate=3), stream))]
+    expected = [state_of(run_stream(compose(model, accumulate=3), stream))]
     adapter = compose(model, accumulate=3)
     adapter(stream[0])
     adapter(stream[1] * float("nan"))
     assert adapter.last.skipped
     adapter(stream[1]), adapter.save(tmp_path / "half")
     other = compose(model, accumulate=3).load(tmp_path / "half")
-    run_through(other, stream[2:])
+    run_stream(other, stream[2:])
     assert same_state(expected[0], state_of(other))
 
 
-def run_through(adapter, stream):
+def run_stream(adapter, stream):
     for images in stream:
         adapter(images)
     return adapter
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 class Half(dp.selection.Selection):
@@ -89,7 +89,7 @@ def test_average_over_batch_divides_by_its_size(model):
     assert over_batch.last.loss == pytest.approx(over_selected.last.loss / 2)
 
 
-def test_mean_entropy_over_selected(model):
+def test_mean_entropy_over_selected_averages_selected_samples(model):
     images = batches(1)[0]
     with torch.no_grad():
         p = copy.deepcopy(model).train()(images).softmax(1)
@@ -100,17 +100,17 @@ def test_mean_entropy_over_selected(model):
         assert adapter.last.loss == pytest.approx(sample + 0.7 * float((mean * mean.log()).sum()), rel=1e-4)
 
 
-def test_the_papers_mean_entropy_goes_with_the_papers_selection(model):
+def test_mean_entropy_defaults_to_the_value_of_the_selection(model):
     crowd = dp.ConfidenceDifference()
-    assert dp.tent(model).mean_entropy == 0.0
-    assert dp.tent(model, select=crowd).mean_entropy == 0.5
-    assert dp.tent(model, select=crowd, mean_entropy=0.2).mean_entropy == 0.2
-    assert dp.tent(model, select=dp.EntropyBelow()).mean_entropy == 0.0
-    assert dp.swr(model).mean_entropy == 0.5
-    assert dp.eata(model, select=crowd).mean_entropy == 0.5
+    assert dp.tent(model).method.mean_entropy == 0.0
+    assert dp.tent(model, select=crowd).method.mean_entropy == 0.5
+    assert dp.tent(model, select=crowd, mean_entropy=0.2).method.mean_entropy == 0.2
+    assert dp.tent(model, select=dp.EntropyBelow()).method.mean_entropy == 0.0
+    assert dp.swr(model).method.mean_entropy == 0.5
+    assert dp.eata(model, select=crowd).method.mean_entropy == 0.5
 
 
-def test_output_after_the_update(model):
+def test_output_after_equals_prediction_of_the_updated_network(model):
     before, after = compose(model), compose(model, output="after")
     first, second = batches(2)
     before(first)
@@ -123,7 +123,7 @@ def test_output_after_the_update(model):
     assert after.last.skipped
 
 
-def test_confidence_that_did_not_fall_is_no_novelty(model):
+def test_novelty_is_positive_zero_where_confidence_did_not_fall(model):
     adapter = dp.tent(model, select=dp.ConfidenceDifference())
     logits = adapter(batches(1)[0])
     for novelty in (adapter.last.novelty, dp.scores.confidence_difference(logits, logits)):
@@ -153,21 +153,21 @@ def test_novelty_can_be_any_function_of_the_step(model):
         {"optimizer": None},
     ],
 )
-def test_bad_options_are_refused(model, choices):
+def test_invalid_option_raises(model, choices):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
         compose(model, **choices)
 
 
-def test_parts_are_copied_so_one_instance_serves_two_adapters(model):
+def test_one_component_serves_two_adapters(model):
     select = dp.EntropyBelow(2.0) & dp.NonRedundant(0.99)
     first, second = compose(model, select=select), compose(model, select=select)
     first(batches(1)[0])
-    assert first.select.parts[1].average is not None
-    assert second.select.parts[1].average is None
-    assert select.parts[1].average is None
+    averages = [list(each.components)[1].average for each in (first.select, second.select, select)]
+    assert averages[0] is not None
+    assert averages[1] is averages[2] is None
 
 
-def test_frozen_and_adapting_network_share_what_cannot_move(model):
+def test_frozen_and_adapting_network_share_parameters_that_do_not_train(model):
     adapter = dp.tent(model)
     ours = {parameter.data_ptr() for parameter in adapter.network.parameters()}
     theirs = {parameter.data_ptr() for parameter in adapter.source.parameters()}
@@ -175,10 +175,10 @@ def test_frozen_and_adapting_network_share_what_cannot_move(model):
     assert not {p.data_ptr() for p in adapter.trainable_parameters.values()} & theirs
 
 
-# --- bad models and bad steps ----------------------------------------------------------------------------------------
+# --- bad models and bad steps -----------------------------------------------------------------------------------------
 
 
-class Moody(WideResNet):
+class NanOnBright(WideResNet):
     """Returns NaN when its input is bright."""
 
     def forward(self, x):
@@ -187,8 +187,8 @@ class Moody(WideResNet):
 
 
 @pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata", "swr+crowd", "cotta"])
-def test_a_model_that_returns_nan_is_skipped(case):
-    adapter = adapter_for(case, randomize(Moody()))
+def test_nan_logits_are_skipped_and_leave_the_state_unchanged(case):
+    adapter = adapter_for(case, randomize(NanOnBright()))
     first, second = batches(2)
     adapter(first)
     before = state_of(adapter)
@@ -201,7 +201,7 @@ def test_a_model_that_returns_nan_is_skipped(case):
 
 
 @pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam, torch.optim.RMSprop])
-def test_a_step_that_explodes_is_taken_back(model, make):
+def test_infinite_learning_rate_is_undone(model, make):
     adapter = dp.tent(model, lr=1e-3, optimizer=make)
     first, second = batches(2)
     for explode_first in (True, False):
@@ -219,7 +219,7 @@ def test_a_step_that_explodes_is_taken_back(model, make):
         assert adapter.last.stepped
 
 
-class Cliff(torch.autograd.Function):
+class InfiniteBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x.clone()
@@ -229,16 +229,16 @@ class Cliff(torch.autograd.Function):
         return gradient * torch.inf
 
 
-class Treacherous(WideResNet):
+class InfiniteGradient(WideResNet):
     """Finite predictions, infinite gradients."""
 
     def forward(self, x):
-        return Cliff.apply(super().forward(x))
+        return InfiniteBackward.apply(super().forward(x))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_infinite_gradient_is_skipped(accumulate):
-    adapter = dp.tent(randomize(Treacherous()), accumulate=accumulate)
+def test_infinite_gradient_is_skipped(accumulate):
+    adapter = dp.tent(randomize(InfiniteGradient()), accumulate=accumulate)
     before = state_of(adapter)
     for images in batches(3):
         assert adapter(images).isfinite().all()
@@ -252,7 +252,7 @@ class Failing(torch.optim.SGD):
         raise RuntimeError("no luck")
 
 
-def test_an_optimizer_that_raises_leaves_the_state_intact(model):
+def test_failing_optimizer_leaves_the_state_unchanged(model):
     adapter = dp.tent(model, optimizer=Failing)
     before = state_of(adapter)
     with pytest.raises(RuntimeError, match="no luck"):
@@ -261,25 +261,25 @@ def test_an_optimizer_that_raises_leaves_the_state_intact(model):
     assert all(parameter.grad is None for parameter in adapter.parameters())
 
 
-def test_a_scope_without_influence_is_named(model):
+def test_scope_without_influence_on_the_output_raises(model):
     model.unused = nn.BatchNorm2d(4)
     adapter = compose(model, scope=dp.scopes.named("unused.*"))
     with pytest.raises(dp.errors.ModelError, match=r"named\('unused.\*'\).*influence"):
         adapter(batches(1)[0])
-    assert compose(model)(batches(1)[0]).isfinite().all(), "one idle layer among others does no harm"
+    assert compose(model)(batches(1)[0]).isfinite().all(), "one unused layer among others is allowed"
 
 
 @pytest.mark.parametrize(
     ("construct", "logits"),
     [(DictNet, "out"), (TupleNet, 1), (DataclassNet, "logits"), (DataclassNet, lambda output: output.logits)],
 )
-def test_logits_are_found_in_any_output(construct, logits):
-    adapter = dp.tent(lively_inside(construct), logits=logits, select=dp.ConfidenceDifference())
+def test_logits_are_read_from_any_output(construct, logits):
+    adapter = dp.tent(randomize_inside(construct), logits=logits, select=dp.ConfidenceDifference())
     assert adapter(batches(1)[0]).shape == (6, CLASSES)
     assert adapter.last.kept == 1.0
 
 
-def lively_inside(construct):
+def randomize_inside(construct):
     plain = randomize(WideResNet())
     model = construct()
     model.load_state_dict(plain.state_dict())
@@ -287,7 +287,7 @@ def lively_inside(construct):
 
 
 @pytest.mark.parametrize(
-    ("construct", "logits", "complaint"),
+    ("construct", "logits", "message"),
     [
         (DictNet, None, r"returned a dict with the keys \['aux', 'out'\].*logits="),
         (DictNet, "output", r"`logits='output'` finds nothing.*aux"),
@@ -298,13 +298,13 @@ def lively_inside(construct):
         (WideResNet, lambda output: output.argmax(1), r"shape \(N, C\)"),
     ],
 )
-def test_wrong_outputs_are_explained(construct, logits, complaint):
+def test_unreadable_output_raises_with_what_was_returned(construct, logits, message):
     adapter = dp.tent(construct(), logits=logits)
-    with pytest.raises(dp.errors.ModelError, match=complaint):
+    with pytest.raises(dp.errors.ModelError, match=message):
         adapter(batches(1)[0])
 
 
-def test_features_need_a_classifier_that_is_called(model):
+def test_features_need_a_classifier_that_runs(model):
     model.unused = nn.Linear(2, 2)
     with pytest.raises(dp.errors.ModelError, match=r"`unused`.*classifier"):
         dp.swr(model, augment=shifted).prepare(source_data())
@@ -315,12 +315,12 @@ def test_features_need_a_classifier_that_is_called(model):
     assert adapter(batches(1)[0]).isfinite().all()
 
 
-# --- what a user may bring -------------------------------------------------------------------------------------------
+# --- precisions, scopes and models with odd habits --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["source", "bn_adapt", "ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_precisions(case, dtype):
+def test_models_of_other_precisions_adapt(case, dtype):
     model = build("wide_resnet").to(dtype)
     adapter = adapter_for(case, model, prepared=False)
     adapter.prepare([(images.to(dtype), labels) for images, labels in source_data()])
@@ -332,13 +332,13 @@ def test_other_precisions(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_first_batch_selects_everything_in_any_precision(dtype):
+def test_first_batch_selects_everything_in_any_precision(dtype):
     adapter = dp.tent(build("wide_resnet").to(dtype), select=dp.ConfidenceDifference())
     adapter(batches(1)[0].to(dtype))
     assert adapter.last.kept == 1.0
 
 
-def test_autocast_of_the_caller_reaches_both_networks(model):
+def test_autocast_of_the_caller_applies_to_both_networks(model):
     adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for index, images in enumerate(batches(3)):
@@ -349,19 +349,19 @@ def test_autocast_of_the_caller_reaches_both_networks(model):
     assert all(parameter.dtype == torch.float32 for parameter in adapter.parameters())
 
 
-def test_an_autocast_around_the_whole_stream_is_one_around_each_batch(model):
-    stream, apart = batches(4), []
+def test_autocast_around_the_stream_equals_autocast_around_each_batch(model):
+    stream, separate = batches(4), []
     adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         whole = [adapter(images) for images in stream]
     adapter.reset()
     for images in stream:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            apart.append(adapter(images))
-    assert all(torch.equal(one, other) for one, other in zip(whole, apart, strict=True))
+            separate.append(adapter(images))
+    assert all(torch.equal(one, other) for one, other in zip(whole, separate, strict=True))
 
 
-def test_a_novelty_that_fails_leaves_the_state_intact(model):
+def test_failing_novelty_leaves_the_state_unchanged(model):
     adapter = dp.tent(model, novelty=lambda step: step.nothing_of_the_kind)
     before = state_of(adapter)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
@@ -369,7 +369,7 @@ def test_a_novelty_that_fails_leaves_the_state_intact(model):
     assert same_state(before, state_of(adapter))
 
 
-def test_the_scope_decides_whatever_was_frozen(model):
+def test_scope_overrides_requires_grad_of_the_model(model):
     stream = batches(3)
     expected = [dp.tent(model, lr=1e-2)(images) for images in stream[:1]]
     model.requires_grad_(False)
@@ -379,7 +379,7 @@ def test_the_scope_decides_whatever_was_frozen(model):
     plain = adapter.unwrap()
     assert not any(parameter.requires_grad for parameter in plain.parameters()), "as the user had it"
     held = compose(model, scope=dp.scopes.norm_affine().without("blocks.0.*"))
-    run_through(held, stream)
+    run_stream(held, stream)
     assert not any(name.startswith("blocks.0.") for name in held.trainable_parameters)
     assert torch.equal(held.unwrap().blocks[0].bn1.weight, model.blocks[0].bn1.weight)
     assert not torch.equal(held.unwrap().norm.weight, model.norm.weight)
@@ -394,20 +394,20 @@ def test_dropout_stays_off():
     assert torch.equal(adapter(images), adapter(images))
 
 
-def test_a_model_without_normalization_still_has_ent():
+def test_model_without_normalization_raises_for_tent_and_adapts_with_ent():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     with pytest.raises(dp.errors.ModelError, match=r"norm_affine\(\) to select parameters of Sequential.*check"):
         dp.tent(model)
     adapter = dp.ent(model, lr=1e-2, select=dp.ConfidenceDifference())
-    run_through(adapter, batches(3))
+    run_stream(adapter, batches(3))
     assert adapter.last.stepped
     tent = dp.tent(model, scope=dp.scopes.named("1.weight"))
-    run_through(tent, batches(2))
+    run_stream(tent, batches(2))
     assert list(tent.trainable_parameters) == ["1.weight"]
 
 
-class Counting(GroupNormNet):
-    """Counts its passes, and knows of the last one how large its images were."""
+class WritingBuffers(GroupNormNet):
+    """Counts its passes and keeps a buffer of the size of the last images."""
 
     def __init__(self):
         super().__init__()
@@ -424,8 +424,8 @@ class Counting(GroupNormNet):
 
 
 @pytest.mark.parametrize("case", ["tent", "tent+crowd", "cotta"])
-def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(case, tmp_path):
-    model, stream = Counting(), [*batches(3), *batches(3, shape=(3, 12, 10))]
+def test_buffers_written_by_the_model_are_reset_saved_and_loaded(case, tmp_path):
+    model, stream = WritingBuffers(), [*batches(3), *batches(3, shape=(3, 12, 10))]
     adapter = adapter_for(case, model)
     first = [adapter(images) for images in stream]
     assert adapter.network.model.seen == 6
@@ -435,7 +435,7 @@ def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(case, tmp_path):
     assert set(dict(adapter.network.model.named_buffers())) == {"seen"}
     again = [adapter(images) for images in stream[:3]]
     adapter.save(tmp_path / "state")
-    for other in (adapter_for(case, model), run_through(adapter_for(case, model), stream)):
+    for other in (adapter_for(case, model), run_stream(adapter_for(case, model), stream)):
         other.load(tmp_path / "state")
         assert other.network.model.seen == 3
         assert other.network.model.grid.shape == (8, 8)
@@ -445,16 +445,16 @@ def test_a_model_that_writes_its_own_buffers_is_reset_and_saved(case, tmp_path):
     assert set(dict(other.network.model.named_buffers())) == {"seen"}
 
 
-def test_a_model_whose_train_returns_nothing():
+def test_model_whose_train_returns_none_adapts():
     class Silent(WideResNet):
         def train(self, mode=True):
             super().train(mode)
 
-    assert run_through(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
+    assert run_stream(dp.tent(Silent(), select=dp.ConfidenceDifference()), batches(2)).last.stepped
 
 
 @pytest.mark.parametrize("rule", [dp.statistics.Batch(), dp.statistics.Blend(0.5)], ids=repr)
-def test_layers_may_be_called_by_the_name_of_their_input(model, rule):
+def test_layers_called_with_keyword_input_give_the_same_outputs(model, rule):
     class ByName(WideResNet):
         def forward(self, x):
             x = self.norm(input=self.blocks(self.stem(input=x)))
@@ -467,8 +467,8 @@ def test_layers_may_be_called_by_the_name_of_their_input(model, rule):
 
 
 @pytest.mark.parametrize("case", ["tent+crowd", "swr+crowd", "cotta"])
-def test_a_model_may_write_into_its_input(case):
-    class Apart(WideResNet):
+def test_model_that_writes_into_its_input_gives_the_same_outputs(case):
+    class Functional(WideResNet):
         def forward(self, x):
             return super().forward((x - 0.5) / 0.25)
 
@@ -476,7 +476,7 @@ def test_a_model_may_write_into_its_input(case):
         def forward(self, x):
             return super().forward(x.sub_(0.5).div_(0.25))
 
-    model, writing = randomize(Apart()), InPlace()
+    model, writing = randomize(Functional()), InPlace()
     writing.load_state_dict(model.state_dict())
     adapter, other = adapter_for(case, model, output="after"), adapter_for(case, writing, output="after")
     for images in batches(4):
@@ -486,8 +486,8 @@ def test_a_model_may_write_into_its_input(case):
         assert torch.equal(given, images)
 
 
-class Remembering(WideResNet):
-    """Keeps what it saw on the way, as models do whose attention is to be looked at."""
+class CachingActivations(WideResNet):
+    """Caches activations, as models do that expose their attention maps."""
 
     def forward(self, x):
         self.seen = self.stem(x)
@@ -496,8 +496,8 @@ class Remembering(WideResNet):
 
 
 @pytest.mark.parametrize("case", ["ent", "cotta"])
-def test_a_model_that_keeps_activations_can_be_copied_after_a_step(case):
-    adapter = adapter_for(case, randomize(Remembering()))
+def test_model_that_caches_activations_can_be_copied_after_a_step(case):
+    adapter = adapter_for(case, randomize(CachingActivations()))
     first, second = batches(2)
     adapter(first)
     plain = adapter.unwrap()
@@ -507,12 +507,12 @@ def test_a_model_that_keeps_activations_can_be_copied_after_a_step(case):
     twin = copy.deepcopy(adapter)
     expected = adapter(second)
     assert torch.equal(twin(second), expected)
-    assert torch.equal(run_through(adapter.reset(), [first])(second), expected)
+    assert torch.equal(run_stream(adapter.reset(), [first])(second), expected)
 
 
-def test_all_that_can_be_done_can_be_done_in_inference_mode(model, tmp_path):
+def test_save_load_unwrap_and_reset_work_in_inference_mode(model, tmp_path):
     stream = batches(3)
-    adapter = run_through(dp.ent(model, lr=1e-2), stream[:1])
+    adapter = run_stream(dp.ent(model, lr=1e-2), stream[:1])
     with torch.inference_mode():
         adapter.save(tmp_path / "state")
         other = dp.ent(model, lr=1e-2).load(tmp_path / "state")
@@ -526,21 +526,21 @@ def test_all_that_can_be_done_can_be_done_in_inference_mode(model, tmp_path):
 
 
 @pytest.mark.parametrize("segmentation", [False, True])
-def test_one_logit_for_two_classes_is_refused_with_the_way_out(segmentation):
+def test_single_logit_raises_with_a_fix(segmentation):
     head = [] if segmentation else [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1), *head)
     with pytest.raises(dp.errors.ModelError, match="two classes or more"):
         dp.tent(model)(batches(1)[0])
 
-    def joined(z):
+    def add_zero_logit(z):
         return torch.cat([torch.zeros_like(z), z], dim=1)
 
-    adapter = run_through(dp.tent(model, logits=joined), batches(2))
+    adapter = run_stream(dp.tent(model, logits=add_zero_logit), batches(2))
     assert adapter.last.stepped
     assert adapter.last.loss > 0
 
 
-def test_a_scope_knows_a_tied_parameter_by_all_its_names():
+def test_scope_matches_any_name_of_a_tied_parameter():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
     assert list(dp.scopes.everything().without("2.*").parameters(model)) == ["0.bias", "1.weight", "1.bias"]
@@ -549,7 +549,7 @@ def test_a_scope_knows_a_tied_parameter_by_all_its_names():
 
 
 @pytest.mark.parametrize("scope", [dp.scopes.everything().without("layer4.*"), dp.scopes.named("0.*", "layer4.*")])
-def test_a_pattern_that_names_nothing_is_refused(scope):
+def test_scope_pattern_without_match_raises(scope):
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     with pytest.raises(
         dp.errors.ModelError, match=r"'layer4\.\*' to match parameters of Sequential.* 0\.weight, 0\.bias"
@@ -557,26 +557,26 @@ def test_a_pattern_that_names_nothing_is_refused(scope):
         scope.parameters(model)
 
 
-def test_a_parameter_without_entries_does_not_stand_in_the_way():
+def test_empty_parameter_is_allowed():
     class Placed(WideResNet):
         def __init__(self):
             super().__init__()
             self.placeholder = nn.Parameter(torch.empty(0))
 
-    adapter = run_through(dp.ent(Placed()), batches(2))
+    adapter = run_stream(dp.ent(Placed()), batches(2))
     assert adapter.last.stepped
     adapter(batches(1)[0] * float("nan"))
     assert adapter.last.skipped == "NaN or Inf in the images"
 
 
-def test_channels_last_and_lone_images_of_other_sizes(model):
+def test_channels_last_and_other_image_sizes_adapt(model):
     adapter = dp.tent(model, select=dp.ConfidenceDifference())
     adapter(batches(1)[0].contiguous(memory_format=torch.channels_last))
     adapter(batches(1, shape=(3, 12, 10))[0])
     assert adapter.last.stepped
 
 
-def test_a_whole_adapter_can_be_copied(model):
+def test_deepcopy_is_independent_and_bit_equal(model):
     adapter = adapter_for("cotta+crowd", model)
     first, second, third = batches(3)
     adapter(first)
@@ -587,12 +587,12 @@ def test_a_whole_adapter_can_be_copied(model):
     assert same_state(before, state_of(adapter))
 
 
-def test_threads_take_turns(model):
+def test_threads_share_an_adapter(model):
     adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference())
     stream = batches(15)
 
-    def serve(part):
-        return [adapter(images).isfinite().all() and len(adapter.state_dict()) for images in stream[part::3]]
+    def serve(first):
+        return [adapter(images).isfinite().all() and len(adapter.state_dict()) for images in stream[first::3]]
 
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -605,17 +605,17 @@ def test_threads_take_turns(model):
     assert torch.equal(adapter.unwrap().norm.running_mean, model.norm.running_mean)
 
 
-# --- preparation -----------------------------------------------------------------------------------------------------
+# --- preparation ------------------------------------------------------------------------------------------------------
 
 
-def test_forgetting_to_prepare_is_a_named_error(model):
-    for forgetful in (dp.eata(model), dp.swr(model), dp.ttn(model)):
+def test_missing_preparation_raises(model):
+    for adapter in (dp.eata(model), dp.swr(model), dp.ttn(model)):
         with pytest.raises(dp.errors.NotPreparedError, match=r"prepare\(source\)"):
-            forgetful(batches(1)[0])
+            adapter(batches(1)[0])
     assert dp.eata(model, fisher=0.0)(batches(1)[0]).isfinite().all(), "nothing to prepare"
 
 
-def test_preparation_does_not_depend_on_the_loaders_batches(model):
+def test_preparation_does_not_depend_on_the_batches_of_the_loader(model):
     source = source_data()
     images, labels = (torch.cat(side) for side in zip(*source, strict=True))
     one_by_one = [(images[i : i + 1], labels[i : i + 1]) for i in range(len(images))]
@@ -636,7 +636,7 @@ def test_progress_is_reported(model):
 
 
 @pytest.mark.parametrize(
-    ("source", "complaint"),
+    ("source", "message"),
     [
         ([], "empty"),
         (iter([]), "iterator"),
@@ -646,9 +646,9 @@ def test_progress_is_reported(model):
         ([(torch.full((4, 3, 8, 8), torch.nan), torch.zeros(4, dtype=torch.long))], "NaN or Inf in some"),
     ],
 )
-def test_bad_source_data_is_refused(model, source, complaint):
+def test_invalid_source_data_raises(model, source, message):
     adapter = dp.eata(model)
-    with pytest.raises(dp.errors.InputError, match=complaint):
+    with pytest.raises(dp.errors.InputError, match=message):
         adapter.prepare(source)
     with pytest.raises(dp.errors.NotPreparedError):
         adapter(batches(1)[0])
@@ -656,7 +656,7 @@ def test_bad_source_data_is_refused(model, source, complaint):
 
 @pytest.mark.parametrize("method", ["ttn", "swr"])
 @pytest.mark.parametrize(
-    ("network", "labels", "complaint"),
+    ("network", "labels", "message"),
     [
         ("wide_resnet", torch.full((4,), CLASSES), rf"0\.\.{CLASSES - 1}.*but got {CLASSES}"),
         ("wide_resnet", torch.tensor([0, -1, 0, 0]), "but got -1"),
@@ -665,13 +665,13 @@ def test_bad_source_data_is_refused(model, source, complaint):
         ("segmentation", torch.full((4, 8, 8), 254), "255 where .*, but got 254"),
     ],
 )
-def test_labels_that_do_not_fit_the_model_are_refused(method, network, labels, complaint):
+def test_labels_of_other_shape_or_range_raise(method, network, labels, message):
     adapter = adapter_for(method, build(network), segmentation=network == "segmentation", prepared=False)
-    with pytest.raises(dp.errors.InputError, match=complaint):
+    with pytest.raises(dp.errors.InputError, match=message):
         adapter.prepare([(torch.rand(4, 3, 8, 8), labels)])
 
 
-def test_a_preparation_that_fails_changes_nothing(model):
+def test_failing_preparation_changes_nothing(model):
     adapter = dp.swr(model, augment=shifted)
 
     class Breaking(list):
@@ -683,9 +683,7 @@ def test_a_preparation_that_fails_changes_nothing(model):
 
     with pytest.raises(OSError, match="disk gone"):
         adapter.prepare(Breaking())
-    assert all(
-        buffer is None for part in adapter.method.regularizer.members for buffer in [part._buffers.get("tensor_weights")]
-    )
+    assert all(component._buffers.get("tensor_weights") is None for component in adapter.method.regularizer.components)
 
 
 def test_prepare_comes_before_the_first_batch(model):
@@ -696,7 +694,7 @@ def test_prepare_comes_before_the_first_batch(model):
     adapter.reset().prepare(source_data())
 
 
-def test_segmentation_labels_may_leave_pixels_out():
+def test_ignored_pixels_change_the_preparation():
     model = build("segmentation")
     source = source_data(segmentation=True)
     ignored = [(images, labels.clone()) for images, labels in source]
@@ -707,10 +705,10 @@ def test_segmentation_labels_may_leave_pixels_out():
     assert not torch.equal(weights, adapter.prepare(ignored).method.regularizer.tensor_weights)
 
 
-# --- what it says of itself ------------------------------------------------------------------------------------------
+# --- what is printed --------------------------------------------------------------------------------------------------
 
 
-def test_asking_before_the_first_batch(model):
+def test_last_before_the_first_batch_raises(model):
     adapter = dp.tent(model)
     with pytest.raises(dp.errors.CallOrderError, match="batch"):
         _ = adapter.last
@@ -720,9 +718,9 @@ def test_asking_before_the_first_batch(model):
         _ = adapter.last
 
 
-def test_repr_reads_as_a_sentence(model):
+def test_repr_shows_choices_and_optimizer(model):
     shown = repr(dp.tent(model, select=dp.ConfidenceDifference(), accumulate=2))
-    for part in (
+    for text in (
         "WideResNet: 56 of ",
         "norm_affine()",
         "Batch()",
@@ -730,7 +728,8 @@ def test_repr_reads_as_a_sentence(model):
         "ConfidenceDifference(margin=0.0",
         "Adam(lr=0.001), every 2 batches",
     ):
-        assert part in shown
+        assert text in shown
+    assert "SGD(lr=0.1, momentum=0.9)" in repr(compose(model, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)))
     with pytest.raises(dp.errors.CallOrderError, match="no optimizer"):
         _ = dp.source(model).optimizer
     shown = repr(dp.source(model))
@@ -738,7 +737,7 @@ def test_repr_reads_as_a_sentence(model):
     assert "optimizer" not in shown
 
 
-def test_records_read_well(model):
+def test_repr_of_records(model):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
     assert repr(adapter.last).startswith("Record(seen=6, kept=1.000, loss=")

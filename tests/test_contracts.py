@@ -286,7 +286,7 @@ def test_frozen_network_never_changes_and_holds_no_graph(finished, case):
     assert same_state(finished.source_before, source.state_dict())
 
 
-# --- every kind of normalization -------------------------------------------------------------------------------------
+# --- every kind of normalization --------------------------------------------------------------------------------------
 
 # Each kind of layer meets one case of each kind of method, and every statistics rule: only those read the layer itself.
 NORM_PAIRS = [
@@ -311,7 +311,7 @@ def test_every_kind_of_normalization_learns_and_replays(norm, case):
         assert any(not torch.equal(now, start) for now, start in moved), "something must have been learned"
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Models, optimizers and parts that do unusual things, and what an adapter makes of them."""
+"""Models, optimizers and components that do unusual things, as third-party code does."""
 
 import functools
 
@@ -17,10 +17,10 @@ def model():
     return build("wide_resnet")
 
 
-# --- a forward that was replaced ------------------------------------------------------------------------------------
+# --- a forward that was replaced --------------------------------------------------------------------------------------
 
 
-def through_a_closure(layer):
+def wrap_in_closure(layer):
     own = layer.forward
 
     @functools.wraps(own)
@@ -30,17 +30,17 @@ def through_a_closure(layer):
     layer.forward = forward
 
 
-def through_a_default(layer):
+def wrap_in_default(layer):
     layer.forward = lambda x, own=layer.forward: own(x)
 
 
-def through_compiled_code(layer):
+def wrap_in_compiled_code(layer):
     layer.forward = torch.compile(layer.forward, backend="eager")
 
 
-@pytest.mark.parametrize("wrap", [through_a_closure, through_a_default, through_compiled_code])
+@pytest.mark.parametrize("wrap", [wrap_in_closure, wrap_in_default, wrap_in_compiled_code])
 @pytest.mark.parametrize("where", ["", "norm"])
-def test_a_forward_that_still_runs_the_original_is_refused(model, wrap, where):
+def test_replaced_forward_that_calls_the_original_raises(model, wrap, where):
     wrap(model.get_submodule(where))
     (problem,) = dp.check(model)
     assert problem.severity == "error"
@@ -50,22 +50,22 @@ def test_a_forward_that_still_runs_the_original_is_refused(model, wrap, where):
         dp.tent(model)
 
 
-def bound(model):
+def assign_bound_method(model):
     model.forward = model.forward
 
 
-def partially(model):
+def assign_partial(model):
     model.forward = functools.partial(WideResNet.forward, model)
 
 
-def without_the_model(model):
+def replace_without_original(model):
     scale = 2.0
     model.norm.register_forward_hook(lambda *_: None)
     model.blocks[0].forward = lambda x: scale * x
 
 
-@pytest.mark.parametrize("replace", [bound, partially, without_the_model])
-def test_a_forward_that_goes_along_with_a_copy_is_welcome(model, replace):
+@pytest.mark.parametrize("replace", [assign_bound_method, assign_partial, replace_without_original])
+def test_replaced_forward_that_can_be_copied_adapts(model, replace):
     replace(model)
     assert dp.check(model) == []
     adapter = dp.tent(model, lr=0.1)
@@ -74,11 +74,11 @@ def test_a_forward_that_goes_along_with_a_copy_is_welcome(model, replace):
     assert not same_state(before, state_of(adapter))
 
 
-# --- optimizers that keep their state elsewhere ----------------------------------------------------------------------
+# --- optimizers that keep their state elsewhere -----------------------------------------------------------------------
 
 
-class Estimating(torch.optim.SGD):
-    """Keeps what it has learned of the gradients in its group, as optimizers that need no rate do."""
+class StateInGroups(torch.optim.SGD):
+    """Keeps statistics of the gradients in its group, as optimizers without a learning rate do."""
 
     def __init__(self, parameters, *, in_place):
         super().__init__(parameters, lr=0.1)
@@ -102,22 +102,22 @@ class Estimating(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_bad_batch_does_not_stay_in_an_optimizers_groups(model, in_place):
+def test_nan_batch_leaves_optimizer_groups_unchanged(model, in_place):
     first, bad, last = batches(3)
     bad[0] = torch.nan
-    adapter, spared = (dp.tent(model, optimizer=lambda p, lr: Estimating(p, in_place=in_place)) for _ in range(2))
+    adapter, other = (dp.tent(model, optimizer=lambda p, lr: StateInGroups(p, in_place=in_place)) for _ in range(2))
     for images in (first, bad, last):
         adapter(images)
     for images in (first, last):
-        spared(images)
+        other(images)
     assert adapter.last.stepped
-    assert same_state(state_of(adapter), state_of(spared))
-    ours, theirs = (one.optimizer.param_groups[0] for one in (adapter, spared))
+    assert same_state(state_of(adapter), state_of(other))
+    ours, theirs = (one.optimizer.param_groups[0] for one in (adapter, other))
     assert ours["scale"] == theirs["scale"]
     assert ours["seen"] == theirs["seen"]
 
 
-# --- models that write where others read -----------------------------------------------------------------------------
+# --- models that write into images or carry tensors -------------------------------------------------------------------
 
 
 class Shifting(WideResNet):
@@ -145,7 +145,7 @@ class Shifting(WideResNet):
         ("bright", lambda x: x.clamp(0, 1), lambda x: x * 255),
     ],
 )
-def test_images_are_the_callers_whatever_the_model_does_to_them(when, first, later):
+def test_model_that_writes_into_its_input_leaves_images_unchanged(when, first, later):
     torch.manual_seed(0)
     adapter = dp.tent(Shifting(when), lr=0.0, select=dp.ConfidenceDifference())
     one, two = batches(2)
@@ -154,11 +154,11 @@ def test_images_are_the_callers_whatever_the_model_does_to_them(when, first, lat
     untouched = images.clone()
     adapter(images)
     assert torch.equal(images, untouched)
-    assert adapter.last.kept == 1.0, "both networks saw the same"
+    assert adapter.last.kept == 1.0, "both networks saw the same images"
 
 
-class Remembering(WideResNet):
-    """Carries an average of its answers from pass to pass."""
+class CarryingAverages(WideResNet):
+    """Carries an average of its outputs from pass to pass."""
 
     def __init__(self):
         super().__init__()
@@ -172,9 +172,9 @@ class Remembering(WideResNet):
         return z - self.average - 0.1 * self.previous[0]
 
 
-def test_a_model_may_carry_tensors_from_pass_to_pass():
+def test_tensors_carried_from_pass_to_pass_are_detached():
     torch.manual_seed(0)
-    adapter = dp.tent(Remembering(), lr=1e-2)
+    adapter = dp.tent(CarryingAverages(), lr=1e-2)
     for images in batches(4):
         adapter(images)
         assert adapter.last.stepped
@@ -182,9 +182,9 @@ def test_a_model_may_carry_tensors_from_pass_to_pass():
         assert not adapter.network.model.previous[0].requires_grad
 
 
-def test_a_failure_before_the_first_batch_does_not_hide_what_a_model_carries():
+def test_failed_first_pass_does_not_hide_carried_tensors():
     torch.manual_seed(0)
-    adapter = dp.tent(Remembering(), lr=1e-2)
+    adapter = dp.tent(CarryingAverages(), lr=1e-2)
     with pytest.raises(dp.errors.ForwardError):
         adapter(torch.rand(2, 5, 8, 8))
     for images in batches(3):
@@ -203,19 +203,19 @@ class Counting(WideResNet):
 
 
 @pytest.mark.parametrize("case", ["eata", "swr", "ttn"])
-def test_preparation_leaves_a_models_own_buffers_as_they_came(case):
+def test_preparation_leaves_buffers_of_the_model_unchanged(case):
     torch.manual_seed(0)
     adapter = adapter_for(case, Counting())
     images = batches(1)[0]
-    answer = adapter(images)
-    assert torch.equal(answer, adapter.reset()(images))
+    output = adapter(images)
+    assert torch.equal(output, adapter.reset()(images))
 
 
 # --- nothing to learn -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("over", ["selected", "batch"])
-def test_a_step_is_taken_without_selected_samples_only_if_the_mean_has_some(over):
+def test_batch_of_padding_is_skipped(over):
     adapter = dp.tent(
         build("segmentation"), select=dp.ConfidenceDifference() & dp.selection.IgnorePadding(), mean_entropy_over=over
     )
@@ -230,17 +230,17 @@ def test_a_step_is_taken_without_selected_samples_only_if_the_mean_has_some(over
     assert all(torch.equal(before[name], after[name]) for name in before if name != "meta")
 
 
-def test_without_a_mean_over_what_is_selected_none_is_nothing(model):
-    nobody = dp.ConfidenceDifference(margin=2.0)
-    adapter = dp.tent(model, select=nobody, mean_entropy=0.5, mean_entropy_over="selected")
+def test_empty_selection_steps_only_with_mean_entropy_over_the_batch(model):
+    select_none = dp.ConfidenceDifference(margin=2.0)
+    adapter = dp.tent(model, select=select_none, mean_entropy=0.5, mean_entropy_over="selected")
     adapter(batches(1)[0])
     assert not adapter.last.stepped
-    adapter = dp.tent(model, select=nobody, mean_entropy=0.5)
+    adapter = dp.tent(model, select=select_none, mean_entropy=0.5)
     adapter(batches(1)[0])
-    assert adapter.last.stepped, "the mean over the batch still has something to say"
+    assert adapter.last.stepped, "the mean over the batch still gives a gradient"
 
 
-# --- one layer, used twice --------------------------------------------------------------------------------------------
+# --- one layer called twice -------------------------------------------------------------------------------------------
 
 
 class Twice(nn.Module):
@@ -264,30 +264,30 @@ class TwiceLater(Twice):
 
 
 @pytest.mark.parametrize("statistics", [dp.statistics.Batch(), dp.statistics.Blend(0.5)])
-def test_a_single_value_meets_source_statistics_also_after_other_uses_of_the_layer(statistics):
+def test_single_value_per_channel_uses_source_statistics_in_any_order_of_calls(statistics):
     images = batches(1, size=1)[0]
-    answers = []
+    outputs = []
     for kind in (Twice, TwiceLater):
         torch.manual_seed(0)
         model = kind()
         model.norm.running_mean.fill_(0.3)
-        answers.append(dp.Adapter(model, scope=dp.scopes.nothing(), statistics=statistics)(images))
-    torch.testing.assert_close(*answers)
+        outputs.append(dp.Adapter(model, scope=dp.scopes.nothing(), statistics=statistics)(images))
+    torch.testing.assert_close(*outputs)
 
 
-# --- failing late -----------------------------------------------------------------------------------------------------
+# --- failures after the step ------------------------------------------------------------------------------------------
 
 
 class Failing(dp.losses.Entropy):
-    """Fails when it is told of the batch it names."""
+    """Fails in `on_step` of the batch `at`."""
 
     def __init__(self, at):
         super().__init__()
-        self.at, self.told = at, 0
+        self.at, self.calls = at, 0
 
     def on_step(self, step):
-        self.told += 1
-        if self.told == self.at:
+        self.calls += 1
+        if self.calls == self.at:
             raise RuntimeError("no")
 
 
@@ -303,27 +303,27 @@ class FailingAfter(WideResNet):
         return super().forward(x)
 
 
-def test_what_fails_after_the_step_takes_the_step_back(model):
+def test_failure_in_on_step_undoes_the_step(model):
     def learning(loss):
         return dp.Adapter(
             model, scope=dp.scopes.everything(), statistics=dp.statistics.Batch(), loss=loss,
             optimizer=functools.partial(torch.optim.Adam, lr=1e-2),
         )  # fmt: skip
 
-    adapter, spared = learning(Failing(at=2)), learning(dp.losses.Entropy())
+    adapter, other = learning(Failing(at=2)), learning(dp.losses.Entropy())
     first, second = batches(2)
     adapter(first)
     with pytest.raises(RuntimeError, match="no"):
         adapter(second)
-    spared(first)
-    ours, theirs = state_of(adapter), state_of(spared)
+    other(first)
+    ours, theirs = state_of(adapter), state_of(other)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs if name != "meta")
     adapter(second)
-    spared(second)
-    assert torch.equal(adapter(first), spared(first))
+    other(second)
+    assert torch.equal(adapter(first), other(first))
 
 
-def test_what_fails_in_the_second_look_takes_the_step_back():
+def test_failure_in_output_after_undoes_the_step():
     torch.manual_seed(0)
     adapter = dp.gce(FailingAfter(), output="after")
     images = batches(1)[0]
@@ -346,7 +346,7 @@ class Permuting(WideResNet):
         return super().forward(x)[:, self.order]
 
 
-def test_a_teacher_may_have_parameters_of_whole_numbers():
+def test_teacher_with_integer_parameters_adapts():
     torch.manual_seed(0)
     adapter = dp.cotta(Permuting(), threshold=0.0)
     for images in batches(2):
@@ -354,7 +354,7 @@ def test_a_teacher_may_have_parameters_of_whole_numbers():
     assert adapter.last.stepped
 
 
-# --- what comes by name, and what is misspelt ------------------------------------------------------------------------
+# --- keyword inputs and invalid arguments -----------------------------------------------------------------------------
 
 
 class ByName(nn.Module):
@@ -371,7 +371,7 @@ class ByPlace(ByName):
         return self.fc(F.relu(self.norm(self.conv(x))).mean((2, 3)))
 
 
-def test_ttn_prepares_on_layers_that_get_their_input_by_name():
+def test_ttn_prepares_layers_called_with_keyword_input():
     shares = []
     for kind in (ByName, ByPlace):
         torch.manual_seed(0)
@@ -381,13 +381,13 @@ def test_ttn_prepares_on_layers_that_get_their_input_by_name():
 
 
 @pytest.mark.parametrize("accumulate", [0, 3.125, "2"])
-def test_batches_to_gather_are_counted_in_whole_numbers(model, accumulate):
+def test_accumulate_that_is_no_positive_integer_raises(model, accumulate):
     with pytest.raises(dp.errors.ConfigurationError, match="`accumulate`"):
         dp.tent(model, accumulate=accumulate)
 
 
 @pytest.mark.parametrize(
-    ("axis", "value"),
+    ("name", "value"),
     [
         ("select", dp.ConfidenceDifference),
         ("statistics", dp.statistics.Batch),
@@ -397,13 +397,13 @@ def test_batches_to_gather_are_counted_in_whole_numbers(model, accumulate):
         ("scope", dp.scopes.everything),
     ],
 )
-def test_a_part_of_another_kind_is_named(model, axis, value):
-    parts = {
+def test_component_of_another_kind_raises_with_the_name_of_the_choice(model, name, value):
+    choices = {
         "scope": dp.scopes.norm_affine(), "statistics": dp.statistics.Batch(), "loss": dp.losses.Entropy(),
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
     }  # fmt: skip
-    with pytest.raises(dp.errors.ConfigurationError, match=f"`{axis}`"):
-        dp.Adapter(model, **(parts | {axis: value}))
+    with pytest.raises(dp.errors.ConfigurationError, match=f"`{name}`"):
+        dp.Adapter(model, **(choices | {name: value}))
 
 
 class WithExtraState(WideResNet):
@@ -414,7 +414,7 @@ class WithExtraState(WideResNet):
         pass
 
 
-def test_a_model_with_extra_state_is_saved(tmp_path):
+def test_model_with_extra_state_is_saved_and_loaded(tmp_path):
     torch.manual_seed(0)
     model = WithExtraState()
     adapter = dp.tent(model)
@@ -423,7 +423,7 @@ def test_a_model_with_extra_state_is_saved(tmp_path):
     assert same_state(state_of(dp.tent(model).load(tmp_path / "state")), state_of(adapter))
 
 
-def test_a_state_without_a_tensor_of_the_optimizer_is_refused(model):
+def test_state_without_an_optimizer_tensor_raises(model):
     adapter = dp.tent(model)
     adapter(batches(1)[0])
     state = state_of(adapter)
@@ -438,7 +438,7 @@ def test_a_state_without_a_tensor_of_the_optimizer_is_refused(model):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("view", [dp.augment.photometric, dp.augment.cotta_view])
-def test_views_keep_the_type_of_images(view, dtype):
+def test_views_keep_the_dtype_of_images(view, dtype):
     images = torch.rand(4, 3, 8, 8)
     seeded = functools.partial(torch.Generator().manual_seed, 3)
     ours = view(images.to(dtype), seeded())
@@ -447,10 +447,21 @@ def test_views_keep_the_type_of_images(view, dtype):
         assert (ours.float() - view(images, seeded())).abs().mean() < 0.05
 
 
-@pytest.mark.parametrize("construct", [dp.swr, dp.ttn, functools.partial(dp.cotta, threshold=2.0)])
-def test_methods_with_views_take_models_of_half_precision(construct):
+SMALL = {"epochs": 1, "batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        functools.partial(dp.swr, prototypes=dp.regularizers.NearestPrototypes(**SMALL)),
+        functools.partial(dp.ttn, statistics=dp.statistics.TTN(prior_batches=2, **SMALL)),
+        functools.partial(dp.cotta, threshold=2.0),
+    ],
+    ids=["swr", "ttn", "cotta"],
+)
+def test_methods_with_default_views_adapt_models_of_half_precision(construct):
     adapter = construct(build("wide_resnet").bfloat16())
     adapter.prepare([(images.bfloat16(), labels) for images, labels in source_data()])
-    answer = adapter(batches(1)[0].clamp(0, 1).bfloat16())
-    assert answer.dtype == torch.bfloat16
-    assert answer.isfinite().all()
+    output = adapter(batches(1)[0].clamp(0, 1).bfloat16())
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
