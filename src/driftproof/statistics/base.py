@@ -1,5 +1,6 @@
 """The base class of statistics rules."""
 
+import torch
 from torch import Tensor
 
 from driftproof.components import Component, Step
@@ -40,7 +41,8 @@ class Statistics(Component):
                 f'normalizes with, but {error}. Pass `network="source"` to the selection.'
             ) from error
         chosen: Tensor = getattr(weights, "attract", weights) > 0
-        return chosen | ~chosen.any()
+        (number,) = step.distributed.sum(chosen.sum(dtype=torch.float32))
+        return chosen | (number == 0)
 
 
 def values_per_channel(inputs: Tensor) -> int:

@@ -31,11 +31,11 @@ class Batch(Statistics):
 class _BatchHook(BatchNormHook):
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
         weight, bias = layer.weight, layer.bias
+        if values_per_channel(x) * self.distributed.size < 2:
+            return type(layer).forward(layer, x)
         if self.distributed.size > 1 or self.samples.mask is not None:
             tied, mean, variance = self._reduce(layer, x)
             return F.batch_norm(tied, mean, variance, weight, bias, False, 0.0, layer.eps)
-        if values_per_channel(x) < 2:
-            return type(layer).forward(layer, x)
         if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes
             return F.batch_norm(x, None, None, weight, bias, True, 0.1, layer.eps)
         if weight is not None and bias is not None and is_supported(x):
@@ -43,15 +43,15 @@ class _BatchHook(BatchNormHook):
         return torch.batch_norm(x, weight, bias, None, None, True, 0.0, layer.eps, torch.backends.cudnn.enabled)
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if values_per_channel(inputs[0]) * self.distributed.size < 2:
+            self.restore()
+            return None
         if self.distributed.size > 1 or self.samples.mask is not None:
             tied, mean, variance = self._reduce(layer, inputs[0])
             self.set_statistics(mean, variance)
             return (tied, *inputs[1:])
         # Without running statistics a batch norm takes the batch's, in every mode.
-        if values_per_channel(inputs[0]) >= 2:
-            self.set_statistics(None, None)
-        else:
-            self.restore()
+        self.set_statistics(None, None)
         return None
 
     def _reduce(self, layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,6 +26,8 @@ def batch_moments(
 ) -> tuple[Tensor, Tensor, Tensor | int, Tensor | None]:
     """Mean and biased variance per channel over all ranks and masked samples.
 
+    A layer in which the mask leaves fewer than two values per channel takes all of them.
+
     Returns:
         Mean, variance, the number of values per channel, and the weight of each value (None is one for all).
     """
@@ -35,6 +37,8 @@ def batch_moments(
         count: Tensor | int = values_per_channel(x)
     else:
         weights = _expand_mask(mask, x)
+        (selected,) = distributed.sum((weights > 0).sum(dtype=weights.dtype))
+        weights = torch.where(selected < 2, torch.ones_like(weights), weights)
         mean, variance, count = _masked_statistics(upcast(x), weights)
     if distributed.size == 1:
         return mean, variance, count, weights
@@ -49,18 +53,20 @@ def batch_moments(
 
 
 def _expand_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """The weight of each position of `x`, (N, 1, ...); masks of pixels are resized to the layer's resolution."""
+    """The weight of each position of `x`, (N, 1, ...).
+
+    A mask of pixels is brought to the layer's resolution: a position weighs as much as the share of its pixels.
+    """
     weights = mask.to(upcast(x).dtype)
-    if weights.ndim > 1 and weights.ndim == x.ndim - 1:
-        return F.interpolate(weights.unsqueeze(1), size=x.shape[2:], mode="nearest")
-    samples = weights.flatten(1).amax(dim=1) if weights.ndim > 1 else weights
-    return samples.view(-1, *([1] * (x.ndim - 1)))
+    if weights.ndim == 3 and x.ndim == 4:
+        return F.adaptive_avg_pool2d(weights.unsqueeze(1), (x.shape[2], x.shape[3]))
+    samples = weights.flatten(1).mean(dim=1) if weights.ndim > 1 else weights
+    return samples.view(-1, *([1] * (x.ndim - 1))).expand(x.shape[0], 1, *x.shape[2:])
 
 
 def _masked_statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     axes = [axis for axis in range(x.ndim) if axis != 1]
-    weights = weights.expand(x.shape[0], 1, *x.shape[2:])
-    count = weights.sum().clamp(min=1)
+    count = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)  # a rank may have none of the samples
     mean = (weights * x).sum(axes) / count
     variance = (weights * (x - per_channel(mean, x)) ** 2).sum(axes) / count
     return mean, variance, count
