@@ -1,4 +1,4 @@
-"""Whole methods against loops written out by hand, and the equivalences between them."""
+"""Methods against loops written out by hand, and equivalences between methods."""
 
 import copy
 
@@ -12,24 +12,24 @@ from cases import adapter_for, batches, same_state, shifted, source_data, state_
 from driftproof.norms import batch_norms
 from networks import CONTRACT_NETWORKS, WideResNet, build, randomize
 
-CROWDED = ("ent", "tent", "eata", "swr", "gce", "conjugate")
+SELECTIVE = ("ent", "tent", "eata", "swr", "gce", "conjugate")
 
 
 @pytest.fixture
 def model():
-    """In double precision: two ways to compute the same step then differ by next to nothing."""
+    """In double precision, so that two ways to compute the same step agree closely."""
     return build("wide_resnet").double()
 
 
-def wide(stream):
+def to_double(stream):
     return [images.double() for images in stream]
 
 
-def wide_source():
+def double_source():
     return [(images.double(), labels) for images, labels in source_data()]
 
 
-def by_hand(model, every_parameter=False):
+def reference_student(model, every_parameter=False):
     """A model set up as reference implementations do it: training mode, so batch statistics."""
     student = copy.deepcopy(model).train()
     affine = [p for m in student.modules() if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
@@ -47,7 +47,7 @@ def assert_same_run(adapter, reference, stream, rtol=1e-6, atol=1e-8):
 
 @pytest.mark.parametrize("every_parameter", [False, True])
 def test_tent_and_ent_by_hand(model, every_parameter):
-    student, parameters = by_hand(model, every_parameter)
+    student, parameters = reference_student(model, every_parameter)
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
 
     def step(images):
@@ -58,13 +58,13 @@ def test_tent_and_ent_by_hand(model, every_parameter):
         return logits
 
     adapter = (dp.ent if every_parameter else dp.tent)(model, lr=1e-2)
-    assert_same_run(adapter, step, wide(batches(6)))
+    assert_same_run(adapter, step, to_double(batches(6)))
 
 
 @pytest.mark.parametrize("on", ["softmax", "logits"])
 @pytest.mark.parametrize("every_parameter", [False, True])
-def test_crowd_selection_by_hand(model, every_parameter, on):
-    student, parameters = by_hand(model, every_parameter)
+def test_confidence_difference_by_hand(model, every_parameter, on):
+    student, parameters = reference_student(model, every_parameter)
     original = copy.deepcopy(model).train()
     optimizer = torch.optim.Adam(parameters, lr=3e-2)
     shares = []
@@ -93,7 +93,7 @@ def test_crowd_selection_by_hand(model, every_parameter, on):
 
     adapter = (dp.ent if every_parameter else dp.tent)(model, lr=3e-2, select=dp.ConfidenceDifference(on=on))
     kept = []
-    for images in wide(batches(6, size=16)):
+    for images in to_double(batches(6, size=16)):
         torch.testing.assert_close(step(images).detach(), adapter(images))
         kept.append(adapter.last.kept)
     assert kept == pytest.approx(shares)
@@ -103,8 +103,8 @@ def test_crowd_selection_by_hand(model, every_parameter, on):
 
 def test_eata_by_hand(model):
     limit, similarity = 1.2, 0.9
-    student, parameters = by_hand(model)
-    source = wide_source()
+    student, parameters = reference_student(model)
+    source = double_source()
     adapter = dp.eata(
         model, lr=3e-2, entropy_threshold=limit, redundancy=similarity, fisher=5.0, fisher_batch_size=8
     ).prepare(source)
@@ -140,7 +140,7 @@ def test_eata_by_hand(model):
         return logits
 
     kept = []
-    for images in wide(batches(8, size=12)):
+    for images in to_double(batches(8, size=12)):
         torch.testing.assert_close(step(images).detach(), adapter(images))
         kept.append(adapter.last.kept)
     assert kept == pytest.approx(shares)
@@ -149,10 +149,10 @@ def test_eata_by_hand(model):
 
 @pytest.mark.parametrize("anchor", ["previous", "source"])
 def test_swr_without_prototypes_by_hand(model, anchor):
-    source = wide_source()
+    source = double_source()
     adapter = dp.swr(model, lr=1e-2, strength=3.0, anchor=anchor, prototypes=False, augment=shifted).prepare(source)
     weights = adapter.method.regularizer.tensor_weights.tolist()
-    student, parameters = by_hand(model, every_parameter=True)
+    student, parameters = reference_student(model, every_parameter=True)
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
     anchors = [parameter.detach().clone() for parameter in parameters]
 
@@ -171,20 +171,20 @@ def test_swr_without_prototypes_by_hand(model, anchor):
             anchors = before
         return logits
 
-    assert_same_run(adapter, step, wide(batches(5)))
+    assert_same_run(adapter, step, to_double(batches(5)))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_cotta_by_hand(model, symmetric):
-    student, parameters = by_hand(model, every_parameter=True)
+    student, parameters = reference_student(model, every_parameter=True)
     teacher, anchor = copy.deepcopy(student), copy.deepcopy(student)
-    stream = wide(batches(7))
+    stream = to_double(batches(7))
     with torch.no_grad():
-        sureness = [float(anchor(images).softmax(1).amax(1).mean()) for images in stream]
-    threshold = sorted(sureness)[3]  # some batches will be above it, some below
+        confidences = [float(anchor(images).softmax(1).amax(1).mean()) for images in stream]
+    threshold = sorted(confidences)[3]  # some batches will be above it, some below
     views = dp.outputs.RandomViews(3, augment=lambda images, _: images.flip(-1) * 0.9)
     settings = {"threshold": threshold, "restore": 0.0, "momentum": 0.8, "views": views, "symmetric": symmetric}
-    # Without Adam: while teacher and student agree, the gradient is rounding noise that Adam would blow up.
+    # SGD: while teacher and student agree, the gradient is rounding noise, which Adam would scale up.
     adapter = dp.cotta(model, lr=0.1, optimizer=torch.optim.SGD, **settings)
     optimizer = torch.optim.SGD(parameters, lr=0.1)
 
@@ -192,24 +192,24 @@ def test_cotta_by_hand(model, symmetric):
         with torch.no_grad():
             plain, augmented = teacher(images), teacher(images.flip(-1) * 0.9)
             unsure = anchor(images).softmax(1).amax(1).mean() < threshold
-        answer = augmented if unsure else plain
+        output = augmented if unsure else plain
         logits = student(images)
-        loss = -(answer.softmax(1) * logits.log_softmax(1)).sum(1)
+        loss = -(output.softmax(1) * logits.log_softmax(1)).sum(1)
         if symmetric:
-            loss = 0.5 * (loss - (logits.softmax(1) * answer.log_softmax(1)).sum(1))
+            loss = 0.5 * (loss - (logits.softmax(1) * output.log_softmax(1)).sum(1))
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.8 * slow + 0.2 * fast)
-        return answer
+        return output
 
     assert_same_run(adapter, step, stream)
     assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.trainable_parameters.items())
 
 
-def test_cotta_computes_its_views_only_when_they_are_used(model):
+def test_cotta_computes_views_only_where_the_source_is_unsure(model):
     seen = []
 
     def counted(images, generator):
@@ -223,16 +223,16 @@ def test_cotta_computes_its_views_only_when_they_are_used(model):
         assert len(seen) == expected
 
 
-def test_a_skipped_batch_leaves_no_trace_in_cottas_teacher():
-    good, broken = batches(3), batches(1, seed=9)[0]
-    broken[0, 0, 0, 0] = torch.nan
+def test_nan_batch_leaves_cotta_unchanged():
+    good, bad = batches(3), batches(1, seed=9)[0]
+    bad[0, 0, 0, 0] = torch.nan
     online = dp.statistics.Blend(0.5, momentum=0.3)
-    unhurt, hurt = (adapter_for("cotta", build("wide_resnet"), statistics=online) for _ in range(2))
+    clean, interrupted = (adapter_for("cotta", build("wide_resnet"), statistics=online) for _ in range(2))
     for images in good:
-        unhurt(images)
-    for images in (good[0], broken, *good[1:]):
-        hurt(images)
-    assert same_state(state_of(hurt), state_of(unhurt))
+        clean(images)
+    for images in (good[0], bad, *good[1:]):
+        interrupted(images)
+    assert same_state(state_of(interrupted), state_of(clean))
 
 
 def test_cotta_per_pixel_by_hand():
@@ -250,39 +250,39 @@ def test_cotta_per_pixel_by_hand():
                 out = network(resized.flip(-1) if flip else resized)
                 out = out.flip(-1) if flip else out
                 total += F.interpolate(out, size=(8, 8), mode="bilinear", align_corners=False).softmax(1)
-    answer = adapter(images).argmax(1)
-    sure = 0
+    predicted = adapter(images).argmax(1)
+    confident_pixels = 0
     for n in range(len(images)):
         for h in range(8):
             for w in range(8):
                 confident = float(plain[n, :, h, w].max()) > 0.55
-                sure += confident
+                confident_pixels += confident
                 source = plain if confident else total
-                assert answer[n, h, w] == source[n, :, h, w].argmax()
-    assert 0 < sure < answer.numel()
+                assert predicted[n, h, w] == source[n, :, h, w].argmax()
+    assert 0 < confident_pixels < predicted.numel()
     own = network(images).detach().log_softmax(1)
-    expected = -own.gather(1, answer.unsqueeze(1)).mean()
+    expected = -own.gather(1, predicted.unsqueeze(1)).mean()
     assert adapter.last.loss == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_cotta_threshold_from_source(model):
-    source = wide_source()
+    source = double_source()
     adapter = dp.cotta(model, threshold=None)
-    with pytest.raises(dp.errors.NotPreparedError, match="Consistency"):
+    with pytest.raises(dp.errors.NotPreparedError, match="TeacherEnsemble"):
         adapter(batches(1)[0].double())
     adapter.prepare(source)
     with torch.no_grad():
         tops = torch.cat([model.eval()(images).softmax(1).amax(1) for images, _ in source])
     expected = torch.quantile(tops, 0.05, interpolation="lower") - 0.05
-    assert float(adapter.method.loss.source_threshold) == pytest.approx(float(expected), abs=2e-5)
+    assert float(adapter.method.output.source_threshold) == pytest.approx(float(expected), abs=2e-5)
 
 
-# --- METHODS, section 21 ---------------------------------------------------------------------------------------------
+# --- equivalences between methods -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
-@pytest.mark.parametrize("name", CROWDED)
-def test_2_the_first_batch_selects_everything_and_the_second_does_not(name, network):
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_first_batch_selects_everything_and_the_second_does_not(name, network):
     segmentation = network == "segmentation"
     select = dp.ConfidenceDifference()
     adapter = adapter_for(f"{name}+crowd", build(network), segmentation=segmentation, select=select, lr=1e-2)
@@ -296,8 +296,8 @@ def test_2_the_first_batch_selects_everything_and_the_second_does_not(name, netw
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
-@pytest.mark.parametrize("name", CROWDED)
-def test_2_without_a_learning_rate_everything_is_selected_for_ever(name, network):
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_zero_learning_rate_selects_everything_always(name, network):
     adapter = adapter_for(f"{name}+crowd", build(network), segmentation=network == "segmentation", lr=0.0)
     for images in batches(6):
         adapter(images)
@@ -305,43 +305,43 @@ def test_2_without_a_learning_rate_everything_is_selected_for_ever(name, network
 
 
 class Everything(dp.ConfidenceDifference):
-    """The paper's selection with its mask forced to one; the frozen network still runs."""
+    """Selects everything, while the frozen network still runs."""
 
     def weights(self, step):
         return torch.ones_like(super().weights(step))
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
-def test_3_forced_mask_without_mean_entropy_is_tent(network):
+def test_selecting_everything_without_mean_entropy_is_tent(network):
     model = build(network)
     forced = dp.tent(model, lr=1e-2, select=Everything(), mean_entropy=0.0)
     assert_same_run(forced, dp.tent(model, lr=1e-2), batches(6), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
-def test_4_conjugate_without_epsilon_is_tent(network):
+def test_conjugate_without_epsilon_is_tent(network):
     model = build(network)
     assert_same_run(dp.conjugate(model, lr=1e-2), dp.tent(model, lr=1e-2), batches(6), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("network", CONTRACT_NETWORKS)
-def test_5_eata_with_open_filters_is_tent(network):
+def test_eata_with_open_filters_is_tent(network):
     model = build(network)
-    opened = dp.eata(model, lr=1e-2, entropy_threshold=float("inf"), redundancy=2.0, fisher=0.0, reweight=False)
-    assert_same_run(opened, dp.tent(model, lr=1e-2), batches(6), rtol=0, atol=0)
+    unfiltered = dp.eata(model, lr=1e-2, entropy_threshold=float("inf"), redundancy=2.0, fisher=0.0, reweight=False)
+    assert_same_run(unfiltered, dp.tent(model, lr=1e-2), batches(6), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
-def test_6_ttn_at_its_ends_is_batch_or_source(network):
+def test_ttn_with_share_one_or_zero_is_batch_or_source(network):
     model = build(network).double()
     for share, other in ((1.0, dp.bn_adapt(model)), (0.0, dp.source(model))):
         adapter = dp.ttn(model)
         for index, alpha in enumerate(batch_norms(model)):
             setattr(adapter.statistics, f"alpha_{index}", torch.full_like(alpha[1].weight.detach(), share))
-        assert_same_run(adapter, other, wide(batches(3)))
+        assert_same_run(adapter, other, to_double(batches(3)))
 
 
-def test_7_cotta_restoring_everything_keeps_the_student_at_its_source():
+def test_cotta_with_restore_one_keeps_the_source_weights():
     model = build("wide_resnet")
     adapter = dp.cotta(model, lr=1e-2, restore=1.0, threshold=0.0)
     for images in batches(4):
@@ -350,11 +350,11 @@ def test_7_cotta_restoring_everything_keeps_the_student_at_its_source():
             assert torch.equal(parameter, model.get_parameter(name))
 
 
-def test_7_cotta_with_a_still_teacher_answers_as_the_source():
+def test_cotta_with_momentum_one_predicts_as_the_source():
     model = build("wide_resnet")
     adapter = dp.cotta(model, lr=1e-2, momentum=1.0, threshold=0.0)
     assert_same_run(adapter, dp.bn_adapt(model), batches(4), rtol=0, atol=0)
-    for name, parameter in adapter.method.loss.teacher.model.named_parameters():
+    for name, parameter in adapter.state.teacher.model.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name))
     assert any(not torch.equal(now, model.get_parameter(name)) for name, now in adapter.trainable_parameters.items())
 
@@ -364,8 +364,8 @@ class RejectAll(dp.ConfidenceDifference):
         return torch.zeros_like(super().weights(step))
 
 
-@pytest.mark.parametrize("name", CROWDED)
-def test_9_an_empty_selection_leaves_no_nan(name):
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_empty_selection_gives_no_nan(name):
     adapter = adapter_for(name, randomize(WideResNet()), select=RejectAll())
     for images in batches(4):
         assert adapter(images).isfinite().all()
@@ -374,6 +374,6 @@ def test_9_an_empty_selection_leaves_no_nan(name):
 
 
 @pytest.mark.parametrize("name", ["tent", "ent", "gce", "conjugate"])
-def test_without_a_learning_rate_a_method_is_bn_adapt(name):
+def test_zero_learning_rate_is_bn_adapt(name):
     model = build("wide_resnet")
     assert_same_run(adapter_for(name, model, lr=0.0), dp.bn_adapt(model), batches(3), rtol=0, atol=0)

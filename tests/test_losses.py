@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftproof as dp
-from driftproof import losses, predictions, scores
+from driftproof import losses, outputs, predictions, scores
 
 RANK_2 = st.tuples(st.integers(1, 6), st.integers(2, 7))
 RANK_4 = st.tuples(st.integers(1, 3), st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
@@ -110,9 +110,9 @@ def test_msp_max_logit_energy(z):
 
 
 @pytest.mark.parametrize("score", [scores.msp, scores.max_logit, scores.energy, scores.entropy])
-def test_larger_is_more_novel(score):
-    sure, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.9, 0.8]])
-    assert score(unsure) > score(sure)
+def test_unsure_prediction_scores_higher(score):
+    confident, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.9, 0.8]])
+    assert score(unsure) > score(confident)
 
 
 @given(logits())
@@ -136,11 +136,11 @@ def test_mean_prediction_entropy_over_selected(z, seed):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @settings(max_examples=20)
 @given(z=logits())
-def test_half_precision_is_widened(dtype, z):
-    narrow = z.to(dtype)
-    assert scores.entropy(narrow).dtype == torch.float32
-    torch.testing.assert_close(scores.msp(narrow), scores.msp(narrow.float()))
-    assert (scores.confidence_difference(narrow, narrow) == 0).all()
+def test_half_precision_is_upcast(dtype, z):
+    half = z.to(dtype)
+    assert scores.entropy(half).dtype == torch.float32
+    torch.testing.assert_close(scores.msp(half), scores.msp(half.float()))
+    assert (scores.confidence_difference(half, half) == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,12 @@ def test_half_precision_is_widened(dtype, z):
         lambda: losses.GCE(1.1),
         lambda: losses.Conjugate(-1.0),
         lambda: losses.Conjugate(temperature=0.0),
-        lambda: losses.Consistency(momentum=1.5),
-        lambda: losses.RandomViews(0),
-        lambda: losses.MultiScale(()),
-        lambda: losses.MultiScale((-1.0,)),
+        lambda: dp.EMA(1.5),
+        lambda: outputs.RandomViews(0),
+        lambda: outputs.MultiScale(()),
+        lambda: outputs.MultiScale((-1.0,)),
     ],
 )
-def test_bad_hyper_parameters_are_refused(construct):
+def test_invalid_hyper_parameters_are_refused(construct):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
         construct()

@@ -10,8 +10,9 @@ from torch import nn
 
 import driftproof as dp
 from cases import batches, shifted, source_data
+from driftproof.after import StochasticRestore
 from driftproof.components import Step
-from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty, StochasticRestore
+from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from networks import CLASSES, SegmentationNet, WideResNet, randomize
 
 
@@ -30,16 +31,16 @@ def test_fisher_is_the_mean_square_of_batch_gradients(model):
     images = torch.cat([images for images, _ in source])[:14]
     reference = copy.deepcopy(model).train()  # training mode: batch statistics
     squares = [torch.zeros_like(parameter) for parameter in affine_of(reference)]
-    for part in images.split(5):
-        logits = reference(part)
+    for batch in images.split(5):
+        logits = reference(batch)
         loss = F.cross_entropy(logits, logits.argmax(1))
         gradients = torch.autograd.grad(loss, affine_of(reference))
         squares = [total + gradient**2 / 3 for total, gradient in zip(squares, gradients, strict=True)]
     torch.testing.assert_close(adapter.method.regularizer.importance, torch.cat([s.flatten() for s in squares]))
 
 
-class Recorder:
-    """Stands in for a step: only parameters matter to a penalty on parameters."""
+class StepStub:
+    """A step with parameters alone, for penalties on parameters."""
 
     def __init__(self, parameters, starts=()):
         self.parameters, self.source_parameters = tuple(parameters), tuple(starts)
@@ -57,18 +58,18 @@ def test_fisher_penalty(model):
     for weight, now, before in zip(weights, adapter.trainable_parameters.values(), start, strict=True):
         for f, a, b in zip(weight.tolist(), now.flatten().tolist(), before.flatten().tolist(), strict=True):
             expected += 3.0 * f * (a - b) ** 2
-    assert fisher.penalty(Recorder(adapter.trainable_parameters.values())).item() == pytest.approx(expected, rel=1e-4)
+    assert fisher.penalty(StepStub(adapter.trainable_parameters.values())).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_drift_weights_are_squared_normalized_cosines(model):
+def test_shift_agnostic_weights_are_squared_normalized_cosines(model):
     source = source_data()
-    part = ShiftAgnosticPenalty(samples=12, batch_size=4, augment=shifted)
+    penalty = ShiftAgnosticPenalty(samples=12, batch_size=4, augment=shifted)
     adapter = dp.Adapter(
         model,
         scope=dp.scopes.everything(),
         statistics=dp.statistics.Batch(),
         loss=dp.losses.Entropy(),
-        regularizer=part,
+        regularizer=penalty,
         optimizer=torch.optim.SGD,
     ).prepare(source)
     reference = copy.deepcopy(model).eval()
@@ -86,7 +87,7 @@ def test_drift_weights_are_squared_normalized_cosines(model):
 
 
 class WithAuxiliaryHead(nn.Module):
-    """As segmentation networks are published: a head that helped in training, and plays no role in the prediction."""
+    """A model with a head that was used in training only, as segmentation networks have."""
 
     def __init__(self, model):
         super().__init__()
@@ -97,12 +98,12 @@ class WithAuxiliaryHead(nn.Module):
         return {"out": self.model(x), "aux": self.auxiliary(x)}
 
 
-def test_tensors_without_a_gradient_do_not_set_the_scale_of_drift_weights():
+def test_tensors_without_gradient_do_not_scale_shift_agnostic_weights():
     model, source = randomize(SegmentationNet()), source_data(segmentation=True)
     settings = {"prototypes": False, "augment": shifted, "drift_batch_size": 4}
     plain = dp.swr(model, **settings).prepare(source)
-    headed = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
-    weights = dict(zip(headed.trainable_parameters, headed.method.regularizer.tensor_weights.tolist(), strict=True))
+    with_head = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
+    weights = dict(zip(with_head.trainable_parameters, with_head.method.regularizer.tensor_weights.tolist(), strict=True))
     assert [weights[f"model.{name}"] for name in plain.trainable_parameters] == plain.method.regularizer.tensor_weights.tolist()
     assert all(weight == 0 for name, weight in weights.items() if name.startswith("auxiliary"))
 
@@ -110,37 +111,37 @@ def test_tensors_without_a_gradient_do_not_set_the_scale_of_drift_weights():
 def test_ttn_prepares_a_network_with_an_auxiliary_head():
     model, source = randomize(SegmentationNet()), source_data(segmentation=True)
     rule = dp.statistics.TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
-    headed = dp.ttn(WithAuxiliaryHead(model), statistics=rule, logits="out").prepare(source)
-    assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in headed.statistics.alphas)
-    assert headed(batches(1)[0]).isfinite().all()
+    with_head = dp.ttn(WithAuxiliaryHead(model), statistics=rule, logits="out").prepare(source)
+    assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in with_head.statistics.alphas)
+    assert with_head(batches(1)[0]).isfinite().all()
 
 
 @pytest.mark.parametrize("anchor", ["previous", "source"])
-def test_drift_penalty_and_its_anchor(anchor):
-    part = ShiftAgnosticPenalty(2.0, anchor)
-    part.tensor_weights = torch.tensor([0.25, 1.0])
+def test_shift_agnostic_penalty_and_its_anchor(anchor):
+    penalty = ShiftAgnosticPenalty(2.0, anchor)
+    penalty.tensor_weights = torch.tensor([0.25, 1.0])
     parameters = [torch.randn(2, 3), torch.randn(4)]
-    part.begin(None, tuple(parameters))
+    penalty.reset_state(None, tuple(parameters))
     history = [[parameter.clone() for parameter in parameters]]
     for _ in range(3):
         start = history[0] if anchor == "source" else history[max(0, len(history) - 2)]
-        step = Recorder(parameters)
+        step = StepStub(parameters)
         expected = sum(
             2.0 * weight * ((now - before) ** 2).sum()
             for weight, now, before in zip((0.25, 1.0), parameters, start, strict=True)
         )
-        torch.testing.assert_close(part.penalty(step), expected)
-        part.on_step(step)
+        torch.testing.assert_close(penalty.penalty(step), expected)
+        penalty.on_step(step)
         parameters = [parameter + torch.randn_like(parameter) for parameter in parameters]
         history.append([parameter.clone() for parameter in parameters])
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-def test_restore_returns_a_share_of_the_scalars(probability):
+def test_stochastic_restore_returns_a_share_of_the_scalars(probability):
     start, now = torch.zeros(100, 100), torch.ones(100, 100)
-    step = Recorder([now], [start])
+    step = StepStub([now], [start])
     step.generator = torch.Generator().manual_seed(0)
-    StochasticRestore(probability).on_step(step)
+    StochasticRestore(probability).after_step(step, None)
     assert float((now == 0).float().mean()) == pytest.approx(probability, abs=0.02)
     assert ((now == 0) | (now == 1)).all()
 
@@ -172,16 +173,16 @@ def prototypes_on_separable(**options):
     return dp.swr(Separable(), prototypes=task, augment=shifted).prepare(separable_source())
 
 
-def test_prototypes_classify_what_the_classifier_does():
+def test_prototypes_are_as_accurate_as_the_classifier():
     adapter = prototypes_on_separable()
-    _, task = adapter.method.regularizer.members
+    _, task = adapter.method.regularizer.components
     ours, theirs = task.source_accuracy.tolist()
     assert theirs == 1.0
     assert ours >= theirs - 0.01
     torch.testing.assert_close(task.prototypes.norm(dim=1), torch.ones(3))
 
 
-def test_untrained_prototypes_are_reported(caplog):
+def test_inaccurate_prototypes_are_logged(caplog):
     # A line has two directions, so one of three classes must share its prototype.
     task = NearestPrototypes(epochs=0, dimensions=1, augment=shifted)
     with caplog.at_level(logging.WARNING):
@@ -189,14 +190,14 @@ def test_untrained_prototypes_are_reported(caplog):
     assert "Nearest source prototypes are right on" in caplog.text
 
 
-def featured_step(adapter, images):
+def step_with_features(adapter, images):
     networks = {"network": adapter.network, "source": adapter.source}
     return Step(images, **networks, parameters=(), source_parameters=(), needs_features=True)
 
 
-def test_prototype_penalty_written_out():
+def test_prototype_penalty_by_hand():
     adapter = prototypes_on_separable()
-    _, task = adapter.method.regularizer.members
+    _, task = adapter.method.regularizer.components
     images = torch.rand(5, 3, 4, 4)
 
     def log_pi(x):
@@ -208,19 +209,19 @@ def test_prototype_penalty_written_out():
             rows.append(torch.stack([row @ q / (row.norm() * q.norm()) / 0.1 for q in task.prototypes]))
         return torch.stack(rows).log_softmax(1)
 
-    view = shifted(images, featured_step(adapter, images).generator)
+    view = shifted(images, step_with_features(adapter, images).generator)
     pi, pi_view = log_pi(images), log_pi(view)
     entropy = -(pi.exp() * pi).sum(1).mean()
     mean = pi.exp().mean(0)
     expected = 0.8 * entropy + 0.25 * (mean * mean.log()).sum() - 0.1 * (pi.exp() * pi_view).sum(1).mean()
-    torch.testing.assert_close(task.penalty(featured_step(adapter, images)), expected)
+    torch.testing.assert_close(task.penalty(step_with_features(adapter, images)), expected)
 
 
 def test_prototype_task_trains_the_encoder_only(model):
     task = NearestPrototypes(epochs=1, batch_size=8, augment=shifted)
     adapter = dp.swr(model, prototypes=task, augment=shifted).prepare(source_data())
-    step = featured_step(adapter, batches(1)[0])
-    _, task = adapter.method.regularizer.members
+    step = step_with_features(adapter, batches(1)[0])
+    _, task = adapter.method.regularizer.components
     gradients = torch.autograd.grad(task.penalty(step), list(adapter.trainable_parameters.values()), allow_unused=True)
     reached = {name for name, gradient in zip(adapter.trainable_parameters, gradients, strict=True) if gradient is not None}
     assert reached == {name for name in adapter.trainable_parameters if not name.startswith("fc.")}
@@ -241,12 +242,10 @@ def test_penalties_add_up():
             return None if self.value is None else torch.tensor(self.value)
 
     total = Constant(1.0) + (Constant(2.0) + Constant(None))
-    assert len(total.parts) == 3
+    assert len(list(total.components)) == 3
     assert total.penalty(None) == 3.0
     assert (Constant(None) + Constant(None)).penalty(None) is None
-    assert repr(StochasticRestore(0.1) + Fisher()) == (
-        "StochasticRestore(probability=0.1) + Fisher(strength=1.0, samples=2000, batch_size=200)"
-    )
+    assert repr(Constant(1.0) + Fisher()) == "Constant(value=1.0) + Fisher(weight=1.0, samples=2000, batch_size=200)"
 
 
 @pytest.mark.parametrize(
@@ -259,13 +258,13 @@ def test_penalties_add_up():
         lambda: NearestPrototypes(temperature=0.0),
     ],
 )
-def test_bad_hyper_parameters_are_refused(construct):
+def test_invalid_hyper_parameters_are_refused(construct):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
         construct()
 
 
-def test_the_number_of_classes_is_the_networks(model):
+def test_there_is_one_prototype_for_each_class_of_the_network(model):
     adapter = dp.swr(model, prototypes=NearestPrototypes(epochs=0, augment=shifted), augment=shifted)
     adapter.prepare(source_data())
-    _, task = adapter.method.regularizer.members
+    _, task = adapter.method.regularizer.components
     assert len(task.prototypes) == CLASSES

@@ -88,7 +88,7 @@ def test_blend_through_a_deep_network(alpha):
 
 
 @pytest.mark.parametrize("construct", [WideResNet, SegmentationNet])
-def test_the_ends_of_a_blend_are_source_and_batch(construct):
+def test_blend_with_share_zero_or_one_is_source_or_batch(construct):
     model = randomize(construct())
     for alpha, rule in ((0.0, Source()), (1.0, Batch())):
         blended = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=Blend(alpha))
@@ -105,7 +105,7 @@ def test_batch_statistics_equal_training_mode():
         assert torch.equal(ours, model.train()(images))
 
 
-def test_source_ignores_who_else_is_in_the_batch():
+def test_source_statistics_do_not_depend_on_the_rest_of_the_batch():
     adapter = dp.source(randomize(WideResNet()))
     first, second = batches(2)
     torch.testing.assert_close(adapter(torch.cat([first, second]))[: len(first)], adapter(first))
@@ -121,7 +121,7 @@ def test_one_value_per_channel_falls_back_to_source_statistics(rule):
         assert torch.equal(adapter(image), model(image))
 
 
-def test_statistics_are_back_in_place_after_a_pass_that_failed():
+def test_failed_pass_leaves_the_model_its_own_statistics():
     model = randomize(WideResNet())
 
     def fail(*_):
@@ -136,15 +136,15 @@ def test_statistics_are_back_in_place_after_a_pass_that_failed():
         assert torch.equal(buffer, model.get_buffer(name))
 
 
-def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
+def test_running_statistics_are_per_network_and_ignore_a_nan_batch():
     model = randomize(WideResNet())
     adapter = dp.tent(model, lr=0.0, select=dp.ConfidenceDifference(), statistics=Blend(0.8, momentum=0.2))
     first, second, third = batches(3)
     adapter(first), adapter(second)
-    kept = [rule.mean.clone() for rule in adapter.network._hooks]
+    means = [rule.mean.clone() for rule in adapter.network.hooks]
     adapter(second * float("nan"))
     assert adapter.last.skipped
-    for rule, other, mean in zip(adapter.network._hooks, adapter.source._hooks, kept, strict=True):
+    for rule, other, mean in zip(adapter.network.hooks, adapter.source.hooks, means, strict=True):
         assert torch.equal(rule.mean, mean)
         torch.testing.assert_close(rule.mean, other.mean)
         assert rule.mean is not other.mean
@@ -152,18 +152,18 @@ def test_online_statistics_are_kept_per_network_and_only_from_good_batches():
     assert adapter.last.kept == 1.0
 
 
-def test_a_teachers_online_statistics_are_those_of_good_batches_alone():
+def test_running_statistics_of_a_teacher_ignore_a_nan_batch():
     model, (first, bad, *rest) = randomize(WideResNet()), batches(4)
-    adapter, undisturbed = (adapter_for("cotta", model, statistics=Blend(0.5, momentum=0.3)) for _ in range(2))
-    adapter(first), undisturbed(first)
+    adapter, uninterrupted = (adapter_for("cotta", model, statistics=Blend(0.5, momentum=0.3)) for _ in range(2))
+    adapter(first), uninterrupted(first)
     adapter(bad * float("nan"))
     assert adapter.last.skipped
     for images in rest:
-        assert torch.equal(adapter(images), undisturbed(images))
+        assert torch.equal(adapter(images), uninterrupted(images))
         assert adapter.last.stepped
 
 
-def test_a_second_pass_over_the_same_batch_does_not_count():
+def test_second_pass_over_a_batch_does_not_update_running_statistics():
     model = randomize(WideResNet())
     statistics = Blend(0.8, momentum=0.2)
     plain = dp.swr(model, lr=0.0, prototypes=False, statistics=statistics, augment=shifted).prepare(source_data())
@@ -173,20 +173,20 @@ def test_a_second_pass_over_the_same_batch_does_not_count():
     for images in batches(3):
         plain(images), twice(images), after(images)
     for one, other, third in zip(
-        plain.network._hooks, twice.network._hooks, after.network._hooks, strict=True
+        plain.network.hooks, twice.network.hooks, after.network.hooks, strict=True
     ):
         assert torch.equal(one.mean, other.mean)
         assert torch.equal(one.mean, third.mean)
 
 
-def test_an_answer_after_the_update_counts_the_batch_once():
+def test_prediction_after_the_update_does_not_update_running_statistics_again():
     model, statistics = randomize(WideResNet()), Blend(0.8, momentum=0.2)
     before, after = (dp.tent(model, lr=0.0, statistics=statistics, output=output) for output in ("before", "after"))
     for images in batches(3):
         assert torch.equal(after(images), before(images))
 
 
-def test_prepared_statistics_serve_another_adapter_as_its_own_would():
+def test_prepared_statistics_can_be_passed_to_another_adapter():
     model, source = randomize(WideResNet()), source_data()
     settings = {"prototypes": False, "augment": shifted}
     learned = TTN(momentum=0.1, prior_batches=2, epochs=1, batch_size=4, augment=shifted)
@@ -201,26 +201,26 @@ def test_prepared_statistics_serve_another_adapter_as_its_own_would():
         assert torch.equal(passed_on(images), own(images))
 
 
-def test_preparing_again_starts_anew_unless_only_what_is_missing_is_wanted():
+def test_prepare_again_starts_over_unless_missing_only():
     adapter = dp.ttn(
         randomize(WideResNet()), statistics=TTN(prior_batches=2, epochs=1, batch_size=4, augment=shifted)
     ).prepare(source_data())
     darker, before = [(images / 2, labels) for images, labels in source_data()], adapter.statistics.alphas
     kept = adapter.prepare(darker, missing_only=True).statistics.alphas
     assert all(one is other for one, other in zip(before, kept, strict=True))
-    anew = adapter.prepare(darker).statistics.alphas
-    assert not all(torch.equal(one, other) for one, other in zip(before, anew, strict=True))
+    again = adapter.prepare(darker).statistics.alphas
+    assert not all(torch.equal(one, other) for one, other in zip(before, again, strict=True))
 
 
 def test_source_statistics_can_differ_for_the_frozen_network():
     model = randomize(WideResNet())
     images = batches(1)[0]
-    answers = []
+    outputs = []
     adapter = dp.tent(model, select=dp.ConfidenceDifference(), source_statistics=Source())
-    adapter.source.register_forward_hook(lambda _, __, output: answers.append(output))
+    adapter.source.register_forward_hook(lambda _, __, output: outputs.append(output))
     adapter(images)
     with torch.no_grad():
-        assert torch.equal(answers[0], model.eval()(images))
+        assert torch.equal(outputs[0], model.eval()(images))
 
 
 def test_blend_needs_source_statistics():
@@ -234,9 +234,9 @@ def test_blend_needs_source_statistics():
 
 
 @pytest.mark.parametrize(
-    "construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0)]
+    "construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0), lambda: Blend(0.5, start="zero"), lambda: Batch(of=dp.losses.Entropy())]
 )
-def test_bad_hyper_parameters_are_refused(construct):
+def test_invalid_hyper_parameters_are_refused(construct):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
         construct()
 
@@ -257,8 +257,8 @@ def test_ttn_prior_is_the_squared_disagreement_of_gradient_signs():
             loss = nn.functional.cross_entropy(reference(view), labels)
             signs.append([gradient.sign() for gradient in torch.autograd.grad(loss, parameters)])
         agreement = [total + one * other for total, one, other in zip(agreement, *signs, strict=True)]
-    everything = torch.cat(agreement)
-    scaled = [(total - everything.min()) / (everything.max() - everything.min()) for total in agreement]
+    every = torch.cat(agreement)
+    scaled = [(total - every.min()) / (every.max() - every.min()) for total in agreement]
     for index, alpha in enumerate(adapter.statistics.alphas):
         expected = (1 - 0.5 * (scaled[2 * index] + scaled[2 * index + 1])) ** 2
         torch.testing.assert_close(alpha, expected)
@@ -269,7 +269,7 @@ def test_ttn_training_lowers_the_loss_and_keeps_alpha_in_range():
     source = source_data()
 
     def loss_with(epochs):
-        rule = TTN(prior_batches=2, epochs=epochs, lr=0.05, pull=0.0, batch_size=16, augment=lambda x, _: x)
+        rule = TTN(prior_batches=2, epochs=epochs, lr=0.05, prior_weight=0.0, batch_size=16, augment=lambda x, _: x)
         adapter = dp.ttn(model, statistics=rule).prepare(source)
         assert all(((alpha >= 0) & (alpha <= 1)).all() for alpha in adapter.statistics.alphas)
         images, labels = (torch.cat(side) for side in zip(*source, strict=True))
@@ -278,11 +278,11 @@ def test_ttn_training_lowers_the_loss_and_keeps_alpha_in_range():
     assert loss_with(20) < loss_with(0)
 
 
-def test_ttn_pull_holds_alpha_at_its_prior():
+def test_ttn_prior_weight_holds_alpha_at_its_prior():
     model = randomize(WideResNet())
 
-    def alphas(epochs, pull):
-        rule = TTN(prior_batches=2, epochs=epochs, pull=pull, batch_size=8, augment=shifted)
+    def alphas(epochs, prior_weight):
+        rule = TTN(prior_batches=2, epochs=epochs, prior_weight=prior_weight, batch_size=8, augment=shifted)
         return torch.cat(dp.ttn(model, statistics=rule).prepare(source_data()).statistics.alphas)
 
     prior = alphas(0, 0.0)
@@ -305,7 +305,7 @@ def test_ttn_without_affine_parameters_is_refused():
         dp.ttn(model).prepare(source_data())
 
 
-def test_ttn_without_batch_norm_has_nothing_to_learn():
+def test_ttn_without_batch_norm_is_the_model_itself():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     images = batches(1)[0]
     adapter = dp.ttn(model).prepare(source_data())
