@@ -1,5 +1,7 @@
 """Streams with faulty batches, and the comparison of two runs over them."""
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -69,16 +71,15 @@ def run(adapter, stream):
 
 def join(*runs):
     """The results of consecutive runs as those of one."""
-    return sum((answers for answers, _ in runs), ()), sum((records for _, records in runs), [])
+    answers, records = zip(*runs, strict=True)
+    return tuple(chain(*answers)), list(chain(*records))
 
 
 def assert_same(first, second):
     """Check that two runs gave bit-equal answers and records."""
     for one, other in zip(first[0], second[0], strict=True):
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
-    for (selected, novelty, text), (other_selected, other_novelty, other_text) in zip(
-        first[1], second[1], strict=True
-    ):
+    for (selected, novelty, text), (other_selected, other_novelty, other_text) in zip(first[1], second[1], strict=True):
         assert torch.equal(selected, other_selected)
         assert torch.equal(novelty.nan_to_num(7), other_novelty.nan_to_num(7))
         assert text == other_text

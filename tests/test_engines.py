@@ -32,6 +32,7 @@ from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.shapes import MAX_SHAPES
 from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
 from driftproof.adapter.tensor_list import ContiguousTensorList, FlatTensors, TensorList, are_finite, make_contiguous
+from driftproof.statistics import batch as batch_statistics
 from fault_injection import (
     CAPTURABLE_CASES,
     WITHOUT_LEARNING,
@@ -119,8 +120,9 @@ def assert_engines_agree(build_adapter, stream, engine=StaticEngine, num_static_
 # --- static steps -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CAPTURABLE_CASES)
+@pytest.mark.parametrize("case", ["source", "ttn", "ent", "tent+crowd", "eata", "swr+crowd"])
 def test_static_step_equals_eager_step(case):
+    """With Adam; `test_recorded_step_needs_no_python` has all cases."""
     assert_engines_agree(partial(make_adapter, case), faulty_stream())
 
 
@@ -165,7 +167,7 @@ SETTINGS = {
     "memory": {"memory": dp.memories.LatestImages(8)},
     "teacher": {"teacher": dp.EMA(0.9), "output": "teacher", "loss": dp.losses.Consistency()},
     "restore": {"after": [dp.after.PullToSource(0.1), dp.after.StochasticRestore(0.2)]},
-    "reset every": {"after": dp.after.ResetEvery(4)},
+    "reset every": {"after": dp.after.ResetEvery(3)},
     "reset when": {"after": dp.after.ResetWhen(threshold=0.9), "teacher": dp.EMA(0.9)},
     "schedule": {"lr_schedule": lambda steps: 1.0 / (1.0 + steps)},
 }
@@ -176,8 +178,7 @@ def test_every_choice_holds_in_recorded_steps(settings):
     """The optimizer is one whose step on a CPU can be recorded; a learning rate in a tensor cannot be."""
     optimizer = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
     engine = StaticEngine if "lr_schedule" in settings else TapedEngine
-    stream = [*faulty_stream(), *faulty_stream(seed=1)]
-    assert_engines_agree(partial(compose_adapter, optimizer=optimizer, **settings), stream, engine)
+    assert_engines_agree(partial(compose_adapter, optimizer=optimizer, **settings), faulty_stream(), engine)
 
 
 @pytest.mark.parametrize(
@@ -325,8 +326,13 @@ def find_synchronizations(call):
 READS_INDEX = ["__int__", "aten._local_scalar_dense.default"]
 
 
-@pytest.mark.parametrize("engine", [EagerEngine, StaticEngine])
-@pytest.mark.parametrize("case", CAPTURABLE_CASES)
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    [
+        *((case, EagerEngine) for case in CAPTURABLE_CASES),
+        *((case, StaticEngine) for case in ("ttn", "tent+crowd", "eata", "swr")),
+    ],
+)
 def test_step_does_not_synchronize(case, engine):
     options = {} if case in WITHOUT_LEARNING else {"optimizer": torch.optim.SGD}
     adapter, stream = make_adapter(case, engine=engine, **options), batches(4)
@@ -344,10 +350,9 @@ def test_swr_without_prototypes_does_not_synchronize():
     assert find_synchronizations(lambda: adapter(stream[3])) == []
 
 
-@pytest.mark.parametrize("engine", [EagerEngine, StaticEngine])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_no_choice_synchronizes(settings, engine):
-    adapter = compose_adapter(engine, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9), **settings)
+def test_no_choice_synchronizes(settings):
+    adapter = compose_adapter(EagerEngine, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9), **settings)
     stream = batches(4)
     run(adapter, stream[:3])
     found = find_synchronizations(lambda: adapter(stream[3]))
@@ -538,7 +543,10 @@ def test_optimizer_state_exists_from_the_start_and_equals_lazy_state(kind, optio
         lazy.step()
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one, other)
-        state, expected = built.state[one], {key: value for key, value in lazy.state[other].items() if value is not None}
+        state, expected = (
+            built.state[one],
+            {key: value for key, value in lazy.state[other].items() if value is not None},
+        )
         assert {key for key, value in state.items() if value is not None} == expected.keys()
         assert keys[one] >= expected.keys(), "the state exists before the first step"
         for key, value in expected.items():
@@ -887,7 +895,7 @@ def test_trainable_parameters_are_contiguous_and_unwrapped_ones_are_not():
     adapter = make_adapter("ent+crowd", channels_last=True)
     for _ in range(2):
         run(adapter.reset(), batches(2))
-        assert isinstance(adapter.state._layout.values, ContiguousTensorList)
+        assert isinstance(adapter.state.storage.values, ContiguousTensorList)
     plain = adapter.unwrap()
     assert len({p.untyped_storage().data_ptr() for p in plain.parameters()}) == len(list(plain.parameters()))
 
@@ -927,7 +935,7 @@ def dynamo():
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["ttn", "tent+crowd", "swr", "cotta"])
+@pytest.mark.parametrize("case", ["ttn", "swr", "cotta"])
 def test_compiled_networks_agree(case, dynamo):
     stream = faulty_stream()[:9]
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=aot_engine), stream))
@@ -944,20 +952,20 @@ def kernel_inputs(monkeypatch):
         inputs.append(x)
         return kernels.ops.batch_norm(x, weight, bias, eps, None, 0, False)[0]
 
-    monkeypatch.setattr(kernels, "is_supported", lambda x: x.ndim == 4 and x.dtype in kernels.DTYPES)
-    monkeypatch.setattr(kernels, "batch_norm", batch_norm)
+    monkeypatch.setattr(batch_statistics, "is_supported", lambda x: x.ndim == 4 and x.dtype in kernels.DTYPES)
+    monkeypatch.setattr(batch_statistics, "batch_norm", batch_norm)
     return inputs
 
 
 def test_batch_norms_run_our_kernels_with_batch_statistics_only(kernel_inputs):
-    adapters = {case: make_adapter(case) for case in ("tent", "bn_adapt", "source")}
+    adapters = {case: make_adapter(case) for case in ("tent", "bn_adapt", "source", "ttn")}
     layers = sum(isinstance(layer, torch.nn.BatchNorm2d) for layer in adapters["tent"].network.modules())
     counts = {}
     for case, adapter in adapters.items():
         kernel_inputs.clear()
         adapter(batches(1)[0])
         counts[case] = len(kernel_inputs)
-    assert counts == {"tent": layers, "bn_adapt": layers, "source": 0}
+    assert counts == {"tent": layers, "bn_adapt": layers, "source": 0, "ttn": 0}
     kernel_inputs.clear()
     adapters["tent"].unwrap()(batches(1)[0])
     assert not kernel_inputs
@@ -986,7 +994,7 @@ def test_single_value_per_channel_raises_as_in_pytorch(kernel_inputs):
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["tent+crowd", "eata", "swr"])
+@pytest.mark.parametrize("case", ["eata+crowd", "swr"])
 def test_fused_networks_agree(case, kernel_inputs, monkeypatch, dynamo):
     fused = []
     monkeypatch.setattr(fusion, "fuse", lambda *given, fuse=fusion.fuse: fused.append(fuse(*given)))
@@ -1037,7 +1045,7 @@ def test_networks_are_compiled_once(dynamo):
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["ent", "eata+crowd", "conjugate+crowd", "swr+crowd"])
+@pytest.mark.parametrize("case", ["conjugate", "eata+crowd", "swr+crowd"])
 def test_compiled_objectives_agree(case, dynamo):
     engine, stream = partial(StaticEngine, objective=compile_objective("aot_eager")), faulty_stream()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=engine), stream))

@@ -144,7 +144,7 @@ CHOICES = {
     "memory": {"memory": dp.memories.LatestImages(8)},
     "teacher": {"teacher": dp.EMA(0.9), "output": "teacher", "loss": dp.losses.Consistency()},
     "restore": {"after": [dp.after.PullToSource(0.1), dp.after.StochasticRestore(0.2)]},
-    "reset every": {"after": dp.after.ResetEvery(4)},
+    "reset every": {"after": dp.after.ResetEvery(3)},
     "reset when": {"after": dp.after.ResetWhen(threshold=0.9), "teacher": dp.EMA(0.9)},
     "SGD": {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)},
 }
@@ -334,9 +334,7 @@ def test_index_counts_good_batches(engine):
     ids=["Adam", "RMSprop", "SGD"],
 )
 def test_lr_schedule_keeps_the_graph_and_equals_learning_rate_set_by_hand(optimizer):
-    scheduled = compose_adapter(
-        optimizer=partial(optimizer, lr=0.25), lr_schedule=lambda steps: 0.5 ** (steps // 2)
-    )
+    scheduled = compose_adapter(optimizer=partial(optimizer, lr=0.25), lr_schedule=lambda steps: 0.5 ** (steps // 2))
     by_hand = compose_adapter("eager", optimizer=partial(optimizer, lr=0.25))
     steps, graphs = 0, []
     for images in to_cuda(faulty_stream()):
