@@ -279,7 +279,7 @@ class Adapter(nn.Module):
             finally:
                 self.network.rollback()
                 restore_buffers(self.network.model, self.source.model)
-                self.state.drop_layout()
+                self.state.drop_storage()
         return self
 
     @synchronized
@@ -433,7 +433,7 @@ class Adapter(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = RLock()
-        self.state.drop_layout()
+        self.state.drop_storage()
         self._engine = self._make_engine()
 
     def _copied(self) -> dict[str, Any]:

@@ -200,6 +200,16 @@ class HostState:
             for tensor, value in self._elsewhere:
                 tensor.copy_(value)
 
+    def collect_replaced(self) -> None:
+        """Copy tensors that took the place of others into those, so that they keep their addresses."""
+        for parameter, before in self._entries:
+            state = self._optimizer.state.get(parameter, {})
+            for key, held in before.items():
+                tensor = state.get(key)
+                both = isinstance(held, Tensor) and isinstance(tensor, Tensor) and tensor is not held
+                if both and tensor.shape == held.shape and tensor.device == held.device:
+                    state[key] = held.copy_(tensor)
+
     @staticmethod
     def is_needed(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
         """Whether a step may change anything but tensors on the device that stay in their place."""

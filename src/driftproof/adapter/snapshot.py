@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import build_optimizer, check_optimizer_state, load_optimizer_state
-from driftproof.adapter.state import Slot, State
+from driftproof.adapter.state import State
+from driftproof.adapter.storage import Slot
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 

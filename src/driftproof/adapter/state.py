@@ -1,11 +1,9 @@
 """Everything an adapter remembers, enumerated once."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,54 +11,20 @@ from torch import Tensor, nn
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
-    HostState,
     build_optimizer,
     has_known_start,
     initial_values,
     iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.tensor_list import FlatTensors, TensorList, make_contiguous
+from driftproof.adapter.storage import Slot, Storage
 from driftproof.components import Component, Step
 from driftproof.distributed import Distributed
-from driftproof.errors import ComponentError, ConfigurationError, EngineError
+from driftproof.errors import ConfigurationError
 from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
 
-__all__ = ["Backup", "Slot", "State"]
-
-
-class Slot(NamedTuple):
-    """A place where a tensor is kept: `table[key]`.
-
-    Attributes:
-        name: Its name in a saved state.
-        table: The dictionary that holds it.
-        key: Its key there.
-        group: "parameter" is written in place and undone with a step; "buffer" is replaced and undone with a batch;
-            "model" is written by the wrapped model's own code and never undone.
-        owner: What to call its owner in a message.
-    """
-
-    name: str
-    table: dict[str, Any]
-    key: str
-    group: str
-    owner: str = ""
-
-    @property
-    def tensor(self) -> Tensor | None:
-        """The tensor that is there now."""
-        tensor: Tensor | None = self.table.get(self.key)
-        return tensor
-
-
-class Backup(NamedTuple):
-    """What a step needs to be undone."""
-
-    values: FlatTensors | None
-    buffers: dict[str, list[tuple[Slot, Tensor | None, int]]]
-    host: HostState | None
+__all__ = ["State"]
 
 
 class State(nn.Module):
@@ -131,7 +95,7 @@ class State(nn.Module):
         self._needs_source_features = any(one.needs_source_features for one in self._components)
         self.after_names = [name for name in self.components if name.startswith("after_")]
         self._reset_condition: Tensor | None = None
-        self._layout: _Layout | None = None
+        self._storage: Storage | None = None
         self.find_parameters()
         self._build_optimizer()
         resetting = [one for one in method.after if one.resets]
@@ -225,94 +189,26 @@ class State(nn.Module):
         """The sums of gradients that wait for their step; empty without accumulation."""
         return list(self._accumulated.values())
 
-    # --- backup and undo ----------------------------------------------------------------------------------------------
+    # --- storage ------------------------------------------------------------------------------------------------------
 
-    def backup(self) -> Backup:
-        """Remember everything a step may change."""
-        layout = self._find_layout()
-        buffers = {
-            owner: [(slot, tensor, 0 if tensor is None else tensor._version) for slot, tensor in held]
-            for owner, held in layout.buffers.items()
-        }
-        host = HostState(self._optimizer, self.device) if layout.has_host_state else None
-        return Backup(layout.values.clone() if layout.values.tensors else None, buffers, host)
+    @property
+    def storage(self) -> Storage:
+        """The tensors of all slots and of the optimizer, for backing up and undoing a step."""
+        if self._storage is None or self._storage.is_stale:
+            parameters = [tensor for network in self.networks.values() for tensor in network.parameters()]
+            self._storage = Storage(list(self.slots()), self.optimizer, parameters, self.device)
+        return self._storage
 
-    def restore(self, before: Backup) -> None:
-        """Undo everything since a backup, after an error."""
-        for slot, tensor, _ in chain.from_iterable(before.buffers.values()):
-            slot.table[slot.key] = tensor
-        if before.host is not None:
-            before.host.restore()
-        # While a graph is captured no kernel has run, so every value is still what it was.
-        if before.values is not None and not _is_capturing(self.device):
-            assert self._layout is not None  # the backup was made with it
-            self._layout.values.restore(before.values)
+    def drop_storage(self) -> None:
+        """Look up all tensors anew before the next step: some were replaced."""
+        self._storage = None
 
-    def collect_replaced(self) -> None:
-        """Copy tensors that the optimizer put in the place of others into those."""
-        layout = self._find_layout()
-        if layout.has_host_state:
-            layout.values.reattach()
-            for table, key, held in layout.optimizer:
-                tensor = table.get(key)
-                if isinstance(tensor, Tensor) and tensor is not held and tensor.shape == held.shape:
-                    held.copy_(tensor)
-                    table[key] = held
+    def addresses(self) -> tuple[int, ...]:
+        """Where the networks' parameters are, which a captured step has built in."""
+        self.storage.values.reattach()
+        return tuple(tensor.data_ptr() for network in self.networks.values() for tensor in network.parameters())
 
-    def changed_values(self) -> list[Tensor]:
-        """The floating-point values that a step changes, in few vectors."""
-        layout = self._find_layout()
-        return layout.values.floating_point() + self._created_by_optimizer(layout)
-
-    def keep_values_where(self, stepped: Tensor, before: Backup) -> None:
-        """Undo the step's changes in place unless `stepped` holds."""
-        layout = self._find_layout()
-        if before.host is not None:
-            # The optimizer keeps something on the host, or makes new tensors: the host has to know.
-            if not bool(stepped):
-                before.host.restore()
-                self._layout = None
-            elif self._created_by_optimizer(layout):
-                self._layout = None
-        if before.values is not None:
-            layout.values.keep_where(stepped, before.values)
-
-    def keep_buffers_where(self, condition: Tensor, before: Backup, owners: Iterable[str] | None = None) -> None:
-        """Keep buffers that were replaced since the backup only where a 0-d condition holds.
-
-        Args:
-            condition: Whether to keep them.
-            before: What they were; updated to what they are now.
-            owners: Whose buffers; None is everybody's.
-        """
-        for owner in before.buffers if owners is None else owners:
-            held = before.buffers.get(owner, [])
-            for place, (slot, old, version) in enumerate(held):
-                new = slot.table.get(slot.key)
-                if new is old:
-                    if old is not None and old._version != version:
-                        raise ComponentError(
-                            f"Expected `{owner}` to replace its buffer `{slot.key}`, but it wrote into it, which "
-                            f"cannot be undone. Assign a new tensor: `self.{slot.key} = ...`."
-                        )
-                    continue
-                kept = self._keep_tensor(slot, new, old, condition)
-                slot.table[slot.key] = kept
-                held[place] = (slot, kept, 0 if kept is None else kept._version)
-
-    def _keep_tensor(self, slot: Slot, new: Tensor | None, old: Tensor | None, condition: Tensor) -> Tensor | None:
-        if new is not None and old is not None and new.shape == old.shape:
-            return old.copy_(torch.where(condition, new.detach().to(old.dtype), old))
-        if _is_capturing(self.device):
-            raise EngineError(
-                f"Expected `{slot.name}` to keep its shape from batch to batch, since the step is captured. "
-                'Use `engine="eager"`.'
-            )
-        # A buffer that came into being, or changed its shape: the host has to know whether it stays.
-        if not bool(condition):
-            return old
-        self._layout = None
-        return None if new is None else new.detach().clone()
+    # --- what a step does ---------------------------------------------------------------------------------------------
 
     def move_teacher(self, momentum: float) -> None:
         """Move the teacher a little towards the adapting network."""
@@ -377,7 +273,7 @@ class State(nn.Module):
                 network.reset_statistics()
             for component in self._components:
                 component.reset_state(self.network, self.trainable)
-        self._layout = None
+        self._storage = None
 
     def _reset_teacher(self) -> None:
         assert self.teacher is not None
@@ -386,7 +282,7 @@ class State(nn.Module):
             parameter.copy_(source[name])
         restore_buffers(self.teacher.model, self.source.model)
 
-    # --- storage ------------------------------------------------------------------------------------------------------
+    # --- parameters and optimizer -------------------------------------------------------------------------------------
 
     def find_parameters(self) -> None:
         """Look up the trainable parameters, after the networks have moved."""
@@ -410,7 +306,7 @@ class State(nn.Module):
         """Make a new optimizer, and new sums for accumulated gradients."""
         self.optimizer = None
         self._accumulated: dict[str, Tensor] = {}
-        self._layout = None
+        self._storage = None
         if self.names:
             with torch.inference_mode(False):
                 self.optimizer = build_optimizer(self._method, self.trainable, capturable=self.capturable)
@@ -421,11 +317,7 @@ class State(nn.Module):
     def replace_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Use an optimizer with another state."""
         self.optimizer = optimizer
-        self._layout = None
-
-    def drop_layout(self) -> None:
-        """Look up all tensors anew before the next step: some were replaced."""
-        self._layout = None
+        self._storage = None
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -441,73 +333,13 @@ class State(nn.Module):
                 key: total.to(one) for (key, total), one in zip(sums.items(), self.trainable, strict=False)
             }
 
-    def addresses(self) -> tuple[int, ...]:
-        """Where the tensors of the networks and of the optimizer's settings are, which a captured step depends on."""
-        self._find_layout()
-        networks = (tensor.data_ptr() for network in self.networks.values() for tensor in network.parameters())
-        return tuple(networks)
-
-    def _find_layout(self) -> "_Layout":
-        if self._layout is None:
-            self._layout = self._make_layout()
-        return self._layout
-
-    def _make_layout(self) -> "_Layout":
-        slots = list(self.slots())
-        values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
-        kept_by_optimizer: list[tuple[dict[str, Any], str, Tensor]] = []
-        if self.optimizer is not None:
-            values += [tensor for tensor in iter_tensors(self.optimizer) if tensor.device == self.device]
-            kept_by_optimizer = [
-                (table, key, tensor)
-                for table in self.optimizer.state.values()
-                for key, tensor in table.items()
-                if isinstance(tensor, Tensor) and tensor.device == self.device
-            ]
-        buffers: dict[str, list[tuple[Slot, Tensor | None]]] = defaultdict(list)
-        for slot in slots:
-            if slot.group == "buffer":
-                buffers[slot.owner].append((slot, slot.tensor))
-        unique = list({id(tensor): tensor for tensor in values}.values())
-        others = [tensor for network in self.networks.values() for tensor in network.parameters()]
-        return _Layout(
-            values=make_contiguous(unique, others),
-            buffers=buffers,
-            optimizer=kept_by_optimizer,
-            has_host_state=self.optimizer is not None and HostState.is_needed(self.optimizer, self.device),
-        )
-
-    def _created_by_optimizer(self, layout: "_Layout") -> list[Tensor]:
-        """Tensors that the optimizer has come to hold since the last look."""
-        if not layout.has_host_state:
-            return []
-        known = {id(tensor) for tensor in layout.values.tensors}
-        here = (tensor for tensor in iter_tensors(self._optimizer) if tensor.device == self.device)
-        return [tensor for tensor in here if id(tensor) not in known and tensor.is_floating_point() and tensor.numel()]
-
-
-class _Layout(NamedTuple):
-    """The slots sorted by how they are undone.
-
-    Attributes:
-        values: Tensors written in place.
-        buffers: Slots whose tensors are replaced, with the tensors they hold, by owner.
-        optimizer: Where the optimizer keeps tensors.
-        has_host_state: Whether the optimizer keeps anything on the host.
-    """
-
-    values: TensorList
-    buffers: dict[str, list[tuple[Slot, Tensor | None]]]
-    optimizer: list[tuple[dict[str, Any], str, Tensor]]
-    has_host_state: bool
-
 
 def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
     """The buffers that a model's own code may write; batch-norm statistics are constants of the source model."""
     for path, module in model.named_modules():
         if not isinstance(module, BatchNorm):
             for name in module._buffers:
-                yield Slot(_join(prefix, path, name), module._buffers, name, "model")
+                yield Slot(_join(prefix, path, name), module._buffers, name, "model", "model")
 
 
 def _float_params(model: nn.Module) -> list[Tensor]:
@@ -516,7 +348,3 @@ def _float_params(model: nn.Module) -> list[Tensor]:
 
 def _join(*parts: str) -> str:
     return ".".join(filter(None, parts))
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

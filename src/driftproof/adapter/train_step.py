@@ -13,7 +13,8 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
-from driftproof.adapter.state import Backup, State
+from driftproof.adapter.state import State
+from driftproof.adapter.storage import Backup
 from driftproof.adapter.tensor_list import are_finite
 from driftproof.components import Step
 from driftproof.errors import ModelError
@@ -46,7 +47,7 @@ def train_step(
         objective: `compute_objective`, or a compiled form of it.
     """
     make_step = make_step or state.make_step
-    before = state.backup()
+    before = state.storage.backup()
     try:
         step = make_step(images)
         with torch.no_grad():
@@ -54,7 +55,7 @@ def train_step(
         learn = _learn if state.names else _predict_only
         result = learn(method, state, step, before, make_step, objective)
     except BaseException:
-        state.restore(before)
+        before.restore()
         state.finish_step(failed=True)
         raise
     state.finish_step()
@@ -107,6 +108,7 @@ def _learn(
 
         # The step, and what follows it.
         _take_step(method, state, gradients)
+        before.collect_replaced()
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
         for act in method.after:
@@ -114,7 +116,7 @@ def _learn(
 
         # Whether to keep it.
         sums = list(gradients) if state.accumulated_grads else []
-        groups = (state.changed_values(), sums, [objective.loss], [step.images], [step.logits])
+        groups = (before.changed_values(), sums, [objective.loss], [step.images], [step.logits])
         stepped_ok, sums_ok, loss_ok, images_ok, logits_ok = are_finite(*groups)
         finite = loss_ok & (torch.where(due, stepped_ok, sums_ok) if sums else stepped_ok)
         finite = finite if method.memory is None else finite & logits_ok
@@ -122,15 +124,15 @@ def _learn(
         stepped = good & due
 
         # Keep it, or none of it.
-        state.keep_buffers_where(finite, before, ["memory"])
-        state.keep_buffers_where(stepped, before, state.after_names)
+        before.keep_buffers_where(finite, ["memory"])
+        before.keep_buffers_where(stepped, state.after_names)
         for component in method.components.values():
             component.on_batch(learned)
-        state.keep_buffers_where(good, before)
+        before.keep_buffers_where(good)
         for component in method.components.values():
             component.on_step(learned)
-        state.keep_buffers_where(stepped, before)
-        state.keep_values_where(stepped, before)
+        before.keep_buffers_where(stepped)
+        before.keep_values_where(stepped)
         output = _predict_after(method, step, finite)
         _commit_statistics(state, step, finite, before)
         state.update_counters(gradients, finite, good, stepped)
@@ -154,7 +156,7 @@ def _predict_only(
     finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
     for component in method.components.values():
         component.on_batch(step)
-    state.keep_buffers_where(finite, before)
+    before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
     state.index.add_(finite)
     yes = torch.ones_like(finite)
@@ -185,7 +187,6 @@ def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...]) -> N
     finally:
         for parameter in state.trainable:
             parameter.grad = None
-    state.collect_replaced()
 
 
 def _predict_after(method: Method, step: Step, finite: Tensor) -> Tensor:
@@ -200,4 +201,4 @@ def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup)
         state.source.commit()
     if state.teacher is not None:
         state.teacher.commit()
-    state.keep_buffers_where(finite, before)
+    before.keep_buffers_where(finite)

@@ -50,8 +50,13 @@ def _digest_function(function: FunctionType) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    constants = [_code_text(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
-    return "\n".join([code.co_code.hex(), *constants, *code.co_names])
+    return "\n".join([code.co_code.hex(), *map(_constant_text, code.co_consts), *code.co_names])
+
+
+def _constant_text(value: object) -> str:
+    if isinstance(value, frozenset):  # its order differs from process to process
+        return str(sorted(map(repr, value)))
+    return _code_text(value) if isinstance(value, CodeType) else repr(value)
 
 
 def _has_contents(cell: object) -> bool:

@@ -1,0 +1,200 @@
+"""Backing up, keeping and undoing the tensors that a step changes."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.optimizers import HostState, iter_tensors
+from driftproof.adapter.tensor_list import make_contiguous
+from driftproof.errors import ComponentError, EngineError
+
+__all__ = ["Backup", "Slot", "Storage"]
+
+
+class Slot(NamedTuple):
+    """A place where a tensor is kept: `table[key]`.
+
+    Attributes:
+        name: Its name in a saved state.
+        table: The dictionary that holds it.
+        key: Its key there.
+        group: "parameter" is written in place and undone with a step; "buffer" is replaced and undone with a batch;
+            "model" is written by the wrapped model's own code and never undone.
+        owner: The choice it belongs to.
+    """
+
+    name: str
+    table: dict[str, Any]
+    key: str
+    group: Literal["parameter", "buffer", "model"]
+    owner: str = ""
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that is there now."""
+        tensor: Tensor | None = self.table.get(self.key)
+        return tensor
+
+
+class Storage:
+    """The tensors of a state, sorted by how a step changes them.
+
+    Tensors keep their addresses from step to step, so that a captured step stays valid: what is put in the place of a
+    tensor is copied into it.
+
+    Args:
+        slots: Every place where a tensor is kept.
+        optimizer: The optimizer; None where nothing learns.
+        others: Tensors that may share memory with those of the slots.
+        device: Where the model is.
+
+    Attributes:
+        is_stale: Whether tensors have come or gone, so that the slots must be looked up anew.
+        values: The tensors that are written in place.
+        buffers: The slots whose tensors are replaced, by owner.
+        host_optimizer: The optimizer, if it keeps anything but device tensors that stay in place.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        optimizer: torch.optim.Optimizer | None,
+        others: Iterable[Tensor],
+        device: torch.device,
+    ) -> None:
+        self.is_stale = False
+        self.device = device
+        needs_host = optimizer is not None and HostState.is_needed(optimizer, device)
+        self.host_optimizer = optimizer if needs_host else None
+        self.buffers: dict[str, list[Slot]] = defaultdict(list)
+        for slot in slots:
+            if slot.group != "parameter":
+                self.buffers[slot.owner].append(slot)
+        values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
+        if optimizer is not None:
+            values += [tensor for tensor in iter_tensors(optimizer) if tensor.device == device]
+        self.values = make_contiguous(list({id(tensor): tensor for tensor in values}.values()), others)
+
+    def backup(self) -> "Backup":
+        """Remember everything a step may change."""
+        return Backup(self)
+
+
+class Backup:
+    """What a step needs to be undone, or to be kept in part."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._values = storage.values.clone()
+        self._buffers = {owner: [_Held(slot) for slot in slots] for owner, slots in storage.buffers.items()}
+        optimizer = storage.host_optimizer
+        self._host = None if optimizer is None else HostState(optimizer, storage.device)
+
+    def restore(self) -> None:
+        """Undo everything, after an error."""
+        capturing = _is_capturing(self._storage.device)
+        for held in (one for group in self._buffers.values() for one in group):
+            if capturing or held.slot.group == "buffer":
+                held.put_back()
+        if self._host is not None:
+            self._host.restore()
+        if not capturing:  # then no kernel has run, and every value is still what it was
+            self._storage.values.restore(self._values)
+
+    def collect_replaced(self) -> None:
+        """Copy tensors that the optimizer put in the place of others into those."""
+        if self._host is not None:
+            self._storage.values.reattach()
+            self._host.collect_replaced()
+
+    def changed_values(self) -> list[Tensor]:
+        """The floating-point values that a step changes, in few vectors."""
+        return self._storage.values.floating_point() + self._created_by_optimizer()
+
+    def keep_values_where(self, stepped: Tensor) -> None:
+        """Undo what was written in place unless a 0-d condition holds."""
+        if self._host is not None:
+            # The optimizer keeps something on the host, or makes new tensors: the host has to know.
+            if not bool(stepped):
+                self._host.restore()
+                self._storage.is_stale = True
+            elif self._created_by_optimizer():
+                self._storage.is_stale = True
+        self._storage.values.keep_where(stepped, self._values)
+
+    def keep_buffers_where(self, condition: Tensor, owners: Iterable[str] | None = None) -> None:
+        """Keep buffers that were replaced only where a 0-d condition holds; those of the model's own stay.
+
+        Args:
+            condition: Whether to keep them.
+            owners: Whose buffers; None is everybody's.
+        """
+        for owner in self._buffers if owners is None else owners:
+            for held in self._buffers.get(owner, ()):
+                if held.is_replaced:
+                    self._keep_buffer(held, condition)
+                elif held.is_written and held.slot.group == "buffer":
+                    raise ComponentError(
+                        f"Expected `{owner}` to replace its buffer `{held.slot.key}`, but it wrote into it, which "
+                        f"cannot be undone. Assign a new tensor: `self.{held.slot.key} = ...`."
+                    )
+
+    def _keep_buffer(self, held: "_Held", condition: Tensor) -> None:
+        new, old, is_model = held.slot.tensor, held.tensor, held.slot.group == "model"
+        if new is not None and old is not None and new.shape == old.shape:
+            value = new.detach().to(old.dtype)
+            held.set(old.copy_(value if is_model else torch.where(condition, value, old)))
+            return
+        if _is_capturing(self._storage.device):
+            raise EngineError(
+                f"Expected `{held.slot.name}` to keep its shape from batch to batch, since the step is captured. "
+                'Use `engine="eager"`.'
+            )
+        # A buffer that came into being, or changed its shape: the host has to know whether it stays.
+        if is_model or bool(condition):
+            self._storage.is_stale = True
+            held.set(None if new is None else new.detach().clone())
+        else:
+            held.put_back()
+
+    def _created_by_optimizer(self) -> list[Tensor]:
+        """Floating-point tensors that the optimizer has come to hold since the last look."""
+        optimizer = self._storage.host_optimizer
+        if optimizer is None:
+            return []
+        known = {id(tensor) for tensor in self._storage.values.tensors}
+        here = (tensor for tensor in iter_tensors(optimizer) if tensor.device == self._storage.device)
+        return [tensor for tensor in here if id(tensor) not in known and tensor.is_floating_point() and tensor.numel()]
+
+
+class _Held:
+    """A slot with the tensor that it held."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.set(slot.tensor)
+
+    def set(self, tensor: Tensor | None) -> None:
+        """Put a tensor into the slot and hold it."""
+        self.tensor = tensor
+        self._version = 0 if tensor is None else tensor._version
+        if self.slot.tensor is not tensor:
+            self.put_back()
+
+    def put_back(self) -> None:
+        self.slot.table[self.slot.key] = self.tensor
+
+    @property
+    def is_replaced(self) -> bool:
+        return self.slot.tensor is not self.tensor
+
+    @property
+    def is_written(self) -> bool:
+        return self.tensor is not None and self.tensor._version != self._version
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
