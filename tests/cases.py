@@ -95,9 +95,16 @@ def source_data(*, segmentation=False, shape=(3, 8, 8), seed=7):
 
 
 def state_of(adapter):
-    """Everything an adapter remembers, for comparison."""
+    """Copy everything an adapter remembers, for comparison."""
     return {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
 
 
 def same_state(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    """Whether two states have the same names and bit-equal values."""
+    return first.keys() == second.keys() and all(_is_equal(first[name], second[name]) for name in first)
+
+
+def _is_equal(one, other):
+    if one.dtype != other.dtype or not one.is_floating_point():
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -98,11 +98,16 @@ class Backup:
         capturing = _is_capturing(self._storage.device)
         for held in (one for group in self._buffers.values() for one in group):
             if capturing or held.slot.group == "buffer":
-                held.put_back()
+                held.undo()
         if self._host is not None:
             self._host.restore()
         if not capturing:  # then no kernel has run, and every value is still what it was
             self._storage.values.restore(self._values)
+
+    def commit(self) -> None:
+        """Copy buffers that were kept to where they have always been; the last thing a step does."""
+        for held in (one for group in self._buffers.values() for one in group):
+            held.commit()
 
     def collect_replaced(self) -> None:
         """Copy tensors that the optimizer put in the place of others into those."""
@@ -146,7 +151,8 @@ class Backup:
         new, old, is_model = held.slot.tensor, held.tensor, held.slot.group == "model"
         if new is not None and old is not None and new.shape == old.shape:
             value = new.detach().to(old.dtype)
-            held.set(old.copy_(value if is_model else torch.where(condition, value, old)))
+            # A component's own tensor stays as it was until `commit`, so that a later error can undo this.
+            held.replace(old.copy_(value) if is_model else torch.where(condition, value, old))
             return
         if _is_capturing(self._storage.device):
             raise EngineError(
@@ -156,9 +162,9 @@ class Backup:
         # A buffer that came into being, or changed its shape: the host has to know whether it stays.
         if is_model or bool(condition):
             self._storage.is_stale = True
-            held.set(None if new is None else new.detach().clone())
+            held.replace(None if new is None else new.detach().clone())
         else:
-            held.put_back()
+            held.replace(old)
 
     def _created_by_optimizer(self) -> list[Tensor]:
         """Floating-point tensors that the optimizer has come to hold since the last look."""
@@ -171,21 +177,31 @@ class Backup:
 
 
 class _Held:
-    """A slot with the tensor that it held."""
+    """A slot, the tensor that it held at first, and the one that it holds by now."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.set(slot.tensor)
+        self._original = slot.tensor
+        self._track(self._original)
 
-    def set(self, tensor: Tensor | None) -> None:
-        """Put a tensor into the slot and hold it."""
+    def _track(self, tensor: Tensor | None) -> None:
         self.tensor = tensor
         self._version = 0 if tensor is None else tensor._version
-        if self.slot.tensor is not tensor:
-            self.put_back()
 
-    def put_back(self) -> None:
-        self.slot.table[self.slot.key] = self.tensor
+    def replace(self, tensor: Tensor | None) -> None:
+        """Put a tensor into the slot."""
+        self.slot.table[self.slot.key] = tensor
+        self._track(tensor)
+
+    def undo(self) -> None:
+        """Put the first tensor back."""
+        self.slot.table[self.slot.key] = self._original
+
+    def commit(self) -> None:
+        """Copy what the slot holds into the first tensor, which keeps its address."""
+        now, original = self.slot.tensor, self._original
+        if now is not original and now is not None and original is not None and now.shape == original.shape:
+            self.slot.table[self.slot.key] = original.copy_(now)
 
     @property
     def is_replaced(self) -> bool:

@@ -135,13 +135,16 @@ def _learn(
         before.keep_values_where(stepped)
         output = _predict_after(method, step, finite)
         _commit_statistics(state, step, finite, before)
-        state.update_counters(gradients, finite, good, stepped)
 
+        # The record. Nothing can fail once the counters have changed.
         selected = objective.selected if learn_from is step else torch.ones_like(step.weights, dtype=torch.bool)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
         flags = torch.stack([finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok])
-    outcome = LazyOutcome(state.distributed.all_true(flags))
-    return StepResult(output.detach(), Record(selected & finite, novelty, objective.loss.detach(), outcome))
+        outcome = LazyOutcome(state.distributed.all_true(flags))
+        record = Record(selected & finite, novelty, objective.loss.detach(), outcome)
+        before.commit()
+        state.update_counters(gradients, finite, good, stepped)
+    return StepResult(output.detach(), record)
 
 
 def _predict_only(
@@ -158,6 +161,7 @@ def _predict_only(
         component.on_batch(step)
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
+    before.commit()
     state.index.add_(finite)
     yes = torch.ones_like(finite)
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes]))
