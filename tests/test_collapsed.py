@@ -1,4 +1,4 @@
-"""Table 5's numbers of a network that answers one class alone, against the measure that a stream is read with."""
+"""Scores of a network that predicts one class only, against the benchmark's metric."""
 
 import runpy
 import sys
@@ -23,26 +23,30 @@ def script():
 
 
 @given(classes=st.integers(2, 5), seed=st.integers(0, 2**16), data=st.data())
-def test_scores_of_a_collapsed_network_are_those_measured_of_one(script, classes, seed, data):
+def test_computed_scores_equal_the_metric_of_a_collapsed_network(script, classes, seed, data):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(-1, classes, (60,), generator=generator)
     original = 3 * torch.randn(60, classes, generator=generator)
     left = data.draw(st.sampled_from(labels[labels >= 0].unique().tolist()))
     collapsed = torch.full_like(original, -1000.0)
     collapsed[:, left] = 1000.0
-    sure = original.softmax(dim=1)
-    novelty = torch.stack([row[top] - float(top == left) for row, top in zip(sure, sure.argmax(dim=1), strict=True)])
-    measure = METRICS["scores"](torch.device("cpu"))
-    measure.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
-    expected = measure.compute()
+    confidence = original.softmax(dim=1)
+    novelty = torch.stack(
+        [row[top] - float(top == left) for row, top in zip(confidence, confidence.argmax(dim=1), strict=True)]
+    )
+    metric = METRICS["scores"](torch.device("cpu"))
+    metric.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
+    expected = metric.compute()
     found = script["compute_scores"](original, labels, left)
     for name in ("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr"):
         assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"], nan_ok=True)
-    taken = [top == left for top, label in zip(sure.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0]
+    taken = [
+        top == left for top, label in zip(confidence.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0
+    ]
     assert found["taken"] == pytest.approx(100 * sum(taken) / len(taken) if taken else float("nan"), nan_ok=True)
 
 
-def test_of_many_classes_as_many_are_shown_as_fit_from_the_lowest_to_the_highest(script):
+def test_page_shows_a_range_of_classes_sorted_by_score(script):
     def scores(rank):
         return dict.fromkeys(("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr", "taken"), rank)
 

@@ -1,4 +1,4 @@
-"""What the package shows to the world."""
+"""The public names, the documentation and the imports of the package."""
 
 import importlib
 import inspect
@@ -25,9 +25,10 @@ ROOT = Path(__file__).parents[1]
 
 def test_public_names_are_exactly_these():
     selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
-    classes = f"Adapter Alarm Event Problem Record {selections}"
+    classes = f"EMA Adapter Alarm Event Problem Record StepResult {selections}"
     functions = "bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
-    modules = "augment errors losses methods regularizers scopes scores selection statistics"
+    choices = "after gradients losses memories outputs regularizers scopes selection statistics"
+    modules = f"augment errors methods scores testing {choices}"
     expected = f"{classes} {functions} {modules}".split()
     assert sorted(dp.__all__) == sorted(expected)
     assert all(hasattr(dp, name) for name in dp.__all__)
@@ -49,7 +50,7 @@ def test_command_without_arguments_prints_help(capsys):
     assert "Open-set test-time adaptation" in capsys.readouterr().out
 
 
-def output_of(script):
+def run_script(script):
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -62,10 +63,10 @@ print(driftproof.__version__, sorted(set(driftproof.__all__) - set(dir(driftproo
 after = {name.partition(".")[0] for name in sys.modules}
 print(sorted(name for name in after - before if name not in sys.stdlib_module_names))
 """
-    assert output_of(script) == f"{dp.__version__} []\n['driftproof']"
+    assert run_script(script) == f"{dp.__version__} []\n['driftproof']"
 
 
-def test_the_core_imports_nothing_but_torch_and_safetensors():
+def test_core_imports_only_torch_and_safetensors():
     script = """
 import sys
 import torch, safetensors.torch
@@ -75,12 +76,12 @@ after = {name.partition(".")[0] for name in sys.modules}
 extra = {name for name in after - before if name not in sys.stdlib_module_names}
 print(sorted(extra))
 """
-    assert output_of(script) == "['driftproof']"
+    assert run_script(script) == "['driftproof']"
 
 
-def test_a_public_name_means_the_same_whatever_was_imported_before():
+def test_public_names_do_not_depend_on_import_order():
     script = """
-import importlib, pkgutil, sys, types
+import importlib, sys
 import driftproof
 
 def kinds():
@@ -88,26 +89,24 @@ def kinds():
     return {name: type(getattr(driftproof, name)).__name__ for name in driftproof.__all__}
 
 expected = kinds()
-first = [module.name for module in pkgutil.iter_modules(driftproof.__path__, "driftproof.")]
-assert "driftproof.problems" in first
-for name in [*first, "driftproof.methods.source"]:
+for name in ("problems", "scores", "testing", "cli", "methods.source"):
     for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "driftproof"]:
         del sys.modules[loaded]
-    importlib.import_module(name)
+    importlib.import_module(f"driftproof.{name}")
     if kinds() != expected:
         print(name)
 print(expected["check"], expected["source"], expected["scores"], expected["errors"])
 """
-    assert output_of(script) == "function function module module"
+    assert run_script(script) == "function function module module"
 
 
-def test_no_public_name_is_also_the_name_of_a_file_it_is_not():
-    """Importing the file would put the module where the name was."""
+def test_no_function_or_class_shares_its_name_with_a_module():
+    """Importing the module would replace the function or class."""
     files = {module.name for module in pkgutil.iter_modules(dp.__path__)}
     assert [name for name in dp.__all__ if name in files and not inspect.ismodule(getattr(dp, name))] == []
 
 
-def test_a_mistyped_name_is_an_ordinary_attribute_error():
+def test_unknown_name_raises_attribute_error():
     assert not hasattr(dp, "tentt")
     with pytest.raises(AttributeError, match="'driftproof' has no attribute 'tentt'"):
         dp.tentt  # noqa: B018
@@ -117,8 +116,8 @@ def code_blocks(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def camvid_in(root):
-    """Two frames of every part, with a pedestrian and a void pixel in each."""
+def write_camvid(root):
+    """Write two frames per split, each with pedestrian and void pixels."""
     for part in ("train", "val", "test"):
         for place in range(2):
             frame = np.random.default_rng(place).integers(256, size=(36, 48, 3), dtype=np.uint8)
@@ -132,7 +131,7 @@ def camvid_in(root):
 
 @pytest.fixture
 def my_project(monkeypatch, tmp_path):
-    """What the documentation calls the reader's own."""
+    """The module `my_project` that the documentation imports."""
     project = types.ModuleType("my_project")
     project.model = build("wide_resnet")
     project.stream = batches(3)
@@ -140,7 +139,7 @@ def my_project(monkeypatch, tmp_path):
     project.segmenter = build("segmentation")
     project.drive = batches(3, size=2)
     project.source_scenes = source_data(segmentation=True)
-    project.data = camvid_in(tmp_path / "data")
+    project.data = write_camvid(tmp_path / "data")
     monkeypatch.setitem(sys.modules, "my_project", project)
 
 
@@ -148,26 +147,26 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "d
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_code_block_in_the_documentation_runs(page, tmp_path, monkeypatch, my_project):
+def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_project):
     monkeypatch.chdir(tmp_path)
     for block in code_blocks(ROOT / page):
         exec(compile(block, page, "exec"), {})
 
 
-def test_the_documentation_builds(tmp_path):
-    """Strictly: a broken link or a missing name is an error."""
+def test_documentation_builds(tmp_path):
+    """A broken link or a missing name is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     pages = "".join((tmp_path / "site" / name / "index.html").read_text() for name in ("reference", "methods"))
     shown = set(re.findall(r'id="(driftproof[^"]*)"', pages))
-    # A function in a file of its own name is not found through the package, and left out without a word.
-    missing = [place for place, homes in public_things() if not shown & homes]
+    # mkdocstrings silently leaves out a function in a file of its own name.
+    missing = [place for place, homes in iter_public_objects() if not shown & homes]
     assert missing == []
 
 
-def public_things():
-    """Every function and class of the modules that the reference shows, with where it can be found."""
+def iter_public_objects():
+    """Yield every function and class of the documented modules, with the names it may be documented under."""
     sources = (ROOT / "docs" / name for name in ("reference.md", "methods.md"))
     named = re.findall(r"^::: (driftproof\.\w+)$", "\n".join(page.read_text() for page in sources), flags=re.MULTILINE)
     for module in (getattr(dp, name.partition(".")[2], None) or importlib.import_module(name) for name in named):
@@ -178,7 +177,7 @@ def public_things():
                 yield place, {place, f"{thing.__module__}.{name}"}
 
 
-def test_the_example_says_how_to_start_it(monkeypatch, capsys):
+def test_example_prints_how_to_start_it(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["data_parallel.py"])
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with pytest.raises(SystemExit, match="2"):
@@ -186,6 +185,6 @@ def test_the_example_says_how_to_start_it(monkeypatch, capsys):
     assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
 
 
-def test_errors_share_one_ancestor():
+def test_errors_share_one_base_class():
     for name in dp.errors.__all__:
         assert issubclass(getattr(dp.errors, name), dp.errors.DriftproofError)

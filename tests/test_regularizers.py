@@ -103,8 +103,12 @@ def test_tensors_without_gradient_do_not_scale_shift_agnostic_weights():
     settings = {"prototypes": False, "augment": shifted, "drift_batch_size": 4}
     plain = dp.swr(model, **settings).prepare(source)
     with_head = dp.swr(WithAuxiliaryHead(model), logits="out", **settings).prepare(source)
-    weights = dict(zip(with_head.trainable_parameters, with_head.method.regularizer.tensor_weights.tolist(), strict=True))
-    assert [weights[f"model.{name}"] for name in plain.trainable_parameters] == plain.method.regularizer.tensor_weights.tolist()
+    weights = dict(
+        zip(with_head.trainable_parameters, with_head.method.regularizer.tensor_weights.tolist(), strict=True)
+    )
+    assert [
+        weights[f"model.{name}"] for name in plain.trainable_parameters
+    ] == plain.method.regularizer.tensor_weights.tolist()
     assert all(weight == 0 for name, weight in weights.items() if name.startswith("auxiliary"))
 
 
@@ -223,7 +227,9 @@ def test_prototype_task_trains_the_encoder_only(model):
     step = step_with_features(adapter, batches(1)[0])
     _, task = adapter.method.regularizer.components
     gradients = torch.autograd.grad(task.penalty(step), list(adapter.trainable_parameters.values()), allow_unused=True)
-    reached = {name for name, gradient in zip(adapter.trainable_parameters, gradients, strict=True) if gradient is not None}
+    reached = {
+        name for name, gradient in zip(adapter.trainable_parameters, gradients, strict=True) if gradient is not None
+    }
     assert reached == {name for name in adapter.trainable_parameters if not name.startswith("fc.")}
 
 

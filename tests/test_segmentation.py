@@ -1,4 +1,4 @@
-"""Segmentation, pixel by pixel: selection against a loop, alarms against scipy, measures against scikit-learn."""
+"""Segmentation: selection against a loop over pixels, alarms against scipy, metrics against scikit-learn."""
 
 import itertools
 import math
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftproof as dp
-from driftproof.bench.metrics import METRICS
 from driftproof.bench.methods import build_method
+from driftproof.bench.metrics import METRICS
 from driftproof.bench.oracle import Oracle, find_oracle
 from driftproof.bench.spec import Spec
 from driftproof.data.scenes import UNKNOWN, VOID
@@ -37,8 +37,8 @@ def scenes(count=2, seed=0):
     return torch.rand(count, 3, 24, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def adapted(model, steps=4, **options):
-    """An adapter some steps into its stream, and the batch that comes next."""
+def adapt(model, steps=4, **options):
+    """Adapt for some steps; return the adapter and the next batch."""
     adapter = dp.tent(model, lr=3e-2, select=dp.ConfidenceDifference(margin=-0.2), **options)
     for seed in range(steps):
         adapter(scenes(seed=seed))
@@ -53,7 +53,7 @@ def label_maps(count=2, height=6, width=7, seed=0):
     return labels
 
 
-def batch_of(labels, images=None):
+def make_batch(labels, images=None):
     images = torch.zeros(len(labels), 3, *labels.shape[1:]) if images is None else images
     return StreamBatch(images, labels, "fog", 1, (labels >= 0) & (labels != VOID))
 
@@ -83,8 +83,8 @@ def test_selection_equals_a_loop_over_pixels(model, on):
             assert bool(selected[place, row, column]) == (gain >= margin)
 
 
-def test_the_loss_is_the_mean_entropy_of_selected_pixels_less_that_of_the_mean(model):
-    adapter, images = adapted(model)
+def test_loss_is_mean_entropy_of_selected_pixels_minus_mean_prediction_entropy(model):
+    adapter, images = adapt(model)
     with torch.no_grad():
         p = adapter.network(images).softmax(dim=1)
     adapter(images)
@@ -94,8 +94,8 @@ def test_the_loss_is_the_mean_entropy_of_selected_pixels_less_that_of_the_mean(m
     assert adapter.last.loss == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_alarms_of_a_segmentation_step_are_scipys_regions(model):
-    adapter, images = adapted(model)
+def test_alarm_regions_equal_scipy_labels(model):
+    adapter, images = adapt(model)
     adapter(images)
     novelty = adapter.last.novelty
     threshold = float(novelty.quantile(0.8))
@@ -112,7 +112,7 @@ def test_alarms_of_a_segmentation_step_are_scipys_regions(model):
 
 
 @pytest.mark.parametrize("make", [dp.ttn, lambda model: dp.swr(model, prototypes=False)], ids=["ttn", "swr"])
-def test_source_pixels_of_unknown_objects_have_to_be_left_out_by_name(model, make):
+def test_source_labels_outside_the_classes_are_refused(model, make):
     maps = torch.zeros(2, 24, 32, dtype=torch.long)
     maps[0, 3, 4] = UNKNOWN
     adapter = make(model)
@@ -121,7 +121,7 @@ def test_source_pixels_of_unknown_objects_have_to_be_left_out_by_name(model, mak
     assert not adapter.prepared
 
 
-def test_the_first_batch_selects_every_pixel_and_an_odd_tail_goes_on(model):
+def test_first_batch_selects_every_pixel_and_a_smaller_last_batch_works(model):
     adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference(margin=-0.2))
     adapter(scenes())
     assert adapter.last.kept == 1
@@ -129,20 +129,20 @@ def test_the_first_batch_selects_every_pixel_and_an_odd_tail_goes_on(model):
     assert adapter.last.stepped
 
 
-# Measures
+# Metrics
 
 
-def truncated(scores):
-    """Scores as their leading 16 bits tell them."""
+def truncate(scores):
+    """Keep the leading 16 bits of scores."""
     return torch.from_numpy((scores.numpy().view(np.int32) & ~0xFFFF).view(np.float32))
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**31), st.sampled_from([1.0, 1e-6, 1e-30]), st.integers(1, 60), st.integers(1, 60))
-def test_binned_ranking_is_exact_but_for_ties_of_the_leading_bits(seed, scale, positives, negatives):
+def test_binned_scores_equal_exact_ones_on_truncated_scores(seed, scale, positives, negatives):
     random = torch.Generator().manual_seed(seed)
-    one = truncated(scale * torch.randn(positives, generator=random))
-    other = truncated(scale * (torch.randn(negatives, generator=random) - 0.5))
+    one = truncate(scale * torch.randn(positives, generator=random))
+    other = truncate(scale * (torch.randn(negatives, generator=random) - 0.5))
     binned = BinnedScores(3)
     binned.update(torch.cat([one, other]), torch.tensor([2] * positives + [0] * negatives))
     binned.update(torch.tensor([5.0, math.nan]), torch.tensor([-1, -1]))
@@ -152,7 +152,7 @@ def test_binned_ranking_is_exact_but_for_ties_of_the_leading_bits(seed, scale, p
     assert math.isnan(binned.auroc(1, 0))
 
 
-def test_binned_scores_are_in_order_and_near_ones_differ_by_at_most_a_hundredth():
+def test_binned_scores_keep_the_order_of_distinct_scores():
     scores = torch.tensor([-math.inf, -2.0, -1.0, -1e-30, -0.0, 0.0, 1e-38, 1e-7, 1.01e-7, 0.5, 0.505, 3.0, math.inf])
     for low, high in itertools.pairwise(scores):
         binned = BinnedScores(2)
@@ -160,7 +160,7 @@ def test_binned_scores_are_in_order_and_near_ones_differ_by_at_most_a_hundredth(
         assert binned.auroc(0, 1) == (0.5 if high == low else 1.0)
 
 
-def test_what_is_not_a_number_ranks_nothing():
+def test_nan_score_makes_binned_auroc_nan():
     binned = BinnedScores(2)
     binned.update(torch.tensor([0.0, math.nan]), torch.tensor([0, 1]))
     assert binned.has_nan
@@ -171,78 +171,78 @@ def test_what_is_not_a_number_ranks_nothing():
 
 @given(st.integers(0, 2**31))
 @settings(max_examples=15)
-def test_selection_is_counted_over_labelled_pixels_alone(seed):
+def test_selection_quality_counts_labeled_pixels_only(seed):
     labels = label_maps(seed=seed)
     random = torch.Generator().manual_seed(seed + 1)
     selected = torch.rand(labels.shape, generator=random) < 0.5
     correct = torch.rand(labels.shape, generator=random) < 0.5
-    batch = batch_of(labels)
-    whole, part = SelectionQuality(), SelectionQuality()
-    whole.update(selected, correct, batch.known, batch.labeled)
+    batch = make_batch(labels)
+    with_mask, without = SelectionQuality(), SelectionQuality()
+    with_mask.update(selected, correct, batch.known, batch.labeled)
     counted = labels != VOID
-    part.update(selected[counted], correct[counted], batch.known[counted])
-    assert torch.equal(whole.counts, part.counts)
+    without.update(selected[counted], correct[counted], batch.known[counted])
+    assert torch.equal(with_mask.counts, without.counts)
 
 
-def measured(name, parts):
-    measure = METRICS[name](CPU)
-    for logits, batch, record in parts:
-        measure.update(logits, batch, record)
-    return measure.compute()
+def compute_metric(name, visits):
+    metric = METRICS[name](CPU)
+    for logits, batch, record in visits:
+        metric.update(logits, batch, record)
+    return metric.compute()
 
 
-def visits(count, seed=0):
-    """Logits, batches and records of a domain that takes so many batches."""
+def make_visits(count, seed=0):
+    """Logits, batches and records of one domain."""
     random = torch.Generator().manual_seed(seed)
     for index in range(count):
         labels = label_maps(seed=1000 * seed + index)
         logits = torch.randn(2, CLASSES, *labels.shape[1:], generator=random)
-        novelty = truncated(torch.randn(labels.shape, generator=random))
+        novelty = truncate(torch.randn(labels.shape, generator=random))
         selected = torch.rand(labels.shape, generator=random) < 0.7
-        yield logits, batch_of(labels), Record(selected, novelty, objective=torch.tensor(1.0))
+        yield logits, make_batch(labels), Record(selected, novelty, objective=torch.tensor(1.0))
 
 
-def mean_iou_of(parts):
-    truth = np.concatenate([batch.labels[batch.known].numpy() for _, batch, _ in parts])
-    predicted = np.concatenate([logits.argmax(1)[batch.known].numpy() for logits, batch, _ in parts])
+def mean_iou_of(visits):
+    truth = np.concatenate([batch.labels[batch.known].numpy() for _, batch, _ in visits])
+    predicted = np.concatenate([logits.argmax(1)[batch.known].numpy() for logits, batch, _ in visits])
     overlaps = sklearn.metrics.jaccard_score(truth, predicted, average=None, labels=sorted({*truth, *predicted}))
     return 100 * overlaps.mean()
 
 
 @pytest.mark.parametrize("count", [1, 7, 20, 45])
-def test_overlap_is_scikit_learns_at_twenty_points_of_a_domain(count):
-    parts = list(visits(count, seed=count))
-    found = measured("iou", parts)
-    assert found["mean_iou"] == pytest.approx(mean_iou_of(parts)) == pytest.approx(found["mean_iou@100"])
+def test_iou_equals_scikit_learn_at_twenty_points_of_a_domain(count):
+    visits = list(make_visits(count, seed=count))
+    found = compute_metric("iou", visits)
+    assert found["mean_iou"] == pytest.approx(mean_iou_of(visits)) == pytest.approx(found["mean_iou@100"])
     points = {name: value for name, value in found.items() if name.startswith("mean_iou@")}
     assert list(points) == [f"mean_iou@{percent:02}" for percent in range(5, 101, 5)]
     for name, value in points.items():
         passed = math.ceil(count * int(name.partition("@")[2]) / 100)
-        assert value == pytest.approx(mean_iou_of(parts[:passed]))
+        assert value == pytest.approx(mean_iou_of(visits[:passed]))
     by_class = [found[f"iou/{index:02}"] for index in range(CLASSES)]
     assert found["mean_iou"] == pytest.approx(np.nanmean(by_class))
 
 
-def test_a_class_that_is_nowhere_has_no_overlap():
+def test_absent_class_has_no_iou():
     logits = torch.zeros(1, CLASSES, 1, 2)
     logits[:, 1] = 1
-    found = measured("iou", [(logits, batch_of(torch.tensor([[[1, VOID]]])), None)])
+    found = compute_metric("iou", [(logits, make_batch(torch.tensor([[[1, VOID]]])), None)])
     assert found["iou/01"] == 100
     assert math.isnan(found["iou/00"])
     assert found["mean_iou"] == 100
 
 
-def test_novelty_and_rejection_of_pixels_are_scikit_learns():
-    parts = list(visits(5))
-    found = measured("pixels", parts)
-    labels = torch.cat([batch.labels for _, batch, _ in parts]).flatten()
-    predicted = torch.cat([logits.argmax(1) for logits, _, _ in parts]).flatten()
-    novelty = torch.cat([record.novelty for _, _, record in parts]).flatten()
-    doubt = 1 - torch.cat([logits.softmax(1).amax(1) for logits, _, _ in parts]).flatten()
-    rejected = ~torch.cat([record.selected for _, _, record in parts]).flatten()
-    unknown, labelled = labels == -1, labels != VOID
-    right = labelled & (predicted == labels)
-    wrong = labelled & ~right & ~unknown
+def test_pixel_novelty_and_rejection_equal_scikit_learn():
+    visits = list(make_visits(5))
+    found = compute_metric("pixels", visits)
+    labels = torch.cat([batch.labels for _, batch, _ in visits]).flatten()
+    predicted = torch.cat([logits.argmax(1) for logits, _, _ in visits]).flatten()
+    novelty = torch.cat([record.novelty for _, _, record in visits]).flatten()
+    doubt = 1 - torch.cat([logits.softmax(1).amax(1) for logits, _, _ in visits]).flatten()
+    rejected = ~torch.cat([record.selected for _, _, record in visits]).flatten()
+    unknown, labeled = labels == -1, labels != VOID
+    right = labeled & (predicted == labels)
+    wrong = labeled & ~right & ~unknown
     for name, others in {"wrong": wrong, "unknown": unknown, "both": wrong | unknown}.items():
         asked = right | others
         expected = sklearn.metrics.roc_auc_score(others[asked], novelty[asked])
@@ -250,7 +250,7 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
         assert found[f"novelty/{name}/fpr"] == pytest.approx(100 * fpr_at_tpr(-novelty[right], -novelty[others]))
         expected = sklearn.metrics.roc_auc_score(others[asked], doubt[asked])
         assert found[f"msp/{name}/auroc"] == pytest.approx(100 * expected, abs=0.5), "close scores count as ties"
-    bad, left_out = (wrong | unknown)[labelled], rejected[labelled]
+    bad, left_out = (wrong | unknown)[labeled], rejected[labeled]
     shares = {
         "precision": sklearn.metrics.precision_score(bad, left_out),
         "chance": float(bad.float().mean()),
@@ -263,12 +263,12 @@ def test_novelty_and_rejection_of_pixels_are_scikit_learns():
     )
 
 
-def test_what_learns_from_nothing_rejects_no_pixels():
-    parts = [
+def test_rejection_is_nan_where_nothing_is_selected():
+    visits = [
         (logits, batch, Record(torch.zeros_like(record.selected), record.novelty))
-        for logits, batch, record in visits(3)
+        for logits, batch, record in make_visits(3)
     ]
-    found = measured("pixels", parts)
+    found = compute_metric("pixels", visits)
     assert all(math.isnan(value) for name, value in found.items() if name.startswith("rejection/"))
     assert not any(math.isnan(value) for name, value in found.items() if name.startswith("novelty/"))
 
@@ -276,9 +276,9 @@ def test_what_learns_from_nothing_rejects_no_pixels():
 # The oracle
 
 
-def test_the_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
+def test_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
     labels = label_maps(height=24, width=32)
-    batch = batch_of(labels, scenes())
+    batch = make_batch(labels, scenes())
     adapter = build_method("tent", model, {"lr": 1e-2, "oracle": True})
     with torch.no_grad():
         p = adapter.network(batch.images).softmax(dim=1)
@@ -290,29 +290,29 @@ def test_the_oracle_leaves_unknown_and_void_pixels_out_of_the_loss(model):
     assert torch.equal(adapter.last.selected, known)
 
 
-def test_an_oracle_that_is_not_told_is_an_error_and_ordinary_methods_have_none(model):
+def test_oracle_without_mask_is_an_error(model):
     adapter = build_method("tent+crowd", model, {"lr": 1e-2, "oracle": True, "margin": -0.2})
     assert isinstance(find_oracle(adapter), Oracle)
     with pytest.raises(dp.errors.StateError, match="set_known_mask"):
         adapter(scenes())
-    find_oracle(adapter).set_known_mask(batch_of(label_maps(height=24, width=32)))
+    find_oracle(adapter).set_known_mask(make_batch(label_maps(height=24, width=32)))
     adapter(scenes())
     assert find_oracle(build_method("tent+crowd", model, {"margin": -0.2})) is None
     assert find_oracle(build_method("source", model, {})) is None
-    with pytest.raises(dp.errors.ConfigurationError, match="learns from a selection"):
+    with pytest.raises(dp.errors.ConfigurationError, match="takes a selection"):
         build_method("source", model, {"oracle": True})
 
 
-def test_an_oracle_cannot_be_recorded():
+def test_oracle_is_dynamic():
     assert Oracle().dynamic_reason
     assert Spec("tent", "camvid-c", "m", domains=("fog",)).with_options(oracle=True).options == (("oracle", True),)
 
 
-# Black bars
+# Padding
 
 
-def within_frame_slowly(image):
-    """Pixel by pixel: outside is what lies in a column, or a row, that is black like all between it and an edge."""
+def content_mask_by_loop(image):
+    """Pixel by pixel: padding is a black column or row with only black ones between it and an edge."""
     _, height, width = image.shape
     dark_column = [all(image[:, y, x].tolist() == [0, 0, 0] for y in range(height)) for x in range(width)]
     dark_row = [all(image[:, y, x].tolist() == [0, 0, 0] for x in range(width)) for y in range(height)]
@@ -329,7 +329,7 @@ def within_frame_slowly(image):
 @given(
     left=st.integers(0, 3), right=st.integers(0, 3), top=st.integers(0, 2), hole=st.booleans(), seed=st.integers(0, 9)
 )
-def test_nothing_is_learned_from_the_bars_around_a_frame(left, right, top, hole, seed):
+def test_padding_is_not_selected(left, right, top, hole, seed):
     images = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(seed)) + 0.1
     images[0, :, :, :left] = images[0, :, :, 7 - right :] = images[0, :, :top] = 0.0
     if hole:
@@ -337,11 +337,11 @@ def test_nothing_is_learned_from_the_bars_around_a_frame(left, right, top, hole,
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
     adapter = build_method("tent", model, {"framed": True})
     adapter(images)
-    assert adapter.last.selected.tolist() == [within_frame_slowly(image) for image in images]
+    assert adapter.last.selected.tolist() == [content_mask_by_loop(image) for image in images]
 
 
 @pytest.mark.parametrize("method", ["tent+crowd", "swr", "swr+crowd"])
-def test_the_bars_around_a_frame_have_no_say_in_the_mean_prediction(method):
+def test_padding_does_not_count_in_the_mean_prediction(method):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
     images = torch.rand(2, 3, 5, 7) + 0.1
@@ -355,7 +355,7 @@ def test_the_bars_around_a_frame_have_no_say_in_the_mean_prediction(method):
     assert adapter.last.loss == pytest.approx(float(entropies.mean() + 0.5 * (mean * mean.log()).sum()))
 
 
-def test_black_bars_are_about_pixels():
+def test_ignore_padding_needs_a_prediction_for_every_pixel():
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(12, 4))
     with pytest.raises(dp.errors.ModelError, match="prediction for every pixel"):
         build_method("tent", model, {"framed": True})(torch.rand(2, 3, 2, 2))

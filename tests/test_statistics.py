@@ -172,9 +172,7 @@ def test_second_pass_over_a_batch_does_not_update_running_statistics():
     after = dp.tent(model, lr=0.0, output="after", statistics=statistics)
     for images in batches(3):
         plain(images), twice(images), after(images)
-    for one, other, third in zip(
-        plain.network.hooks, twice.network.hooks, after.network.hooks, strict=True
-    ):
+    for one, other, third in zip(plain.network.hooks, twice.network.hooks, after.network.hooks, strict=True):
         assert torch.equal(one.mean, other.mean)
         assert torch.equal(one.mean, third.mean)
 
@@ -234,7 +232,15 @@ def test_blend_needs_source_statistics():
 
 
 @pytest.mark.parametrize(
-    "construct", [lambda: Blend(1.2), lambda: Blend(0.5, 0.0), lambda: TTN(prior_batches=0), lambda: TTN(momentum=2.0), lambda: Blend(0.5, start="zero"), lambda: Batch(of=dp.losses.Entropy())]
+    "construct",
+    [
+        lambda: Blend(1.2),
+        lambda: Blend(0.5, 0.0),
+        lambda: TTN(prior_batches=0),
+        lambda: TTN(momentum=2.0),
+        lambda: Blend(0.5, start="zero"),
+        lambda: Batch(of=dp.losses.Entropy()),
+    ],
 )
 def test_invalid_hyper_parameters_are_refused(construct):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected"):
