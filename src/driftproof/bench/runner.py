@@ -56,7 +56,7 @@ class RunSettings:
 
     device: str = "cpu"
     save_every: float = 30.0
-    engine: str = "eager"
+    engine: str = "auto"
     precision: str | None = None
     channels_last: bool = False
 

@@ -44,7 +44,7 @@ def costs_command(
     size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,
     trials: Annotated[int, typer.Option(min=1, help="Number of timed steps per method.")] = 20,
     warm_up: Annotated[int, typer.Option(min=0, help="Number of untimed steps before.")] = 3,
-    engine: Annotated[str, typer.Option(help="Engine of the steps: auto, eager, compile or graph.")] = "eager",
+    engine: Annotated[str, typer.Option(help="Engine of the steps: auto, eager, compile or graph.")] = "auto",
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:

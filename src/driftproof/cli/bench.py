@@ -81,7 +81,7 @@ def run_command(
     ] = None,
     device: Device = "cpu",
     executor: Annotated[str, typer.Option(help="Executor of the runs: local, or ray for a cluster.")] = "local",
-    engine: Annotated[str, typer.Option(help="Engine of the steps: auto, eager, compile or graph.")] = "eager",
+    engine: Annotated[str, typer.Option(help="Engine of the steps: auto, eager, compile or graph.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by default torch's own setting.")] = None,
     channels_last: Annotated[bool, typer.Option(help="Use the channels-last memory format, for tensor cores.")] = False,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
