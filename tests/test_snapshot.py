@@ -374,6 +374,11 @@ def iter_paths(node, path=()):
         yield from iter_paths(item, (*path, key))
 
 
+def copy_tensors(adapter):
+    """Copy all tensors of an adapter; much cheaper than its state_dict."""
+    return {number: tensor.clone() for number, tensor in enumerate(adapter.state.tensors())}
+
+
 def encode_meta(meta):
     return torch.tensor(list(json.dumps(meta).encode()), dtype=torch.uint8)
 
@@ -387,14 +392,14 @@ def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
     good = adapter.state_dict()
     assert {name.partition(".")[0] for name in good} >= {"model", "teacher", "select", "memory", "optimizer", "after_0"}
     adapter(stream[3])
-    before, refused, count = state_of(adapter), 0, 0
+    before, tensors_before, refused, count = state_of(adapter), copy_tensors(adapter), 0, 0
     for label, damaged in damage(good):
         count += 1
         try:
             adapter.load_state_dict(damaged)
         except dp.errors.StateError:
             refused += 1
-            assert same_state(before, state_of(adapter)), label
+            assert same_state(tensors_before, copy_tensors(adapter)), label
             continue
         loaded = state_of(adapter)
         assert loaded.keys() == damaged.keys(), label
@@ -403,6 +408,6 @@ def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
         assert "Adapter of" in repr(adapter)
         adapter(stream[3])
         adapter.load_state_dict(before)
-    assert same_state(before, state_of(adapter))
+    assert same_state(before, state_of(adapter)), "also what is no tensor is unchanged"
     assert count > 300
     assert refused > count / 2

@@ -14,7 +14,7 @@ import driftproof as dp
 from cases import batches, same_state, state_of
 from networks import build
 
-NUM_STEPS = 25
+NUM_STEPS = 15
 IMAGES = batches(1)[0]
 
 
