@@ -121,6 +121,24 @@ def test_failing_component_leaves_the_whole_state_unchanged(model, hook, accumul
     assert all(parameter.grad is None for parameter in adapter.parameters())
 
 
+def test_novelty_that_fails_after_the_step_leaves_the_whole_state_unchanged(model):
+    calls = []
+
+    def fail_second_time(step):
+        calls.append(step)
+        if len(calls) == 2:  # with a memory, the batch itself is scored after the step
+            raise RuntimeError("novelty failed")
+        return step.novelty()
+
+    adapter = compose(model, memory=dp.memories.LatestImages(8), novelty=fail_second_time)
+    before = state_of(adapter)
+    with pytest.raises(RuntimeError, match="novelty failed"):
+        adapter(batches(1)[0])
+    assert same_state(before, state_of(adapter))
+    adapter(batches(1)[0])
+    assert adapter.last.stepped
+
+
 # --- components that return the wrong thing ---------------------------------------------------------------------------
 
 

@@ -91,3 +91,27 @@ def test_step_returns_the_record_of_its_own_batch():
         for size, seen in zip((2, 3, 5), threads.map(serve, (2, 3, 5)), strict=True):
             assert set(seen) == {(size, size, size)}
     assert int(adapter.state.index) == 36
+
+
+class StepOnRelease:
+    """A lock that lets another caller step as soon as it is released."""
+
+    def __init__(self, adapter, images):
+        self.lock, self.adapter, self.images = adapter._lock, adapter, images
+
+    def __enter__(self):
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        self.lock.__exit__(*error)
+        if self.images is not None:
+            images, self.images = self.images, None
+            self.adapter(images)
+
+
+def test_record_is_read_before_another_caller_can_step():
+    adapter = make_adapter()
+    adapter._lock = StepOnRelease(adapter, IMAGES)
+    result = adapter.step(IMAGES[:2])
+    assert result.record.seen == len(result.logits) == 2
+    assert adapter.last.seen == len(IMAGES), "the other caller stepped in between"
