@@ -705,7 +705,7 @@ def test_answers_and_records_are_not_overwritten():
     run(adapter, stream[:3])
     answer, record = adapter.step(stream[3])
     before = answer.clone(), record.selected.clone(), record.novelty.clone(), record.objective.clone()
-    adapter(stream[4] * torch.nan), adapter(stream[5])
+    adapter(stream[5]), adapter(stream[4] * torch.nan)
     after = answer, record.selected, record.novelty, record.objective
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert record.skipped is None
