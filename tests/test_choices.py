@@ -249,6 +249,17 @@ def test_reset_equals_a_fresh_adapter(model, optimizer, after, every):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+def test_memory_holds_the_latest_images_and_fills_up_with_weight_zero(model):
+    memory, (first, second) = LatestImages(9), batches(2)
+    adapter = make(model)
+    memory.update(adapter.state.make_step(first))
+    assert torch.equal(memory.images()[3:], first)
+    assert memory.weights(adapter.state.make_step(memory.images())).tolist() == [0.0] * 3 + [1.0] * 6
+    memory.update(adapter.state.make_step(second))
+    assert torch.equal(memory.images(), torch.cat([first[3:], second]))
+    assert memory.weights(adapter.state.make_step(memory.images())).all()
+
+
 def test_memory_of_two_batches_learns_from_both(model):
     model = copy.deepcopy(model).double()
     remembering, plain = make(model, memory=LatestImages(12)), make(model)
@@ -257,7 +268,7 @@ def test_memory_of_two_batches_learns_from_both(model):
     plain(first)
     output = remembering(second)
     with torch.no_grad():
-        torch.testing.assert_close(output, plain.network(second))  # the answer is for the batch alone
+        torch.testing.assert_close(output, plain.network(second))  # predicts the batch alone
     plain(torch.cat([first, second]))
     for ours, theirs in zip(remembering.state.trainable, plain.state.trainable, strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -131,11 +131,11 @@ def test_eata_by_hand(model):
             return logits
         weights = torch.exp(limit - entropies[kept].detach())
         loss = (weights * entropies[kept]).mean()
-        pull = sum((f * (p - s) ** 2).sum() for f, p, s in zip(importance, parameters, start, strict=True))
+        penalty = sum((f * (p - s) ** 2).sum() for f, p, s in zip(importance, parameters, start, strict=True))
         mean = logits[kept].detach().softmax(1).mean(0)
         average = mean if average is None else 0.9 * average + 0.1 * mean
         optimizer.zero_grad()
-        (loss + 5.0 * pull).backward()
+        (loss + 5.0 * penalty).backward()
         optimizer.step()
         return logits
 

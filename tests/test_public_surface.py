@@ -118,12 +118,12 @@ def code_blocks(path):
 
 def write_camvid(root):
     """Write two frames per split, each with pedestrian and void pixels."""
-    for part in ("train", "val", "test"):
+    for split in ("train", "val", "test"):
         for place in range(2):
             frame = np.random.default_rng(place).integers(256, size=(36, 48, 3), dtype=np.uint8)
             labels = np.arange(36 * 48, dtype=np.uint8).reshape(36, 48) % 5
             labels[:6], labels[-6:] = 9, 11
-            for folder, pixels in {part: frame, f"{part}annot": labels}.items():
+            for folder, pixels in {split: frame, f"{split}annot": labels}.items():
                 (root / "CamVid" / folder).mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(root / "CamVid" / folder / f"{place}.png")
     return root
