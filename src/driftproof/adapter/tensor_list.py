@@ -97,6 +97,7 @@ class ContiguousTensorList(TensorList):
         with torch.no_grad():
             self._vectors = {kind: _relocate(group) for kind, group in _group(tensors).items()}
         self._views = [tensor.detach() for tensor in tensors]
+        self._addresses = [view.data_ptr() for view in self._views]
 
     def clone(self) -> FlatTensors:
         """As `TensorList.clone`, in one operation."""
@@ -122,6 +123,8 @@ class ContiguousTensorList(TensorList):
 
     def reattach(self) -> None:
         """Move tensors back that were given other memory."""
+        if [tensor.data_ptr() for tensor in self.tensors] == self._addresses:
+            return
         for tensor, view in zip(self.tensors, self._views, strict=True):
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view.copy_(tensor.detach())

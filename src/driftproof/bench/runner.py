@@ -49,7 +49,7 @@ class RunSettings:
     Attributes:
         device: Device to run on.
         save_every: Seconds between snapshots. A killed run loses at most this, and the domain it was in.
-        engine: Execution engine of a step: `eager`, `compile` or `graph`.
+        engine: Execution engine of a step: `auto`, `eager`, `compile` or `graph`.
         precision: Precision of the forward and backward passes; None leaves torch's defaults.
         channels_last: Whether images use the channels-last memory format.
     """

@@ -23,6 +23,7 @@ from driftproof.norms import batch_norms
 
 __all__ = ["Network"]
 
+_IS_TRAINING = operator.attrgetter("training")
 _WITH_FASTPATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
@@ -81,7 +82,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits for `images`."""
-        if any(module.training for module in self._every_module):
+        if any(map(_IS_TRAINING, self._every_module)):
             self.model.eval()
         if self.precision == "bf16":
             cache_bf16_weights(self.model, torch.bfloat16)

@@ -30,10 +30,10 @@ class Batch(Statistics):
 
 class _BatchHook(BatchNormHook):
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
-        weight, bias = layer.weight, layer.bias
-        if values_per_channel(x) * self.distributed.size < 2:
+        weight, bias, ranks = layer.weight, layer.bias, self.distributed.size
+        if values_per_channel(x) * ranks < 2:
             return type(layer).forward(layer, x)
-        if self.distributed.size > 1 or self.samples.mask is not None:
+        if ranks > 1 or self.samples.mask is not None:
             tied, mean, variance = self._reduce(layer, x)
             return F.batch_norm(tied, mean, variance, weight, bias, False, 0.0, layer.eps)
         if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes
