@@ -83,7 +83,7 @@ def main() -> None:
     if rank == 0:
         difference = max(
             float((one - other).detach().abs().max())
-            for one, other in zip(distributed.moving.values(), single.moving.values(), strict=True)
+            for one, other in zip(distributed.state.trainable, single.state.trainable, strict=True)
         )
         errors = (100 * wrong / (arguments.batches * arguments.batch)).tolist()
         print(f"error with {world_size} ranks: {errors[0]:.2f} %, with one process: {errors[1]:.2f} %")

@@ -94,6 +94,11 @@ class BatchNormHook(nn.Module):
             buffers["running_mean"], buffers["running_var"] = self._swapped
             self._swapped.clear()
 
+    @property
+    def tracks_stream(self) -> bool:
+        """Whether the hook keeps statistics of the stream, in `commit`."""
+        return type(self).commit is not BatchNormHook.commit
+
     def reset(self) -> None:
         """Forget the statistics of the stream."""
 

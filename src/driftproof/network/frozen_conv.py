@@ -59,7 +59,8 @@ def _is_plain(layer: nn.Module) -> bool:
 def conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call it by torch's name
     """The forward of such a convolution."""
     x, parameters = input, layer._parameters  # attribute access on a module is slow, and this runs for every layer
-    weight, bias = parameters.get("weight"), parameters["bias"]
+    weight: Tensor | None = parameters.get("weight")
+    bias: Tensor | None = parameters["bias"]
     if weight is None or weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:

@@ -74,11 +74,14 @@ class Network(nn.Module):
         self._has_attention = any(isinstance(module, _WITH_FASTPATH) for module in self._every_module)
         self._guard = BufferGuard(model) if frozen else None
         self._feature_hook: _FeatureHook | None = None
-        use_frozen_weight_convs(model)
+        if not frozen or precision == "bf16":  # a frozen network saves nothing for gradients
+            use_frozen_weight_convs(model)
         use_native_recurrence(model)
         for hook in self._hooks:
             hook.distributed, hook.samples = self.distributed, self._samples
             hook.attach()
+        self._swapping = tuple(hook for hook in self._hooks if hook.handle is not None)
+        self._tracking = tuple(hook for hook in self._hooks if hook.tracks_stream)
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits for `images`."""
@@ -175,7 +178,7 @@ class Network(nn.Module):
 
         Called after a forward pass, and after a backward pass, in which activation checkpointing runs layers again.
         """
-        for hook in self._hooks:
+        for hook in self._swapping:
             hook.restore()
 
     def reset_statistics(self) -> None:
@@ -185,13 +188,13 @@ class Network(nn.Module):
 
     def commit(self) -> None:
         """Keep what the last pass saw of the stream."""
-        for hook in self._hooks:
+        for hook in self._tracking:
             hook.commit()
 
     def rollback(self) -> None:
         """Drop what the last pass saw of the stream."""
-        for hook in self._hooks:
-            hook.restore()
+        self.restore_batch_norms()
+        for hook in self._tracking:
             hook.rollback()
         if self._feature_hook is not None:
             self._feature_hook.captured = None
