@@ -65,7 +65,7 @@ def test_options_are_keywords_of_method_and_selection():
     select = dp.ConfidenceDifference(margin=-0.2, on="logits")
     by_hand = dp.tent(NETWORK, lr=0.02, accumulate=4, select=select, mean_entropy=0.1, output="after")
     assert found.method.describe() == by_hand.method.describe()
-    assert found.method.describe()["output"] == "AfterUpdate()"
+    assert found.method.describe()["output"] == "after"
     assert found.optimizer.param_groups[0]["lr"] == 0.02
     assert options["margin"] == -0.2, "the caller's options are unchanged"
 

@@ -52,8 +52,10 @@ def train_step(
         step = make_step(images)
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
-        learn = _learn if state.names else _predict_only
-        result = learn(method, state, step, before, make_step, objective)
+        if state.names:
+            result = _learn(method, state, step, before, make_step, objective)
+        else:
+            result = _predict_only(method, state, step, before)
     except BaseException:
         before.restore()
         state.finish_step(failed=True)
@@ -76,8 +78,6 @@ def _learn(
             "is 1 and teaches nothing. For a model with one logit z, pass a function as `logits=` that joins 0 and z "
             "along dimension 1."
         )
-    optimizer = state.optimizer
-    assert optimizer is not None  # something learns
 
     # What to learn from: the batch, or the memory that now includes it.
     learn_from = step
@@ -147,14 +147,7 @@ def _learn(
     return StepResult(output.detach(), record)
 
 
-def _predict_only(
-    method: Method,
-    state: State,
-    step: Step,
-    before: Backup,
-    make_step: Callable[[Tensor], Step],
-    objective_fn: ObjectiveFn,
-) -> StepResult:
+def _predict_only(method: Method, state: State, step: Step, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
     finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
     for component in method.components.values():
