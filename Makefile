@@ -20,7 +20,8 @@ demo: setup
 
 # Files stay whole, so that what is dear to set up is set up once. There is a worker for every core, so each has one thread.
 test coverage test-slow: export OMP_NUM_THREADS = 1
-test: setup lint docs
+# The tests build the documents, strictly.
+test: setup lint
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 coverage: setup
