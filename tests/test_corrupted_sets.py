@@ -21,6 +21,7 @@ from driftproof.data import (
     ArraySet,
     Corrupted,
     FileSet,
+    ResizeShorterSide,
     cache_to_disk,
     corrupted,
     folder,
@@ -166,13 +167,50 @@ def test_files_are_written_once_in_the_same_folders(photos, tmp_path):
     destination = tmp_path / "out"
     assert write_files(images, destination) == 6
     assert write_files(images, destination) == 0
-    written = sorted(path.relative_to(destination).as_posix() for path in destination.rglob("*.JPEG"))
-    assert written == [f"brightness/2/{kind}/{n}.JPEG" for n, kind in enumerate(["cat"] * 3 + ["dog"] * 3)]
+    written = sorted(path.relative_to(destination).as_posix() for path in destination.rglob("*.png"))
+    assert written == [f"brightness/2/{kind}/{n}.png" for n, kind in enumerate(["cat"] * 3 + ["dog"] * 3)]
     (destination / written[1]).unlink()
     assert write_files(images, destination) == 1
     read = folder(destination / "brightness" / "2")
-    expected = jpeg(images.batch(range(6)), 85)
-    assert torch.equal(read.batch(range(6)), expected)
+    assert torch.equal(read.batch(range(6)), images.batch(range(6)))
+    with pytest.raises(dp.errors.InputError, match="format was png and is jpeg"):
+        write_files(images, destination, file_format="jpeg")
+    write_files(images, tmp_path / "published", file_format="jpeg")
+    read = folder(tmp_path / "published" / "brightness" / "2")
+    assert {path.suffix for path in read.paths} == {".JPEG"}
+    assert torch.equal(read.batch(range(6)), jpeg(images.batch(range(6)), 85))
+
+
+@pytest.mark.parametrize(
+    ("source", "side", "size", "expected"),
+    [
+        ("JPEG", 128, None, ".JPEG"),
+        ("jpg", 130, None, ".JPEG"),
+        ("JPEG", 127, None, ".png"),
+        ("JPEG", 130, (140, 64), ".png"),
+        ("JPEG", 90, (128, 200), ".JPEG"),
+        ("JPEG", 200, ResizeShorterSide(140, 120), ".png"),
+        ("png", 130, None, ".png"),
+        ("bmp", 130, None, ".png"),
+    ],
+)
+def test_files_are_jpeg_only_where_the_source_is_and_images_are_large(source, side, size, expected, tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (side + 3, side), "teal").save(tmp_path / "photos" / f"0.{source}")
+    write_files(Corrupted(folder(tmp_path / "photos", size=size), "contrast", 1), tmp_path / "out")
+    assert (tmp_path / "out" / "contrast" / "1" / f"0{expected}").exists()
+
+
+def test_folder_written_before_the_format_was_noted_holds_jpeg(photos, tmp_path):
+    images = Corrupted(folder(photos), "contrast", 1)
+    write_files(images, tmp_path / "out", file_format="jpeg")
+    noted = tmp_path / "out" / "contrast" / "1" / ".protocol.json"
+    noted.write_text(
+        json.dumps({key: value for key, value in json.loads(noted.read_text()).items() if key != "format"})
+    )
+    assert write_files(images, tmp_path / "out", file_format="jpeg") == 0
+    with pytest.raises(dp.errors.InputError, match="format was jpeg and is png"):
+        write_files(images, tmp_path / "out")
 
 
 def test_single_class_keeps_its_folder(photos, tmp_path):
@@ -192,7 +230,7 @@ def test_destination_inside_the_source_raises(photos, tmp_path, monkeypatch):
 def test_files_keep_their_sizes(photos, tmp_path):
     Image.new("RGB", (50, 36), (10, 200, 30)).save(photos / "cat" / "wide.png")
     write_files(Corrupted(folder(photos), "contrast", 3), tmp_path / "out")
-    with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.JPEG") as wide:
+    with Image.open(tmp_path / "out" / "contrast" / "3" / "cat" / "wide.png") as wide:
         assert wide.size == (50, 36)
 
 
@@ -273,7 +311,10 @@ def test_corrupt_command(photos, tmp_path, capsys):
     assert torch.equal(torch.from_numpy(np.load(out / "fog" / "5.npy")).permute(0, 3, 1, 2), expected)
     assert np.load(out / "labels.npy").tolist() == [0, 1, 2, 0]
     assert run("corrupt", photos, tmp_path / "photos-c", "--corruption", "contrast", "--size", 32) == 0
-    assert len(list((tmp_path / "photos-c").rglob("*.JPEG"))) == 6
+    assert len(list((tmp_path / "photos-c").rglob("*.png"))) == 6
+    options = ("--corruption", "contrast", "--size", 32, "--format", "jpeg")
+    assert run("corrupt", photos, tmp_path / "published", *options) == 0
+    assert len(list((tmp_path / "published").rglob("*.JPEG"))) == 6
     capsys.readouterr()
     assert run("corrupt", arrays, out, "--corruption", "contrst") == 2
     assert "Did you mean contrast" in " ".join(capsys.readouterr().err.split())

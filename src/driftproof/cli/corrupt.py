@@ -1,7 +1,8 @@
 """`driftproof corrupt`: write a corrupted version of an image set."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from driftproof.corruptions import FrostPhotos
     from driftproof.data import Corrupted, ImageSet
+    from driftproof.data.corrupted_files import FileFormat
 
 __all__ = ["corrupt_command"]
 
@@ -31,13 +33,26 @@ def corrupt_command(
         bool, typer.Option(help="Write all severities in one file per corruption, as in CIFAR-10-C.")
     ] = False,
     size: Annotated[int | None, typer.Option(min=1, help="Resize image files to squares of this side.")] = None,
+    file_format: Annotated[
+        Literal["auto", "jpeg", "png"],
+        typer.Option(
+            "--format",
+            help="Kind of image files. auto: JPEG if all source files are JPEG with a shorter side of at least 128 "
+            "pixels, else PNG.",
+        ),
+    ] = "auto",
     frost: Annotated[Path | None, typer.Option(help="Folder of frost photos.")] = None,
     procedural: Annotated[
         bool, typer.Option("--procedural-frost", help="Use procedural frost; results say so.")
     ] = False,
     device: Device = "cpu",
 ) -> None:
-    """Write a corrupted version of an image set; existing output is kept, so an interrupted run resumes."""
+    """Write a corrupted version of an image set; existing output is kept, so an interrupted run resumes.
+
+    Arrays stay arrays. Folders of images become PNG or JPEG files. JPEG of quality 85 is how ImageNet-C and
+    Tiny-ImageNet-C are stored, and a corruption of its own: on 32-pixel images it takes the error of BN Adapt under
+    contrast from 21.0 to 48.8 %. Use `--format jpeg` on small images only to reproduce such a data set.
+    """
     from driftproof import corruptions
     from driftproof.data import Corrupted, open_dataset
 
@@ -53,7 +68,8 @@ def corrupt_command(
     with progress_bar() as progress:
         for name in names:
             for level in severities:
-                _write(Corrupted(clean, name, level, frost_photos=photos, device=target), destination, progress)
+                corrupted = Corrupted(clean, name, level, frost_photos=photos, device=target)
+                _write(corrupted, destination, file_format, progress)
     _finish(clean, names, destination, stack)
 
 
@@ -79,11 +95,11 @@ def _load_frost_photos(names: list[str], folder: Path | None, procedural: bool) 
     return procedural_frost() if procedural else find_frost_photos(folder)
 
 
-def _write(images: "Corrupted", destination: Path, progress: "Progress") -> None:
+def _write(images: "Corrupted", destination: Path, file_format: "FileFormat", progress: "Progress") -> None:
     from driftproof.data import FileSet, cache_to_disk, write_files
 
     task = progress.add_task(f"{images.corruption} {images.severity}", total=len(images))
-    write = write_files if isinstance(images.clean, FileSet) else cache_to_disk
+    write = partial(write_files, file_format=file_format) if isinstance(images.clean, FileSet) else cache_to_disk
     write(images, destination, progress=lambda _, done: progress.update(task, completed=done))
     progress.update(task, completed=len(images))
 
