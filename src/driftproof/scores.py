@@ -1,14 +1,41 @@
-"""Novelty scores from logits. **Larger is more novel**, for every score.
+"""Novelty scores. **Larger is more novel**, for every score.
 
-Logits are (N, C) or (N, C, H, W); scores are (N,) or (N, H, W).
+Functions compute a score from logits or features. Components compute it from a step, of the frozen or the adapted
+network, and have names: `novelty="energy"`, `novelty="adapted_msp"`. Logits are (N, C) or (N, C, H, W); scores are (N,)
+or (N, H, W).
 """
 
-from torch import Tensor
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from driftproof.components import Component, Step
+from driftproof.errors import ModelError
+from driftproof.network import Network
 from driftproof.predictions import confidence_change, log_probabilities, upcast
 from driftproof.predictions import entropy as prediction_entropy
+from driftproof.validation import check_choice
 
-__all__ = ["confidence_difference", "energy", "entropy", "max_logit", "msp"]
+__all__ = [
+    "NOVELTY_SCORES",
+    "ConfidenceDrop",
+    "Cosine",
+    "FromLogits",
+    "NoveltyScore",
+    "confidence_difference",
+    "cosine",
+    "energy",
+    "entropy",
+    "make_novelty",
+    "max_logit",
+    "msp",
+]
+
+Of = Literal["frozen", "adapted"]
 
 
 def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
@@ -52,3 +79,152 @@ def entropy(logits: Tensor) -> Tensor:
         tensor([4.])
     """
     return prediction_entropy(log_probabilities(logits))
+
+
+def cosine(features: Tensor, rows: Tensor) -> Tensor:
+    """Return 1 − the largest cosine between the features and a row of the classifier, in [0, 2].
+
+    Args:
+        features: The classifier's input, (N, D).
+        rows: The classifier's weight, (C, D).
+
+    Examples:
+        >>> import torch
+        >>> cosine(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), rows=torch.eye(2))
+        tensor([0., 1.])
+    """
+    return 1 - (normalize(upcast(features)) @ normalize(upcast(rows)).T).amax(dim=1)
+
+
+class NoveltyScore(Component):
+    """How unfamiliar each sample of a step is.
+
+    A score of the frozen network costs its forward pass unless the method runs it anyway, or learns nothing.
+
+    Attributes:
+        bounds: Smallest and largest value the score can have.
+
+    Examples:
+        The smallest new score.
+
+        >>> class SmallMargin(NoveltyScore):
+        ...     def forward(self, step):
+        ...         first, second = step.probabilities.topk(2, dim=1).values.unbind(dim=1)
+        ...         return second - first
+    """
+
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the score of each sample, (N,) or (N, H, W); gradients are off."""
+        raise NotImplementedError
+
+
+class ConfidenceDrop(NoveltyScore):
+    """The confidence difference: how much adaptation lowered the confidence in the frozen network's class.
+
+    `ConfidenceDifference()` selects exactly the samples where it is not above 0.
+    """
+
+    bounds = (-1.0, 1.0)
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the drop; 0 while the networks are equal."""
+        return 0 - step.confidence_change  # a negation would give −0
+
+
+_FROM_LOGITS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
+    "msp": (msp, (0.0, 1.0)),
+    "energy": (energy, (-math.inf, math.inf)),
+    "max_logit": (max_logit, (-math.inf, math.inf)),
+    "entropy": (entropy, (0.0, math.inf)),
+}
+
+
+class FromLogits(NoveltyScore):
+    """A score of one network's logits.
+
+    Args:
+        score: `msp`, `energy`, `max_logit` or `entropy`.
+        of: The frozen network θ_o, or the adapted one θ_a.
+    """
+
+    def __init__(self, score: str, *, of: Of = "frozen") -> None:
+        super().__init__()
+        self._function, self.bounds = _FROM_LOGITS[check_choice("score of logits", score, _FROM_LOGITS)]
+        self.score = score
+        self.of = _check_of(of)
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the score of each sample or pixel."""
+        return self._function(step.logits if _is_adapted(self.of, step) else step.source_logits)
+
+
+class Cosine(NoveltyScore):
+    """One minus the largest cosine between the feature vector and a row of the classifier.
+
+    The classifier is the last linear layer, or the one that `classifier=` names. Pixels have no feature vector.
+
+    Args:
+        of: The frozen network θ_o, or the adapted one θ_a.
+    """
+
+    bounds = (0.0, 2.0)
+    needs_features = True  # a method that learns nothing has one network, the adapting one
+
+    def __init__(self, *, of: Of = "frozen") -> None:
+        super().__init__()
+        self.of = _check_of(of)
+
+    @property
+    def needs_source_features(self) -> bool:  # type: ignore[override]  # a class attribute for other components
+        """Whether the score is the frozen network's."""
+        return self.of == "frozen"
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the score of each sample."""
+        adapted = _is_adapted(self.of, step)
+        features = step.features if adapted else step.source_features
+        return cosine(features, _classifier_rows(step.network if adapted else step.source, features))
+
+
+def _classifier_rows(network: Network, features: Tensor) -> Tensor:
+    name, layer = network.find_classifier()
+    rows = layer.weight if isinstance(layer, nn.Linear) else None
+    if rows is None or rows.shape[1] != features.shape[1]:
+        raise ModelError(
+            f"Expected layer `{name}` to be linear, with one feature vector per image, but it is a "
+            f"{type(layer).__name__}. Name the right `classifier`, or choose a score of logits, such as "
+            '`novelty="energy"`.'
+        )
+    return rows.detach()
+
+
+def _is_adapted(of: Of, step: Step) -> bool:
+    # Networks that never differ need one pass.
+    return of == "adapted" or step.at_source is True
+
+
+def _check_of(of: Of) -> Of:
+    check_choice("network", of, ("frozen", "adapted"))
+    return of
+
+
+NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
+    "confidence_difference": ConfidenceDrop,
+    **{name: partial(FromLogits, name) for name in _FROM_LOGITS},
+    "cosine": Cosine,
+    **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
+    "adapted_cosine": partial(Cosine, of="adapted"),
+}
+"""The scores by name; those without a prefix are the frozen network's."""
+
+
+def make_novelty(name: str) -> NoveltyScore:
+    """Return the score of this name.
+
+    Examples:
+        >>> make_novelty("adapted_energy")
+        FromLogits(score='energy', of='adapted')
+    """
+    return NOVELTY_SCORES[check_choice("novelty", name, NOVELTY_SCORES)]()

@@ -25,6 +25,7 @@ from driftproof.adapter.method import (
     OutputName,
     Schedule,
     check_engine_options,
+    resolve_novelty,
     resolve_output,
 )
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
@@ -80,7 +81,8 @@ class Adapter(nn.Module):
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
-        novelty: What `last.novelty` holds, as a function of the step; None is the confidence difference where the
+        novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
+            `driftproof.scores`), a component, or a function of the step; None is the confidence difference where the
             method compares with θ_o, and 1 − the largest probability elsewhere.
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector, for components that read features; None is the
@@ -132,7 +134,7 @@ class Adapter(nn.Module):
         source_statistics: Statistics | None = None,
         average_over: Literal["selected", "batch"] = "selected",
         mean_entropy_over: Literal["selected", "batch"] = "batch",
-        novelty: Novelty | None = None,
+        novelty: str | Novelty | None = None,
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         seed: int = 0,
@@ -165,7 +167,7 @@ class Adapter(nn.Module):
                 teacher=teacher,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),
-                novelty=novelty,
+                novelty=resolve_novelty(novelty),
                 average_over=average_over,
                 mean_entropy_over=mean_entropy_over,
             )

@@ -1,5 +1,6 @@
 """A method: one choice for each part of a test-time adaptation step."""
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from driftproof.network import LogitsAccessor, Precision
 from driftproof.outputs import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Nothing, Scope
+from driftproof.scores import make_novelty
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
@@ -57,7 +59,7 @@ class AdapterOptions(TypedDict, total=False):
     average_over: Literal["selected", "batch"]
     mean_entropy_over: Literal["selected", "batch"]
     output: OutputName | Output
-    novelty: Novelty | None
+    novelty: str | Novelty | None
     logits: LogitsAccessor | None
     classifier: str | None
     seed: int
@@ -139,6 +141,7 @@ class Method:
         """The components by the names of their choices; several `after` are numbered."""
         named: dict[str, Any] = {name: getattr(self, name) for name in _COMPONENTS}
         named |= {f"after_{number}": component for number, component in enumerate(self.after)}
+        named |= {"novelty": self.novelty} if isinstance(self.novelty, Component) else {}
         return {name: component for name, component in named.items() if component is not None}
 
     @property
@@ -210,6 +213,13 @@ def resolve_output(output: str | Output) -> Output:
         _check_choice("output", output)
         return _OUTPUTS[output]()
     return output
+
+
+def resolve_novelty(novelty: str | Novelty | None) -> Novelty | None:
+    """The score of a name; a component is copied, as all components are."""
+    if isinstance(novelty, str):
+        return make_novelty(novelty)
+    return copy.deepcopy(novelty, memo={}) if isinstance(novelty, Component) else novelty
 
 
 def check_engine_options(**chosen: str | None) -> None:
