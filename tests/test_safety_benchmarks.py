@@ -1,0 +1,129 @@
+"""The guard and safety benchmarks in miniature: a small network on images that look like CIFAR-10's files."""
+
+import importlib
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import driftproof as dp
+from driftproof.models import build_model, save_checkpoint
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images of ten plain colors with noise, and a network whose last layer was fitted to them."""
+    root, draws = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
+    colors = draws.integers(0, 256, (10, 3, 1, 1))
+    for name, count in (("test_batch", 60), ("data_batch_1", 40)):
+        labels = np.arange(count) % 10
+        pixels = np.clip(colors[labels] + draws.normal(0, 20, (count, 3, 32, 32)), 0, 255).astype(np.uint8)
+        (root / "cifar-10-batches-py").mkdir(exist_ok=True)
+        content = {b"data": pixels.reshape(count, -1), b"labels": labels.tolist()}
+        (root / "cifar-10-batches-py" / name).write_bytes(pickle.dumps(content, protocol=2))
+    torch.manual_seed(0)
+    save_checkpoint(root / "wrn40_2_cifar10.pt", build_model("wrn10_1"), {"arch": "wrn10_1"})
+    return root
+
+
+def run_script(monkeypatch, module, folder, out, *options):
+    command = [f"{module.__name__}.py", "--data", folder, "--weights", folder, "--out", out, *options]
+    monkeypatch.setattr(sys, "argv", list(map(str, command)))
+    return module.main()
+
+
+def test_every_method_meets_every_order_in_the_grid(load):
+    grid, runs = load("guard_runs").make_grid(), load("guard_runs")
+    assert {(run.method, run.order) for run in grid} == {(m, o) for m in runs.METHODS for o in runs.ORDERS}
+    assert len(grid) == len(set(grid))
+
+
+def test_batches_are_of_one_size_and_come_with_the_source_networks_logits(load):
+    runs, domains = load("guard_runs"), load("cifar_domains")
+    labels = torch.arange(30) % 3
+    made = [domains.Domain(name, labels.view(-1, 1, 1, 1).to(torch.uint8), labels) for name in ("a", "b")]
+    bench = runs.Bench(torch.nn.Identity(), made, [labels.float(), 10.0 + labels], [])
+    batches = list(runs.make_batches(bench, runs.Run("tent", 1.0, "sorted", 4), 14))
+    assert [len(images) for images, _, _ in batches] == [4] * 14
+    for index, (images, theirs, logits) in enumerate(batches):
+        assert torch.equal((255 * images.flatten()).round().long(), theirs)
+        assert torch.equal(logits, theirs + (10.0 if index >= 7 else 0.0))
+    assert torch.cat([theirs for _, theirs, _ in batches[:7]]).diff().min() == 0, "sorted within a domain"
+
+
+def test_indicators_see_a_network_that_moves_to_one_class(load):
+    runs = load("guard_runs")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(288, 5)
+    )
+    adapter, images = dp.tent(model.eval(), lr=0.3), torch.rand(16, 3, 8, 8)
+    indicators, source_logits, labels = runs.Indicators(adapter), model(images).detach(), torch.zeros(16).long()
+    for index in range(6):
+        indicators.update(index, images, labels, adapter(images), source_logits)
+    series = indicators.compute()
+    assert series["distance"][0] > 0, "the first batch was learned from before it was compared"
+    assert series["distance"] == sorted(series["distance"])
+    assert series["disagreement"][0] == 0
+    assert series["frozen_error"] == [series["frozen_error"][0]] * 6
+    assert series["mean_entropy"][0] == pytest.approx(series["frozen_mean_entropy"][0], abs=1e-4)
+    assert series["entropy"][-1] < series["frozen_entropy"][-1]
+
+
+def test_record_keeps_runs_and_does_not_repeat_them(load, monkeypatch, folder, tmp_path, capsys):
+    script, runs = load("guards"), load("guard_runs")
+    grid = [runs.Run("tent", 1.0, "shuffled", 4), runs.Run("eata", 30.0, "sorted", 4)]
+    monkeypatch.setattr(script, "make_grid", lambda: grid)
+    options = ("--images", 8, "--batches", 8, "--every", 2, "--source-images", 8, "--held-out", "--record")
+    assert run_script(monkeypatch, script, folder, tmp_path, *options) == 0
+    kept = (tmp_path / "record-0.jsonl").read_text()
+    lines = [json.loads(line) for line in kept.splitlines()]
+    assert [line["run"]["method"] for line in lines] == ["tent", "eata"]
+    assert all(len(line["series"]["mean_prediction"]) == len(line["series"]["batch"]) == 4 for line in lines)
+    assert run_script(monkeypatch, script, folder, tmp_path, *options) == 0
+    assert (tmp_path / "record-0.jsonl").read_text() == kept
+    assert "of 2" in capsys.readouterr().out
+
+
+def make_line(method, order, final, *, source=10.0, alarms=0, size=4):
+    run = {"method": method, "factor": 1.0, "order": order, "size": size}
+    return {"run": run, "final": final, "source": source, "batches": 600, "alarms": alarms} | {
+        "first_alarm": 3 if alarms else None, "alarmed_batches": 2 * alarms, "arm": "guards",
+    }  # fmt: skip
+
+
+def test_choice_is_spread_over_methods_and_orders(load):
+    lines = [make_line("tent", "sorted", 50.0, size=size) for size in range(1, 30)]
+    lines += [make_line(method, "shuffled", 50.0) for method in ("ent", "gce")]
+    lines += [make_line("eata", "sorted", final) for final in (10.0, 10.1, 20.0)]
+    collapsed, healthy = load("guard_results").choose(lines, 3)
+    assert {line["run"]["method"] for line in collapsed} == {"tent", "ent", "gce"}
+    assert [line["final"] for line in healthy] == [10.0]
+
+
+@pytest.mark.parametrize(("unrescued", "alarms", "good"), [(0, 0, True), (1, 1, True), (2, 0, False), (0, 2, False)])
+def test_verdict_allows_one_lost_run_and_one_alarm_in_ten_thousand_batches(load, unrescued, alarms, good):
+    results = load("guard_results")
+    collapsed = [make_line("tent", "sorted", 60.0, size=size) for size in range(20)]
+    healthy = [make_line("ent", "shuffled", 9.0, size=size) for size in range(20)]
+    guarded = [
+        line | {"final": 12.1 if index < unrescued else 12.0, "alarms": 1} for index, line in enumerate(collapsed)
+    ]
+    guarded += [line | {"alarms": int(index < alarms)} for index, line in enumerate(healthy)]
+    verdict = results.judge((collapsed, healthy), guarded)
+    assert (verdict["rescued"], verdict["false alarms"], verdict["healthy batches"]) == (20 - unrescued, alarms, 12000)
+    assert results.is_good(verdict, 20) == good
+    page = results.format_page((collapsed, healthy), guarded, {"guards": verdict}, {"images": "some"})
+    assert page.count("batches of") == 40
