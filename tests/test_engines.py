@@ -31,7 +31,7 @@ from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.shapes import MAX_SHAPES
 from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
-from driftproof.adapter.tensor_list import ContiguousTensorList, FlatTensors, TensorList, are_finite, make_contiguous
+from driftproof.adapter.tensor_list import TensorList, are_finite
 from driftproof.statistics import batch as batch_statistics
 from fault_injection import (
     CAPTURABLE_CASES,
@@ -857,58 +857,58 @@ def test_capture_errors_are_named():
 # --- lists of tensors -------------------------------------------------------------------------------------------------
 
 
+def share_storage(tensors):
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
 def test_tensors_become_contiguous_unless_they_share_memory():
     kernel = torch.rand(2, 3, 2, 2).to(memory_format=torch.channels_last)
     tensors = [torch.rand(3, 2), kernel, torch.rand(()), torch.arange(5), torch.zeros(0)]
     values, strides = [tensor.clone() for tensor in tensors], [tensor.stride() for tensor in tensors]
-    assert isinstance(make_contiguous(tensors, [torch.rand(3), tensors[0]]), ContiguousTensorList)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.is_floating_point()}) == 1
-    assert [tensor.stride() for tensor in tensors] == strides
-    assert all(torch.equal(one, other) for one, other in zip(tensors, values, strict=True))
-    assert isinstance(make_contiguous(tensors, []), ContiguousTensorList), "a second time"
+    for others in ([torch.rand(3), tensors[0]], []):  # a second time as well
+        assert len(TensorList(tensors, others).vectors) == 2, "one for each dtype"
+        assert share_storage(tensor for tensor in tensors if tensor.is_floating_point())
+        assert [tensor.stride() for tensor in tensors] == strides
+        assert all(torch.equal(one, other) for one, other in zip(tensors, values, strict=True))
     whole = torch.rand(10)
-    assert type(make_contiguous([whole[:6], whole[4:]], [])) is TensorList
-    assert type(make_contiguous([whole[:4]], [whole[2:3]])) is TensorList
-    assert type(make_contiguous([whole[::2]], [])) is TensorList
-    assert isinstance(make_contiguous([whole[:4], whole[8:]], [whole[4:6], whole[5:8]]), ContiguousTensorList)
+    for parts, others in (
+        ([whole[:6], whole[4:]], []),
+        ([whole[:4], torch.rand(2)], [whole[2:3]]),
+        ([whole[::2], torch.rand(2)], []),
+    ):
+        addresses = [part.data_ptr() for part in parts]
+        assert len(TensorList(parts, others).vectors) == len(parts)
+        assert [part.data_ptr() for part in parts] == addresses
+    assert len(TensorList([whole[:4], whole[8:]], [whole[4:6], whole[5:8]]).vectors) == 1
 
 
-@pytest.mark.parametrize("kind", [ContiguousTensorList, TensorList])
-def test_keep_where_decides_for_all_tensors(kind):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_keep_where_decides_for_all_tensors(overlap):
     tensors = [torch.rand(3, 2), torch.arange(5), torch.rand(())]
+    tensors += [tensors[1][2:]] if overlap else []
     values = [tensor.clone() for tensor in tensors]
-    everything = kind(tensors)
+    everything = TensorList(tensors)
+    assert len(everything.vectors) == (4 if overlap else 2)
     before = everything.clone()
     for tensor in tensors:
-        tensor.add_(1)
+        tensor.fill_(7)
     everything.keep_where(torch.tensor(True), before)
-    assert all(torch.equal(tensor, value + 1) for tensor, value in zip(tensors, values, strict=True))
-    assert max(float(vector.max()) for vector in everything.floating_point()) >= 1
+    assert all(bool((tensor == 7).all()) for tensor in (*tensors, *everything.tensors))
     everything.keep_where(torch.tensor(False), before)
     assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, values, strict=True))
-    tensors[0].zero_()
+    tensors[0].data = torch.zeros(3, 2)
     everything.restore(before)
     assert torch.equal(tensors[0], values[0])
+    assert tensors[0].data_ptr() == everything._addresses[0]
 
 
 def test_trainable_parameters_are_contiguous_and_unwrapped_ones_are_not():
     adapter = make_adapter("ent+crowd", channels_last=True)
     for _ in range(2):
         run(adapter.reset(), batches(2))
-        assert isinstance(adapter.state.storage.values, ContiguousTensorList)
+        assert share_storage(adapter.trainable_parameters.values())
     plain = adapter.unwrap()
     assert len({p.untyped_storage().data_ptr() for p in plain.parameters()}) == len(list(plain.parameters()))
-
-
-def test_flat_tensors_copy_values_back():
-    tensors = [torch.rand(2, 3), torch.arange(4), torch.rand((), dtype=torch.float64), torch.rand(5)]
-    before = [tensor.clone() for tensor in tensors]
-    flat = FlatTensors.from_tensors(tensors)
-    for tensor in tensors:
-        tensor.zero_()
-    flat.copy_to(tensors)
-    assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
-    assert sorted(map(len, flat.vectors.values())) == [1, 4, 11], "one vector for each dtype"
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -89,6 +89,43 @@ def test_state_with_other_parameter_groups_raises(model, monkeypatch, count):
     assert same_state(before, state_of(adapter))
 
 
+def make_chosen(parameters, lr):
+    """The optimizer that `make_chosen.kind` makes."""
+    return make_chosen.kind(parameters, lr=lr)
+
+
+def test_state_of_another_optimizer_from_the_same_function_raises(model, monkeypatch):
+    monkeypatch.setattr(make_chosen, "kind", torch.optim.RMSprop, raising=False)
+    state = make_adapted(model, optimizer=make_chosen).state_dict()
+    monkeypatch.setattr(make_chosen, "kind", torch.optim.Adam)
+    adapter = make_adapted(model, optimizer=make_chosen)
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=r"optimizer does not fit, parameter 0 keeps step, square_avg"):
+        adapter.load_state_dict(state)
+    assert same_state(before, state_of(adapter))
+
+
+class History(dp.regularizers.Regularizer):
+    """Keeps the mean of every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("means", torch.zeros(0))
+
+    def on_batch(self, step):
+        self.means = torch.cat([self.means, step.images.mean().view(1)])
+
+
+def test_buffer_that_has_grown_is_loaded(model):
+    adapter, other = (compose(model, regularizer=History()) for _ in range(2))
+    for images in batches(3):
+        adapter(images)
+    other.load_state_dict(adapter.state_dict())
+    assert len(other.method.regularizer.means) == 3
+    assert torch.equal(adapter(batches(1)[0]), other(batches(1)[0]))
+    assert same_state(state_of(adapter), state_of(other))
+
+
 def test_damaged_file_raises_and_leaves_the_adapter_unchanged(model, tmp_path):
     adapter = make_adapted(model)
     path = tmp_path / "state"
@@ -138,7 +175,7 @@ def test_state_of_another_format_or_with_other_tensors_raises(model):
     state = adapter.state_dict()
     with pytest.raises(dp.errors.StateError, match="description is missing"):
         adapter.load_state_dict({name: tensor for name, tensor in state.items() if name != "meta"})
-    text = bytes(state["meta"].tolist()).replace(b'"format": 2', b'"format": 9')
+    text = bytes(state["meta"].tolist()).replace(b'"format": 3', b'"format": 9')
     with pytest.raises(dp.errors.StateError, match="format 9"):
         adapter.load_state_dict(state | {"meta": torch.tensor(list(text), dtype=torch.uint8)})
     before = state_of(adapter)
@@ -157,7 +194,9 @@ def test_state_of_another_format_or_with_other_tensors_raises(model):
 def test_state_with_a_tensor_of_another_shape_raises(model):
     adapter = make_adapted(model)
     before = state_of(adapter)
-    with pytest.raises(dp.errors.StateError, match=r"model.norm.weight to be of shape \(8,\), but got \(3,\)"):
+    with pytest.raises(
+        dp.errors.StateError, match=r"model.norm.weight to be of shape \(8,\) and float32, but got \(3,\)"
+    ):
         adapter.load_state_dict(adapter.state_dict() | {"model.norm.weight": torch.zeros(3)})
     assert same_state(before, state_of(adapter))
 

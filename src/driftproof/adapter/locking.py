@@ -1,26 +1,15 @@
 """One thread at a time."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["synchronized"]
 
-_Params = ParamSpec("_Params")
-_Result = TypeVar("_Result")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _HasLock(Protocol):
-    _lock: AbstractContextManager[Any]
-
-
-_Owner = TypeVar("_Owner", bound=_HasLock)
-
-
-def synchronized(
-    method: Callable[Concatenate[_Owner, _Params], _Result],
-) -> Callable[Concatenate[_Owner, _Params], _Result]:
+def synchronized(method: _Function) -> _Function:
     """Run a method while holding the object's `_lock`.
 
     Examples:
@@ -39,8 +28,8 @@ def synchronized(
     """
 
     @wraps(method)
-    def wrapper(self: _Owner, /, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+    def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the method's own
         with self._lock:
             return method(self, *args, **kwargs)
 
-    return wrapper
+    return cast("_Function", wrapper)

@@ -1,18 +1,18 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
-import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from driftproof.adapter.method import Method, check_needs_closure
 
 __all__ = [
     "HostState",
     "build_optimizer",
-    "check_optimizer_state",
+    "has_known_start",
     "initial_values",
     "iter_tensors",
     "load_optimizer_state",
@@ -35,7 +35,6 @@ _INITIAL: dict[type[torch.optim.Optimizer], dict[str, float | str]] = {
 }
 # How a step is computed, not what: these stay as the optimizer was built when a state is loaded.
 _IMPLEMENTATION_FLAGS = ("capturable", "foreach", "fused")
-_CONTAINERS = (dict, list, tuple)
 
 
 def build_optimizer(
@@ -71,9 +70,8 @@ def build_optimizer(
 
 def _materialize(optimizer: torch.optim.Optimizer) -> None:
     """Have the state exist before the first step, as it would be at its beginning."""
-    special = _INITIAL.get(type(optimizer))
-    if special is None or any(group.get("dampening") for group in optimizer.param_groups):
-        return  # unknown; SGD's first step takes no dampening
+    if not has_known_start(optimizer):
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
@@ -86,6 +84,11 @@ def _materialize(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = None
         for tensor, value in initial_values(optimizer):
             tensor.copy_(value)
+
+
+def has_known_start(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `initial_values` is right for this optimizer: SGD's first step takes no dampening."""
+    return type(optimizer) in _INITIAL and not any(group.get("dampening") for group in optimizer.param_groups)
 
 
 def initial_values(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
@@ -101,20 +104,14 @@ def initial_values(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, T
                     yield tensor, value if isinstance(value, Tensor) else torch.full_like(tensor, value)
 
 
-def has_known_start(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `initial_values` is right for this optimizer."""
-    return type(optimizer) in _INITIAL and not any(group.get("dampening") for group in optimizer.param_groups)
-
-
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load a `state_dict`, keeping the way of computing and the memory layout of this optimizer."""
-    flags = [{flag: group[flag] for flag in _IMPLEMENTATION_FLAGS if flag in group} for group in optimizer.param_groups]
-    rates = [group["lr"] for group in optimizer.param_groups]
+    groups = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, own, rate in zip(optimizer.param_groups, flags, rates, strict=True):
-        group.update(own)
-        if isinstance(rate, Tensor):
-            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group.update({flag: own[flag] for flag in _IMPLEMENTATION_FLAGS if flag in own})
+        if isinstance(own.get("lr"), Tensor):
+            group["lr"] = own["lr"].copy_(torch.as_tensor(group["lr"]))
         on_device = group.get("capturable") or group.get("fused")
         for parameter in group["params"]:
             values = optimizer.state.get(parameter, {})
@@ -123,43 +120,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
                     values[key] = value.to(parameter.device if on_device else "cpu")
                 elif isinstance(value, Tensor) and value.shape == parameter.shape:
                     values[key] = match_strides(value, parameter)
-
-
-def check_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Raise unless a `state_dict` has the form of a new optimizer's; of other classes than torch's, less is known."""
-    fresh, groups = optimizer.state_dict(), saved["param_groups"]
-    if [group["params"] for group in groups] != [group["params"] for group in fresh["param_groups"]]:
-        raise ValueError("its parameter groups hold other parameters")
-    if type(optimizer) in _INITIAL:
-        for group, own in zip(groups, fresh["param_groups"], strict=True):
-            for name in own.keys() - {"params", *_IMPLEMENTATION_FLAGS}:
-                if not _is_setting_like(group[name], own[name]):
-                    raise ValueError(f"`{name}` is {group[name]!r}")
-            settings = inspect.signature(type(optimizer)).parameters.keys() - {"params", *_IMPLEMENTATION_FLAGS}
-            type(optimizer)([torch.zeros(1)], **{name: group[name] for name in settings})  # checks their ranges
-    for number, own in fresh["state"].items():
-        values = saved["state"][number]
-        if values.keys() != own.keys():
-            raise ValueError(f"parameter {number} has {', '.join(map(str, values))} in place of {', '.join(own)}")
-        for key, value in own.items():
-            if isinstance(value, Tensor) and not _is_tensor_like(values[key], value):
-                raise ValueError(f"`{key}` of parameter {number} is another tensor or none")
-
-
-def _is_setting_like(value: object, own: object) -> bool:
-    if own is None or isinstance(own, bool | str):
-        return value == own and type(value) is type(own)
-    if isinstance(own, int | float | Tensor):
-        is_number = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
-        return is_number or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
-    if isinstance(own, tuple) and isinstance(value, list | tuple):
-        return len(value) == len(own) and all(map(_is_setting_like, value, own))
-    return type(value) is type(own)
-
-
-def _is_tensor_like(value: object, own: Tensor) -> bool:
-    same_kind = isinstance(value, Tensor) and value.is_floating_point() == own.is_floating_point()
-    return same_kind and value.is_complex() == own.is_complex() and value.shape == own.shape  # type: ignore[attr-defined]
 
 
 def match_strides(value: Tensor, parameter: Tensor) -> Tensor:
@@ -171,8 +131,8 @@ def match_strides(value: Tensor, parameter: Tensor) -> Tensor:
 
 def iter_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The tensors of an optimizer's state and settings, however deep."""
-    groups = ({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
-    return _tensors([*optimizer.state.values(), *groups])
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return (value for value in tree_leaves([*optimizer.state.values(), *groups]) if isinstance(value, Tensor))
 
 
 class HostState:
@@ -182,52 +142,32 @@ class HostState:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        def copy(value: object) -> object:
+            return value.clone() if isinstance(value, Tensor) and value.device != device else value
+
         self._optimizer = optimizer
-        self._entries = [(parameter, _copy_containers(state)) for parameter, state in optimizer.state.items()]
-        self._groups = [_copy_containers(group) for group in optimizer.param_groups]
-        elsewhere = [tensor for tensor in iter_tensors(optimizer) if tensor.device != device]
-        self._elsewhere = [(tensor, tensor.clone()) for tensor in elsewhere]
+        self._device = device
+        self._state, self._groups = tree_map(copy, (dict(optimizer.state), optimizer.param_groups))
 
     def restore(self) -> None:
         """Put everything back."""
         self._optimizer.state.clear()
-        for parameter, state in self._entries:
-            self._optimizer.state[parameter] = state
+        self._optimizer.state.update(self._state)
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(before)
-        with torch.no_grad():
-            for tensor, value in self._elsewhere:
-                tensor.copy_(value)
 
     def collect_replaced(self) -> None:
-        """Copy tensors that took the place of others into those, so that they keep their addresses."""
-        for parameter, before in self._entries:
+        """Copy tensors that took the place of others on the device into those, so that they keep their addresses."""
+        for parameter, before in self._state.items():
             state = self._optimizer.state.get(parameter, {})
             for key, held in before.items():
                 tensor = state.get(key)
                 both = isinstance(held, Tensor) and isinstance(tensor, Tensor) and tensor is not held
-                if both and tensor.shape == held.shape and tensor.device == held.device:
+                if both and tensor.shape == held.shape and tensor.device == held.device == self._device:
                     state[key] = held.copy_(tensor)
 
     @staticmethod
     def is_needed(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
         """Whether a step may change anything but tensors on the device that stay in their place."""
-        if type(optimizer) not in _INITIAL or not has_known_start(optimizer):
-            return True
-        return any(tensor.device != device for tensor in iter_tensors(optimizer))
-
-
-def _copy_containers(value: Any) -> Any:  # noqa: ANN401  # an optimizer may keep anything
-    """The same values in containers of their own."""
-    if not isinstance(value, dict):
-        return type(value)(map(_copy_containers, value)) if type(value) in (list, tuple) else value
-    return {key: _copy_containers(item) if isinstance(item, _CONTAINERS) else item for key, item in value.items()}
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, _CONTAINERS):
-            yield from _tensors(value.values() if isinstance(value, dict) else value)
+        return not has_known_start(optimizer) or any(tensor.device != device for tensor in iter_tensors(optimizer))

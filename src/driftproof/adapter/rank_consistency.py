@@ -1,12 +1,9 @@
 """Checks that all ranks of a data-parallel adapter hold the same method, weights and state."""
 
-import hashlib
-import json
-
 from torch import Tensor
 
 from driftproof.adapter.method import Method
-from driftproof.adapter.snapshot import checksum, get_state
+from driftproof.adapter.snapshot import checksum, digest, get_state, read_meta
 from driftproof.adapter.state import State
 from driftproof.distributed import RankInfo
 
@@ -17,7 +14,7 @@ def announce_batch(method: Method, state: State, images: Tensor, *, ranks_checke
     """Tell the other ranks which batch comes next, and before the first one what this rank holds."""
     if state.distributed.size > 1:
         info = RankInfo() if ranks_checked else _fingerprint(method, state)
-        kind = _digest([list(images.shape[1:]), str(images.dtype)])
+        kind = digest([list(images.shape[1:]), str(images.dtype)])
         state.distributed.set_info(info._replace(rows=len(images), images=kind))
 
 
@@ -33,14 +30,8 @@ def broadcast_buffers(method: Method, state: State) -> None:
 def _fingerprint(method: Method, state: State) -> RankInfo:
     """Digests of the method, the source weights and the state."""
     saved = get_state(method, state)
-    meta = json.loads(bytes(saved.pop("meta").tolist()))
+    meta = read_meta(saved)
     choices = [meta.pop("method"), meta.pop("seed"), state.network.precision, state.source.precision]
     weights = meta.pop("source")
-    tensors = {name: [list(tensor.shape), checksum(tensor)] for name, tensor in saved.items()}
-    return RankInfo(method=_digest(choices), weights=_digest(weights), state=_digest([meta, tensors]))
-
-
-def _digest(content: object) -> int:
-    """A positive 63-bit number that hardly any other content shares."""
-    text = json.dumps(content, sort_keys=True)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    tensors = {name: checksum(tensor) for name, tensor in saved.items() if name != "meta"}
+    return RankInfo(method=digest(choices), weights=digest(weights), state=digest([meta, tensors]))

@@ -1,10 +1,11 @@
 """Saving and loading an adapter's state.
 
 A saved state is a flat dictionary of tensors. One of them, `meta`, holds JSON: the format, the method as text, the
-fingerprint of the source model, and what the optimizer keeps besides tensors. A state is checked whole before anything
-of the adapter changes.
+fingerprint of the source model, what the optimizer keeps besides tensors, the shape and dtype of every tensor, and a
+digest of all this. A state is checked whole before anything of the adapter changes.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,25 +18,23 @@ from torch import Tensor, nn
 
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
-from driftproof.adapter.optimizers import build_optimizer, check_optimizer_state, load_optimizer_state
+from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Slot
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 
-__all__ = ["checksum", "fingerprint", "get_state", "read", "set_state", "write"]
+__all__ = ["checksum", "digest", "fingerprint", "get_state", "read", "read_meta", "set_state", "write"]
 
-_FORMAT = 2
+_FORMAT = 3
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MALFORMED = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _COUNTERS = ("index", "num_steps", "accumulated_batches")
 
 
 def get_state(method: Method, state: State) -> dict[str, Tensor]:
     """Copy the state as it is now."""
     tensors = {slot.name: tensor for slot in state.slots() if (tensor := slot.tensor) is not None}
-    loose: dict[str, Tensor] = {}
-    optimizer = None if state.optimizer is None else _encode(state.optimizer.state_dict(), "optimizer", loose)
+    optimizer = None if state.optimizer is None else _encode(state.optimizer.state_dict(), "optimizer", tensors)
     meta = {
         "format": _FORMAT,
         "method": method.describe(),
@@ -43,39 +42,31 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "seed": state.seed,
         "counters": {name: int(getattr(state, name)) for name in _COUNTERS},
         "optimizer": optimizer,
-        "tensors": [*tensors, *loose],
+        "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
     }
-    copies = {name: tensor.detach().clone().contiguous() for name, tensor in (tensors | loose).items()}
+    meta["digest"] = digest(meta)
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     return copies | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
 
 @torch.inference_mode(mode=False)
 def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None:
     """Check that `saved` belongs to the adapter, then load it; a refused state changes nothing."""
-    meta = _read_meta(saved)
-    try:
-        _check_method(meta["method"], method.describe())
-        _check_source(meta["source"], fingerprint(state.source.model))
-        _check_names([name for name in saved if name != "meta"], meta["tensors"])
-        counters = {name: _check_count(meta["counters"][name]) for name in _COUNTERS}
-        if counters["accumulated_batches"] >= method.accumulate:
-            raise ValueError(f"{counters['accumulated_batches']} batches wait for their step")
-        seed = _check_integer(meta["seed"])
-        slots = _check_tensors(state, saved)
-        optimizer = _decode_optimizer(method, state, meta["optimizer"], saved)
-    except StateError:
-        raise
-    except _MALFORMED as error:
-        raise StateError(f"Expected a state saved by driftproof, but its description is damaged: {error}.") from error
+    meta = read_meta(saved)
+    _check_method(meta["method"], method.describe())
+    _check_source(meta["source"], fingerprint(state.source.model))
+    _check_tensors(saved, meta["tensors"])
+    slots = _find_slots(state, saved)
+    optimizer = _decode_optimizer(method, state, meta["optimizer"], saved)
     with torch.no_grad():
         restore_buffers(state.network.model, state.source.model)
         if state.teacher is not None:
             restore_buffers(state.teacher.model, state.source.model)
         for slot in slots:
             _put(slot, saved.get(slot.name), state.device)
-        for name, count in counters.items():
-            getattr(state, name).fill_(count)
-    state.seed = seed
+        for name in _COUNTERS:
+            getattr(state, name).fill_(meta["counters"][name])
+    state.seed = meta["seed"]
     state.replace_optimizer(optimizer)
 
 
@@ -98,16 +89,29 @@ def read(path: Path, device: torch.device) -> dict[str, Tensor]:
         ) from error
 
 
+def read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The description of a state, as it was when the state was saved."""
+    if "meta" not in saved:
+        raise StateError("Expected a state saved by driftproof, but its description is missing.")
+    try:
+        meta: dict[str, Any] = json.loads(bytes(saved["meta"].tolist()))
+        form, expected = meta["format"], meta.pop("digest", None)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
+    if form != _FORMAT:
+        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
+    if digest(meta) != expected:
+        raise StateError("Expected a state saved by driftproof, but its description is damaged.")
+    return meta
+
+
 def fingerprint(model: nn.Module) -> dict[str, list[Any]]:
     """Shape, dtype and checksum of every tensor of a model.
 
     Integer sums are exact in any order, so the same weights give the same fingerprint on every device.
     """
-    return {
-        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), checksum(tensor)]
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    return {name: [*_describe_tensor(tensor), checksum(tensor)] for name, tensor in tensors.items()}
 
 
 def checksum(tensor: Tensor) -> int:
@@ -117,20 +121,19 @@ def checksum(tensor: Tensor) -> int:
     return int(flat.view(_INTEGER_OF_SIZE[flat.element_size()]).sum(dtype=torch.int64))
 
 
+def digest(content: object) -> int:
+    """A positive 63-bit number that hardly any other content shares."""
+    text = json.dumps(content, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
-    if "meta" not in saved:
-        raise StateError("Expected a state saved by driftproof, but its description is missing.")
-    try:
-        meta: dict[str, Any] = json.loads(bytes(saved["meta"].tolist()))
-        form = meta["format"]
-    except _MALFORMED as error:
-        raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
-    if form != _FORMAT:
-        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
-    return meta
+def _describe_tensor(tensor: object) -> list[Any]:
+    if not isinstance(tensor, Tensor):
+        return [[], type(tensor).__name__]
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
 
 
 def _check_method(saved: dict[str, str], own: dict[str, str]) -> None:
@@ -143,8 +146,7 @@ def _check_method(saved: dict[str, str], own: dict[str, str]) -> None:
 
 def _check_source(saved: dict[str, list[Any]], own: dict[str, list[Any]]) -> None:
     if saved.keys() != own.keys():
-        unknown, missing = [name for name in saved if name not in own], [name for name in own if name not in saved]
-        raise StateError(f"The state was saved for another architecture: {_describe_key_mismatch(unknown, missing)}.")
+        raise StateError(f"The state was saved for another architecture: {_describe_key_mismatch(saved, own)}.")
     for name, (shape, dtype, total) in saved.items():
         own_shape, own_dtype, own_total = own[name]
         if (shape, dtype) != (own_shape, own_dtype):
@@ -156,64 +158,42 @@ def _check_source(saved: dict[str, list[Any]], own: dict[str, list[Any]]) -> Non
             raise StateError(f"The state was saved for other source weights: the values of `{name}` differ.")
 
 
-def _check_tensors(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
-    """Check names, shapes and kinds of all tensors; returns the slots to write, those of later buffers included."""
+def _check_tensors(saved: Mapping[str, Tensor], described: dict[str, list[Any]]) -> None:
+    """Check that the tensors are those that were saved, but for their values."""
+    expected = described | {"meta": None}
+    if saved.keys() != expected.keys():
+        raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch(saved, expected)}.")
+    for name, (shape, dtype) in described.items():
+        own_shape, own_dtype = _describe_tensor(saved[name])
+        if (own_shape, own_dtype) != (shape, dtype):
+            raise StateError(
+                f"Expected {name} to be of shape {tuple(shape)} and {dtype}, but got {tuple(own_shape)} and "
+                f"{own_dtype}."
+            )
+
+
+def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
+    """The slots to write, with those of buffers that a model's own code creates while it runs."""
     slots = {slot.name: slot for slot in state.slots()}
-    slots |= _lazy_buffers(state, saved, known=slots)
+    modules = {f"model.{path}".rstrip("."): module for path, module in state.network.model.named_modules()}
+    if state.teacher is not None:
+        modules |= {f"teacher.{path}".rstrip("."): module for path, module in state.teacher.model.named_modules()}
     names = [name for name in saved if name != "meta" and not name.startswith("optimizer.")]
-    unknown = [name for name in names if name not in slots]
-    missing = [name for name, slot in slots.items() if slot.group == "parameter" and slot.tensor is not None]
-    missing = [name for name in missing if name not in saved]
-    if unknown or missing:
-        raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch(unknown, missing)}.")
     for name in names:
-        own, slot = slots[name].tensor, slots[name]
-        if own is None:
-            continue
-        if slot.group != "model" and own.shape != saved[name].shape:
-            raise StateError(f"Expected {name} to be of shape {tuple(own.shape)}, but got {tuple(saved[name].shape)}.")
-        if own.is_floating_point() != saved[name].is_floating_point() or own.is_complex() != saved[name].is_complex():
-            raise StateError(f"Expected {name} to be of {own.dtype}, but got {saved[name].dtype}.")
+        path, _, leaf = name.rpartition(".")
+        if name not in slots and path in modules and leaf not in modules[path]._parameters:
+            slots[name] = Slot(name, modules[path]._buffers, leaf, "model")
+    parameters = {name: slot.tensor for name, slot in slots.items() if slot.group == "parameter"}
+    shapes = {name: tensor.shape for name, tensor in parameters.items() if tensor is not None}
+    unfit = [name for name in names if name not in slots]
+    unfit += [name for name, shape in shapes.items() if name not in saved or saved[name].shape != shape]
+    if unfit:
+        raise StateError(f"Expected the tensors of this method, but {', '.join(unfit[:3])} does not fit.")
     return list(slots.values())
 
 
-def _lazy_buffers(state: State, saved: Mapping[str, Tensor], known: Mapping[str, Slot]) -> dict[str, Slot]:
-    """Slots for buffers that a model's own code created while it ran, where this one has not run yet."""
-    slots: dict[str, Slot] = {}
-    models = {"model": state.network.model} | ({} if state.teacher is None else {"teacher": state.teacher.model})
-    for prefix, model in models.items():
-        for path, module in model.named_modules():
-            start = f"{prefix}.{path}." if path else f"{prefix}."
-            for name in (key.removeprefix(start) for key in saved if key.startswith(start) and key not in known):
-                if "." not in name and name not in module._parameters:
-                    slots[start + name] = Slot(start + name, module._buffers, name, "model")
-    return slots
-
-
-def _check_names(names: list[str], expected: list[str]) -> None:
-    """Check that no tensor was lost or added since the state was saved."""
-    unknown, missing = (
-        [name for name in names if name not in expected],
-        [name for name in expected if name not in names],
-    )
-    if unknown or missing:
-        raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch(unknown, missing)}.")
-
-
-def _check_count(value: object) -> int:
-    count = _check_integer(value)
-    if not 0 <= count < 2**63:
-        raise ValueError(f"a counter is {count}")
-    return count
-
-
-def _check_integer(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"a whole number is {value!r}")
-    return value
-
-
-def _describe_key_mismatch(unknown: list[str], missing: list[str]) -> str:
+def _describe_key_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    unknown, missing = [name for name in saved if name not in own], [name for name in own if name not in saved]
     parts = []
     if unknown:
         parts.append(f"it has {', '.join(unknown[:3])}{' and more' if len(unknown) > 3 else ''}, unknown here")
@@ -238,22 +218,16 @@ def _put(slot: Slot, value: Tensor | None, device: torch.device) -> None:
 def _decode_optimizer(
     method: Method, state: State, encoded: object, saved: Mapping[str, Tensor]
 ) -> torch.optim.Optimizer | None:
-    """A new optimizer with the saved state, checked against one that was just built."""
+    """A new optimizer with the saved state."""
     if state.optimizer is None:
-        if encoded is not None:
-            raise StateError("The state was saved by another method: it has an optimizer, and nothing trains here.")
         return None
-    optimizer = build_optimizer(method, state.trainable, capturable=state.capturable)
+    optimizer, decoded = build_optimizer(method, state.trainable, capturable=state.capturable), _decode(encoded, saved)
     try:
-        decoded = _decode(encoded, saved)
-        used: dict[str, Tensor] = {}
-        _encode(decoded, "optimizer", used)
-        _check_names([name for name in saved if name.startswith("optimizer.")], list(used))
-        check_optimizer_state(optimizer, decoded)
+        for number, values in optimizer.state_dict()["state"].items():
+            if values.keys() != decoded["state"][number].keys():
+                raise ValueError(f"parameter {number} keeps {', '.join(decoded['state'][number])}")
         load_optimizer_state(optimizer, decoded)
-    except StateError:
-        raise
-    except _MALFORMED as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(f"The state was saved by another method: its optimizer does not fit, {error}.") from error
     return optimizer
 
@@ -278,8 +252,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401  
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":
-        if content not in tensors:
-            raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch([], [content])}.")
         return tensors[content].clone()
     if kind == "dict":
         return {key: _decode(item, tensors) for key, item in content}

@@ -1,14 +1,13 @@
 """Backing up, keeping and undoing the tensors that a step changes."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
-from driftproof.adapter.tensor_list import make_contiguous
+from driftproof.adapter.tensor_list import TensorList
 from driftproof.errors import ComponentError, EngineError
 
 __all__ = ["Backup", "Slot", "Storage"]
@@ -54,7 +53,7 @@ class Storage:
     Attributes:
         is_stale: Whether tensors have come or gone, so that the slots must be looked up anew.
         values: The tensors that are written in place.
-        buffers: The slots whose tensors are replaced, by owner.
+        buffers: The slots whose tensors are replaced.
         host_optimizer: The optimizer, if it keeps anything but device tensors that stay in place.
     """
 
@@ -67,16 +66,12 @@ class Storage:
     ) -> None:
         self.is_stale = False
         self.device = device
-        needs_host = optimizer is not None and HostState.is_needed(optimizer, device)
-        self.host_optimizer = optimizer if needs_host else None
-        self.buffers: dict[str, list[Slot]] = defaultdict(list)
-        for slot in slots:
-            if slot.group != "parameter":
-                self.buffers[slot.owner].append(slot)
+        self.buffers = [slot for slot in slots if slot.group != "parameter"]
+        self.host_optimizer = optimizer if optimizer is not None and HostState.is_needed(optimizer, device) else None
         values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
         if optimizer is not None:
             values += [tensor for tensor in iter_tensors(optimizer) if tensor.device == device]
-        self.values = make_contiguous(list({id(tensor): tensor for tensor in values}.values()), others)
+        self.values = TensorList(list({id(tensor): tensor for tensor in values}.values()), others)
 
     def backup(self) -> "Backup":
         """Remember everything a step may change."""
@@ -89,16 +84,16 @@ class Backup:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._values = storage.values.clone()
-        self._buffers = {owner: [_Held(slot) for slot in slots] for owner, slots in storage.buffers.items()}
+        self._buffers = [_Held(slot) for slot in storage.buffers]
         optimizer = storage.host_optimizer
         self._host = None if optimizer is None else HostState(optimizer, storage.device)
 
     def restore(self) -> None:
         """Undo everything, after an error."""
         capturing = _is_capturing(self._storage.device)
-        for held in (one for group in self._buffers.values() for one in group):
+        for held in self._buffers:
             if capturing or held.slot.group == "buffer":
-                held.undo()
+                held.put(held.original)
         if self._host is not None:
             self._host.restore()
         if not capturing:  # then no kernel has run, and every value is still what it was
@@ -106,8 +101,10 @@ class Backup:
 
     def commit(self) -> None:
         """Copy buffers that were kept to where they have always been; the last thing a step does."""
-        for held in (one for group in self._buffers.values() for one in group):
-            held.commit()
+        for held in self._buffers:
+            now, original = held.slot.tensor, held.original
+            if now is not original and now is not None and original is not None and now.shape == original.shape:
+                held.put(original.copy_(now))
 
     def collect_replaced(self) -> None:
         """Copy tensors that the optimizer put in the place of others into those."""
@@ -117,42 +114,44 @@ class Backup:
 
     def changed_values(self) -> list[Tensor]:
         """The floating-point values that a step changes, in few vectors."""
-        return self._storage.values.floating_point() + self._created_by_optimizer()
+        tensors = self._storage.values.vectors + self._created_by_optimizer()
+        return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
     def keep_values_where(self, stepped: Tensor) -> None:
         """Undo what was written in place unless a 0-d condition holds."""
         if self._host is not None:
             # The optimizer keeps something on the host, or makes new tensors: the host has to know.
-            if not bool(stepped):
+            undone = not bool(stepped)
+            if undone:
                 self._host.restore()
-                self._storage.is_stale = True
-            elif self._created_by_optimizer():
-                self._storage.is_stale = True
+            self._storage.is_stale |= undone or bool(self._created_by_optimizer())
         self._storage.values.keep_where(stepped, self._values)
 
-    def keep_buffers_where(self, condition: Tensor, owners: Iterable[str] | None = None) -> None:
+    def keep_buffers_where(self, condition: Tensor, owners: Collection[str] | None = None) -> None:
         """Keep buffers that were replaced only where a 0-d condition holds; those of the model's own stay.
 
         Args:
             condition: Whether to keep them.
             owners: Whose buffers; None is everybody's.
         """
-        for owner in self._buffers if owners is None else owners:
-            for held in self._buffers.get(owner, ()):
-                if held.is_replaced:
-                    self._keep_buffer(held, condition)
-                elif held.is_written and held.slot.group == "buffer":
-                    raise ComponentError(
-                        f"Expected `{owner}` to replace its buffer `{held.slot.key}`, but it wrote into it, which "
-                        f"cannot be undone. Assign a new tensor: `self.{held.slot.key} = ...`."
-                    )
+        for held in self._buffers:
+            slot = held.slot
+            if owners is not None and slot.owner not in owners:
+                continue
+            if slot.tensor is not held.tensor:
+                self._keep_buffer(held, condition)
+            elif held.is_written and slot.group == "buffer":
+                raise ComponentError(
+                    f"Expected `{slot.owner}` to replace its buffer `{slot.key}`, but it wrote into it, which "
+                    f"cannot be undone. Assign a new tensor: `self.{slot.key} = ...`."
+                )
 
     def _keep_buffer(self, held: "_Held", condition: Tensor) -> None:
         new, old, is_model = held.slot.tensor, held.tensor, held.slot.group == "model"
         if new is not None and old is not None and new.shape == old.shape:
             value = new.detach().to(old.dtype)
             # A component's own tensor stays as it was until `commit`, so that a later error can undo this.
-            held.replace(old.copy_(value) if is_model else torch.where(condition, value, old))
+            held.put(old.copy_(value) if is_model else torch.where(condition, value, old))
             return
         if _is_capturing(self._storage.device):
             raise EngineError(
@@ -162,53 +161,36 @@ class Backup:
         # A buffer that came into being, or changed its shape: the host has to know whether it stays.
         if is_model or bool(condition):
             self._storage.is_stale = True
-            held.replace(None if new is None else new.detach().clone())
+            held.put(None if new is None else new.detach().clone())
         else:
-            held.replace(old)
+            held.put(old)
 
     def _created_by_optimizer(self) -> list[Tensor]:
-        """Floating-point tensors that the optimizer has come to hold since the last look."""
-        optimizer = self._storage.host_optimizer
-        if optimizer is None:
+        """Tensors on the device that the optimizer has come to hold since the last look."""
+        if self._storage.host_optimizer is None:
             return []
         known = {id(tensor) for tensor in self._storage.values.tensors}
-        here = (tensor for tensor in iter_tensors(optimizer) if tensor.device == self._storage.device)
-        return [tensor for tensor in here if id(tensor) not in known and tensor.is_floating_point() and tensor.numel()]
+        tensors = iter_tensors(self._storage.host_optimizer)
+        return [tensor for tensor in tensors if tensor.device == self._storage.device and id(tensor) not in known]
 
 
 class _Held:
-    """A slot, the tensor that it held at first, and the one that it holds by now."""
+    """A slot, the tensor that it held before the step, and the one that was last put there."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self._original = slot.tensor
-        self._track(self._original)
+        self.original = slot.tensor
+        self.put(self.original)
 
-    def _track(self, tensor: Tensor | None) -> None:
+    def put(self, tensor: Tensor | None) -> None:
+        """Put a tensor into the slot."""
+        self.slot.table[self.slot.key] = tensor
         self.tensor = tensor
         self._version = 0 if tensor is None else tensor._version
 
-    def replace(self, tensor: Tensor | None) -> None:
-        """Put a tensor into the slot."""
-        self.slot.table[self.slot.key] = tensor
-        self._track(tensor)
-
-    def undo(self) -> None:
-        """Put the first tensor back."""
-        self.slot.table[self.slot.key] = self._original
-
-    def commit(self) -> None:
-        """Copy what the slot holds into the first tensor, which keeps its address."""
-        now, original = self.slot.tensor, self._original
-        if now is not original and now is not None and original is not None and now.shape == original.shape:
-            self.slot.table[self.slot.key] = original.copy_(now)
-
-    @property
-    def is_replaced(self) -> bool:
-        return self.slot.tensor is not self.tensor
-
     @property
     def is_written(self) -> bool:
+        """Whether anything was written into the tensor since."""
         return self.tensor is not None and self.tensor._version != self._version
 
 

@@ -128,9 +128,8 @@ def _merge_moments(
     m2 = tl.zeros([MERGE_ROWS, BLOCK_CHANNELS], tl.float32)
     for start in range(0, PROGRAMS, MERGE_ROWS):
         programs = start + tl.arange(0, MERGE_ROWS)
-        counts = (rounds * BLOCK_ROWS + tl.minimum(tl.maximum(rest - programs * BLOCK_ROWS, 0), BLOCK_ROWS)).to(
-            tl.float32
-        )
+        tail = tl.minimum(tl.maximum(rest - programs * BLOCK_ROWS, 0), BLOCK_ROWS)
+        counts = (rounds * BLOCK_ROWS + tail).to(tl.float32)
         mask = (programs[:, None] < PROGRAMS) & in_range[None, :]
         slots = partials + programs[:, None] * 2 * channels + columns[None, :]
         delta = tl.load(slots, mask=mask, other=0.0, volatile=True) - pivot[None, :]
@@ -254,14 +253,6 @@ def _merge_sums(
 
 
 @triton.jit
-def _load_mean(values, columns, in_range, rows, SUMS: tl.constexpr):
-    mean = tl.load(values + columns, mask=in_range, other=0.0)
-    if SUMS:
-        mean = mean / rows
-    return mean
-
-
-@triton.jit
 def _batch_norm_backward_apply(
     grad_output, x, mean, inv_std, weight, bias, mean_dy_xhat, mean_dy, residual_grad, grad_input, rows, channels,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, RELU: tl.constexpr, SUMS: tl.constexpr,
@@ -270,8 +261,11 @@ def _batch_norm_backward_apply(
     columns = channel + tl.arange(0, BLOCK_CHANNELS)
     in_range = columns < channels
     center, scale, slope, offset = _load_layer(mean, inv_std, weight, bias, columns, in_range)
-    level = _load_mean(mean_dy, columns, in_range, rows, SUMS)
-    tilt = _load_mean(mean_dy_xhat, columns, in_range, rows, SUMS)
+    level = _load_channels(mean_dy, columns, in_range)
+    tilt = _load_channels(mean_dy_xhat, columns, in_range)
+    if SUMS:
+        level = level / rows
+        tilt = tilt / rows
     dy, xhat, offsets, mask = _grad_tile(
         grad_output, x, center, scale, slope, offset, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS, RELU
     )
@@ -324,12 +318,10 @@ def _launch_config_for(rows: int, channels: int, itemsize: int, device: torch.de
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     programs = max(1, min(-(-rows // reduce_rows), waves * multiprocessors // channel_blocks))
     block = {"BLOCK_CHANNELS": block_channels, **_NO_FMA}
+    reduction = {"BLOCK_ROWS": reduce_rows, "PROGRAMS": programs, **block, **options}
     return LaunchConfig(
         shape=(rows, channels),
-        reduce=(
-            (programs, channel_blocks),
-            {"BLOCK_ROWS": reduce_rows, "PROGRAMS": programs, **block, **options},
-        ),
+        reduce=((programs, channel_blocks), reduction),
         partials=(programs, 2, channels),
         apply=((-(-rows // apply_rows), channel_blocks), {"BLOCK_ROWS": apply_rows, **block}),
     )

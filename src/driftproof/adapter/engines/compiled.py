@@ -148,6 +148,5 @@ def compile_objective(backend: str | Callable[..., Any] = "inductor") -> Objecti
 def _clone_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a function: torch stores compiled code, up to a limit, with the code object."""
     assert isinstance(function, FunctionType)
-    clone = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    clone.__defaults__ = function.__defaults__
-    return clone
+    code, defaults, closure = function.__code__.replace(), function.__defaults__, function.__closure__
+    return FunctionType(code, function.__globals__, argdefs=defaults, closure=closure)
