@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--methods", nargs="+", choices=METHOD_NAMES, default=METHOD_NAMES)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, help="only the first so many images of each set")
+    parser.add_argument("--images", type=int, help="only the first so many images of each set, or evenly spaced frames")
     parser.add_argument("--batch", type=int, help="otherwise 200 images or 2 frames")
     parser.add_argument("--network", help="otherwise wrn40_2, and deeplabv3plus_resnet50 for CamVid")
     parser.add_argument("--height", type=int, help="height to resize CamVid's frames to")

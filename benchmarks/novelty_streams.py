@@ -94,16 +94,17 @@ def scenes(
     Args:
         data: Folder of CamVid.
         batch: Frames per batch.
-        limit: Only the first so many frames; None is all.
+        limit: Only so many frames, evenly spaced; None is all.
         height: Height to resize the frames to; None is the stored one.
         device: Where the frames are corrupted and kept.
         photos: For the corruption frost.
     """
     read = camvid_scenes(data, split="val+test", height=height)
-    frames, maps = (tensor[:limit].to(device) for tensor in load_labeled_scenes(read))
+    chosen = torch.linspace(0, len(read) - 1, min(limit or len(read), len(read))).long()
+    frames, maps = (tensor[chosen].to(device) for tensor in load_labeled_scenes(read))
     name = SceneImages(read).name
     weather = {
-        kind: frames if kind == CLEAN else corrupt(frames, kind, 3, dataset=name, frost_photos=photos)
+        kind: frames if kind == CLEAN else corrupt(frames, kind, 3, dataset=name, indices=chosen, frost_photos=photos)
         for kind in _WEATHER
     }
 
