@@ -39,12 +39,14 @@ from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
 from driftproof.outputs import Output
+from driftproof.problems import describe_batch_mistake
 from driftproof.record import Record, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
+from driftproof.validation import check_keywords
 
 __all__ = ["Adapter"]
 
@@ -113,6 +115,7 @@ class Adapter(nn.Module):
 
     _lock: AbstractContextManager[Any]
 
+    @check_keywords
     def __init__(
         self,
         model: nn.Module,
@@ -219,11 +222,8 @@ class Adapter(nn.Module):
 
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):
-            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise InputError(
-                f"Expected `images` to be a floating-point tensor, but got {kind}. "
-                "Convert integer images with `images.float() / 255`."
-            )
+            found, advice = describe_batch_mistake(images)
+            raise InputError(f"Expected `images` to be a floating-point tensor, but got {found}. {advice}")
         if images.ndim < 2 or images.shape[0] == 0:
             raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
         if images.device != self.device:

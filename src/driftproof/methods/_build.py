@@ -18,6 +18,7 @@ from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Batch, Statistics
 from driftproof.teacher import EMA
+from driftproof.validation import check_learning_rate
 
 __all__ = ["MethodOptions", "build_adapter"]
 
@@ -86,7 +87,7 @@ def build_adapter(
         mean_entropy=default_mean_entropy if mean_entropy is None else mean_entropy,
         regularizer=regularizer,
         gradient=gradient,
-        optimizer=partial(optimizer, lr=lr),
+        optimizer=partial(optimizer, lr=check_learning_rate(lr)),
         lr_schedule=lr_schedule,
         memory=memory,
         teacher=teacher,

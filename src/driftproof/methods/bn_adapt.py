@@ -6,10 +6,12 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import Batch
+from driftproof.validation import check_keywords
 
 __all__ = ["bn_adapt"]
 
 
+@check_keywords
 def bn_adapt(model: nn.Module, **options: Unpack[AdapterOptions]) -> Adapter:
     """Batch statistics, no step, no memory between batches.
 

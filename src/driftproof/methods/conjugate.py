@@ -8,10 +8,12 @@ from driftproof.losses import Conjugate
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
+from driftproof.validation import check_keywords
 
 __all__ = ["conjugate"]
 
 
+@check_keywords
 def conjugate(
     model: nn.Module,
     *,

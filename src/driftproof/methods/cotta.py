@@ -11,10 +11,12 @@ from driftproof.outputs import MultiScale, RandomViews, TeacherEnsemble
 from driftproof.scopes import everything
 from driftproof.selection import Selection
 from driftproof.teacher import EMA
+from driftproof.validation import check_keywords
 
 __all__ = ["cotta"]
 
 
+@check_keywords
 def cotta(
     model: nn.Module,
     *,

@@ -9,10 +9,12 @@ from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
+from driftproof.validation import check_keywords
 
 __all__ = ["eata"]
 
 
+@check_keywords
 def eata(
     model: nn.Module,
     *,

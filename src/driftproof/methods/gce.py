@@ -8,10 +8,12 @@ from driftproof.losses import GCE
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
+from driftproof.validation import check_keywords
 
 __all__ = ["gce"]
 
 
+@check_keywords
 def gce(
     model: nn.Module,
     *,

@@ -6,10 +6,12 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import Source
+from driftproof.validation import check_keywords
 
 __all__ = ["source"]
 
 
+@check_keywords
 def source(model: nn.Module, **options: Unpack[AdapterOptions]) -> Adapter:
     """The unadapted model: statistics of its training, no step.
 

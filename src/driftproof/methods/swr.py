@@ -12,10 +12,12 @@ from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.scopes import everything
 from driftproof.selection import Selection
+from driftproof.validation import check_keywords
 
 __all__ = ["swr"]
 
 
+@check_keywords
 def swr(
     model: nn.Module,
     *,

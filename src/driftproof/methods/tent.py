@@ -8,10 +8,12 @@ from driftproof.losses import Entropy
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
+from driftproof.validation import check_keywords
 
 __all__ = ["tent"]
 
 
+@check_keywords
 def tent(
     model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[MethodOptions]
 ) -> Adapter:

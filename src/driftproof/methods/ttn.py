@@ -6,10 +6,12 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.scopes import nothing
 from driftproof.statistics import TTN
+from driftproof.validation import check_keywords
 
 __all__ = ["ttn"]
 
 
+@check_keywords
 def ttn(model: nn.Module, *, statistics: TTN | None = None, **options: Unpack[AdapterOptions]) -> Adapter:
     """TTN statistics, no step; needs `prepare`.
 

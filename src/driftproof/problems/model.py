@@ -1,10 +1,8 @@
-"""Check whether a model can be adapted."""
+"""Problems of a model that its layers and parameters show."""
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
-from typing import Literal
 
 import torch
 from torch import nn
@@ -12,51 +10,13 @@ from torch.nn.parameter import is_lazy
 
 from driftproof.errors import ModelError
 from driftproof.norms import batch_norms, has_source_statistics, norm_layers
+from driftproof.problems.problem import Problem
 
-__all__ = ["Problem", "blocking_problems", "check", "copy_problem"]
-
-Severity = Literal["error", "warning", "note"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A finding of `check` about a model.
-
-    Attributes:
-        severity: "error": the model cannot be adapted; "warning": some methods have no or less effect; "note": for
-            information.
-        message: What was found.
-        fix: What to do about it.
-        layers: Names of the layers concerned.
-    """
-
-    severity: Severity
-    message: str
-    fix: str
-    layers: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        where = f" ({_format_names(self.layers)})" if self.layers else ""
-        return f"{self.severity}: {self.message}{where}. {self.fix}"
+__all__ = ["blocking_problems", "copy_problem", "find_model_problems"]
 
 
-def check(model: nn.Module) -> list[Problem]:
-    """Return the problems of adapting a model, errors first.
-
-    An empty list means that every method applies as in the paper. The model is inspected, not run. Two things are
-    checked later: the outputs at the first batch (see `logits=` of the adapter), and whether the last linear layer is
-    the classifier when swr prepares (see `classifier=`).
-
-    Examples:
-        >>> for problem in check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))):
-        ...     print(problem.severity, "-", problem.message)
-        warning - The model has no batch norm, so batch, blended and TTN statistics have no effect
-    """
-    order: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
-    return sorted(_find_problems(model), key=lambda problem: order[problem.severity])
-
-
-def _find_problems(model: nn.Module) -> Iterator[Problem]:
+def find_model_problems(model: nn.Module) -> Iterator[Problem]:
+    """Find the problems of a model by its layers and parameters, without running it."""
     errors = blocking_problems(model)
     if not errors:
         try:
@@ -235,8 +195,3 @@ def _check_dropout(model: nn.Module) -> Iterator[Problem]:
     )
     if stochastic:
         yield Problem("note", "Dropout and stochastic depth are off during adaptation", "Nothing to do.", stochastic)
-
-
-def _format_names(names: tuple[str, ...], limit: int = 3) -> str:
-    listed = ", ".join(names[:limit])
-    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
