@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes clean
+.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
 
 setup: $(READY)
 
@@ -81,6 +81,13 @@ bench-architectures: setup
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py --engine graph --channels-last
+
+# Both need DATA (the folder of CIFAR-10) and WEIGHTS (the folder of its network); DEVICE=cuda uses a GPU.
+bench-safety: setup
+	$(BIN)/python benchmarks/safety.py --data $(DATA) --weights $(WEIGHTS) --out results/safety --device $(or $(DEVICE),cpu)
+
+bench-guards: setup
+	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu)
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

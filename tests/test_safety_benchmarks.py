@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import driftproof as dp
-from driftproof.models import build_model, save_checkpoint
+from driftproof.models import build_from_checkpoint, build_model, save_checkpoint
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -127,3 +127,60 @@ def test_verdict_allows_one_lost_run_and_one_alarm_in_ten_thousand_batches(load,
     assert results.is_good(verdict, 20) == good
     page = results.format_page((collapsed, healthy), guarded, {"guards": verdict}, {"images": "some"})
     assert page.count("batches of") == 40
+
+
+def make_domain(load, count=20):
+    labels = torch.arange(count) % 4
+    return load("cifar_domains").Domain("clean", torch.full((count, 3, 8, 8), 100, dtype=torch.uint8), labels)
+
+
+def test_damaged_images_do_not_count(load):
+    rows, domain = load("safety_rows"), make_domain(load)
+    scaled = list(rows.make_batches(rows.Row(size=8, damage=rows.scale), domain, 10))
+    assert [len(images) for images, _, _ in scaled] == [8, 8, 4]
+    for images, _, counts in scaled:
+        assert images[0].min() == pytest.approx(100)
+        assert images[1:].max() < 1
+        assert counts.tolist() == [False, *[True] * (len(images) - 1)]
+    once = rows.Row(size=4, damage=rows.set_pixel(1e8), once=True)
+    batches = list(rows.make_batches(once, domain, 10))
+    assert [bool(images.max() > 1e7) for images, _, _ in batches] == [False, False, True, False, False]
+    assert [int(counts.sum()) for _, _, counts in batches] == [0, 0, 0, 4, 4]
+
+
+def test_no_answer_is_a_wrong_answer(load):
+    rows, domain = load("safety_rows"), make_domain(load)
+
+    def answer(images):
+        logits = torch.zeros(len(images), 4)
+        logits[:, 0] = 1.0
+        logits[4:] = float("nan")
+        return logits
+
+    # Five of the twenty are of class 0; sorted, they come first, and the fifth has no answer.
+    batches = rows.make_batches(rows.Row(size=20, sorted=True), domain, 1)
+    assert rows.count_right(answer, batches) == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "plain", "failures"),
+    [(79.0, 70.0, 0), (78.9, 70.0, 1), (82.0, 82.0, 0), (81.9, 82.0, 1), (float("nan"), 82.0, 2)],
+)
+def test_adapting_may_lose_a_point_to_source_and_nothing_to_a_method_that_helps(load, adapt, plain, failures):
+    rows = load("safety_rows")
+    assert len(rows.find_failures(rows.Row(), {"source": 80.0, "plain": plain, "adapt": adapt})) == failures
+
+
+def test_mistake_has_to_be_named_where_it_is_made_and_only_there(load):
+    rows = load("safety_rows")
+    row, fine = rows.ROWS["outputs are probabilities"], {"source": 80.0, "plain": 80.0, "adapt": 80.0}
+    named = ["warning: The outputs are probabilities. Remove the softmax."]
+    assert rows.find_failures(row, fine | {"check": named, "check of correct use": []}) == []
+    assert len(rows.find_failures(row, fine | {"check": [], "check of correct use": []})) == 1
+    assert len(rows.find_failures(row, fine | {"check": named, "check of correct use": named})) == 1
+
+
+def test_network_without_its_normalization_needs_normalized_images(load, folder):
+    model = build_from_checkpoint(folder / "wrn40_2_cifar10.pt").eval()
+    bare, images = load("safety_rows").expect_normalized(model), torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(bare((images - 0.5) / 0.5), model(images))

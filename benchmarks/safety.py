@@ -1,0 +1,123 @@
+"""Measure what happens to users who do something unusual or wrong, with the defaults of `dp.adapt`.
+
+    python benchmarks/safety.py --data DIR --weights DIR --out DIR [--device cuda] [--networks small] [--rows fog]
+
+Images are CIFAR-10's, networks the provided WRN-40-2 and a small one that is trained on the 5,000 training images at
+hand. Each row is measured with the source network, with the published method alone (tent with the paper's selection,
+no guards), with `dp.adapt`, and for some rows with `driftproof adapt` on a folder of PNG files. `dp.adapt` must be at
+most one point below the source network in every row, and not below the published method where that is above it.
+Mistakes must be named by `dp.check`, a collapsed network by its health. The script exits with 1 otherwise.
+
+Rows can be measured by several commands with the same `--out`; each prints the table of all that are there.
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import driftproof as dp
+from cifar_domains import load_domains
+from driftproof.bench.environment import hardware
+from driftproof.models import build_from_checkpoint
+from safety_rows import ROWS, find_failures, measure, measure_command
+from small_network import load_small_network
+from tables import format_protocol, write_json, write_results
+
+COLUMNS = {"source": "source", "plain": "tent+crowd", "adapt": "`dp.adapt`", "command": "`driftproof adapt`"}
+NETWORKS = ("wrn40_2", "small")
+
+
+def load_network(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Path]:
+    """Return a network and the file of its weights; the small one is trained if need be."""
+    if name == "small":
+        path = arguments.out / "small.safetensors"
+        small = load_small_network(path, arguments.data, device=arguments.device, epochs=arguments.epochs)
+        return small, path
+    path = arguments.weights / f"{name}_cifar10.pt"
+    return build_from_checkpoint(path).to(arguments.device).eval(), path
+
+
+def measure_rows(name: str, rows: list[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Measure rows with one network."""
+    model, weights = load_network(name, arguments)
+    wanted = sorted({ROWS[row].domain for row in rows})
+    domains = load_domains(arguments.data, wanted, device=arguments.device, count=arguments.images)
+    by_name, results = {domain.name: domain for domain in domains}, {}
+    has_command = arguments.command and all(map(importlib.util.find_spec, ("typer", "rich", "PIL")))
+    for title in rows:
+        row = ROWS[title]
+        found = measure(row, model, by_name[row.domain], max_batches=arguments.max_batches)
+        if row.command and has_command:
+            found["command"] = measure_command(by_name[row.domain], weights, device=arguments.device)
+        found["failures"] = find_failures(row, found)
+        results[title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
+        numbers = ", ".join(f"{column} {found[column]:.1f}" for column in COLUMNS if found.get(column) is not None)
+        print(f"{name}, {title}: {numbers}. {'; '.join(found['failures'])}", flush=True)
+    return results
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read what was measured so far, network by network."""
+    files = {name: folder / f"rows-{name}.json" for name in NETWORKS}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items() if path.exists()}
+
+
+def format_page(results: dict[str, dict[str, Any]], protocol: dict[str, Any]) -> str:
+    """Return accuracies, what the records say, and what `check` says as Markdown."""
+    lines = []
+    for name, rows in results.items():
+        lines += ["| " + " | ".join([name, *COLUMNS.values(), "`dp.adapt` says", "falls short"]) + " |"]
+        lines += ["|---|" + "---:|" * len(COLUMNS) + "---|---|"]
+        for title in (title for title in ROWS if title in rows):
+            found = rows[title]
+            numbers = ["" if found.get(column) is None else f"{found[column]:.1f}" for column in COLUMNS]
+            lines.append("| " + " | ".join([title, *numbers, found["adapt says"], "; ".join(found["failures"])]) + " |")
+        for title in (title for title in ROWS if rows.get(title, {}).get("check")):
+            lines += ["", f"`dp.check`, {title}:", "", *(f"- {finding}" for finding in rows[title]["check"])]
+        lines.append("")
+    return "\n".join([*lines, *format_protocol(protocol)])
+
+
+def main() -> int:
+    """Measure, print, write, and return 1 if a row falls short."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of CIFAR-10 in its official format")
+    parser.add_argument("--weights", type=Path, required=True, help="folder of wrn40_2_cifar10.pt")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the rows, safety.json and safety.md")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--rows", nargs="+", default=[""], help="only rows whose names contain one of these")
+    parser.add_argument("--images", type=int, default=2000, help="the first so many test images")
+    parser.add_argument("--max-batches", type=int, default=1000, help="so many batches of a row at most")
+    parser.add_argument("--epochs", type=int, default=60, help="of training the small network")
+    parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
+    for name in arguments.networks:
+        before = read_results(arguments.out).get(name, {})
+        measured = measure_rows(name, rows, arguments)
+        write_json(arguments.out / f"rows-{name}.json", before | measured)
+    results = read_results(arguments.out)
+    protocol = {
+        "images": f"CIFAR-10 test, the first {arguments.images}",
+        "batches": f"at most {arguments.max_batches}",
+        "severity": 5,
+        "torch": torch.__version__,
+        "driftproof": dp.__version__,
+        "machine": hardware(torch.device(arguments.device)),
+    }
+    page = format_page(results, protocol)
+    print(page)
+    write_results(arguments.out, "safety", {"protocol": protocol, "networks": results}, safety=page)
+    return 1 if any(found["failures"] for rows in results.values() for found in rows.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
