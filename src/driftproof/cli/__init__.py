@@ -21,6 +21,7 @@ from driftproof.cli.data import data_commands
 from driftproof.cli.demo import demo_command
 from driftproof.cli.exit_codes import EXIT_CODES_HELP, CommandGroup
 from driftproof.cli.train import train_command
+from driftproof.cli.try_methods import try_command
 
 __all__ = ["app", "main"]
 
@@ -36,6 +37,7 @@ app.command("demo")(demo_command)
 app.add_typer(bench_commands, name="bench")
 app.command("check")(check_command)
 app.command("adapt")(adapt_command)
+app.command("try")(try_command)
 app.add_typer(analyze_commands, name="analyze")
 app.add_typer(data_commands, name="data")
 app.command("corrupt")(corrupt_command)

@@ -7,7 +7,7 @@ import typer
 from driftproof.cli.analyze_scenes import scenes_command
 from driftproof.cli.device import Device, resolve_device
 from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
-from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
+from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ analyze_commands.command("scenes")(scenes_command)
 def costs_command(
     model: ModelName = None,
     weights: Weights = None,
-    classes: ClassCount = None,
+    classes: Classes = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "ent,swr,tent,eata,tent+crowd",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step.")] = 200,
     size: Annotated[int, typer.Option(min=1, help="Height and width of the images.")] = 32,

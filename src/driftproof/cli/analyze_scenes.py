@@ -7,7 +7,7 @@ import typer
 
 from driftproof.cli.completion import CORRUPTIONS, SCENES
 from driftproof.cli.device import Device, resolve_device
-from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
+from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
 from driftproof.cli.progress import progress_bar
 from driftproof.cli.scenes import load_scenes, load_source_scenes
@@ -41,7 +41,7 @@ def scenes_command(
     ] = None,
     model: ModelName = None,
     weights: Weights = None,
-    classes: ClassCount = None,
+    classes: Classes = None,
     dataset: Annotated[
         str | None,
         typer.Option(

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from driftproof.cli.exit_codes import ExitCode
-from driftproof.cli.model import ClassCount, ModelName, Weights, load_model
+from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 def check_command(
     model: ModelName = None,
     weights: Weights = None,
-    classes: ClassCount = None,
+    classes: Classes = None,
     as_json: AsJson = False,
 ) -> None:
     """Report problems of a model and how to fix them; exit code 1 if it cannot be adapted."""

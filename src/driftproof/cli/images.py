@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from driftproof.data import FileSet
+    from driftproof.data.images import Size
 
 __all__ = ["LoadedBatch", "find_images", "load_batches"]
 
@@ -21,12 +22,12 @@ class LoadedBatch:
     """A batch of images.
 
     Attributes:
-        paths: The files that could be read.
+        indices: The positions of the files that could be read.
         pixels: Their pixels, uint8 (n, 3, H, W); None if no file could be read.
         unreadable: An error message for each file that could not be read.
     """
 
-    paths: tuple[Path, ...]
+    indices: tuple[int, ...]
     pixels: "Tensor | None"
     unreadable: tuple[str, ...] = ()
 
@@ -46,36 +47,39 @@ def find_images(sources: Sequence[Path]) -> list[Path]:
     return paths
 
 
-def load_batches(paths: Sequence[Path], *, batch_size: int, size: int | None = None) -> Iterator[LoadedBatch]:
+def load_batches(
+    paths: Sequence[Path], order: Sequence[int], *, batch_size: int, size: "Size" = None
+) -> Iterator[LoadedBatch]:
     """Iterate over the files in batches, loading the next batch in the background.
 
     Args:
         paths: The files.
+        order: Positions of the files, in the order to go through.
         batch_size: Number of files per batch; unreadable files make a batch smaller.
-        size: Side of the square to resize to; None keeps the stored size.
+        size: As in `driftproof.data.FileSet`.
     """
     from driftproof.data import FileSet
 
-    files = FileSet(paths, size=None if size is None else (size, size))
-    starts = range(0, len(paths), batch_size)
+    files = FileSet(paths, size=size)
+    starts = range(0, len(order), batch_size)
     with ThreadPoolExecutor(max_workers=1) as loader:
-        pending = loader.submit(_load_batch, files, range(len(paths))[:batch_size])
+        pending = loader.submit(_load_batch, files, order[:batch_size])
         for start in starts[1:]:
             batch = pending.result()
-            pending = loader.submit(_load_batch, files, range(len(paths))[start : start + batch_size])
+            pending = loader.submit(_load_batch, files, order[start : start + batch_size])
             yield batch
         yield pending.result()
 
 
 def _load_batch(files: "FileSet", indices: Sequence[int]) -> LoadedBatch:
     try:
-        return LoadedBatch(_paths(files, indices), files.batch(indices))
+        return LoadedBatch(tuple(indices), files.batch(indices))
     except InputError:
         unreadable = {index: message for index in indices if (message := _read_error(files, index))}
         if not unreadable:
             raise
-    readable = [index for index in indices if index not in unreadable]
-    return LoadedBatch(_paths(files, readable), files.batch(readable) if readable else None, tuple(unreadable.values()))
+    readable = tuple(index for index in indices if index not in unreadable)
+    return LoadedBatch(readable, files.batch(readable) if readable else None, tuple(unreadable.values()))
 
 
 def _read_error(files: "FileSet", index: int) -> str | None:
@@ -84,7 +88,3 @@ def _read_error(files: "FileSet", index: int) -> str | None:
     except InputError as error:
         return str(error)
     return None
-
-
-def _paths(files: "FileSet", indices: Sequence[int]) -> tuple[Path, ...]:
-    return tuple(files.paths[index] for index in indices)

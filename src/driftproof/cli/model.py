@@ -1,4 +1,4 @@
-"""The options `--model`, `--weights` and `--classes`."""
+"""The options `--model`, `--weights` and `--classes`, and the model they name."""
 
 import importlib
 import sys
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from driftproof.cli.class_names import parse_classes
 from driftproof.cli.completion import NETWORKS
+from driftproof.cli.presets import Preprocessing
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ClassCount", "ModelName", "Weights", "load_model"]
+__all__ = ["Classes", "ModelName", "Weights", "load_model"]
 
 ModelName = Annotated[
     str | None,
@@ -33,38 +35,76 @@ Weights = Annotated[
     Path | None,
     typer.Option(help="Weights: safetensors or a torch state dict; without `--model`, a file of `driftproof train`."),
 ]
-ClassCount = Annotated[int | None, typer.Option(min=1, help="Number of classes of a built-in network.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        help="File of class names in the order of the outputs, one per line or JSON; or, for a built-in network, the "
+        "number of classes.",
+    ),
+]
 
 _INTERNAL_FILES = (__file__, importlib.__file__, "<frozen")
 
 _Result = TypeVar("_Result")
 
 
-def load_model(name: str | None, weights: Path | None, classes: int | None = None) -> "nn.Module":
-    """Build or import a model and load its weights.
+def load_model(
+    name: str | None,
+    weights: Path | None,
+    classes: str | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> "nn.Module":
+    """Build or import a model, load its weights and let it normalize its images.
 
     Output of user code is redirected to stderr, so that stdout stays clean.
 
     Args:
         name: `package.module:name`, or the name of a built-in network; None if the weights name it.
         weights: File of weights; None keeps the initial ones.
-        classes: Number of classes of a built-in network.
+        classes: Number of classes of a built-in network, or a file of class names.
+        preprocessing: Normalization of the images; None if the model takes images in 0..1. Built-in networks normalize
+            their images themselves; only mean and standard deviation given as options replace theirs.
     """
     from driftproof.models import build_from_checkpoint, load_checkpoint
 
     if name is None and weights is None:
         raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
-    if classes is not None and (name is None or ":" in name):
-        raise ConfigurationError("Expected `--classes` only with a built-in network, but got it with another model.")
+    count, names = parse_classes(classes)
+    if count is not None and not names and (name is None or ":" in name):
+        raise ConfigurationError(
+            f"Expected `--classes {count}` only with a built-in network, but got it with another model. "
+            "Pass a file of class names."
+        )
+    normalization = preprocessing or Preprocessing()
     with redirect_stdout(sys.stderr):
         if name is None:
             assert weights is not None
-            return build_from_checkpoint(weights)
-        model = _load_user_model(name) if ":" in name else _build_builtin(name, classes)
-        return model if weights is None else load_checkpoint(model, weights)
+            return _normalize_input(build_from_checkpoint(weights), normalization)
+        if ":" not in name:
+            model = _build_builtin(name, count, normalization if normalization.explicit else Preprocessing())
+            return model if weights is None else load_checkpoint(model, weights)
+        model = _load_user_model(name)
+        return _normalize_input(model if weights is None else load_checkpoint(model, weights), normalization)
 
 
-def _build_builtin(name: str, classes: int | None) -> "nn.Module":
+def _normalize_input(model: "nn.Module", preprocessing: Preprocessing) -> "nn.Module":
+    from driftproof.models import NormalizedInput
+    from driftproof.models.normalized_model import NormalizedModel
+
+    if preprocessing.mean is None or preprocessing.std is None:
+        return model
+    if not isinstance(model, NormalizedModel):
+        return NormalizedInput(model, mean=preprocessing.mean, std=preprocessing.std)
+    if preprocessing.explicit:
+        raise ConfigurationError(
+            f"Expected `--mean` and `--std` with a model that takes normalized images, but this {type(model).__name__} "
+            "normalizes them itself. Leave them out."
+        )
+    return model
+
+
+def _build_builtin(name: str, classes: int | None, normalization: Preprocessing) -> "nn.Module":
     from driftproof.models import MODELS, build_model
 
     if name not in MODELS and "." in name:
@@ -72,7 +112,8 @@ def _build_builtin(name: str, classes: int | None) -> "nn.Module":
             f"Expected `--model` to be `package.module:name` or a built-in network, but got {name!r}. "
             f"Put a colon before the last part: {':'.join(name.rsplit('.', 1))}."
         )
-    return build_model(name, classes=classes)
+    given = {"mean": normalization.mean, "std": normalization.std}
+    return build_model(name, classes=classes, **{key: values for key, values in given.items() if values is not None})
 
 
 def _load_user_model(reference: str) -> "nn.Module":

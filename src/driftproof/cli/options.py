@@ -20,7 +20,7 @@ MAX_SEED = 2**63 - 1
 MethodName = Annotated[
     str,
     typer.Option(
-        "--method", help="Method, such as tent, eata+crowd or bn_adapt.", autocompletion=lambda: list(METHODS)
+        "--method", help="Method, such as adapt, tent+crowd, bn_adapt or source.", autocompletion=lambda: list(METHODS)
     ),
 ]
 MethodOptions = Annotated[

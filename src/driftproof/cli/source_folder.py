@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.errors import InputError
+from driftproof.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
     from torch import Tensor
 
     from driftproof.adapter import Adapter
     from driftproof.data import ImageSet
+    from driftproof.data.images import Size
 
-__all__ = ["SourceFolder", "check_class_count"]
+__all__ = ["SourceFolder", "load_or_prepare"]
 
 
 class SourceFolder:
@@ -20,15 +22,15 @@ class SourceFolder:
 
     Args:
         root: Folder with one sub-folder per class; their sorted names are the model's classes.
-        size: Side of the square to resize to; None keeps the stored size.
+        size: As in `driftproof.data.FileSet`.
         batch_size: Number of images per batch.
         seed: Seed of the order.
     """
 
-    def __init__(self, root: Path, *, size: int | None = None, batch_size: int = 200, seed: int = 0) -> None:
+    def __init__(self, root: Path, *, size: "Size" = None, batch_size: int = 200, seed: int = 0) -> None:
         from driftproof.data import folder
 
-        self.images: ImageSet = folder(root, size=None if size is None else (size, size))
+        self.images: ImageSet = folder(root, size=size)
         if not self.images.classes:
             raise InputError(f"Expected {root} to hold one sub-folder per class, but it holds loose images.")
         self._batch_size = batch_size
@@ -42,7 +44,7 @@ class SourceFolder:
             yield self.images.batch(indices).float().div_(255), self.images.labels[indices]
 
 
-def check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
+def _check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
     """Raise `InputError` if the folder does not have one class per model output."""
     import torch
 
@@ -54,3 +56,34 @@ def check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
             f"Expected one sub-folder in {source.images.name} for each of the model's {outputs} classes, "
             f"but got {len(source.images.classes)}."
         )
+
+
+def load_or_prepare(
+    adapter: "Adapter", source: Path | None, size: "Size", progress: "Progress", state: Path | None = None
+) -> None:
+    """Load the saved state, which includes the preparation, or prepare the adapter on source images.
+
+    Args:
+        adapter: The adapter.
+        source: Folder of source images; None if there are none.
+        size: Size of the images, as in `driftproof.data.FileSet`.
+        progress: Shows the preparation.
+        state: File of a saved state; it need not exist.
+    """
+    if state is not None and state.exists():
+        adapter.load(state)
+    if not adapter.prepared:
+        _prepare(adapter, source, size, progress)
+
+
+def _prepare(adapter: "Adapter", source: Path | None, size: "Size", progress: "Progress") -> None:
+    if source is None:
+        raise ConfigurationError(
+            "Expected `--source`, since this method has to be prepared on source images. "
+            "Pass a folder with one sub-folder per class."
+        )
+    images = SourceFolder(source, size=size)
+    _check_class_count(adapter, images)
+    task = progress.add_task("preparing", total=None)
+    adapter.prepare(images, progress=lambda stage, done: progress.update(task, description=stage, completed=done))
+    progress.remove_task(task)

@@ -13,7 +13,7 @@ from driftproof.data.digits import digits, digits_unknown
 from driftproof.data.download import FileCheck, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
-from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeShorterSide, Subset
+from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeExact, ResizeShorterSide, Subset
 from driftproof.data.open_sets import imagenet_o_c, svhn_c
 from driftproof.data.registry import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.scenes import (
@@ -44,6 +44,7 @@ __all__ = [
     "FitHeight",
     "ImageSet",
     "RemoteFile",
+    "ResizeExact",
     "ResizeShorterSide",
     "Scenes",
     "Subset",

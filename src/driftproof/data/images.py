@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeShorterSide", "Size", "Subset", "to_rgb"]
+__all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeExact", "ResizeShorterSide", "Size", "Subset", "to_rgb"]
+
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,29 @@ class ResizeShorterSide:
 
     side: int = 256
     crop: int = 224
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.side:
             raise ConfigurationError(f"Expected 1 <= `crop` <= `side`, but got crop {self.crop} and side {self.side}.")
 
 
-Size = tuple[int, int] | ResizeShorterSide | None
+@dataclass(frozen=True)
+class ResizeExact:
+    """Resize to `height` and `width` pixels, ignoring the aspect ratio; a bilinear one is `(height, width)`."""
+
+    height: int
+    width: int
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1:
+            raise ConfigurationError(
+                f"Expected `height` and `width` to be at least 1, but got {self.height} and {self.width}."
+            )
+
+
+Size = tuple[int, int] | ResizeExact | ResizeShorterSide | None
 
 
 class ImageSet(ABC):
@@ -131,13 +150,13 @@ class FileSet(ImageSet):
     """Image files, decoded on demand.
 
     Anything Pillow reads becomes 8-bit RGB: gray is repeated, palettes are looked up, transparency is dropped, and of
-    16 bits the upper eight are kept. Orientation tags are ignored. Resizing is bilinear and anti-aliased.
+    16 bits the upper eight are kept. Orientation tags are ignored. Resizing is anti-aliased, and bilinear by default.
 
     Args:
         paths: The files.
         labels: As in `ImageSet`.
-        size: (height, width) to resize to, ignoring the aspect ratio; a `ResizeShorterSide`; None keeps the stored
-            size, which the images of a batch then have to share.
+        size: (height, width) to resize to, ignoring the aspect ratio; a `ResizeExact` or `ResizeShorterSide`; None
+            keeps the stored size, which the images of a batch then have to share.
         classes: As in `ImageSet`.
         name: As in `ImageSet`.
         workers: Number of decoding threads; None for one per core, at most 8.
@@ -265,15 +284,20 @@ def _resize(image: "Image.Image", size: Size) -> "Image.Image":
     if size is None:
         return image
     if isinstance(size, tuple):
-        return _resize_exact(image, (size[1], size[0]))
+        size = ResizeExact(*size)
+    if isinstance(size, ResizeExact):
+        return _interpolate(image, (size.width, size.height), size.interpolation)
     shorter = min(image.size)
     width, height = (int(size.side * length / shorter) for length in image.size)
     left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
-    return _resize_exact(image, (width, height)).crop((left, top, left + size.crop, top + size.crop))
+    resized = _interpolate(image, (width, height), size.interpolation)
+    return resized.crop((left, top, left + size.crop, top + size.crop))
 
 
-def _resize_exact(image: "Image.Image", width_height: tuple[int, int]) -> "Image.Image":
-    return image if image.size == width_height else image.resize(width_height, _pillow().Resampling.BILINEAR)
+def _interpolate(image: "Image.Image", width_height: tuple[int, int], interpolation: str) -> "Image.Image":
+    if image.size == width_height:
+        return image
+    return image.resize(width_height, _pillow().Resampling[interpolation.upper()])
 
 
 def _format_size(image: npt.NDArray[np.uint8]) -> str:

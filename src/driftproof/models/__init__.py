@@ -9,6 +9,7 @@ from driftproof.models.checkpoints import (
     save_checkpoint,
 )
 from driftproof.models.deeplab import DeepLabV3Plus
+from driftproof.models.normalized_model import NormalizedInput
 from driftproof.models.registry import MODELS, ModelInfo, build_model
 from driftproof.models.resnet import ResNet50
 from driftproof.models.resnext import ResNeXt29
@@ -20,6 +21,7 @@ __all__ = [
     "DeepLabV3Plus",
     "LoadReport",
     "ModelInfo",
+    "NormalizedInput",
     "ResNeXt29",
     "ResNet50",
     "WideResNet",
