@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from driftproof.adapter.engines.fusion import fuse
 from driftproof.kernels import (
     availability,
     batch_norm,
@@ -21,6 +20,7 @@ from driftproof.kernels import (
     ops,
     traced_interpolated_batch_norm,
 )
+from driftproof.kernels.fusion import fuse
 from driftproof.kernels.interpolation import Interpolation
 from networks import build
 

@@ -126,6 +126,26 @@ def test_buffer_that_has_grown_is_loaded(model):
     assert same_state(state_of(adapter), state_of(other))
 
 
+class Sized(dp.losses.Entropy):
+    """Holds a parameter whose shape no argument tells."""
+
+    size = 2
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(self.size), requires_grad=False)
+
+
+def test_state_with_a_parameter_that_does_not_fit_raises(model, monkeypatch):
+    state = compose(model, loss=Sized()).state_dict()
+    monkeypatch.setattr(Sized, "size", 3)
+    adapter = compose(model, loss=Sized())
+    before = state_of(adapter)
+    with pytest.raises(dp.errors.StateError, match=r"but loss\.scale does not fit"):
+        adapter.load_state_dict(state)
+    assert same_state(before, state_of(adapter))
+
+
 def test_damaged_file_raises_and_leaves_the_adapter_unchanged(model, tmp_path):
     adapter = make_adapted(model)
     path = tmp_path / "state"

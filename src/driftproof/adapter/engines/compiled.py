@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, require_cuda, supports_cuda_graphs
 from driftproof.adapter.engines.eager import EagerEngine
-from driftproof.adapter.engines.fusion import fuse_only_backend, fused_inductor
 from driftproof.adapter.engines.shapes import ShapeTracker, shape_key
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_objective
@@ -20,6 +19,7 @@ from driftproof.adapter.train_step import ObjectiveFn
 from driftproof.components import Step
 from driftproof.errors import EngineError
 from driftproof.kernels import can_compile
+from driftproof.kernels.fusion import fuse_only_backend, fused_inductor
 from driftproof.network import Network
 from driftproof.record import StepResult
 
