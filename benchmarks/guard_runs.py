@@ -4,7 +4,6 @@ import inspect
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -138,16 +137,14 @@ def run_stream(bench: Bench, run: Run, *, batches: int, every: int | None = None
     started = time.monotonic()
     adapter = make_adapter(bench, run, **make_options(**arm))
     indicators, states, wrong, source_wrong = Indicators(adapter), [], [], []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning of collapse is what is expected here
-        for index, (images, labels, source_logits) in enumerate(make_batches(bench, run, batches)):
-            logits = adapter(images)
-            wrong.append(logits.argmax(dim=1) != labels)
-            source_wrong.append(source_logits.argmax(dim=1) != labels)
-            if every and index % every == 0:
-                indicators.update(index, images, labels, logits, source_logits)
-            if arm:
-                states.append(adapter.last.health.state)
+    for index, (images, labels, source_logits) in enumerate(make_batches(bench, run, batches)):
+        logits = adapter(images)
+        wrong.append(logits.argmax(dim=1) != labels)
+        source_wrong.append(source_logits.argmax(dim=1) != labels)
+        if every and index % every == 0:
+            indicators.update(index, images, labels, logits, source_logits)
+        if arm:
+            states.append(adapter.last.health.state)
     line = {
         "run": asdict(run),
         "batches": len(wrong),

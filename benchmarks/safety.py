@@ -101,9 +101,9 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
     for name in arguments.networks:
-        before = read_results(arguments.out).get(name, {})
         measured = measure_rows(name, rows, arguments)
-        write_json(arguments.out / f"rows-{name}.json", before | measured)
+        others = read_results(arguments.out).get(name, {})  # read now: another process may have written meanwhile
+        write_json(arguments.out / f"rows-{name}.json", others | measured)
     results = read_results(arguments.out)
     protocol = {
         "images": f"CIFAR-10 test, the first {arguments.images}",
