@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         augment,
         errors,
         gradients,
+        guards,
         losses,
         memories,
         methods,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     )
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
-    from driftproof.methods import bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
+    from driftproof.health import Health
+    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
     from driftproof.problems import Problem, check
     from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
@@ -53,10 +55,12 @@ __all__ = [
     "EntropyBelow",
     "EntropyWeight",
     "Event",
+    "Health",
     "NonRedundant",
     "Problem",
     "Record",
     "StepResult",
+    "adapt",
     "after",
     "augment",
     "bn_adapt",
@@ -68,6 +72,7 @@ __all__ = [
     "errors",
     "gce",
     "gradients",
+    "guards",
     "losses",
     "memories",
     "methods",
@@ -87,7 +92,8 @@ __all__ = [
 _CONTENTS = {
     "adapter": ("Adapter",),
     "alarm": ("Alarm", "Event"),
-    "methods": ("bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+    "health": ("Health",),
+    "methods": ("adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
     "problems": ("Problem", "check"),
     "record": ("Record", "StepResult"),
     "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),

@@ -15,6 +15,7 @@ __all__ = [
     "gather_probability",
     "log_probabilities",
     "logit_change",
+    "mean_prediction",
     "mean_prediction_entropy",
     "upcast",
 ]
@@ -63,6 +64,18 @@ def logit_change(logits: Tensor, source_logits: Tensor) -> Tensor:
     return (upcast(logits).gather(1, classes) - upcast(source_logits).gather(1, classes)).squeeze(1)
 
 
+def mean_prediction(p: Tensor, distributed: Distributed | None = None) -> Tensor:
+    """Return the mean prediction ȳ over the samples of all ranks, (C,).
+
+    Args:
+        p: Probabilities.
+        distributed: The ranks to average over; None is a single process.
+    """
+    distributed = distributed or Distributed()
+    p = p.transpose(0, 1).flatten(start_dim=1)
+    return distributed.sum(p.sum(dim=1))[0] / distributed.global_count(p.shape[1])
+
+
 def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, distributed: Distributed | None = None) -> Tensor:
     """Return the entropy H(ȳ) of the mean prediction ȳ over the samples of all ranks.
 
@@ -72,10 +85,10 @@ def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, distribute
         distributed: The ranks to average over; None is a single process.
     """
     distributed = distributed or Distributed()
-    p = p.transpose(0, 1).flatten(start_dim=1)
     if weights is None:
-        mean = distributed.sum(p.sum(dim=1))[0] / distributed.global_count(p.shape[1])
+        mean = mean_prediction(p, distributed)
     else:
+        p = p.transpose(0, 1).flatten(start_dim=1)
         mask = (weights > 0).to(p.dtype).flatten()
         total, count = distributed.sum((p * mask).sum(dim=1), mask.sum())
         mean = total / count.clamp(min=1)

@@ -1,15 +1,17 @@
 """What happened to one batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
+from driftproof.health import Health
+
 __all__ = ["LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
 
 
-def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool) -> str | None:
+def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool, paused: bool) -> str | None:
     """Why a batch changed nothing, or None.
 
     Args:
@@ -18,7 +20,10 @@ def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, l
         images: Whether the images were finite.
         logits: Whether the model's logits were.
         loss: Whether the loss was.
+        paused: Whether a guard holds learning back.
     """
+    if finite and paused:
+        return "paused by a guard"
     if finite:
         return None if has_signal else "nothing was selected"
     for name, is_finite in (("images", images), ("model's logits", logits), ("loss", loss)):
@@ -44,7 +49,7 @@ class LazyOutcome:
     """An outcome that is fetched from the device on first access.
 
     Args:
-        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite.
+        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; paused.
     """
 
     def __init__(self, flags: Tensor) -> None:
@@ -52,8 +57,9 @@ class LazyOutcome:
 
     @cached_property
     def _outcome(self) -> Outcome:
-        finite, has_signal, stepped, images, logits, loss = self.flags.tolist()
-        reason = skip_reason(finite=finite, has_signal=has_signal, images=images, logits=logits, loss=loss)
+        finite, has_signal, stepped, images, logits, loss, paused = self.flags.tolist()
+        checks = {"images": images, "logits": logits, "loss": loss, "paused": paused}
+        reason = skip_reason(finite=finite, has_signal=has_signal, **checks)
         return Outcome(stepped, reason)
 
     @property
@@ -77,14 +83,21 @@ class Record:
         selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns;
             with a memory, the samples offered to it.
         novelty: How unfamiliar each sample is, same shape; larger is more novel.
+        quarantined: Boolean mask of the images that were kept out, (N,): not finite, or far outside what the stream has
+            shown. Their logits and novelty are NaN.
         objective: The loss as a 0-d tensor; None where nothing learns.
         outcome: Whether a step was taken, and why not.
+        averages: What `health` is computed from.
+        actions: What guards did after this batch, such as "rolled back".
     """
 
     selected: Tensor
     novelty: Tensor
+    quarantined: Tensor
     objective: Tensor | None = None
     outcome: Outcome | LazyOutcome = Outcome()
+    averages: Tensor | None = None
+    actions: tuple[str, ...] = ()
 
     @property
     def stepped(self) -> bool:
@@ -111,9 +124,15 @@ class Record:
         """The loss of the step, or None where nothing learns."""
         return None if self.objective is None else float(self.objective)
 
+    @cached_property
+    def health(self) -> Health:
+        """How adaptation goes."""
+        return Health() if self.averages is None else Health.from_averages(self.averages.tolist())
+
     def __repr__(self) -> str:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
         outcome = self.skipped or ("stepped" if self.stepped else "no step")
+        outcome = ", ".join([outcome, self.health.state, *self.actions])
         return f"Record(seen={self.seen}, kept={self.kept:.3f}, loss={loss}, {outcome})"
 
 
@@ -131,9 +150,7 @@ class StepResult(NamedTuple):
     def clone(self) -> "StepResult":
         """Copy all tensors: the next replay of a captured step overwrites them."""
         record, outcome = self.record, self.record.outcome
-        objective = None if record.objective is None else record.objective.clone()
         if isinstance(outcome, LazyOutcome):
             outcome = LazyOutcome(outcome.flags.clone())
-        return StepResult(
-            self.logits.clone(), Record(record.selected.clone(), record.novelty.clone(), objective, outcome)
-        )
+        tensors = {name: tensor.clone() for name, tensor in vars(record).items() if isinstance(tensor, Tensor)}
+        return StepResult(self.logits.clone(), replace(record, outcome=outcome, **tensors))

@@ -25,16 +25,20 @@ from driftproof.adapter.method import (
     OutputName,
     Schedule,
     check_engine_options,
+    resolve_guards,
     resolve_novelty,
     resolve_output,
+    resolve_statistics,
 )
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
+from driftproof.adapter.watch import Watch
 from driftproof.after import After
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
+from driftproof.guards import Guard
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
@@ -65,7 +69,7 @@ class Adapter(nn.Module):
     Args:
         model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
         scope: Which parameters train.
-        statistics: What batch-norm layers normalize with.
+        statistics: What batch-norm layers normalize with; "auto" is `statistics.Auto()`.
         loss: A loss per sample.
         select: Which samples to learn from; None is all of them.
         mean_entropy: λ_max, the weight of −H(ȳ); None takes the value that goes with the selection (0.5 for
@@ -74,7 +78,8 @@ class Adapter(nn.Module):
         gradient: How the gradient comes from the objective; None is `gradients.Plain()`.
         optimizer: Makes the optimizer from the parameters, e.g. `functools.partial(torch.optim.Adam, lr=1e-3)`.
         lr_schedule: Maps the number of steps taken, a 0-d tensor on the device, to a factor on the learning rate.
-        accumulate: Average the gradients of so many batches before each optimizer step.
+        accumulate: Average the gradients of so many batches before each optimizer step; "auto" is as many as make 64
+            images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
         after: What happens after each optimizer step: one component or several.
@@ -86,6 +91,7 @@ class Adapter(nn.Module):
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
             `driftproof.scores`), a component, or a function of the step; None is the confidence difference where the
             method compares with θ_o, and 1 − the largest probability elsewhere.
+        guard: What to do when adaptation goes wrong: one of `guards` or several; None warns once, () does nothing.
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector, for components that read features; None is the
             last linear layer.
@@ -121,7 +127,7 @@ class Adapter(nn.Module):
         model: nn.Module,
         *,
         scope: Scope,
-        statistics: Statistics,
+        statistics: Statistics | Literal["auto"],
         loss: Loss | None = None,
         select: Selection | None = None,
         mean_entropy: float | None = None,
@@ -129,15 +135,16 @@ class Adapter(nn.Module):
         gradient: Gradient | None = None,
         optimizer: MakeOptimizer | None = None,
         lr_schedule: Schedule | None = None,
-        accumulate: int = 1,
+        accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
-        source_statistics: Statistics | None = None,
+        source_statistics: Statistics | Literal["auto"] | None = None,
         average_over: Literal["selected", "batch"] = "selected",
         mean_entropy_over: Literal["selected", "batch"] = "batch",
         novelty: str | Novelty | None = None,
+        guard: Guard | Sequence[Guard] | None = None,
         logits: LogitsAccessor | None = None,
         classifier: str | None = None,
         seed: int = 0,
@@ -156,8 +163,8 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             self.method = Method(
                 scope=scope,
-                statistics=copied(statistics),
-                source_statistics=copied(source_statistics),
+                statistics=resolve_statistics(statistics),
+                source_statistics=resolve_statistics(source_statistics),
                 loss=copied(loss),
                 select=copied(select),
                 mean_entropy=mean_entropy,
@@ -173,6 +180,7 @@ class Adapter(nn.Module):
                 novelty=resolve_novelty(novelty),
                 average_over=average_over,
                 mean_entropy_over=mean_entropy_over,
+                guards=resolve_guards(guard),
             )
             self._requires_grad = {name: parameter.requires_grad for name, parameter in _named_parameters(model)}
             self.state = State(
@@ -190,6 +198,7 @@ class Adapter(nn.Module):
         self.engine = engine
         self.channels_last = channels_last
         self._engine = self._make_engine()
+        self._watch = Watch(self.method, self.state)
         self._ranks_checked = False
         self._last: Record | None = None
 
@@ -215,7 +224,7 @@ class Adapter(nn.Module):
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
-            result = self._engine.run(images)
+            result = self._watch.after_batch(images, self._engine.run(images))
             self._last = result.record
             self._ranks_checked = True
             return result
@@ -289,6 +298,7 @@ class Adapter(nn.Module):
         """Return to exactly the starting point: weights, optimizer, every component. What `prepare` found stays."""
         self._engine.invalidate()
         self.state.reset()
+        self._watch.reset()
         self._last = None
         self._ranks_checked = False
         return self
@@ -384,6 +394,7 @@ class Adapter(nn.Module):
         """Continue from a `state_dict` of the same method on the same source model; any other is refused whole."""
         self._engine.invalidate()
         snapshot.set_state(self.method, self.state, state)
+        self._watch.forget_snapshots()
         self._last = None
         self._ranks_checked = False
 

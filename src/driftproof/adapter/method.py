@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat, TypedDict
 
@@ -16,6 +16,7 @@ from driftproof.components.describe import describe_value
 from driftproof.distributed import RankGroup
 from driftproof.errors import ConfigurationError
 from driftproof.gradients import Gradient
+from driftproof.guards import Guard, Warn
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision
@@ -24,7 +25,7 @@ from driftproof.regularizers import Regularizer
 from driftproof.scopes import Nothing, Scope
 from driftproof.scores import make_novelty
 from driftproof.selection import Selection
-from driftproof.statistics import Statistics
+from driftproof.statistics import Auto, Statistics
 from driftproof.teacher import EMA
 
 __all__ = ["AdapterOptions", "EngineName", "MakeOptimizer", "Method", "Novelty", "Schedule", "check_engine_options"]
@@ -45,6 +46,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "average_over": ("selected", "batch"),
     "mean_entropy_over": ("selected", "batch"),
     "output": tuple(_OUTPUTS),
+    "statistics": ("auto",),
     "engine": ("auto", "eager", "compile", "graph"),
     "precision": (None, "fp32", "tf32", "bf16"),
     "source_precision": (None, "bf16"),
@@ -54,12 +56,13 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 class AdapterOptions(TypedDict, total=False):
     """Keywords that every method passes on to its `Adapter`, which documents them."""
 
-    accumulate: int
-    source_statistics: Statistics | None
+    accumulate: int | Literal["auto"]
+    source_statistics: Statistics | Literal["auto"] | None
     average_over: Literal["selected", "batch"]
     mean_entropy_over: Literal["selected", "batch"]
     output: OutputName | Output
     novelty: str | Novelty | None
+    guard: Guard | Sequence[Guard] | None
     logits: LogitsAccessor | None
     classifier: str | None
     seed: int
@@ -84,7 +87,7 @@ class Method:
     gradient: Gradient | None = None
     optimizer: MakeOptimizer | None = None
     lr_schedule: Schedule | None = None
-    accumulate: int = 1
+    accumulate: int | Literal["auto"] = 1
     memory: Memory | None = None
     teacher: EMA | None = None
     after: tuple[After, ...] = ()
@@ -92,6 +95,7 @@ class Method:
     novelty: Novelty | None = None
     average_over: Literal["selected", "batch"] = "selected"
     mean_entropy_over: Literal["selected", "batch"] = "batch"
+    guards: tuple[Guard, ...] = ()
 
     def __post_init__(self) -> None:
         _check_choice("average_over", self.average_over)
@@ -109,10 +113,13 @@ class Method:
                 "Expected `optimizer` to be a function that makes an optimizer from parameters, such as "
                 "`functools.partial(torch.optim.Adam, lr=1e-3)`, but got an optimizer."
             )
-        if not isinstance(self.accumulate, int) or isinstance(self.accumulate, bool) or self.accumulate < 1:
+        is_count = isinstance(self.accumulate, int) and not isinstance(self.accumulate, bool) and self.accumulate >= 1
+        if not is_count and self.accumulate != "auto":
             raise ConfigurationError(
-                f"Expected `accumulate` to be a number of batches ≥ 1, but got {self.accumulate!r}."
+                f'Expected `accumulate` to be a number of batches ≥ 1 or "auto", but got {self.accumulate!r}.'
             )
+        for guard in self.guards:
+            _check_kind("guard", guard, Guard, required=True)
         is_number = isinstance(self.mean_entropy, SupportsFloat) and not isinstance(self.mean_entropy, bool)
         if not is_number or not math.isfinite(self.mean_entropy):
             raise ConfigurationError(f"Expected `mean_entropy` to be a finite number, but got {self.mean_entropy!r}.")
@@ -135,6 +142,10 @@ class Method:
     def learns(self) -> bool:
         """Whether any parameter is trained."""
         return not isinstance(self.scope, Nothing)
+
+    def accumulate_for(self, images: int) -> int:
+        """The number of batches of so many images that make one step."""
+        return self.accumulate if isinstance(self.accumulate, int) else math.ceil(_IMAGES_PER_STEP / max(1, images))
 
     @property
     def components(self) -> dict[str, Component]:
@@ -204,6 +215,7 @@ _DESCRIBED = (
     "mean_entropy_over",
 )
 _OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "after")
+_IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 
 
@@ -220,6 +232,20 @@ def resolve_novelty(novelty: str | Novelty | None) -> Novelty | None:
     if isinstance(novelty, str):
         return make_novelty(novelty)
     return copy.deepcopy(novelty, memo={}) if isinstance(novelty, Component) else novelty
+
+
+def resolve_statistics(statistics: str | Statistics | None) -> Statistics | None:
+    """The rule of a name; a rule is copied."""
+    if isinstance(statistics, str):
+        _check_choice("statistics", statistics)
+        return Auto()
+    return copy.deepcopy(statistics, memo={})
+
+
+def resolve_guards(guard: Guard | Sequence[Guard] | None) -> tuple[Guard, ...]:
+    """The guards of an adapter, copied: they remember its stream."""
+    given = (Warn(),) if guard is None else guard
+    return tuple(copy.deepcopy((given,) if isinstance(given, Guard) else tuple(given)))
 
 
 def check_engine_options(**chosen: str | None) -> None:

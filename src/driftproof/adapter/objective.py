@@ -53,7 +53,8 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
         has_signal = has_signal | (number > 0)
     if method.mean_entropy != 0:
         averaged = _averaged_samples(method, step)
-        loss = loss - method.mean_entropy * mean_prediction_entropy(step.probabilities, averaged, step.distributed)
+        weight = method.mean_entropy * method.statistics.trust(step)
+        loss = loss - weight * mean_prediction_entropy(step.probabilities, averaged, step.distributed)
         # The mean of no samples is a constant.
         has_signal = has_signal | (True if averaged is None else step.distributed.sum((averaged > 0).sum())[0] > 0)
     penalty = None if method.regularizer is None else method.regularizer.penalty(step)
@@ -88,6 +89,7 @@ def _compute_weights(method: Method, step: Step, selected_before: Tensor | None)
         attract, repel = attract * remembered, None if repel is None else repel * remembered
     if selected_before is not None:
         attract = attract * selected_before
+        repel = None if repel is None else repel * selected_before
     return attract.detach(), None if repel is None else repel.detach()
 
 

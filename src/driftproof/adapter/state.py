@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
+from driftproof.adapter.health_monitor import HealthMonitor
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -17,14 +18,29 @@ from driftproof.adapter.optimizers import (
     iter_tensors,
     load_optimizer_state,
 )
+from driftproof.adapter.quarantine import Quarantine
 from driftproof.adapter.storage import Slot, Storage
-from driftproof.components import Component, Step
+from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
 
-__all__ = ["State"]
+__all__ = ["State", "Weights"]
+
+
+class Weights(NamedTuple):
+    """A copy of what a step moves.
+
+    Attributes:
+        parameters: Of the adapting network and the teacher.
+        optimizer: The optimizer's state; None where nothing learns.
+        num_steps: How many steps led there.
+    """
+
+    parameters: list[Tensor]
+    optimizer: dict[str, Any] | None
+    num_steps: Tensor
 
 
 class State(nn.Module):
@@ -54,11 +70,16 @@ class State(nn.Module):
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
         accumulated_batches: How many batches wait for their step.
+        paused: Whether a guard holds learning back, likewise.
+        guard_counters: What guards keep on the host, by name.
+        health: What health is judged by.
+        quarantine: Keeps single bad images out of a batch.
     """
 
     index: Tensor
     num_steps: Tensor
     accumulated_batches: Tensor
+    paused: Tensor
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
 
@@ -81,7 +102,11 @@ class State(nn.Module):
         self.seed = seed
         self.distributed = distributed or Distributed()
         self.capturable = capturable
-        self.components = nn.ModuleDict(method.components)
+        self.guard_counters: dict[str, int] = {}
+        self.health = HealthMonitor()
+        self.quarantine = Quarantine()
+        own = {"health": self.health, "quarantine": self.quarantine}
+        self.components = nn.ModuleDict(method.components | own)
         adapting, frozen, self.names = make_adapting_and_frozen(model, method.scope, channels_last=channels_last)
         shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
         self.network = Network(adapting, method.statistics, precision=precision, **shared)
@@ -91,6 +116,7 @@ class State(nn.Module):
         self.components.to(self.device)  # they register buffers without knowing the model
         for name in ("index", "num_steps", "accumulated_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
+        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=self.device))
         self._needs_features = any(one.needs_features for one in self._components)
         self._needs_source_features = any(one.needs_source_features for one in self._components)
         self.after_names = [name for name in self.components if name.startswith("after_")]
@@ -247,8 +273,9 @@ class State(nn.Module):
             restore_buffers(self.network.model, self.source.model)
             if self.teacher is not None:
                 self._reset_teacher()
-            for counter in (self.index, self.num_steps, self.accumulated_batches):
+            for counter in (self.index, self.num_steps, self.accumulated_batches, self.paused):
                 counter.zero_()
+        self.guard_counters.clear()
         self._build_optimizer()
         self.reset_components()
 
@@ -265,6 +292,42 @@ class State(nn.Module):
             # The counter follows once it is known whether the step is kept.
             earlier = self._reset_condition
             self._reset_condition = condition if earlier is None else earlier | condition
+
+    @torch.no_grad()
+    def reset_weights(self, share: float) -> None:
+        """Move the weights this share of the way to the source, with a new optimizer; components stay as they are."""
+        torch._foreach_lerp_(list(self.trainable), list(self.source_parameters), share)
+        if self.teacher is not None:
+            self._reset_teacher()
+        self.num_steps.mul_(int(share < 1.0))
+        self.accumulated_batches.zero_()
+        self._build_optimizer()
+
+    @torch.no_grad()
+    def copy_weights(self) -> "Weights":
+        """Copy the weights of the networks and the optimizer's state."""
+        optimizer = None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict())
+        parameters = [parameter.clone() for parameter in self._moving_parameters()]
+        return Weights(parameters, optimizer, self.num_steps.clone())
+
+    @torch.no_grad()
+    def restore_weights(self, weights: "Weights") -> None:
+        """Return to copied weights; gradients that wait for a step are dropped."""
+        torch._foreach_copy_(self._moving_parameters(), [one.to(self.device) for one in weights.parameters])
+        self.num_steps.copy_(weights.num_steps)
+        self.accumulated_batches.zero_()
+        self._build_optimizer()
+        if self.optimizer is not None and weights.optimizer is not None:
+            load_optimizer_state(self.optimizer, weights.optimizer)
+
+    def _moving_parameters(self) -> list[Tensor]:
+        teacher = [] if self.teacher is None else list(self.teacher.model.parameters())
+        return [*self.trainable, *teacher]
+
+    def distance(self) -> Tensor:
+        """How far the weights moved from the source, relative to their norm."""
+        start = flatten(self.source_parameters)
+        return (flatten(self.trainable) - start).norm() / start.norm().clamp(min=torch.finfo(start.dtype).tiny)
 
     def reset_components(self) -> None:
         """Return the components and the statistics of the stream to their start."""
@@ -310,7 +373,7 @@ class State(nn.Module):
         if self.names:
             with torch.inference_mode(False):
                 self.optimizer = build_optimizer(self._method, self.trainable, capturable=self.capturable)
-            if self._method.accumulate > 1:
+            if self._method.accumulate != 1:
                 sums = (torch.zeros_like(parameter, requires_grad=False) for parameter in self.trainable)
                 self._accumulated = {str(number): total for number, total in enumerate(sums)}
 

@@ -5,6 +5,7 @@ branch is computed either way and kept or undone with `torch.where`. So a step c
 graph and replayed.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -49,13 +50,14 @@ def train_step(
     make_step = make_step or state.make_step
     before = state.storage.backup()
     try:
+        images, good = state.quarantine.replace_bad(images)
         step = make_step(images)
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
-            result = _learn(method, state, step, before, make_step, objective)
+            result = _learn(method, state, step, good, before, make_step, objective)
         else:
-            result = _predict_only(method, state, step, before)
+            result = _predict_only(method, state, step, good, before)
     except BaseException:
         before.restore()
         state.finish_step(failed=True)
@@ -68,6 +70,7 @@ def _learn(
     method: Method,
     state: State,
     step: Step,
+    good_images: Tensor,
     before: Backup,
     make_step: Callable[[Tensor], Step],
     objective_fn: ObjectiveFn,
@@ -91,7 +94,7 @@ def _learn(
 
     def evaluate() -> tuple[Tensor, ...]:
         if not evaluated:
-            current, earlier = learn_from, None
+            current, earlier = learn_from, _per_sample(good_images, step) if learn_from is step else None
         else:
             current, earlier = make_step(learn_from.images), evaluated[0][1].selected
             current.output = learn_from.output
@@ -104,10 +107,10 @@ def _learn(
     gradients = (method.gradient or Plain()).compute(evaluate, state.trainable)
     learned, objective = evaluated[-1]
     with torch.no_grad():
-        gradients, due = _accumulate(method, state, gradients)
+        gradients, due = _accumulate(method, state, gradients, len(step.images))
 
         # The step, and what follows it.
-        _take_step(method, state, gradients)
+        _take_step(method, state, gradients, len(step.images))
         before.collect_replaced()
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
@@ -120,7 +123,7 @@ def _learn(
         stepped_ok, sums_ok, loss_ok, images_ok, logits_ok = are_finite(*groups)
         finite = loss_ok & (torch.where(due, stepped_ok, sums_ok) if sums else stepped_ok)
         finite = finite if method.memory is None else finite & logits_ok
-        good = finite & objective.has_signal
+        good = finite & objective.has_signal & ~state.paused
         stepped = good & due
 
         # Keep it, or none of it.
@@ -137,43 +140,81 @@ def _learn(
         _commit_statistics(state, step, finite, before)
 
         # The record. Nothing can fail once the counters have changed.
-        selected = objective.selected if learn_from is step else torch.ones_like(step.weights, dtype=torch.bool)
+        selected = objective.selected if learn_from is step else _per_sample(good_images, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
-        flags = torch.stack([finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok])
-        outcome = LazyOutcome(state.distributed.all_true(flags))
-        record = Record(selected & finite, novelty, objective.loss.detach(), outcome)
+        state.health.update(step, selected)
+        before.keep_buffers_where(finite, ["health", "quarantine"])
+        flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, state.paused]
+        outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
+        result = _answer(state, output, selected & finite, novelty, good_images, objective.loss.detach(), outcome)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
-    return StepResult(output.detach(), record)
+    return result
 
 
-def _predict_only(method: Method, state: State, step: Step, before: Backup) -> StepResult:
+def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
     finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
     for component in method.components.values():
         component.on_batch(step)
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
+    nothing, yes = torch.zeros_like(step.weights, dtype=torch.bool), torch.ones_like(finite)
+    state.health.update(step, nothing)
+    before.keep_buffers_where(finite, ["health", "quarantine"])
+    outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
+    result = _answer(state, step.output, nothing, novelty, good_images, None, outcome)
     before.commit()
     state.index.add_(finite)
-    yes = torch.ones_like(finite)
-    outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes]))
-    nothing = torch.zeros_like(step.weights, dtype=torch.bool)
-    return StepResult(step.output.detach(), Record(nothing, novelty, outcome=outcome))
+    return result
 
 
-def _accumulate(method: Method, state: State, gradients: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor]:
+def _answer(
+    state: State,
+    output: Tensor,
+    selected: Tensor,
+    novelty: Tensor,
+    good_images: Tensor,
+    loss: Tensor | None,
+    outcome: LazyOutcome,
+) -> StepResult:
+    """The answer to the good images, and NaN for the others."""
+    assert state.health.averages is not None  # updated before
+    record = Record(
+        selected=selected,
+        novelty=novelty.where(_broadcast(good_images, novelty), math.nan),
+        quarantined=~good_images,
+        objective=loss,
+        outcome=outcome,
+        averages=state.health.averages.clone(),
+    )
+    return StepResult(output.detach().where(_broadcast(good_images, output), math.nan), record)
+
+
+def _per_sample(good_images: Tensor, step: Step) -> Tensor:
+    """A mask of images as one of samples: pixels, where labels are maps."""
+    return _broadcast(good_images, step.weights).expand_as(step.weights)
+
+
+def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (like.ndim - 1))
+
+
+def _accumulate(
+    method: Method, state: State, gradients: tuple[Tensor, ...], images: int
+) -> tuple[tuple[Tensor, ...], Tensor]:
     """The sum of the gradients that wait for a step, and whether the step is due."""
     if state.accumulated_grads:
         gradients = tuple(torch._foreach_add(state.accumulated_grads, gradients))
-    return gradients, state.accumulated_batches + 1 == method.accumulate
+    return gradients, state.accumulated_batches + 1 >= method.accumulate_for(state.distributed.global_count(images))
 
 
-def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...]) -> None:
+def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], images: int) -> None:
     optimizer = state.optimizer
     assert optimizer is not None  # something learns
-    if method.accumulate > 1:
-        gradients = tuple(torch._foreach_div(gradients, float(method.accumulate)))
+    batches = method.accumulate_for(state.distributed.global_count(images))
+    if batches > 1:
+        gradients = tuple(torch._foreach_div(gradients, float(batches)))
     if method.lr_schedule is not None:
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])

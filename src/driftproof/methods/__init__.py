@@ -10,8 +10,11 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 - `scope`, what trains (None: the method's own);
 - `optimizer`, called as `optimizer(parameters, lr=lr)` (Adam unless told otherwise);
 - and the other keywords of `Adapter`.
+
+`adapt` is the safe choice for a stream that nobody has looked at.
 """
 
+from driftproof.methods.adapt import adapt
 from driftproof.methods.bn_adapt import bn_adapt
 from driftproof.methods.conjugate import conjugate
 from driftproof.methods.cotta import cotta
@@ -23,4 +26,4 @@ from driftproof.methods.swr import swr
 from driftproof.methods.tent import tent
 from driftproof.methods.ttn import ttn
 
-__all__ = ["bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"]
+__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"]

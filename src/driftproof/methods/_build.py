@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ __all__ = ["MethodOptions", "build_adapter"]
 class MethodOptions(AdapterOptions, total=False):
     """Keywords of every method that trains parameters, besides `lr` and `select`; `Adapter` documents them."""
 
-    statistics: Statistics | None
+    statistics: Statistics | Literal["auto"] | None
     mean_entropy: float | None
     scope: Scope | None
     optimizer: Callable[..., torch.optim.Optimizer]
@@ -46,7 +47,7 @@ def build_adapter(
     select: Selection | None,
     regularizer: Regularizer | None = None,
     default_mean_entropy: float | None = None,
-    statistics: Statistics | None = None,
+    statistics: Statistics | Literal["auto"] | None = None,
     mean_entropy: float | None = None,
     scope: Scope | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,

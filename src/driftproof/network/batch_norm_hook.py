@@ -9,19 +9,21 @@ from driftproof.distributed import Distributed
 from driftproof.network.forward_override import is_overridden, replace_forward
 from driftproof.norms import BatchNorm
 
-__all__ = ["BatchNormHook", "SampleMask", "StatisticsRule", "hooked_forward"]
+__all__ = ["BatchNormHook", "PassSettings", "StatisticsRule", "hooked_forward"]
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class SampleMask:
-    """Which samples of the current pass count in batch statistics; shared by the hooks of one network.
+class PassSettings:
+    """How the current pass takes its statistics; shared by the hooks of one network.
 
     Attributes:
-        mask: Boolean, (N,) or (N, H, W); None is all samples.
+        mask: Which samples count in batch statistics, boolean, (N,) or (N, H, W); None is all of them.
+        of_training: Whether every layer normalizes with the statistics of its training.
     """
 
     mask: Tensor | None = None
+    of_training = False
 
 
 class BatchNormHook(nn.Module):
@@ -33,7 +35,7 @@ class BatchNormHook(nn.Module):
 
     Attributes:
         distributed: The ranks that share the batch.
-        samples: Which samples count.
+        settings: How the current pass takes its statistics.
         handle: The pre-forward hook on the layer, where one is registered.
     """
 
@@ -43,7 +45,7 @@ class BatchNormHook(nn.Module):
         self._swapped: list[Tensor | None] = []  # the layer's own statistics while a pass has others in their place
         self.handle: RemovableHandle | None = None
         self.distributed = Distributed()
-        self.samples = SampleMask()
+        self.settings = PassSettings()
 
     @property
     def layer(self) -> BatchNorm:
@@ -81,6 +83,9 @@ class BatchNormHook(nn.Module):
     def _call(
         self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
+        if self.settings.of_training:
+            self.restore()
+            return None
         # Most models pass a layer its input by position, some by name.
         entered = self.pre_forward(layer, inputs or tuple(named.values())[:1])
         if entered is None:
@@ -114,6 +119,8 @@ def hooked_forward(
 ) -> Tensor:  # models may call it by torch's name
     """The forward of a plain batch-norm layer under a hook."""
     layer._check_input_dim(input)  # type: ignore[no-untyped-call]
+    if hook.settings.of_training:
+        return type(layer).forward(layer, input)
     return hook.normalize(layer, input)
 
 

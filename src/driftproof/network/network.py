@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from driftproof.distributed import Distributed
 from driftproof.errors import DistributedError, EngineError, ForwardError, ModelError
-from driftproof.network.batch_norm_hook import BatchNormHook, SampleMask, StatisticsRule, hooked_forward
+from driftproof.network.batch_norm_hook import BatchNormHook, PassSettings, StatisticsRule, hooked_forward
 from driftproof.network.buffer_guard import BufferGuard
 from driftproof.network.forward_override import restore_forwards
 from driftproof.network.frozen_conv import cache_bf16_weights, clear_bf16_cache, conv_forward, use_frozen_weight_convs
@@ -64,7 +64,7 @@ class Network(nn.Module):
         self.model = model
         self.precision = precision
         self.distributed = distributed or Distributed()
-        self._samples = SampleMask()
+        self._pass = PassSettings()
         self._statistics = (statistics,)  # in a tuple: several networks may share one rule, none owns it
         self._logits = logits
         self._classifier = classifier
@@ -78,7 +78,7 @@ class Network(nn.Module):
             use_frozen_weight_convs(model)
         use_native_recurrence(model)
         for hook in self._hooks:
-            hook.distributed, hook.samples = self.distributed, self._samples
+            hook.distributed, hook.settings = self.distributed, self._pass
             hook.attach()
         self._swapping = tuple(hook for hook in self._hooks if hook.handle is not None)
         self._tracking = tuple(hook for hook in self._hooks if hook.tracks_stream)
@@ -119,11 +119,20 @@ class Network(nn.Module):
     @contextmanager
     def statistics_of(self, mask: Tensor | None) -> Iterator[None]:
         """Take batch statistics from the masked samples alone, (N,) or (N, H, W); None is all of them."""
-        self._samples.mask = mask
+        self._pass.mask = mask
         try:
             yield
         finally:
-            self._samples.mask = None
+            self._pass.mask = None
+
+    @contextmanager
+    def statistics_of_training(self) -> Iterator[None]:
+        """Have batch norms use the statistics of their training, whatever the rule."""
+        self._pass.of_training = True
+        try:
+            yield
+        finally:
+            self._pass.of_training = False
 
     # --- copies -------------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ than two values per channel (one image, one position) has no variance to speak o
 training for that batch, under every rule.
 """
 
+from driftproof.statistics.auto import Auto
 from driftproof.statistics.base import Statistics
 from driftproof.statistics.batch import Batch
 from driftproof.statistics.blend import Blend
 from driftproof.statistics.source import Source
 from driftproof.statistics.ttn import TTN
 
-__all__ = ["TTN", "Batch", "Blend", "Source", "Statistics"]
+__all__ = ["TTN", "Auto", "Batch", "Blend", "Source", "Statistics"]

@@ -30,6 +30,10 @@ class Statistics(Component):
         """The hook of the batch-norm layer `name`, the `index`-th of the network; None leaves it alone."""
         raise NotImplementedError
 
+    def trust(self, step: Step) -> Tensor | float:
+        """How far averages over the batch can be trusted, in [0, 1]: a factor on the mean-entropy term."""
+        return 1.0
+
     def sample_mask(self, step: Step) -> Tensor:
         """Which samples batch statistics are taken from, as a boolean mask."""
         assert self.of is not None  # only asked where there is a selection

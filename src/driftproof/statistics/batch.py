@@ -33,7 +33,7 @@ class _BatchHook(BatchNormHook):
         weight, bias, ranks = layer.weight, layer.bias, self.distributed.size
         if values_per_channel(x) * ranks < 2:
             return type(layer).forward(layer, x)
-        if ranks > 1 or self.samples.mask is not None:
+        if ranks > 1 or self.settings.mask is not None:
             tied, mean, variance = self._reduce(layer, x)
             return F.batch_norm(tied, mean, variance, weight, bias, False, 0.0, layer.eps)
         if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes
@@ -46,7 +46,7 @@ class _BatchHook(BatchNormHook):
         if values_per_channel(inputs[0]) * self.distributed.size < 2:
             self.restore()
             return None
-        if self.distributed.size > 1 or self.samples.mask is not None:
+        if self.distributed.size > 1 or self.settings.mask is not None:
             tied, mean, variance = self._reduce(layer, inputs[0])
             self.set_statistics(mean, variance)
             return (tied, *inputs[1:])
@@ -57,7 +57,7 @@ class _BatchHook(BatchNormHook):
     def _reduce(self, layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Statistics over all ranks or over a subset of the samples, and the input with the gradient through them."""
         with torch.no_grad():
-            mean, variance, count, weights = batch_moments(x, self.distributed, self.samples.mask)
+            mean, variance, count, weights = batch_moments(x, self.distributed, self.settings.mask)
         running, _ = self.source_statistics
         dtype = mean.dtype if running is None else running.dtype
         constants = (mean, torch.zeros_like(mean), mean, variance + layer.eps, count, 1.0, 1.0)

@@ -44,6 +44,11 @@ class InterpolatedStatistics(Statistics):
         """The share of the batch in the `index`-th batch-norm layer, per channel or for all."""
         raise NotImplementedError
 
+    def momentum_for(self, x: Tensor, ranks: int) -> float:
+        """The share of the batch in running statistics, for a layer's input on each of `ranks` ranks."""
+        assert self.momentum is not None  # only asked where running statistics are kept
+        return self.momentum
+
     def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
         """A hook that reads its share at every pass."""
         check_source_statistics(self, name, layer)
@@ -103,7 +108,7 @@ class _BlendHook(BatchNormHook):
 
     def _can_fuse(self, layer: BatchNorm, x: Tensor) -> bool:
         """Whether one kernel can compute the statistics, the mixture and the output."""
-        if self.distributed.size > 1 or self.samples.mask is not None or layer.weight is None or layer.bias is None:
+        if self.distributed.size > 1 or self.settings.mask is not None or layer.weight is None or layer.bias is None:
             return False
         if torch.compiler.is_compiling():
             return x.is_cuda and x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
@@ -119,7 +124,8 @@ class _BlendHook(BatchNormHook):
             alpha = self._alpha
         compiling = torch.compiler.is_compiling()
         function = traced_interpolated_batch_norm if compiling else interpolated_batch_norm
-        share = 1.0 if self.mean is None or statistics.momentum is None else statistics.momentum
+        running = self.mean is not None and statistics.momentum is not None
+        share = statistics.momentum_for(x, self.distributed.size) if running else 1.0
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
         stream = (None, None) if statistics.momentum is None else (self.mean, self.variance)
@@ -145,11 +151,11 @@ class _BlendHook(BatchNormHook):
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
         with torch.no_grad():
-            batch_mean, batch_variance, count, weights = batch_moments(x, self.distributed, self.samples.mask)
+            batch_mean, batch_variance, count, weights = batch_moments(x, self.distributed, self.settings.mask)
             mean, variance, share = batch_mean, batch_variance, 1.0
             if statistics.momentum is not None:
                 if self.mean is not None and self.variance is not None:
-                    share = statistics.momentum
+                    share = statistics.momentum_for(x, self.distributed.size)
                     mean = torch.lerp(self.mean, batch_mean, share)
                     variance = torch.lerp(self.variance, batch_variance, share)
                 # The first pass over a batch counts; a second one (an augmented copy) does not.

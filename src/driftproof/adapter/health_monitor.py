@@ -1,0 +1,106 @@
+"""Keeps the moving averages that health is judged by."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.components import Component, Step
+from driftproof.distributed import Distributed
+from driftproof.network import Network
+from driftproof.predictions import entropy, log_probabilities, mean_prediction
+
+__all__ = ["HealthMonitor"]
+
+_WINDOW, _LEAST = 2000, 0.02
+_MEASURED = 0.5
+"""Weight of what only extra passes show: there are few of them, and each stands for many batches."""
+
+
+class HealthMonitor(Component):
+    """Moving averages of mean predictions, of the share kept, and of disagreement with the frozen network.
+
+    They remember about 2,000 samples, at most 50 batches, and start at zero: the sum of a mean prediction says how much
+    has come in. What needs the frozen network is taken in by every step that runs it, and by `measure`.
+
+    Attributes:
+        compares: Whether steps run the frozen network.
+        averages: The adapting network's mean prediction (C) and kept, the frozen network's (C) and disagreement, then
+            distance and statistics gap; None before the first batch. `Health.from_averages` reads it.
+    """
+
+    averages: Tensor | None
+    compares = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("averages", None)
+
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Forget everything; the number of classes too."""
+        self.averages = None
+
+    def clear(self) -> None:
+        """Start anew between two steps."""
+        if self.averages is not None:
+            self.averages.copy_(_empty(self.averages, len(self.averages)))
+
+    def update(self, step: Step, selected: Tensor) -> None:
+        """Take in a batch during its step."""
+        self.compares = step.used_source
+        p, ranks = step.probabilities.detach(), step.distributed
+        half = step.classes + 1
+        averages = _empty(p, 2 * half + 2) if self.averages is None else self.averages
+        ours = torch.cat([mean_prediction(p, ranks), ranks.mean(selected.to(p.dtype).mean()).reshape(1)])
+        source = _compare(step.logits.detach(), step.source_logits, ranks) if step.used_source else averages[half:-2]
+        now = torch.cat([ours, source, averages[-2:]])
+        samples = ranks.global_count(selected.numel())
+        self.averages = torch.lerp(averages, now, min(1.0, max(_LEAST, samples / _WINDOW)))
+
+    def measure(
+        self,
+        logits: Tensor,
+        source_logits: Tensor,
+        trained_logits: Tensor,
+        distance: Tensor,
+        distributed: Distributed,
+    ) -> None:
+        """Take in, between two steps, what extra passes of the frozen network show.
+
+        Args:
+            logits: What the adapter answered.
+            source_logits: Of the frozen network with the same statistics.
+            trained_logits: Of the frozen network with the statistics of its training.
+            distance: ‖θ − θ_o‖ / ‖θ_o‖.
+            distributed: The ranks that share the batch.
+        """
+        if self.averages is None:
+            return
+        half = (len(self.averages) - 2) // 2
+        source = self.averages[half:-2]
+        if not self.compares:
+            source = torch.lerp(source, _compare(logits, source_logits, distributed), _MEASURED)
+        surer = _mean_entropy(source_logits, distributed) - _mean_entropy(trained_logits, distributed)
+        gap, before = surer / math.log(max(2, logits.shape[1])), self.averages[-1]
+        gap = torch.where(before.isnan(), gap, torch.lerp(before, gap, _MEASURED))
+        now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
+        finite = now[:-2].isfinite().all() & gap.isfinite()
+        self.averages.copy_(torch.where(finite, now, self.averages))
+
+
+def _empty(like: Tensor, size: int) -> Tensor:
+    """No predictions yet, and two numbers that are unknown."""
+    averages = torch.zeros(size, dtype=like.dtype, device=like.device)
+    averages[-2:] = math.nan
+    return averages
+
+
+def _compare(logits: Tensor, source_logits: Tensor, distributed: Distributed) -> Tensor:
+    """The frozen network's mean prediction (C), and the share of predictions that differ from its own."""
+    mean = mean_prediction(log_probabilities(source_logits).exp(), distributed)
+    differ = (logits.argmax(dim=1) != source_logits.argmax(dim=1)).to(mean.dtype).mean()
+    return torch.cat([mean, distributed.mean(differ).reshape(1)])
+
+
+def _mean_entropy(logits: Tensor, distributed: Distributed) -> Tensor:
+    return distributed.mean(entropy(log_probabilities(logits)).mean())

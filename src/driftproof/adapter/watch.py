@@ -1,0 +1,161 @@
+"""Reads the health of an adapter from time to time and lets its guards act."""
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.method import Method
+from driftproof.adapter.state import State, Weights
+from driftproof.health import Health
+from driftproof.record import StepResult
+from driftproof.statistics import Source
+
+__all__ = ["Watch"]
+
+_LOOK = 10
+_MEASURE_EARLY, _MEASURE = (5, 20, 50), 100
+
+_ADVICE = {
+    True: 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.',
+    False: "Lower the learning rate, pass `select=ConfidenceDifference()`, or have it undone with "
+    "`guard=guards.RollBack()`.",
+}
+
+
+class Watch:
+    """Implements `guards.Control` for one adapter.
+
+    Every tenth batch it reads health from the device. After batches 5, 20 and 50 and every hundredth it also runs the
+    frozen network twice, with the same statistics and with those of its training. Without guards it does nothing.
+
+    Args:
+        method: Its guards act on health, in their order.
+        state: The adapter's.
+    """
+
+    def __init__(self, method: Method, state: State) -> None:
+        # A network that neither learns nor takes statistics from the stream cannot go wrong.
+        fixed = not method.learns and isinstance(method.statistics, Source)
+        self._guards = () if fixed else method.guards
+        self._state = state
+        self._warned = False
+        self._actions: list[str] = []
+
+    def reset(self) -> None:
+        """Forget the stream; the state was reset."""
+        self._warned = False
+        self.forget_snapshots()
+
+    def forget_snapshots(self) -> None:
+        """Have guards forget what they keep."""
+        for guard in self._guards:
+            guard.reset()
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches came since the start or the last reset."""
+        return self._state.guard_counters.get("num_batches", 0)
+
+    def _is_before(self, name: str) -> bool:
+        return self.num_batches < self._state.guard_counters.get(name, 0)
+
+    def _extend(self, name: str, batches: int) -> None:
+        counters = self._state.guard_counters
+        counters[name] = max(counters.get(name, 0), self.num_batches + batches)
+
+    def after_batch(self, images: Tensor, result: StepResult) -> StepResult:
+        """Count a batch, let the guards act if it is time, and return what to answer."""
+        if not self._guards:
+            return result
+        self._state.guard_counters["num_batches"] = number = self.num_batches + 1
+        self._actions = []
+        measures = number in _MEASURE_EARLY or number % _MEASURE == 0
+        if measures:
+            self._measure(images, result.logits)
+        if measures or number % _LOOK == 0:
+            self._look()
+        logits, record = result
+        if self._is_before("falls_back_until"):
+            self._actions.append("fell back")
+            logits = self._predict_frozen(images)
+        return StepResult(logits, replace(record, actions=tuple(self._actions))) if self._actions else result
+
+    def _look(self) -> None:
+        averages = self._state.health.averages
+        health = Health() if averages is None else Health.from_averages(averages.tolist())
+        for guard in self._guards:
+            guard.act(health, self)
+        self._state.paused.fill_(self._is_before("paused_until"))
+        self._state.guard_counters["of_training"] = int(health.blames_statistics)
+
+    @torch.no_grad()
+    def _measure(self, images: Tensor, logits: Tensor) -> None:
+        source = self._state.source
+        images, _ = self._replace_bad(images)
+        same = source(images)
+        with source.statistics_of_training():
+            trained = source(images)
+        source.rollback()
+        distance = self._state.distance() if self._state.names else logits.new_zeros(())
+        self._state.health.measure(
+            logits.where(logits.isfinite(), 0.0), same, trained, distance, self._state.distributed
+        )
+
+    @torch.no_grad()
+    def _predict_frozen(self, images: Tensor) -> Tensor:
+        source = self._state.source
+        images, good = self._replace_bad(images)
+        if self._state.guard_counters.get("of_training"):
+            with source.statistics_of_training():
+                logits = source(images)
+        else:
+            logits = source(images)
+        source.rollback()
+        return logits.where(good.view(-1, *[1] * (logits.ndim - 1)), torch.nan)
+
+    def _replace_bad(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        quarantine = self._state.quarantine
+        before = quarantine.scale
+        replaced = quarantine.replace_bad(images)
+        quarantine.scale = before  # the step has seen this batch already
+        return replaced
+
+    # --- what guards may do -------------------------------------------------------------------------------------------
+
+    def warn(self, health: Health) -> None:
+        """Say what is wrong and what to do, once."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Adaptation is {health.state} after {self.num_batches} batches: {health.reason}. "
+                f"{_ADVICE[health.blames_statistics]}",
+                RuntimeWarning,
+                stacklevel=8,
+            )
+
+    def pause(self, batches: int) -> None:
+        """Learn nothing from the next so many batches."""
+        self._extend("paused_until", batches)
+        self._actions.append("paused")
+
+    def fall_back(self, batches: int) -> None:
+        """Answer the next so many batches, this one included, with the frozen network's predictions."""
+        self._extend("falls_back_until", batches)
+
+    def reset_weights(self, share: float) -> None:
+        """Move the weights this share of the way back to the source; optimizer and health start anew."""
+        self._state.reset_weights(share)
+        self._state.health.clear()
+        self._actions.append("reset")
+
+    def take_snapshot(self) -> Weights:
+        """Copy weights and optimizer."""
+        return self._state.copy_weights()
+
+    def restore(self, snapshot: Weights) -> None:
+        """Return to a snapshot; health starts anew."""
+        self._state.restore_weights(snapshot)
+        self._state.health.clear()
+        self._actions.append("rolled back")

@@ -1,0 +1,159 @@
+"""What to do when adaptation goes wrong.
+
+An adapter reads its `Health` every ten batches and shows it to its guards. Published methods have `Warn()`, which says
+what is wrong; `driftproof.adapt` falls back and rolls back. `after.ResetEvery` resets on a schedule instead.
+"""
+
+from typing import Any, Protocol
+
+from driftproof.errors import ConfigurationError
+from driftproof.health import Health
+
+__all__ = ["Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
+
+_LOOK = 10
+_FIRST_PAUSE, _LONGEST_PAUSE = 50, 10_000
+
+
+class Control(Protocol):
+    """What guards may do with an adapter."""
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches came since the start or the last reset."""
+
+    def warn(self, health: Health) -> None:
+        """Say what is wrong and what to do, once per adapter."""
+
+    def pause(self, batches: int) -> None:
+        """Learn nothing from the next so many batches."""
+
+    def fall_back(self, batches: int) -> None:
+        """Answer the next so many batches with the frozen network's predictions."""
+
+    def reset_weights(self, share: float) -> None:
+        """Move the weights this share of the way back to the source; optimizer and health start anew."""
+
+    def take_snapshot(self) -> Any:  # noqa: ANN401  # only handed back
+        """Copy weights and optimizer."""
+
+    def restore(self, snapshot: Any) -> None:  # noqa: ANN401
+        """Return to a snapshot; health starts anew."""
+
+
+class Guard:
+    """Looks at health every ten batches and acts.
+
+    Examples:
+        The smallest new one: stop learning for good once the weights moved far.
+
+        >>> class StopWhenFar(Guard):
+        ...     def act(self, health, control):
+        ...         if health.distance > 0.5:
+        ...             control.pause(10**9)
+    """
+
+    def act(self, health: Health, control: Control) -> None:
+        """Act on what health says."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget the stream; the adapter was reset."""
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({settings})"
+
+
+class Warn(Guard):
+    """Warn once, with the reason and what to do."""
+
+    def act(self, health: Health, control: Control) -> None:
+        """Warn when the state is not healthy."""
+        if health.state != "healthy":
+            control.warn(health)
+
+
+class Pause(Guard):
+    """Learn nothing while the state is not healthy. Predictions are those of the network as it is."""
+
+    def act(self, health: Health, control: Control) -> None:
+        """Pause until the next look."""
+        if health.state != "healthy":
+            control.warn(health)
+            control.pause(_LOOK)
+
+
+class FallBack(Guard):
+    """Answer with the frozen network's predictions, and learn nothing, while the state is "collapsed".
+
+    The frozen network uses the statistics of its training where those of the stream are at fault, and else the same
+    statistics as the adapting one.
+    """
+
+    def act(self, health: Health, control: Control) -> None:
+        """Fall back until the next look."""
+        if health.state == "collapsed":
+            control.warn(health)
+            control.fall_back(_LOOK)
+            control.pause(_LOOK)
+
+
+class RollBack(Guard):
+    """Return to the last healthy snapshot when the weights have collapsed; to the source if there is none.
+
+    Each time, learning pauses before it goes on: for 50 batches at first, then twice as long as the last time.
+
+    Args:
+        keep: How many snapshots to keep in memory. Each rollback uses one up, so the next goes further back.
+        every: Take a snapshot after so many healthy batches.
+    """
+
+    def __init__(self, keep: int = 4, every: int = 50) -> None:
+        for name, value in (("keep", keep), ("every", every)):
+            if value < 1:
+                raise ConfigurationError(f"Expected `{name}` to be at least 1, but got {value}.")
+        self.keep = keep
+        self.every = every
+        self.reset()
+
+    def reset(self) -> None:
+        """Drop the snapshots."""
+        self._snapshots: list[Any] = []
+        self._last = 0
+        self._pause = _FIRST_PAUSE
+
+    def act(self, health: Health, control: Control) -> None:
+        """Take a snapshot, or return to one."""
+        if health.state == "healthy":
+            if control.num_batches - self._last >= self.every:
+                self._snapshots = [*self._snapshots[1 - self.keep :], control.take_snapshot()][-self.keep :]
+                self._last = control.num_batches
+        elif health.state == "collapsed" and not health.blames_statistics:
+            control.warn(health)
+            if self._snapshots:
+                control.restore(self._snapshots.pop())
+            else:
+                control.reset_weights(1.0)
+            control.pause(self._pause)
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._last = control.num_batches
+
+
+class Reset(Guard):
+    """Move the weights back towards the source when they have collapsed.
+
+    Args:
+        share: How far, in (0, 1]; 1 is the source itself.
+    """
+
+    def __init__(self, share: float = 1.0) -> None:
+        if not 0.0 < share <= 1.0:
+            raise ConfigurationError(f"Expected `share` to be in (0, 1], but got {share}.")
+        self.share = share
+
+    def act(self, health: Health, control: Control) -> None:
+        """Reset when the weights are at fault."""
+        if health.state == "collapsed" and not health.blames_statistics:
+            control.warn(health)
+            control.reset_weights(self.share)
