@@ -8,9 +8,10 @@ from torch import Tensor
 
 from driftproof.problems.problem import Problem
 
-__all__ = ["describe_batch_mistake", "is_pair", "read_batches"]
+__all__ = ["MAX_IMAGES", "describe_batch_mistake", "is_pair", "read_batches"]
 
-_MAX_IMAGES = 1024
+MAX_IMAGES = 1024
+"""The most images that `check` reads."""
 
 
 def describe_batch_mistake(images: object) -> tuple[str, str]:
@@ -69,7 +70,7 @@ def read_batches(images: Tensor | Iterable[object], device: torch.device) -> tup
         if tensor is None:
             break
         batches.append((tensor if torch.is_floating_point(tensor) else tensor.float() / 255).detach().to(device))
-        if sum(map(len, batches)) >= _MAX_IMAGES:
+        if sum(map(len, batches)) >= MAX_IMAGES:
             break
     if not batches and not problems:
         problems.add(Problem("error", "There are no images", "Pass a batch, or batches."))

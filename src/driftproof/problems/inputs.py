@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from driftproof.problems.first_layer import FirstLayer
 from driftproof.problems.problem import Problem
-from driftproof.problems.repairs import Repair, add_color, is_grey, scale_repairs
+from driftproof.problems.repairs import add_color, is_grey, order_repairs, scale_repairs
 
 __all__ = ["check_inputs"]
 
@@ -68,28 +68,22 @@ def _check_range(images: Tensor) -> Iterator[Problem]:
 
 
 def _compare(layer: FirstLayer, images: Tensor) -> Iterator[Problem]:
+    """Find the one mistake whose repair brings the images close to the running statistics."""
     where = (layer.name,) if layer.name else ()
     distance = layer.distance(images)
-    best = min(scale_repairs(images), key=lambda one: layer.distance(one.apply(images)), default=None)
-    if best is not None and _is_clear(layer, images, best, distance):
+    repairs = [(layer.distance(repair.apply(images)), repair) for repair in scale_repairs(images)]
+    left, best = min(repairs, key=lambda pair: pair[0], default=(distance, None))
+    if best is not None and left < min(_SCALE_SHARE * distance, _SCALE_DISTANCE):
         yield Problem("warning", best.message, best.fix, where)
-        images = best.apply(images)
-        distance = layer.distance(images)
     elif distance > _FAR:
         message = "The images are far from training's, beyond what a change of domain explains"
         yield Problem("warning", message, "Prepare them as in training: scale, normalization and channel order.", where)
-    if images.ndim != 4 or images.shape[1] != 3:
-        return
-    if is_grey(images):
+    elif is_grey(images):
         if layer.distance(add_color(images)) < _GREY_SHARE * distance:
             message = "The images are grey, but the model was trained on color"
             yield Problem("warning", message, "Read them in color, or expect less accuracy.", where)
-        return
-    reversed_distance = layer.distance(images.flip(1))
-    if reversed_distance < min(_ORDER_SHARE * distance, _ORDER_DISTANCE):
-        message = "The color channels are in reverse order (BGR instead of RGB, or the other way round)"
-        yield Problem("warning", message, "Reverse them: `images.flip(1)`.", where)
-
-
-def _is_clear(layer: FirstLayer, images: Tensor, repair: Repair, distance: float) -> bool:
-    return layer.distance(repair.apply(images)) < min(_SCALE_SHARE * distance, _SCALE_DISTANCE)
+    elif images.ndim == 4 and images.shape[1] == 3:
+        left = min(layer.distance(reverse(images)) for reverse in order_repairs(images))
+        if left < min(_ORDER_SHARE * distance, _ORDER_DISTANCE):
+            message = "The color channels are in reverse order: BGR instead of RGB, or the other way round"
+            yield Problem("warning", message, "Reverse them with `images.flip(1)`, before they are normalized.", where)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Repair", "add_color", "is_grey", "scale_repairs"]
+__all__ = ["Repair", "add_color", "is_grey", "order_repairs", "scale_repairs"]
 
 _TOLERANCE = 0.05  # resizing overshoots a little
 
@@ -27,6 +27,9 @@ class _Normalization:
 
     def undo(self, images: Tensor) -> Tensor:
         return images * self._channels(self.std, images) + self._channels(self.mean, images)
+
+    def reverse_channels(self, images: Tensor) -> Tensor:
+        return self.apply(self.undo(images).flip(1))
 
     def fits(self, images: Tensor) -> bool:
         return len(self.mean) == 1 or len(self.mean) == images.shape[1]
@@ -77,7 +80,7 @@ def scale_repairs(images: Tensor) -> Iterator[Repair]:
             fix = f"Normalize them with the values of training, such as {one}, best inside the model."
             yield Repair("The images are not normalized, but the model was trained on normalized ones", fix, one.apply)
         yield Repair("The images are in 0..1, but the model was trained on 0..255", "Scale by 255.", lambda x: x * 255)
-    elif _lies_in(images, 255):
+    elif _are_bytes(images):
         message = "The images are in 0..255, but the model was trained on"
         yield Repair(f"{message} 0..1", "Divide them by 255.", lambda x: x / 255)
         for one in fitting:
@@ -93,12 +96,20 @@ def _normalized_repairs(images: Tensor, normalization: _Normalization) -> Iterat
     if _lies_in(pixels, 1):
         message = "The images are normalized, but the model was trained on 0..1 or normalizes them itself"
         yield Repair(message, f"Do not normalize them: it was done with {normalization}.", normalization.undo)
-    elif _lies_in(pixels, 255):
+    elif _are_bytes(pixels):
         message, fix = "The images are normalized without division by 255", "Divide by 255 before you normalize them."
         yield Repair(message, fix, lambda x: normalization.apply(normalization.undo(x) / 255))
     elif _lies_in(normalization.undo(pixels), 1):
         message, fix = f"The images are normalized twice, with {normalization}", "Normalize them once."
         yield Repair(message, fix, normalization.undo)
+
+
+def order_repairs(images: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Iterate over the ways to reverse the channels, before or after the images were normalized."""
+    yield partial(torch.flip, dims=(1,))
+    for one in _NORMALIZATIONS:
+        if one.fits(images) and _lies_in(one.undo(images), 1):
+            yield one.reverse_channels
 
 
 def is_grey(images: Tensor) -> bool:
@@ -117,6 +128,10 @@ def add_color(images: Tensor) -> Tensor:
     tints = (tints - tints.mean(dim=1, keepdim=True)).to(images)
     contrast = images.std(dim=(0, 2, 3), keepdim=True)
     return images + 0.2 * contrast * F.interpolate(tints, size=images.shape[2:], mode="bilinear")
+
+
+def _are_bytes(images: Tensor) -> bool:
+    return _lies_in(images, 255) and bool(images.max() > 20)
 
 
 def _lies_in(images: Tensor, top: float) -> bool:
