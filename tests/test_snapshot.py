@@ -141,7 +141,7 @@ def test_state_with_a_parameter_that_does_not_fit_raises(model, monkeypatch):
     monkeypatch.setattr(Sized, "size", 3)
     adapter = compose(model, loss=Sized())
     before = state_of(adapter)
-    with pytest.raises(dp.errors.StateError, match=r"but loss\.scale does not fit"):
+    with pytest.raises(dp.errors.StateError, match=r"`loss.scale` was \(2,\) of float32 and is \(3,\) of float32"):
         adapter.load_state_dict(state)
     assert same_state(before, state_of(adapter))
 
@@ -215,7 +215,7 @@ def test_state_with_a_tensor_of_another_shape_raises(model):
     adapter = make_adapted(model)
     before = state_of(adapter)
     with pytest.raises(
-        dp.errors.StateError, match=r"model.norm.weight to be of shape \(8,\) and float32, but got \(3,\)"
+        dp.errors.StateError, match=r"`model.norm.weight` was \(3,\) of float32 and is \(8,\) of float32"
     ):
         adapter.load_state_dict(adapter.state_dict() | {"model.norm.weight": torch.zeros(3)})
     assert same_state(before, state_of(adapter))

@@ -28,7 +28,7 @@ __all__ = ["checksum", "digest", "fingerprint", "get_state", "read", "read_meta"
 
 _FORMAT = 3
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
+_COUNTERS = ("index", "num_steps", "accumulated_batches")
 
 
 def get_state(method: Method, state: State) -> dict[str, Tensor]:
@@ -41,7 +41,6 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "source": fingerprint(state.source.model),
         "seed": state.seed,
         "counters": {name: int(getattr(state, name)) for name in _COUNTERS},
-        "guard_counters": state.guard_counters,
         "optimizer": optimizer,
         "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
     }
@@ -56,7 +55,8 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
     meta = read_meta(saved)
     _check_method(meta["method"], method.describe())
     _check_source(meta["source"], fingerprint(state.source.model))
-    _check_tensors(saved, meta["tensors"])
+    given = {name: _describe_tensor(tensor) for name, tensor in saved.items() if name != "meta"}
+    _check_same("Expected the tensors that were saved, but", given, meta["tensors"])
     slots = _find_slots(state, saved)
     optimizer = _decode_optimizer(method, state, meta["optimizer"], saved)
     with torch.no_grad():
@@ -67,7 +67,6 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
             _put(slot, saved.get(slot.name), state.device)
         for name in _COUNTERS:
             getattr(state, name).fill_(meta["counters"][name])
-    state.guard_counters = dict(meta["guard_counters"])
     state.seed = meta["seed"]
     state.replace_optimizer(optimizer)
 
@@ -147,31 +146,11 @@ def _check_method(saved: dict[str, str], own: dict[str, str]) -> None:
 
 
 def _check_source(saved: dict[str, list[Any]], own: dict[str, list[Any]]) -> None:
-    if saved.keys() != own.keys():
-        raise StateError(f"The state was saved for another architecture: {_describe_key_mismatch(saved, own)}.")
-    for name, (shape, dtype, total) in saved.items():
-        own_shape, own_dtype, own_total = own[name]
-        if (shape, dtype) != (own_shape, own_dtype):
-            raise StateError(
-                f"The state was saved for another architecture: `{name}` was {tuple(shape)} of {dtype} and is "
-                f"{tuple(own_shape)} of {own_dtype} here."
-            )
-        if total != own_total:
+    forms, own_forms = ({name: form for name, (*form, _) in model.items()} for model in (saved, own))
+    _check_same("The state was saved for another architecture:", forms, own_forms)
+    for name, (*_, total) in saved.items():
+        if total != own[name][-1]:
             raise StateError(f"The state was saved for other source weights: the values of `{name}` differ.")
-
-
-def _check_tensors(saved: Mapping[str, Tensor], described: dict[str, list[Any]]) -> None:
-    """Check that the tensors are those that were saved, but for their values."""
-    expected = described | {"meta": None}
-    if saved.keys() != expected.keys():
-        raise StateError(f"Expected the tensors of this method, but {_describe_key_mismatch(saved, expected)}.")
-    for name, (shape, dtype) in described.items():
-        own_shape, own_dtype = _describe_tensor(saved[name])
-        if (own_shape, own_dtype) != (shape, dtype):
-            raise StateError(
-                f"Expected {name} to be of shape {tuple(shape)} and {dtype}, but got {tuple(own_shape)} and "
-                f"{own_dtype}."
-            )
 
 
 def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
@@ -185,23 +164,29 @@ def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
         path, _, leaf = name.rpartition(".")
         if name not in slots and path in modules and leaf not in modules[path]._parameters:
             slots[name] = Slot(name, modules[path]._buffers, leaf, "model")
-    parameters = {name: slot.tensor for name, slot in slots.items() if slot.group == "parameter"}
-    shapes = {name: tensor.shape for name, tensor in parameters.items() if tensor is not None}
-    unfit = [name for name in names if name not in slots]
-    unfit += [name for name, shape in shapes.items() if name not in saved or saved[name].shape != shape]
-    if unfit:
-        raise StateError(f"Expected the tensors of this method, but {', '.join(unfit[:3])} does not fit.")
+    fixed = {name: slot.tensor for name, slot in slots.items() if slot.group == "parameter"}
+    _check_same(
+        "Expected the tensors of this method, but",
+        {name: _describe_tensor(saved[name]) for name in names if name in fixed or name not in slots},
+        {name: _describe_tensor(tensor) for name, tensor in fixed.items() if tensor is not None},
+    )
     return list(slots.values())
 
 
-def _describe_key_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+def _check_same(problem: str, saved: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> None:
+    """Raise unless two tables of shapes and dtypes are the same."""
     unknown, missing = [name for name in saved if name not in own], [name for name in own if name not in saved]
-    parts = []
+    differences = []
     if unknown:
-        parts.append(f"it has {', '.join(unknown[:3])}{' and more' if len(unknown) > 3 else ''}, unknown here")
+        differences.append(f"it has {', '.join(unknown[:3])}{' and more' if len(unknown) > 3 else ''}, unknown here")
     if missing:
-        parts.append(f"it lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
-    return "; ".join(parts)
+        differences.append(f"it lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+    for name, (shape, dtype) in saved.items():
+        own_shape, own_dtype = own.get(name, (shape, dtype))
+        if (shape, dtype) != (own_shape, own_dtype):
+            differences.append(f"`{name}` was {tuple(shape)} of {dtype} and is {tuple(own_shape)} of {own_dtype} here")
+    if differences:
+        raise StateError(f"{problem} {'; '.join(differences[:3])}.")
 
 
 def _put(slot: Slot, value: Tensor | None, device: torch.device) -> None:
