@@ -1,9 +1,10 @@
 """Runs of the guard benchmark: the grid, the stream, one run and its health indicators."""
 
-import inspect
 import itertools
 import math
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -137,14 +138,18 @@ def run_stream(bench: Bench, run: Run, *, batches: int, every: int | None = None
     started = time.monotonic()
     adapter = make_adapter(bench, run, **make_options(**arm))
     indicators, states, wrong, source_wrong = Indicators(adapter), [], [], []
-    for index, (images, labels, source_logits) in enumerate(make_batches(bench, run, batches)):
-        logits = adapter(images)
-        wrong.append(logits.argmax(dim=1) != labels)
-        source_wrong.append(source_logits.argmax(dim=1) != labels)
-        if every and index % every == 0:
-            indicators.update(index, images, labels, logits, source_logits)
-        if arm:
-            states.append(adapter.last.health.state)
+    actions: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Adaptation is")  # counted here
+        for index, (images, labels, source_logits) in enumerate(make_batches(bench, run, batches)):
+            logits = adapter(images)
+            wrong.append(logits.argmax(dim=1) != labels)
+            source_wrong.append(source_logits.argmax(dim=1) != labels)
+            if every and index % every == 0:
+                indicators.update(index, images, labels, logits, source_logits)
+            if arm:
+                states.append(adapter.last.health.state)
+                actions.update(adapter.last.actions)
     line = {
         "run": asdict(run),
         "batches": len(wrong),
@@ -154,14 +159,12 @@ def run_stream(bench: Bench, run: Run, *, batches: int, every: int | None = None
         "source": error_of(source_wrong, last_quarter=True),
         "seconds": time.monotonic() - started,
     }
-    return line | (summarize_states(states) if arm else {"series": indicators.compute()})
+    return line | (summarize_states(states) | {"actions": dict(actions)} if arm else {"series": indicators.compute()})
 
 
 def make_options(*, guard: bool = False, statistics: str | None = None) -> dict[str, Any]:
     """Return the options of an adapter: guards of `dp.adapt` or none, and statistics if not the method's own."""
-    options: dict[str, Any] = {"guard": (dp.guards.FallBack(), dp.guards.RollBack())} if guard else {}
-    if not guard and "guard" in inspect.signature(dp.Adapter).parameters:
-        options["guard"] = ()
+    options: dict[str, Any] = {"guard": (dp.guards.FallBack(), dp.guards.RollBack()) if guard else ()}
     return options if statistics is None else options | {"statistics": statistics}
 
 

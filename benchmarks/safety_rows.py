@@ -30,6 +30,7 @@ LOSS = 1.0
 """Points that an adapter may be below the source network."""
 
 RUNNING = {"statistics": dp.statistics.Blend(0.5, momentum=0.1)}
+TOO_FAST = {"lr": 0.1, "select": None, "guard": dp.guards.Warn()}
 FAULTY = 2
 """Index of the one faulty batch in rows about what follows it."""
 
@@ -103,7 +104,7 @@ ROWS: dict[str, Row] = {
     **{f"{name}, batches of {size}": Row(name, size) for name in HELD_OUT for size in (200, 8, 1)},
     "raw images where normalized ones are needed": Row(wrap=expect_normalized, words=("normaliz",)),
     "outputs are probabilities": Row(wrap=add_softmax, words=("softmax", "probabilit")),
-    "rate so high that it collapses": Row("fog", options={"lr": 0.1, "select": None}, rounds=5, collapses=True),
+    "rate so high that it collapses": Row("fog", options=TOO_FAST, rounds=5, collapses=True),
     "clean, batches of 4": Row(size=4),
     "clean, batches of 1": Row(size=1),
     "one NaN pixel in each 64 images": Row(size=64, damage=set_pixel(float("nan"))),
@@ -140,9 +141,9 @@ def measure(row: Row, model: nn.Module, domain: Domain, *, max_batches: int) -> 
         max_batches: So many batches at most in a round.
     """
     user_model = model if row.wrap is None else row.wrap(model).eval()
-    safe_options = {name: value for name, value in row.options.items() if name != "select"}
+    safe_options = {name: value for name, value in row.options.items() if name not in ("select", "guard")}
     adapters = {
-        "plain": dp.tent(user_model, guard=(), **{"select": dp.ConfidenceDifference(), **row.options}),
+        "plain": dp.tent(user_model, **{"select": dp.ConfidenceDifference(), "guard": (), **row.options}),
         "adapt": dp.adapt(user_model, **safe_options),
     }
     results: dict[str, Any] = {"source": count_right(user_model, make_batches(row, domain, max_batches))}
@@ -184,8 +185,7 @@ class Observed:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict a batch and learn from it."""
-        logits = self._adapter(images)
-        record = self._adapter.last
+        logits, record = self._adapter.step(images)
         self._counts[record.health.state] += 1
         self._counts.update(record.actions)
         self._counts["quarantined"] += int(record.quarantined.sum())
@@ -217,7 +217,7 @@ def measure_command(domain: Domain, weights: Path, *, device: str) -> float:
         subprocess.run([sys.executable, "-c", code, *map(str, command)], check=True)
         with table.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    right = sum(row["predicted"] == Path(row["path"]).parent.name for row in rows)
+    right: int = sum(row["predicted"] == Path(row["path"]).parent.name for row in rows)
     return 100 * right / len(domain.labels)
 
 
