@@ -98,10 +98,12 @@ class _Images:
         self._parts.append((predicted, labels, novelty))
 
     def compute(self) -> dict[str, Any]:
-        predicted, labels, novelty = (torch.cat(parts, dim=-1).cpu() for parts in zip(*self._parts, strict=True))
+        predicted, labels, novelty = (torch.cat(parts).cpu() for parts in zip(*self._parts, strict=True))
+        answered = ~novelty.isnan().any(dim=1)
+        predicted, labels, novelty = predicted[answered], labels[answered], novelty[answered]
         known, right = labels >= 0, predicted == labels
-        found: dict[str, Any] = {"error": 100 * float((~right)[known].float().mean())}
-        for name, familiarity in zip(AllScores.names, -novelty, strict=True):
+        found = {"error": 100 * float((~right)[known].float().mean()), "quarantined": int((~answered).sum())}
+        for name, familiarity in zip(AllScores.names, -novelty.T, strict=True):
             for positives, mask in (("known", known), ("right", right)):
                 pair = familiarity[mask], familiarity[~known]
                 found[f"{name}/{positives}/auroc"] = 100 * auroc(*pair)
@@ -118,10 +120,11 @@ class _Pixels:
 
     def update(self, predicted: Tensor, labels: Tensor, novelty: Tensor) -> None:
         self._confusion.update(predicted, labels.masked_fill(labels < 0, 255))
-        self._scores = self._scores or BinnedScores(3 * len(novelty), device=novelty.device)
+        count = novelty.shape[-1]
+        self._scores = self._scores or BinnedScores(3 * count, device=novelty.device)
         kinds = torch.where(predicted == labels, 0, 1).masked_fill(labels < 0, 2)  # right, wrong, unknown
-        offsets = 3 * torch.arange(len(novelty), device=novelty.device).view(-1, 1, 1, 1)
-        groups = (kinds + offsets).masked_fill(labels == 255, -1)
+        groups = kinds.unsqueeze(-1) + 3 * torch.arange(count, device=novelty.device)
+        groups = groups.masked_fill((labels == 255).unsqueeze(-1) | novelty.isnan(), -1)
         self._scores.update(-novelty, groups)
 
     def compute(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _STANDARDIZED_SUMS = (
 
 
 class AllScores(NoveltyScore):
-    """Every score of a batch, (S, N), in the order of `names`."""
+    """Every score of a batch, (N, S), in the order of `names`."""
 
     needs_features = True
     needs_source_features = True
@@ -48,7 +48,7 @@ class AllScores(NoveltyScore):
         found |= frozen | {f"adapted_{name}": value for name, value in adapted.items()}
         found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found)
         type(self).names = tuple(found)
-        return torch.stack(list(found.values()))
+        return torch.stack(list(found.values()), dim=-1)
 
     def _scores_of(self, step: Step, logits: Tensor, *, adapted: bool) -> dict[str, Tensor]:
         network = step.network if adapted else step.source
@@ -59,7 +59,7 @@ class AllScores(NoveltyScore):
 
 
 class PixelScores(AllScores):
-    """Every score of every pixel, (S, N, H, W)."""
+    """Every score of every pixel, (N, H, W, S)."""
 
     needs_features = False
     needs_source_features = False
