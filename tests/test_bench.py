@@ -40,7 +40,7 @@ from driftproof.streams import StreamBatch
 from networks import build as small_network
 from small_bench import AT_ONCE, SmallBench, ignore
 
-SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
+SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "adapt")
 NETWORK = small_network("wide_resnet")
 
 

@@ -21,7 +21,8 @@ from driftproof.bench import METHODS, SUITES
 from driftproof.bench.methods import parse_method
 from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
-from driftproof.cli.prediction_rows import PredictionRow, open_writer
+from driftproof.cli.order import arrange
+from driftproof.cli.prediction_rows import make_columns, open_writer
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 
@@ -278,7 +279,7 @@ def test_check_rejects_missing_or_conflicting_model_options(project, capsys):
 
 
 def run_documented_loop(project, paths, batch_size, **options):
-    """The predictions of the loop in the documentation."""
+    """The predictions of the loop in the documentation, by path."""
     adapter = dp.tent(sys.modules[project].build(), select=dp.ConfidenceDifference(), **options)
     rows = []
     for start in range(0, len(paths), batch_size):
@@ -295,25 +296,40 @@ def read_row(row):
     return row["path"], int(row["predicted"]), *numbers, row["selected"] == "true"
 
 
-def test_adapt_equals_the_documented_loop(project, tmp_path, capsys):
+TENT = ("--method", "tent+crowd", "--option", "lr=0.2", "--guard", "none")
+
+
+def test_adapt_equals_the_documented_loop_in_every_order(project, tmp_path, capsys):
     folder, single_file = save_images(tmp_path / "b", 10), save_images(tmp_path / "a", 1, first=90) / "090.png"
+    paths = [*sorted(folder.iterdir()), single_file]
+    for age, path in enumerate(reversed(paths)):
+        os.utime(path, (age, age))
     out = tmp_path / "new" / "predictions.csv"
-    options = ("--model", f"{project}:build", "--batch-size", 4, "--option", "lr=0.2", "--alarm", 0.001)
-    assert run("adapt", folder, single_file, *options, "--out", out) == 0
-    output = capsys.readouterr()
-    assert output.out == ""
-    rows = table(out)
-    expected = run_documented_loop(project, [*sorted(folder.iterdir()), single_file], 4, lr=0.2)
-    assert [read_row(row) for row in rows] == expected
-    assert [row["alarm"] == "true" for row in rows] == [novelty > 0.001 for _, _, _, novelty, _ in expected]
-    assert "true" in {row["alarm"] for row in rows}
-    assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in output.err
+    options = ("--model", f"{project}:build", *TENT, "--batch-size", 4, "--alarm", 0.001)
+    shuffled = [paths[index] for index in arrange(paths, "random", seed=3)]
+    for order, arranged in {"name": paths, "time": paths[::-1], "random": shuffled}.items():
+        assert run("adapt", folder, single_file, *options, "--order", order, "--seed", 3, "--out", out) == 0
+        output = capsys.readouterr()
+        assert output.out == ""
+        rows = table(out)
+        expected = run_documented_loop(project, arranged, 4, lr=0.2)
+        assert [read_row(row) for row in rows] == sorted(expected, key=lambda row: paths.index(Path(row[0])))
+        assert all((row["alarm"] == "true") == (float(row["novelty"]) > 0.001) for row in rows)
+        assert "true" in {row["alarm"] for row in rows}
+        assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in output.err
     assert [path.name for path in out.parent.iterdir()] == ["predictions.csv"]
+
+
+def test_random_order_depends_on_the_seed_alone():
+    paths = [Path(f"{index}.png") for index in range(50)]
+    first, again, other = (arrange(paths, "random", seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert sorted(first) == sorted(other) == list(range(50)) == arrange(paths, "name")
 
 
 def test_adapt_resumes_from_saved_state(project, tmp_path):
     first, second = save_images(tmp_path / "monday", 6), save_images(tmp_path / "tuesday", 6, first=6)
-    options = ("--model", f"{project}:build", "--batch-size", 3, "--option", "lr=0.2")
+    options = ("--model", f"{project}:build", "--batch-size", 3, *TENT, "--order", "name")
     assert run("adapt", first, second, *options, "--out", "both.csv") == 0
     state = tmp_path / "states" / "now.safetensors"
     for day in (first, second):
@@ -359,18 +375,19 @@ def test_adapt_skips_and_reports_unreadable_images(project, tmp_path, capsys):
 def test_all_table_formats_hold_the_same_rows(tmp_path):
     import pyarrow.parquet
 
-    rows = [PredictionRow(f'{n}, "é".png', n, n / 7, -n / 3, n % 2 == 0, n > 4) for n in range(9)]
-    rows.append(PredictionRow("odd", None, None, None, False, None))
+    columns = make_columns(names=True, labels=True)
+    rows = [(f'{n}, "é".png', n, "ä, b", n / 7, -n / 3, n % 2 == 0, n == 3, n > 4, n - 1) for n in range(9)]
+    rows.append(("odd", None, None, None, None, False, False, None, None))
     for kind in ("csv", "jsonl", "parquet"):
-        with open_writer(tmp_path / f"t.{kind}") as write:
+        with open_writer(tmp_path / f"t.{kind}", columns) as write:
             write(rows[:6])
             write(rows[6:])
-    lines = (tmp_path / "t.jsonl").read_text().splitlines()
-    assert [PredictionRow(**json.loads(line)) for line in lines] == rows
-    assert [PredictionRow(**row) for row in pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()] == rows
-    plain = [{name: "" if value is None else str(value) for name, value in row._asdict().items()} for row in rows]
+    dicts = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == dicts
+    assert pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist() == dicts
+    plain = [{name: "" if value is None else str(value) for name, value in row.items()} for row in dicts]
     for row in plain:
-        row.update(selected=row["selected"].lower(), alarm=row["alarm"].lower())
+        row.update((name, row[name].lower()) for name in ("selected", "quarantined", "alarm"))
     assert table(tmp_path / "t.csv") == plain
 
 
@@ -411,7 +428,7 @@ def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
     folder = save_images(tmp_path / "images", 12)
     bright = [np.asarray(Image.open(path)).mean() > 127.5 for path in sorted(folder.iterdir())]
     assert 0 < sum(bright) < 12
-    options = ("--model", f"{project}:nan_for_bright", "--out", "predictions.csv", "--batch-size", 12)
+    options = ("--model", f"{project}:nan_for_bright", "--method", "tent", "--out", "predictions.csv")
     assert run("adapt", folder, *options) == 0
     rows = table(Path("predictions.csv"))
     assert [row["predicted"] == row["probability"] == row["novelty"] == "" for row in rows] == bright
@@ -423,10 +440,12 @@ def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
     [
         ({"--out": "predictions.txt"}, "Choose from .csv, .jsonl, .parquet"),
         ({"--method": "tnet"}, "Did you mean tent"),
-        ({"--option": "rl=1"}, "known option of tent+crowd, but got 'rl'"),
+        ({"--method": "tent", "--option": "rl=1"}, "known option of tent, but got 'rl'"),
         ({"--option": "lr"}, "`name=value`"),
         ({"--model": "{}:per_pixel"}, "For segmentation use `driftproof analyze scenes`."),
         ({"--model": "{}:plain", "--method": "source"}, "The model failed on images of shape"),
+        ({"--guard": "gaurd"}, "known guard, but got 'gaurd'"),
+        ({"--top-k": "5"}, "`--top-k` of at most 4, the model's classes, but got 5"),
         ({"--device": "cuda:99"}, "to be available on this machine"),
     ],
 )

@@ -16,7 +16,7 @@ from driftproof.bench.spec import Option
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
-from driftproof.statistics import TTN, Batch, Blend, Source, Statistics
+from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
 
 __all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "parse_method"]
@@ -32,6 +32,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "swr": methods.swr,
     "cotta": methods.cotta,
     "ttn": methods.ttn,
+    "adapt": methods.adapt,
 }
 
 SELECTIONS: dict[str, Callable[..., Selection]] = {
@@ -51,6 +52,7 @@ def _confidence_difference(step: Step) -> Tensor:
 
 
 _STATISTICS = {
+    "auto": Auto(),
     "source": Source(),
     "batch": Batch(),
     "ttn": TTN(),

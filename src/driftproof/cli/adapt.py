@@ -1,7 +1,7 @@
 """`driftproof adapt`: adapt your own model to your own images."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -22,6 +22,9 @@ from driftproof.cli.progress import progress_bar
 from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.source_folder import load_or_prepare
 from driftproof.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from driftproof.alarm import Alarm
 
 __all__ = ["adapt_command"]
 
@@ -61,13 +64,11 @@ def adapt_command(
     0..1, normalized if a preset or a mean is given. A loaded state brings its own learning rate. Images that cannot be
     read are reported and skipped; the exit code is 1 then, and the other predictions are written.
     """
-    from driftproof.alarm import Alarm
-
     paths, options, target = find_images(images), parse_method_options(option), resolve_device(device)
     preprocessing = resolve_preprocessing(preset, mean=mean, std=std, size=size, crop=crop)
     _, names = parse_classes(classes)
     known = None if labels is None else read_labels(labels, paths, names, images)
-    maker = RowMaker(paths, names, top_k, known, None if alarm is None else Alarm(alarm))
+    maker = RowMaker(paths, names, top_k, known, None if alarm is None else _make_alarm(alarm))
     _check_state_file(state, out)
     rows: dict[int, Row] = {}
     summary, unreadable = RunSummary(), 0
@@ -95,6 +96,12 @@ def adapt_command(
     _print_summary(out, summary, alarms, unreadable)
     if unreadable:
         raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _make_alarm(threshold: float) -> "Alarm":
+    from driftproof.alarm import Alarm
+
+    return Alarm(threshold)
 
 
 def _check_state_file(state: Path | None, out: Path) -> None:

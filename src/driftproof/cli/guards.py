@@ -1,12 +1,10 @@
 """The option `--guard`, and building an adapter with its guards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftproof.cli import bridge
 from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
 
     from driftproof.adapter import Adapter
     from driftproof.bench.spec import Option
+    from driftproof.guards import Guard
 
 __all__ = ["GUARDS", "GuardNames", "build_guarded"]
 
@@ -45,17 +44,14 @@ def build_guarded(
     """
     from driftproof.bench.methods import build_method
 
-    keywords: dict[str, Any] = {**options}
-    if bridge.has_guards():
-        keywords["guard"] = _make_guards(guards or _DEFAULT)
-    return build_method(bridge.method_name(method), model, keywords)
+    keywords: dict[str, Any] = {**options, "guard": _make_guards(guards or _DEFAULT)}
+    return build_method(method, model, keywords)
 
 
-def _make_guards(names: Sequence[str]) -> tuple[Any, ...]:
-    if not bridge.has_guards():
-        return ()
-    guards: Any = import_module("driftproof.guards")
-    makers: dict[str, Callable[[], Any]] = {
+def _make_guards(names: Sequence[str]) -> "tuple[Guard, ...]":
+    from driftproof import guards
+
+    makers: dict[str, Callable[[], Guard]] = {
         "fall_back": guards.FallBack,
         "roll_back": guards.RollBack,
         "pause": guards.Pause,

@@ -1,10 +1,10 @@
 """Predict batches of images and turn the results into rows."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.cli import bridge
 from driftproof.cli.class_names import ClassNames
 from driftproof.cli.labels import Labels, check_outputs
 from driftproof.cli.prediction_rows import Cell, Row
@@ -21,8 +21,13 @@ __all__ = ["RowMaker", "predict", "predicted_classes"]
 
 
 def predict(adapter: "Adapter", pixels: "Tensor") -> "StepResult":
-    """Predict a batch of 8-bit images and learn from it; raise `ModelError` if the model is no classifier."""
-    result = adapter.step(pixels.to(adapter.device).float().div_(255))
+    """Predict a batch of 8-bit images and learn from it; raise `ModelError` if the model is no classifier.
+
+    Warnings of guards are left out: the summary of a run says the same in the words of the command line.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Adaptation is", RuntimeWarning)
+        result = adapter.step(pixels.to(adapter.device).float().div_(255))
     if result.logits.ndim != 2:
         raise ModelError(
             f"Expected a classifier with logits of shape (N, C), but got shape {tuple(result.logits.shape)}. "
@@ -69,7 +74,7 @@ class RowMaker:
         best = logits.softmax(dim=1).topk(self.top_k, dim=1)
         finite = logits.isfinite().all(dim=1).tolist()
         columns = (best.indices.tolist(), best.values.tolist(), finite, novelties.tolist())
-        masks = (record.selected.tolist(), bridge.quarantined(record).tolist())
+        masks = (record.selected.tolist(), record.quarantined.tolist())
         rows = []
         for place, (index, classes, probabilities, known, novelty, selected, quarantined) in enumerate(
             zip(indices, *columns, *masks, strict=True)

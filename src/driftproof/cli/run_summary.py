@@ -1,16 +1,21 @@
 """What a run over images ended with: counts, accuracy, health and guard events."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from driftproof.cli import bridge
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from driftproof.health import Health
     from driftproof.record import Record
 
 __all__ = ["RunSummary", "format_health"]
+
+_ADVICE = {
+    True: "Use `--order random`, a larger `--batch-size` or `--option statistics=auto`.",
+    False: "Use `--method adapt`, lower the learning rate with `--option lr=…`, or add `+crowd` to the method.",
+}
 
 
 @dataclass
@@ -26,8 +31,8 @@ class RunSummary:
         batches: Number of batches.
         skipped: Batches without a step, by reason.
         actions: Batches on which a guard acted, by action.
-        states: Batches by state of health.
-        health: Health after the last batch; None where nothing measures it.
+        health: Health after the last batch; None before the first.
+        first_unhealthy: The first batch after which health was bad, from 1, and health then; None if it never was.
     """
 
     images: int = 0
@@ -38,8 +43,8 @@ class RunSummary:
     batches: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
-    states: Counter[str] = field(default_factory=Counter)
-    health: Any = None
+    health: "Health | None" = None
+    first_unhealthy: "tuple[int, Health] | None" = None
 
     def add(self, record: "Record", predicted: Sequence[int | None], labels: Sequence[int] | None = None) -> None:
         """Count a batch.
@@ -52,16 +57,16 @@ class RunSummary:
         self.batches += 1
         self.images += len(predicted)
         self.selected += int(record.selected.sum())
-        self.quarantined += int(bridge.quarantined(record).sum())
+        self.quarantined += int(record.quarantined.sum())
         for answer, label in zip(predicted, labels or (), strict=labels is not None):
             self.labeled += label >= 0
             self.correct += label >= 0 and answer == label
         if record.skipped is not None:
             self.skipped[record.skipped] += 1
-        self.actions.update(set(bridge.actions(record)))
-        self.health = bridge.health(record)
-        if self.health is not None:
-            self.states[self.health.state] += 1
+        self.actions.update(set(record.actions))
+        self.health = record.health
+        if self.first_unhealthy is None and self.health.state != "healthy":
+            self.first_unhealthy = self.batches, self.health
 
     @property
     def accuracy(self) -> float | None:
@@ -69,16 +74,16 @@ class RunSummary:
         return self.correct / self.labeled if self.labeled else None
 
     @property
-    def healthy(self) -> bool:
-        """Whether the run ended healthy."""
-        return self.health is None or self.health.state == "healthy"
+    def state(self) -> str | None:
+        """State of health at the end; None where nothing measured it."""
+        return None if self.health is None or math.isnan(self.health.disagreement) else self.health.state
 
     def lines(self) -> list[str]:
         """Describe accuracy, health and guard events, one line each; what did not happen has no line."""
         lines = []
         if self.accuracy is not None:
             lines.append(f"accuracy: {self.accuracy:.1%} of {self.labeled} labeled images")
-        if self.health is not None:
+        if self.health is not None and self.state is not None:
             lines.append(f"health: {format_health(self.health)}")
         if self.actions:
             events = [f"{action} on {count} of {self.batches} batches" for action, count in self.actions.items()]
@@ -86,20 +91,39 @@ class RunSummary:
         if self.quarantined:
             lines.append(
                 f"warning: {self.quarantined} images were quarantined: not finite, or far from all the others. They "
-                "changed nothing; the column `quarantined` names them."
+                "changed nothing and have no prediction; the column `quarantined` names them."
             )
-        if not self.healthy:
+        return lines + self._warnings()
+
+    def _warnings(self) -> list[str]:
+        if self.first_unhealthy is None:
+            return []
+        batch, health = self.first_unhealthy
+        lines = [
+            f"warning: adaptation was {health.state} after {batch} of {self.batches} batches: {health.reason}. "
+            f"{_ADVICE[health.blames_statistics]}"
+        ]
+        if self.state not in (None, "healthy"):
             lines.append(
-                "warning: adaptation ended unhealthy, and its predictions may be worse than the model's own. Compare "
-                "with `--method source`, or let `driftproof try` find a method that suits."
+                f"warning: the run ended {self.state}: its predictions may be worse than the model's own. Compare with "
+                "`--method source`, or let `driftproof try` find a method."
             )
         return lines
 
 
-def format_health(health: Any) -> str:  # noqa: ANN401
-    """Describe health in words and numbers."""
-    return (
-        f"{health.state} (mean prediction's entropy {health.mean_entropy:.2f} of ln C, "
-        f"{health.mean_entropy_ratio:.2f} of the frozen network's; {health.disagreement:.0%} of predictions differ "
-        f"from it; moved by {health.distance:.2g}; learned from {health.kept:.0%})"
-    )
+def format_health(health: "Health") -> str:
+    """Describe health in words and numbers; what was not measured is left out.
+
+    Examples:
+        >>> from driftproof.health import Health
+        >>> format_health(Health(mean_entropy=0.98, disagreement=0.125))
+        "healthy; entropy of the mean prediction 0.98; 12% of predictions differ from the frozen network's"
+    """
+    described = {
+        f"entropy of the mean prediction {health.mean_entropy:.2f}": health.mean_entropy,
+        f"{health.mean_entropy_ratio:.2f} of the frozen network's": health.mean_entropy_ratio,
+        f"{health.disagreement:.0%} of predictions differ from the frozen network's": health.disagreement,
+        f"weights moved by {health.distance:.2%}": health.distance,
+        f"learned from {health.kept:.0%}": health.kept,
+    }
+    return "; ".join([health.state, *(text for text, value in described.items() if not math.isnan(value))])

@@ -59,12 +59,11 @@ class Trial:
     def outcome(self, source: "Trial") -> Outcome:
         """Return what the method did, compared with the model as it is on the same images."""
         same = sum(self.predicted[index] == answer for index, answer in source.predicted.items())
-        health = self.summary.health
         return Outcome(
             self.method,
             correct=tuple(self.predicted[index] == label for index, label in self._labeled() if label >= 0),
             agreement=same / max(1, len(self.predicted)),
-            state=None if health is None else health.state,
+            state=self.summary.state,
             actions=max(self.summary.actions.values(), default=0),
             batches=self.summary.batches,
         )
