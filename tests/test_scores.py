@@ -1,0 +1,133 @@
+"""Novelty scores by name: against slow references, of the right network, without a pass too many."""
+
+import copy
+
+import pytest
+import scipy.spatial.distance
+import scipy.special
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import driftproof as dp
+from cases import batches, same_state, state_of
+from driftproof import scores
+from networks import SegmentationNet, build, randomize
+
+REFERENCES = {
+    "msp": lambda z: 1 - scipy.special.softmax(z).max(),
+    "energy": lambda z: -scipy.special.logsumexp(z),
+    "max_logit": lambda z: -z.max(),
+    "entropy": lambda z: scipy.stats.entropy(scipy.special.softmax(z)),
+}
+
+
+@pytest.fixture
+def model():
+    return build("wide_resnet")
+
+
+def crowd(model, **options):
+    return dp.tent(model, lr=0.05, select=dp.ConfidenceDifference(), guard=(), **options)
+
+
+def predict(model, images):
+    """Logits, features and classifier rows of a network that uses batch statistics, without driftproof."""
+    model = copy.deepcopy(model).train()
+    features = []
+    model.fc.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    with torch.no_grad():
+        logits = model(images)
+    return logits.double().numpy(), features[0].numpy(), model.fc.weight.detach().numpy()
+
+
+def slow_score(name, model, images):
+    logits, features, rows = predict(model, images)
+    if name == "cosine":
+        found = [min(scipy.spatial.distance.cosine(one, row) for row in rows) for one in features]
+    else:
+        found = [REFERENCES[name](z) for z in logits]
+    return torch.tensor(found, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [crowd, dp.tent, dp.bn_adapt])
+@pytest.mark.parametrize("name", [*REFERENCES, "cosine"])
+def test_named_score_is_that_of_its_network(make, name, model):
+    frozen, adapted = make(model, novelty=name), make(model, novelty=f"adapted_{name}")
+    stream = batches(3)
+    for images in stream[:-1]:
+        frozen(images)
+        adapted(images)
+    moved = adapted.unwrap()
+    frozen(stream[-1])
+    adapted(stream[-1])
+    torch.testing.assert_close(frozen.last.novelty, slow_score(name, model, stream[-1]), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(adapted.last.novelty, slow_score(name, moved, stream[-1]), rtol=1e-3, atol=1e-5)
+    assert torch.equal(frozen.last.novelty, adapted.last.novelty) == (make is dp.bn_adapt)
+
+
+def test_confidence_difference_is_positive_exactly_where_selection_rejects(model):
+    adapter = crowd(model, novelty="confidence_difference")
+    for images in batches(6):
+        adapter(images)
+    assert 0 < adapter.last.kept < 1
+    assert torch.equal(adapter.last.novelty > 0, ~adapter.last.selected)
+
+
+def test_score_changes_nothing_that_is_learned(model):
+    expected, *others = (crowd(model, novelty=name) for name in ("confidence_difference", "energy", "adapted_cosine"))
+    for images in batches(3):
+        logits = expected(images)
+        assert all(torch.equal(other(images), logits) for other in others)
+    assert all(same_state(state_of(other), state_of(expected)) for other in others)
+
+
+@pytest.mark.parametrize("name", ["energy", "cosine"])
+def test_frozen_score_of_a_method_that_learns_nothing_takes_no_second_pass(name, model, monkeypatch):
+    adapter = dp.bn_adapt(model, novelty=name)
+    monkeypatch.setattr(adapter.source, "forward", lambda images: pytest.fail("the frozen network ran"))
+    adapter(batches(1)[0])
+    assert adapter.last.novelty.isfinite().all()
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 50.0]))
+def test_scores_are_within_their_bounds(seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    logits, source_logits = (scale * torch.randn(8, 6, generator=generator) for _ in range(2))
+    values = {name: getattr(scores, name)(logits) for name in REFERENCES}
+    values["cosine"] = scores.cosine(logits, source_logits)
+    values["confidence_difference"] = scores.confidence_difference(logits, source_logits)
+    for name, value in values.items():
+        low, high = scores.make_novelty(name).bounds
+        assert (value >= low - 1e-6).all()
+        assert (value <= high + 1e-6).all()
+
+
+def test_pixels_have_scores_of_logits_and_no_cosine():
+    network, frames = randomize(SegmentationNet()), torch.rand(2, 3, 16, 16)
+    adapter = crowd(network, novelty="entropy")
+    logits = adapter(frames)
+    torch.testing.assert_close(adapter.last.novelty, scores.entropy(logits), msg="before the first step, both agree")
+    with pytest.raises(dp.errors.ModelError, match="classifier"):
+        crowd(network, novelty="cosine")(frames)
+
+
+def test_classifier_that_is_not_linear_is_refused():
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 5, 1), nn.Flatten()
+    )
+    with pytest.raises(dp.errors.ModelError, match='such as `novelty="energy"`'):
+        crowd(network, classifier="3", novelty="cosine")(batches(1)[0])
+
+
+@pytest.mark.parametrize("name", ["enrgy", "frozen_msp", ""])
+def test_unknown_score_is_refused(name, model):
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected a known novelty"):
+        dp.tent(model, novelty=name)
+
+
+def test_unknown_network_is_refused():
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected a known network"):
+        scores.Cosine(of="source")
