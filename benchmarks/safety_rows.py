@@ -2,8 +2,6 @@
 
 import copy
 import csv
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -204,6 +202,8 @@ def measure_command(domain: Domain, weights: Path, *, device: str) -> float:
         weights: File of the network; its metadata name it.
         device: Where the command runs.
     """
+    from driftproof.cli import main  # needs packages that the other rows do not
+
     pillow: Any = require("PIL.Image", "Writing images")
     with TemporaryDirectory() as folder:
         root, table = Path(folder, "images"), Path(folder, "predictions.csv")
@@ -213,8 +213,11 @@ def measure_command(domain: Domain, weights: Path, *, device: str) -> float:
             path.parent.mkdir(parents=True, exist_ok=True)
             pillow.fromarray(image).save(path)
         command = ["adapt", root, "--weights", weights, "--out", table, "--device", device]
-        code = "import sys; from driftproof.cli import main; sys.exit(main())"
-        subprocess.run([sys.executable, "-c", code, *map(str, command)], check=True)
+        try:
+            main([str(word) for word in command])
+        except SystemExit as exit:
+            if exit.code:
+                raise RuntimeError(f"Expected the command to succeed, but it exits with {exit.code}.") from exit
         with table.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     right: int = sum(row["predicted"] == Path(row["path"]).parent.name for row in rows)

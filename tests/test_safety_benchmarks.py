@@ -97,6 +97,23 @@ def test_record_keeps_runs_and_does_not_repeat_them(load, monkeypatch, folder, t
     assert "of 2" in capsys.readouterr().out
 
 
+def test_chosen_runs_are_repeated_with_guards_and_judged(load, monkeypatch, folder, tmp_path):
+    script, runs, results = load("guards"), load("guard_runs"), load("guard_results")
+    monkeypatch.setattr(script, "make_grid", lambda: [runs.Run("tent", 1.0, "shuffled", 4)])
+    monkeypatch.setattr(results, "COLLAPSED", -1000.0)  # so that the one run counts as collapsed
+    arms = ("guards", "guards, statistics auto")
+    options = ("--images", 8, "--batches", 8, "--held-out", "--runs", 1, "--arms", *arms)
+    code = run_script(monkeypatch, script, folder, tmp_path, *options)
+    found = json.loads((tmp_path / "guards.json").read_text())
+    again = {line["arm"]: line for line in found["with guards"]}
+    assert set(again) == set(found["verdicts"]) == set(arms)
+    assert all(line["source"] == found["without guards"][0]["source"] for line in again.values())
+    assert {line["batches"] for line in again.values()} == {8}
+    verdict = found["verdicts"]["guards"]
+    assert verdict["rescued"] == int(again["guards"]["final"] <= again["guards"]["source"] + 2)
+    assert code == int(verdict["rescued"] + verdict["healthy"] < 2), "one must be rescued and one healthy"
+
+
 def make_line(method, order, final, *, source=10.0, alarms=0, size=4):
     run = {"method": method, "factor": 1.0, "order": order, "size": size}
     return {"run": run, "final": final, "source": source, "batches": 600, "alarms": alarms} | {
@@ -184,3 +201,24 @@ def test_network_without_its_normalization_needs_normalized_images(load, folder)
     model = build_from_checkpoint(folder / "wrn40_2_cifar10.pt").eval()
     bare, images = load("safety_rows").expect_normalized(model), torch.rand(4, 3, 32, 32)
     torch.testing.assert_close(bare((images - 0.5) / 0.5), model(images))
+
+
+def test_rows_of_several_commands_are_joined_and_judged(load, monkeypatch, folder, tmp_path, capsys):
+    script = load("safety")
+    options = ("--networks", "wrn40_2", "--images", 20, "--max-batches", 4, "--no-command", "--rows")
+    run_script(monkeypatch, script, folder, tmp_path, *options, "NaN")
+    code = run_script(monkeypatch, script, folder, tmp_path, *options, "clean, batches of 4")
+    rows = json.loads((tmp_path / "safety.json").read_text())["networks"]["wrn40_2"]
+    assert set(rows) == {"one NaN pixel in each 64 images", "clean, batches of 4"}
+    assert "quarantined 1" in rows["one NaN pixel in each 64 images"]["adapt says"]
+    assert code == int(any(row["failures"] for row in rows.values()))
+    assert capsys.readouterr().out.count("| one NaN pixel") == 2
+
+
+def test_command_reads_a_folder_per_class(load, folder, monkeypatch):
+    domains, rows = load("cifar_domains"), load("safety_rows")
+    (domain,) = domains.load_domains(folder, ["clean"], device="cpu", count=20)
+    found = rows.measure_command(domain, folder / "wrn40_2_cifar10.pt", device="cpu")
+    adapter = dp.adapt(build_from_checkpoint(folder / "wrn40_2_cifar10.pt"))
+    expected = adapter(domain.images(torch.arange(20))).argmax(dim=1) == domain.labels
+    assert found == pytest.approx(100 * float(expected.float().mean()))
