@@ -15,6 +15,7 @@ from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
+from driftproof.scores import NOVELTY_SCORES, msp
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
 from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
@@ -47,8 +48,9 @@ _EXTRA_SELECTIONS: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "fram
 """Boolean options that add another selection to the method's own."""
 
 
-def _confidence_difference(step: Step) -> Tensor:
-    return -step.confidence_change
+def _paper_novelty(step: Step) -> Tensor:
+    """The confidence difference where the method compares with θ_o; else 1 − the largest probability."""
+    return 0 - step.confidence_change if step.used_source else msp(step.logits.detach())
 
 
 _STATISTICS = {
@@ -65,7 +67,7 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
-    "novelty": {"confidence_difference": _confidence_difference},
+    "novelty": {"paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
 

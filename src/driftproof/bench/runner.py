@@ -151,8 +151,11 @@ def _build_adapter(
     method: str | None = None,
     statistics: Statistics | None = None,
 ) -> Adapter:
-    """Build the run's adapter; optionally another method, or with statistics that are already prepared."""
-    options = dict(spec.options) if method is None else {}
+    """Build the run's adapter; optionally another method, or with statistics that are already prepared.
+
+    A spec without `novelty` measures the paper's score, whatever the library's default is.
+    """
+    options = {"novelty": "paper", **dict(spec.options)} if method is None else {}
     overrides = {} if statistics is None else {"statistics": statistics}
     return build_method(method or spec.method, model, {**options, "seed": spec.seed, **settings.step, **overrides})
 
