@@ -1,0 +1,165 @@
+"""Measure the share of known images that an alarm flags, against the share that was asked for.
+
+    python benchmarks/alarms.py --data data --weights weights [--limit N] [--device cuda] [--out FOLDER]
+
+The alarm is calibrated on clean source images. It then follows a stream of corrupted ones, domain after domain, with
+and without unknown images. Its scores are the frozen network's, under batch statistics. The settings of the alarm were
+chosen on the held-out corruptions (`--domains held-out`), not on those of the table. `fixed` is the same alarm with
+`track=False`, `quantile` flags a share `rate` of the latest images, known or not.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import driftproof as dp
+from driftproof.bench.environment import hardware
+from driftproof.bench.local_files import LocalFiles
+from driftproof.bench.suites.settings import make_spec
+from driftproof.corruptions import HELD_OUT
+from driftproof.scores import energy, msp
+from tables import format_protocol, write_results
+
+DOMAINS = {"five": ("gaussian_noise", "glass_blur", "fog", "contrast", "jpeg_compression"), "held-out": HELD_OUT}
+STREAMS = {"known only": None, "half unknown": "svhn-c"}
+SCORES = {"msp": msp, "energy": energy}
+RATES = (0.01, 0.05, 0.1)
+FACTOR = 1.5
+"""The measured rate may be at most this many times larger or smaller than the asked one."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The frozen network's logits of a batch; the label of an unknown image is −1."""
+
+    domain: str
+    logits: Tensor
+    labels: Tensor
+
+
+def make_alarms(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm]:
+    """Return the alarm and the two it is compared with."""
+    never = torch.zeros(1) if score == "msp" else torch.full((1,), -1e9)
+    return {
+        "tracking": dp.Alarm.from_false_alarm_rate(rate, calibration, score=score),
+        "fixed": dp.Alarm.from_false_alarm_rate(rate, calibration, track=False, score=score),
+        "quantile": dp.Alarm.from_false_alarm_rate(rate, never, score=score),
+    }
+
+
+def measure(alarm: dp.Alarm, stream: Iterable[Predicted], score: str) -> dict[str, dict[str, float]]:
+    """Return the shares of known and unknown images that the alarm flags, by domain."""
+    counts: dict[str, Tensor] = {}
+    for batch in stream:
+        novelty = SCORES[score](batch.logits)
+        flagged = torch.zeros(len(novelty), dtype=torch.bool)
+        flagged[[event.sample for event in alarm(novelty)]] = True
+        known = batch.labels >= 0
+        found = [(flagged & known).sum(), known.sum(), (flagged & ~known).sum(), (~known).sum()]
+        counts[batch.domain] = counts.get(batch.domain, torch.zeros(4)) + torch.stack(found)
+    return {
+        domain: {"known": float(known / all_known), "unknown": float(unknown / all_unknown)}
+        for domain, (known, all_known, unknown, all_unknown) in counts.items()
+    }
+
+
+def measure_all(calibration: Sequence[Tensor], streams: dict[str, list[Predicted]]) -> list[dict[str, Any]]:
+    """Run every alarm over every stream."""
+    rows = []
+    for score, compute in SCORES.items():
+        novelty = torch.cat([compute(logits) for logits in calibration])
+        for name, stream in streams.items():
+            for rate in RATES:
+                for kind, alarm in make_alarms(novelty, rate, score).items():
+                    by_domain = measure(alarm, stream, score)
+                    rows.append({"score": score, "stream": name, "rate": rate, "alarm": kind, "domains": by_domain})
+    return rows
+
+
+def predict(files: LocalFiles, domains: Sequence[str], limit: int | None, sources: int, device: str) -> Any:  # noqa: ANN401  # a pair
+    """Return the logits of source images, by batch, and those of each stream."""
+    specs = {
+        name: replace(make_spec("bn_adapt", "cifar10-c", "wrn40_2", unknown=unknown), domains=tuple(domains), limit=limit)
+        for name, unknown in STREAMS.items()
+    }
+    first = specs["known only"]
+    network = dp.bn_adapt(files.model(first).to(device))
+    batches = islice(files.source(first, device), sources // 200)
+    calibration = [network(images).cpu() for images, _ in batches]
+    streams = {
+        name: [
+            Predicted(batch.domain, network(batch.images.to(device)).cpu(), batch.labels)
+            for batch in files.stream(spec, rounds=1)
+        ]
+        for name, spec in specs.items()
+    }
+    return calibration, streams
+
+
+def format_page(rows: list[dict[str, Any]], protocol: dict[str, Any]) -> str:
+    """Return the measured rates as a page of Markdown; bold is outside the factor."""
+    domains = list(rows[0]["domains"])
+    lines = [f"Share of known images flagged, in %; **bold** is not within a factor {FACTOR} of the asked share.", ""]
+    lines.append("| score | stream | alarm | asked | " + " | ".join(domains) + " | unknown flagged |")
+    lines.append("|---|---|---|---:|" + "---:|" * (len(domains) + 1))
+    for row in rows:
+        shares = [row["domains"][domain]["known"] for domain in domains]
+        cells = [f"{100 * share:.1f}" if is_near(share, row["rate"]) else f"**{100 * share:.1f}**" for share in shares]
+        unknown = sum(row["domains"][domain]["unknown"] for domain in domains) / len(domains)
+        cells.append("–" if unknown != unknown else f"{100 * unknown:.1f}")
+        lines.append(f"| {row['score']} | {row['stream']} | {row['alarm']} | {100 * row['rate']:g} | {' | '.join(cells)} |")
+    for kind in ("tracking", "fixed", "quantile"):
+        shares = [(row, each["known"]) for row in rows if row["alarm"] == kind for each in row["domains"].values()]
+        near = sum(is_near(share, row["rate"]) for row, share in shares)
+        lines += ["", f"{kind}: {near} of {len(shares)} within the factor."]
+    return "\n".join([*lines, *format_protocol(protocol)])
+
+
+def is_near(share: float, rate: float) -> bool:
+    """Whether a measured share is within the factor of the asked one."""
+    return rate / FACTOR <= share <= rate * FACTOR
+
+
+def main() -> int:
+    """Measure, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True, help="folder of the source weights")
+    parser.add_argument("--domains", choices=tuple(DOMAINS), default="five")
+    parser.add_argument("--limit", type=int, help="only the first so many known images of each domain")
+    parser.add_argument("--sources", type=int, default=2000, help="source images to calibrate on")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="folder for alarms-DOMAINS.json and .md")
+    arguments = parser.parse_args()
+    files = LocalFiles(arguments.data, arguments.weights, device=arguments.device)
+    domains = DOMAINS[arguments.domains]
+    rows = measure_all(*predict(files, domains, arguments.limit, arguments.sources, arguments.device))
+    protocol = {
+        "images": "cifar10-c",
+        "of each domain": arguments.limit or "all",
+        "unknown": "svhn-c",
+        "severity": 5,
+        "calibrated on": f"{arguments.sources} training images",
+        "network": "wrn40_2, frozen, batch statistics",
+        "batch": 200,
+        "torch": torch.__version__,
+        "driftproof": dp.__version__,
+        "machine": hardware(torch.device(arguments.device)),
+    }
+    page = format_page(rows, protocol)
+    print(page)
+    if arguments.out:
+        name = f"alarms-{arguments.domains}"
+        write_results(arguments.out, name, {"protocol": protocol, "rows": rows}, **{name: page})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
