@@ -460,10 +460,8 @@ def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
             refused += 1
             assert same_state(tensors_before, copy_tensors(adapter)), label
             continue
-        loaded = state_of(adapter)
-        assert loaded.keys() == damaged.keys(), label
-        for name in damaged.keys() - {"meta"}:
-            assert torch.equal(loaded[name], damaged[name].to(loaded[name].dtype)), label
+        loaded, expected = ({**state, "meta": good["meta"]} for state in (state_of(adapter), damaged))
+        assert same_state(loaded, expected), label
         assert "Adapter of" in repr(adapter)
         adapter(stream[3])
         adapter.load_state_dict(before)

@@ -28,7 +28,7 @@ __all__ = ["checksum", "digest", "fingerprint", "get_state", "read", "read_meta"
 
 _FORMAT = 3
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_COUNTERS = ("index", "num_steps", "accumulated_batches")
+_COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 
 
 def get_state(method: Method, state: State) -> dict[str, Tensor]:
@@ -41,6 +41,7 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "source": fingerprint(state.source.model),
         "seed": state.seed,
         "counters": {name: int(getattr(state, name)) for name in _COUNTERS},
+        "guard_counters": state.guard_counters,
         "optimizer": optimizer,
         "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
     }
@@ -67,6 +68,7 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
             _put(slot, saved.get(slot.name), state.device)
         for name in _COUNTERS:
             getattr(state, name).fill_(meta["counters"][name])
+    state.guard_counters = dict(meta["guard_counters"])
     state.seed = meta["seed"]
     state.replace_optimizer(optimizer)
 
