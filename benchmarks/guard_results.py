@@ -13,7 +13,7 @@ from torch import Tensor
 from guard_runs import Run, relative_entropy
 from tables import format_protocol
 
-__all__ = ["append_line", "choose", "format_page", "indicator_table", "is_good", "judge", "read_lines"]
+__all__ = ["append_line", "choose", "classify", "format_page", "indicator_table", "is_good", "judge", "read_lines"]
 
 Line = dict[str, Any]
 
@@ -48,9 +48,15 @@ def read_lines(folder: Path, name: str) -> list[Line]:
 
 def choose(lines: Sequence[Line], count: int) -> tuple[list[Line], list[Line]]:
     """Return `count` collapsed and `count` healthy runs, spread over methods and orders."""
-    collapsed = [line for line in lines if line["final"] > line["source"] + COLLAPSED]
-    healthy = [line for line in lines if line["final"] <= line["source"]]
+    collapsed, healthy = ([line for line in lines if classify(line) == kind] for kind in ("collapsed", "healthy"))
     return _spread(collapsed, count), _spread(healthy, count)
+
+
+def classify(line: Line) -> str:
+    """Return "collapsed", "healthy" or "between" by the error at the end."""
+    if line["final"] > line["source"] + COLLAPSED:
+        return "collapsed"
+    return "healthy" if line["final"] <= line["source"] else "between"
 
 
 def _spread(lines: Sequence[Line], count: int) -> list[Line]:
@@ -124,6 +130,7 @@ def format_page(
 
 def indicator_table(lines: Sequence[Line]) -> str:
     """Return the range of each indicator in healthy runs and in the last quarter of collapsed ones, as Markdown."""
+    lines = [line for line in lines if "series" in line]
     collapsed, healthy = choose(lines, len(lines))
     rows = [
         "| moving average | healthy: min | 1 % | median | 99 % | max | collapsed, last quarter: min | median | max |"

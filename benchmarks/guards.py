@@ -3,18 +3,20 @@
     python benchmarks/guards.py --data DIR --weights DIR --out DIR [--device cuda] [--workers 5] [--record] [--held-out]
 
 A run adapts WRN-40-2 to corrupted CIFAR-10 images, one corruption after the other: a method, a learning rate, an order
-of the images and a batch size. First all runs of a grid go without guards, and every fifth batch is compared with the
-frozen network; `--record` stops there. A run has collapsed if its error in the last quarter of the stream is 10 points
-above the source network's on the same images. It is healthy if the error is not above the source network's. Twenty of
-each then run again with the guards of `dp.adapt`.
+of the images and a batch size. First runs of a grid go without guards until enough of both kinds are found. With
+`--record` all of them go, every fifth batch is compared with the frozen network, and the script stops there. A run has
+collapsed if its error in the last quarter of the stream is 10 points above the source network's on the same images. It
+is healthy if the error is not above the source network's. Twenty of each then run again with the guards of `dp.adapt`.
 
 At least 19 of 20 must be rescued: final error at most 2 points above the source network's. Healthy runs may raise one
 alarm in 10,000 batches. The script exits with 1 otherwise. Runs without guards are kept in DIR and not repeated.
 """
 
 import argparse
+import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.data import cifar10
 from driftproof.models import build_from_checkpoint
-from guard_results import append_line, choose, format_page, indicator_table, is_good, judge, read_lines
-from guard_runs import Bench, Run, make_grid, run_stream
+from guard_results import append_line, choose, classify, format_page, indicator_table, is_good, judge, read_lines
+from guard_runs import Bench, Run, is_mild, make_grid, run_stream
 from tables import write_results
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -53,19 +55,26 @@ def load_bench(arguments: argparse.Namespace) -> Bench:
 
 
 def share(runs: list[Run], part: tuple[int, int]) -> list[Run]:
-    """Return the runs of one part; long and short ones alternate, so that all parts take about as long."""
+    """Return the runs of one part."""
     return runs[part[0] :: part[1]]
 
 
 def record(arguments: argparse.Namespace, bench: Bench) -> None:
-    """Run this part of the grid without guards; runs that are in the folder already are left out."""
-    path = arguments.out / f"record-{arguments.part[0]}.jsonl"
-    done = {Run(**line["run"]) for line in read_lines(arguments.out, "record")}
-    for run in share(make_grid(), arguments.part):
-        if run not in done:
-            line = run_stream(bench, run, batches=arguments.batches, every=arguments.every)
-            append_line(path, line)
-            print(f"{run}: {line['final']:.1f} %, source {line['source']:.1f} %, {line['seconds']:.0f} s", flush=True)
+    """Run this part of the grid without guards; runs that are in the folder already are left out.
+
+    Without `--record` the search stops when this part has found its share of both kinds, and a quarter more.
+    """
+    path, runs = arguments.out / f"record-{arguments.part[0]}.jsonl", share(make_grid(), arguments.part)
+    done = {Run(**line["run"]): classify(line) for line in read_lines(arguments.out, "record")}
+    found = Counter(kind for run, kind in done.items() if run in runs)
+    enough = len(runs) if arguments.record else math.ceil(1.25 * arguments.runs / arguments.part[1])
+    for run in runs:
+        if run in done or found["healthy" if is_mild(run) else "collapsed"] >= enough:
+            continue
+        line = run_stream(bench, run, batches=arguments.batches, every=arguments.every if arguments.record else 0)
+        append_line(path, line)
+        found[classify(line)] += 1
+        print(f"{run}: {line['final']:.1f} %, source {line['source']:.1f} %, {line['seconds']:.0f} s", flush=True)
 
 
 def repeat(arguments: argparse.Namespace, bench: Bench) -> None:
@@ -136,7 +145,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--frost", type=Path, help="folder of frost photos; else the package's, else procedural ones")
     parser.add_argument("--held-out", action="store_true", help="the four held-out corruptions, to choose thresholds")
     parser.add_argument("--images", type=int, help="only the first so many images of each corruption")
-    parser.add_argument("--batches", type=int, default=900, help="length of a run")
+    parser.add_argument("--batches", type=int, default=600, help="length of a run")
     parser.add_argument("--every", type=int, default=5, help="compare with the frozen network on every so many batches")
     parser.add_argument("--source-images", type=int, default=2000, help="training images for methods that prepare")
     parser.add_argument("--runs", type=int, default=20, help="collapsed runs, and healthy ones")
@@ -169,8 +178,8 @@ def main() -> int:
         PHASES[arguments.phase](arguments, load_bench(arguments))
         return 0
     run_parts(arguments, "record")
-    print(indicator_table(read_lines(arguments.out, "record")))
     if arguments.record:
+        print(indicator_table(read_lines(arguments.out, "record")))
         return 0
     run_parts(arguments, "repeat")
     return report(arguments)
