@@ -12,7 +12,7 @@ from driftproof.health import Health
 __all__ = ["Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
 
 _LOOK = 10
-_FIRST_PAUSE, _LONGEST_PAUSE = 50, 10_000
+_FIRST_PAUSE, _PAUSE_FACTOR = 200, 4
 
 
 class Control(Protocol):
@@ -102,7 +102,7 @@ class FallBack(Guard):
 class RollBack(Guard):
     """Return to the last healthy snapshot when the weights have collapsed; to the source if there is none.
 
-    Each time, learning pauses before it goes on: for 50 batches at first, then twice as long as the last time.
+    Each time, learning pauses before it goes on: for 200 batches at first, then four times as long as the last time.
 
     Args:
         keep: How many snapshots to keep in memory. Each rollback uses one up, so the next goes further back.
@@ -136,7 +136,7 @@ class RollBack(Guard):
             else:
                 control.reset_weights(1.0)
             control.pause(self._pause)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause *= _PAUSE_FACTOR
             self._last = control.num_batches
 
 

@@ -9,9 +9,8 @@ __all__ = ["Health", "HealthState"]
 
 HealthState = Literal["healthy", "drifting", "collapsed"]
 
-_COLLAPSED_RATIO, _COLLAPSED_DISAGREEMENT = 0.7, 0.5
-_DRIFTING_RATIO, _DRIFTING_DISAGREEMENT = 0.85, 0.4
-_LOST = 0.75
+_COLLAPSED = {"ratio": 0.8, "with disagreement": 0.4, "disagreement": 0.55}
+_DRIFTING = {"ratio": 0.9, "with disagreement": 0.35, "disagreement": 0.45}
 _STATISTICS_GAP = 0.065
 
 
@@ -44,9 +43,9 @@ class Health:
     def state(self) -> HealthState:
         """The worst that the indicators say.
 
-        - collapsed: the ratio is below 0.7 and the disagreement above 0.5, or the disagreement is above 0.75, or the
-          gap of the statistics is above 0.065.
-        - drifting: the ratio is below 0.85 and the disagreement above 0.4.
+        - collapsed: the disagreement is above 0.55, or it is above 0.4 and the ratio below 0.8, or the gap of the
+          statistics is above 0.065.
+        - drifting: the disagreement is above 0.45, or it is above 0.35 and the ratio below 0.9.
         """
         return self._judge()[0]
 
@@ -63,12 +62,12 @@ class Health:
                 "as happens when batches hold few classes or few images"
             )
         differ = f"{disagreement:.0%} of the predictions differ from the frozen network's"
-        if ratio < _COLLAPSED_RATIO and disagreement > _COLLAPSED_DISAGREEMENT:
-            return "collapsed", f"predictions concentrate on few classes, and {differ}"
-        if disagreement > _LOST:
-            return "collapsed", differ
-        if ratio < _DRIFTING_RATIO and disagreement > _DRIFTING_DISAGREEMENT:
-            return "drifting", f"predictions concentrate on fewer classes, and {differ}"
+        levels: tuple[tuple[HealthState, dict[str, float]], ...] = (("collapsed", _COLLAPSED), ("drifting", _DRIFTING))
+        for state, limits in levels:
+            if ratio < limits["ratio"] and disagreement > limits["with disagreement"]:
+                return state, f"predictions concentrate on few classes, and {differ}"
+            if disagreement > limits["disagreement"]:
+                return state, differ
         return "healthy", None
 
     @property

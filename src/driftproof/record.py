@@ -11,7 +11,9 @@ from driftproof.health import Health
 __all__ = ["LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
 
 
-def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool, paused: bool) -> str | None:
+def skip_reason(
+    *, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool, held_back: bool
+) -> str | None:
     """Why a batch changed nothing, or None.
 
     Args:
@@ -20,10 +22,10 @@ def skip_reason(*, finite: bool, has_signal: bool, images: bool, logits: bool, l
         images: Whether the images were finite.
         logits: Whether the model's logits were.
         loss: Whether the loss was.
-        paused: Whether a guard holds learning back.
+        held_back: Whether learning is held back.
     """
-    if finite and paused:
-        return "paused by a guard"
+    if finite and held_back:
+        return "learning is held back, by a guard or because classes come one by one"
     if finite:
         return None if has_signal else "nothing was selected"
     for name, is_finite in (("images", images), ("model's logits", logits), ("loss", loss)):
@@ -49,7 +51,7 @@ class LazyOutcome:
     """An outcome that is fetched from the device on first access.
 
     Args:
-        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; paused.
+        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; held back.
     """
 
     def __init__(self, flags: Tensor) -> None:
@@ -57,8 +59,8 @@ class LazyOutcome:
 
     @cached_property
     def _outcome(self) -> Outcome:
-        finite, has_signal, stepped, images, logits, loss, paused = self.flags.tolist()
-        checks = {"images": images, "logits": logits, "loss": loss, "paused": paused}
+        finite, has_signal, stepped, images, logits, loss, held_back = self.flags.tolist()
+        checks = {"images": images, "logits": logits, "loss": loss, "held_back": held_back}
         reason = skip_reason(finite=finite, has_signal=has_signal, **checks)
         return Outcome(stepped, reason)
 

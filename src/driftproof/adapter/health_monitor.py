@@ -12,15 +12,15 @@ from driftproof.predictions import entropy, log_probabilities, mean_prediction
 
 __all__ = ["HealthMonitor"]
 
-_WINDOW, _LEAST = 2000, 0.02
-_MEASURED = 0.5
-"""Weight of what only extra passes show: there are few of them, and each stands for many batches."""
+_WINDOW, _LEAST = 2000, 0.05
+_COMPARED, _GAP, _ENOUGH = 0.5, 0.3, 16
+"""Weights of what only extra passes show, since there are few of them. Fewer samples than `_ENOUGH` weigh less."""
 
 
 class HealthMonitor(Component):
     """Moving averages of mean predictions, of the share kept, and of disagreement with the frozen network.
 
-    They remember about 2,000 samples, at most 50 batches, and start at zero: the sum of a mean prediction says how much
+    They remember about 2,000 samples, at most 20 batches, and start at zero: the sum of a mean prediction says how much
     has come in. What needs the frozen network is taken in by every step that runs it, and by `measure`.
 
     Attributes:
@@ -78,11 +78,13 @@ class HealthMonitor(Component):
             return
         half = (len(self.averages) - 2) // 2
         source = self.averages[half:-2]
+        samples = distributed.global_count(logits[:, 0].numel())
+        size = min(1.0, samples / _ENOUGH)
         if not self.compares:
-            source = torch.lerp(source, _compare(logits, source_logits, distributed), _MEASURED)
+            source = torch.lerp(source, _compare(logits, source_logits, distributed), _COMPARED * size)
         surer = _mean_entropy(source_logits, distributed) - _mean_entropy(trained_logits, distributed)
-        gap, before = surer / math.log(max(2, logits.shape[1])), self.averages[-1]
-        gap = torch.where(before.isnan(), gap, torch.lerp(before, gap, _MEASURED))
+        gap = surer / math.log(max(2, logits.shape[1]))
+        gap = torch.lerp(self.averages[-1].nan_to_num(), gap, _GAP * size)
         now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
         finite = now[:-2].isfinite().all() & gap.isfinite()
         self.averages.copy_(torch.where(finite, now, self.averages))

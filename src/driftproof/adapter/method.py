@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
@@ -23,7 +23,7 @@ from driftproof.network import LogitsAccessor, Precision
 from driftproof.outputs import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Nothing, Scope
-from driftproof.scores import make_novelty
+from driftproof.scores import Unfamiliarity, make_novelty
 from driftproof.selection import Selection
 from driftproof.statistics import Auto, Statistics
 from driftproof.teacher import EMA
@@ -92,7 +92,7 @@ class Method:
     teacher: EMA | None = None
     after: tuple[After, ...] = ()
     output: Output | None = None
-    novelty: Novelty | None = None
+    novelty: Novelty = field(default_factory=Unfamiliarity)
     average_over: Literal["selected", "batch"] = "selected"
     mean_entropy_over: Literal["selected", "batch"] = "batch"
     guards: tuple[Guard, ...] = ()
@@ -227,10 +227,10 @@ def resolve_output(output: str | Output) -> Output:
     return output
 
 
-def resolve_novelty(novelty: str | Novelty | None) -> Novelty | None:
-    """The score of a name; a component is copied, as all components are."""
-    if isinstance(novelty, str):
-        return make_novelty(novelty)
+def resolve_novelty(novelty: str | Novelty | None) -> Novelty:
+    """The score of a name, or the default; a component is copied, as all components are."""
+    if novelty is None or isinstance(novelty, str):
+        return Unfamiliarity() if novelty is None else make_novelty(novelty)
     return copy.deepcopy(novelty, memo={}) if isinstance(novelty, Component) else novelty
 
 

@@ -67,8 +67,8 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
 
 
 def compute_novelty(method: Method, step: Step) -> Tensor:
-    """How unfamiliar each sample is, by the method's own score or the default one."""
-    return step.novelty() if method.novelty is None else method.novelty(step)
+    """How unfamiliar each sample is, by the method's score."""
+    return method.novelty(step)
 
 
 def _compute_weights(method: Method, step: Step, selected_before: Tensor | None) -> tuple[Tensor, Tensor | None]:

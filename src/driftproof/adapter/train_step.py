@@ -123,7 +123,9 @@ def _learn(
         stepped_ok, sums_ok, loss_ok, images_ok, logits_ok = are_finite(*groups)
         finite = loss_ok & (torch.where(due, stepped_ok, sums_ok) if sums else stepped_ok)
         finite = finite if method.memory is None else finite & logits_ok
-        good = finite & objective.has_signal & ~state.paused
+        can_learn = method.statistics.can_learn()
+        held_back = state.paused if can_learn is None else state.paused | ~can_learn
+        good = finite & objective.has_signal & ~held_back
         stepped = good & due
 
         # Keep it, or none of it.
@@ -131,6 +133,7 @@ def _learn(
         before.keep_buffers_where(stepped, state.after_names)
         for component in method.components.values():
             component.on_batch(learned)
+        before.keep_buffers_where(finite, ["statistics", "source_statistics"])
         before.keep_buffers_where(good)
         for component in method.components.values():
             component.on_step(learned)
@@ -144,9 +147,11 @@ def _learn(
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
         state.health.update(step, selected)
         before.keep_buffers_where(finite, ["health", "quarantine"])
-        flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, state.paused]
+        flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
-        result = _answer(state, output, selected & finite, novelty, good_images, objective.loss.detach(), outcome)
+        result = _answer(
+            state, output, selected & finite & ~held_back, novelty, good_images, objective.loss.detach(), outcome
+        )
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result

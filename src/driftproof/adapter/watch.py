@@ -15,7 +15,8 @@ from driftproof.statistics import Source
 __all__ = ["Watch"]
 
 _LOOK = 10
-_MEASURE_EARLY, _MEASURE = (5, 20, 50), 100
+_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL = (5, 20, 50), 100, 20
+_SMALL = 64
 
 _ADVICE = {
     True: 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.',
@@ -27,8 +28,9 @@ _ADVICE = {
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    Every tenth batch it reads health from the device. After batches 5, 20 and 50 and every hundredth it also runs the
-    frozen network twice, with the same statistics and with those of its training. Without guards it does nothing.
+    Every tenth batch it reads health from the device. After batches 5, 20 and 50 and every hundredth, or every
+    twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
+    of its training. Without guards it does nothing.
 
     Args:
         method: Its guards act on health, in their order.
@@ -71,7 +73,8 @@ class Watch:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1
         self._actions = []
-        measures = number in _MEASURE_EARLY or number % _MEASURE == 0
+        interval = _MEASURE_SMALL if len(images) < _SMALL else _MEASURE
+        measures = number in _MEASURE_EARLY or number % interval == 0
         if measures:
             self._measure(images, result.logits)
         if measures or number % _LOOK == 0:

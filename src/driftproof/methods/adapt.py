@@ -16,12 +16,12 @@ __all__ = ["adapt"]
 
 @check_keywords
 def adapt(
-    model: nn.Module, *, lr: float = 3e-4, select: Selection | None = None, **options: Unpack[MethodOptions]
+    model: nn.Module, *, lr: float = 5e-4, select: Selection | None = None, **options: Unpack[MethodOptions]
 ) -> Adapter:
     """Adapt a model to any stream, and never end much below the model as it was.
 
     TENT with selection by confidence difference, with four changes that make it safe. Statistics choose their share
-    (`statistics.Auto`), so batches of one and class-ordered streams do no harm. The learning rate is a third of TENT's,
+    (`statistics.Auto`), so batches of one and class-ordered streams do no harm. The learning rate is half of TENT's,
     a step is taken for every 64 images, and each step pulls the weights a little towards the source. The mean-entropy
     term is over selected samples. If adaptation still goes wrong, the frozen network answers and the weights roll back.
 

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
-from driftproof.predictions import mean_prediction, upcast
+from driftproof.predictions import entropy, log_probabilities, mean_prediction, upcast
 from driftproof.statistics.blend import InterpolatedStatistics
 
 __all__ = ["Auto"]
 
-_START, _RISE = 0.1, 0.1
-_MEMORY = 2000
+_START, _RISE, _LOW = 0.1, 0.4, 0.15
+_MEMORY = 5000
+_JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
 _PIXELS = 32 * 32
 
 
@@ -26,14 +27,17 @@ class Auto(InterpolatedStatistics):
 
     - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
       with more than 32 × 32 positions an image counts for more.
-    - The share α of these statistics starts at 0.1 and rises by 0.1 with every balanced batch, up to `share`. Balanced
-      means that the entropy of the mean prediction is close to that of the stream so far, which starts out uniform.
+    - The share α of these statistics starts at 0.1 and rises by 0.4 with every balanced batch, up to `share`. Balanced
+      means that the entropy of the mean prediction is close to that of a stream half as the one so far, half uniform.
       The further it falls below, the further α falls, to zero: the statistics of training. Predictions are those of the
       frozen network where the method runs it. A mixture mixes classes up and hides that they were ordered, so the
-      threshold is higher for a larger α: 0.985 − 0.315 exp(−α / 0.12) of the expected entropy.
+      threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the expected entropy. If predictions become
+      much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches: more of the batch's
+      statistics should have helped.
 
-    The weight of the mean-entropy term follows α, and falls with the number of images below `window`. Label maps hold
-    many samples each, and the classes in view change from scene to scene, so α is always `share` there.
+    While α is below half of `share`, nothing is learned: steps on batches of one class forget the others. The weight of
+    the mean-entropy term follows α too, and falls with the number of images below `window`. Label maps hold many
+    samples each, and the classes in view change from scene to scene, so α is always `share` there.
 
     Open choices taken: share, window and threshold come from two networks (WRN-40-2 with AugMix and a small ResNet) on
     clean CIFAR-10 images and the four held-out corruptions, shuffled and sorted by class.
@@ -47,10 +51,11 @@ class Auto(InterpolatedStatistics):
     """
 
     alpha: Tensor
+    doubts: Tensor
     recent: Tensor | None
     overall: Tensor | None
 
-    def __init__(self, share: float = 0.5, window: int = 64) -> None:
+    def __init__(self, share: float = 0.5, window: int = 128) -> None:
         super().__init__(momentum=1.0, start="source")
         if not 0.0 <= share <= 1.0:
             raise ConfigurationError(f"Expected `share` to be in 0..1, but got {share}.")
@@ -59,12 +64,14 @@ class Auto(InterpolatedStatistics):
         self.share = share
         self.window = window
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
+        self.register_buffer("doubts", torch.zeros(4))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Start with a small share and a uniform stream."""
         self.alpha = torch.full_like(self.alpha, min(_START, self.share))
+        self.doubts = torch.zeros_like(self.doubts)
         self.recent = self.overall = None
 
     def alpha_for(self, index: int) -> Tensor:
@@ -82,6 +89,10 @@ class Auto(InterpolatedStatistics):
         size = min(1.0, (images - 1) / max(1, self.window - 1))
         return size * (self.alpha[0] / self.share if self.share else 0.0)
 
+    def can_learn(self) -> Tensor:
+        """Whether α is at least half of `share`."""
+        return self.alpha[0] >= 0.5 * self.share
+
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
         logits = upcast(step.source_logits if step.used_source else step.logits.detach())
@@ -95,13 +106,31 @@ class Auto(InterpolatedStatistics):
         recent = now if self.recent is None else self.recent
         self.recent = torch.lerp(recent, now, min(1.0, count / self.window))
         # A few samples of many classes have less entropy than the classes have.
-        usual = _entropy(self.overall)
+        usual = _entropy(0.5 * self.overall + 0.5 / classes)
         expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))
         relative = _entropy(self.recent) / expected.clamp(min=1e-3)
-        threshold = 0.985 - 0.315 * torch.exp(-self.alpha / 0.12)
-        step_size = _RISE * min(1.0, count / self.window)
-        change = step_size * ((relative - threshold) / 0.01).clamp(-5.0, 1.0)
-        self.alpha = (self.alpha + change).clamp(0.0, self.share).to(self.alpha.dtype)
+        threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
+        margin = relative - threshold
+        size = min(1.0, count / self.window)
+        change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
+        alpha = (self.alpha + change).clamp(0.0, self.share).to(self.alpha.dtype)
+        entropies = entropy(log_probabilities(logits)).mean()
+        self.alpha = torch.where(self._doubt(step.distributed.mean(entropies), math.log(classes), size), 0.0, alpha)
+
+    def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
+        """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.
+
+        `doubts` holds the moving mean entropy, the one at the last low α, the batches since then, and how many batches
+        to hold α at zero; a batch of fewer than `window` images counts as a part of one.
+        """
+        average, level, since, hold = self.doubts.unbind()
+        average = torch.where(average > 0, torch.lerp(average, entropies.to(average.dtype), size), entropies)
+        is_low = self.alpha[0] < _LOW
+        level, since = torch.where(is_low, average, level), torch.where(is_low, 0.0, since + size)
+        jumped = ~is_low & (since <= _JUMP_WITHIN) & (average - level > _JUMP * largest)
+        hold = torch.where(jumped, _HOLD, (hold - size).clamp(min=0.0))
+        self.doubts = torch.stack([average, level, since, hold])
+        return hold > 0
 
 
 def _entropy(p: Tensor) -> Tensor:

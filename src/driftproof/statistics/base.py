@@ -34,6 +34,10 @@ class Statistics(Component):
         """How far averages over the batch can be trusted, in [0, 1]: a factor on the mean-entropy term."""
         return 1.0
 
+    def can_learn(self) -> Tensor | None:
+        """Whether the last batches were fit to learn from, as a 0-d tensor; None is always."""
+        return None
+
     def sample_mask(self, step: Step) -> Tensor:
         """Which samples batch statistics are taken from, as a boolean mask."""
         assert self.of is not None  # only asked where there is a selection
