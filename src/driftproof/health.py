@@ -29,7 +29,9 @@ class Health:
         distance: How far the parameters moved, ‖θ − θ_o‖ / ‖θ_o‖.
         kept: Share of samples learned from.
         statistics_gap: Mean entropy of the frozen network's predictions less that with the statistics of training, over
-            ln C. It is large where batch statistics do not fit the stream: batches of one class, or of few images.
+            ln C. It is large where batch statistics do not fit the stream: batches of one class, or of few images. In
+            batches of 32 or more it counts as zero unless the mean prediction with the statistics of training has less
+            than 0.67 of the entropy, because unknown images widen the gap as well.
     """
 
     mean_entropy: float = math.nan

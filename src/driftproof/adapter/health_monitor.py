@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from driftproof.components import Component, Step
 from driftproof.distributed import Distributed
 from driftproof.network import Network
-from driftproof.predictions import entropy, log_probabilities, mean_prediction
+from driftproof.predictions import entropy, log_probabilities, mean_prediction, mean_prediction_entropy
 
 __all__ = ["HealthMonitor"]
 
 _WINDOW, _LEAST = 2000, 0.05
+_FEW, _CONCENTRATED = 32, 0.67
 _COMPARED, _GAP, _ENOUGH = 0.5, 0.3, 16
 """Weights of what only extra passes show, since there are few of them. Fewer samples than `_ENOUGH` weigh less."""
 
@@ -84,6 +85,10 @@ class HealthMonitor(Component):
             source = torch.lerp(source, _compare(logits, source_logits, distributed), _COMPARED * size)
         surer = _mean_entropy(source_logits, distributed) - _mean_entropy(trained_logits, distributed)
         gap = surer / math.log(max(2, logits.shape[1]))
+        if samples >= _FEW:
+            # Unknown images widen the gap too. Only class-ordered ones concentrate the mean prediction.
+            ratio = _diversity(trained_logits, distributed) / _diversity(source_logits, distributed)
+            gap = torch.where(ratio < _CONCENTRATED, gap, torch.zeros_like(gap))
         gap = torch.lerp(self.averages[-1].nan_to_num(), gap, _GAP * size)
         now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
         finite = now[:-2].isfinite().all() & gap.isfinite()
@@ -102,6 +107,10 @@ def _compare(logits: Tensor, source_logits: Tensor, distributed: Distributed) ->
     mean = mean_prediction(log_probabilities(source_logits).exp(), distributed)
     differ = (logits.argmax(dim=1) != source_logits.argmax(dim=1)).to(mean.dtype).mean()
     return torch.cat([mean, distributed.mean(differ).reshape(1)])
+
+
+def _diversity(logits: Tensor, distributed: Distributed) -> Tensor:
+    return mean_prediction_entropy(log_probabilities(logits).exp(), distributed=distributed)
 
 
 def _mean_entropy(logits: Tensor, distributed: Distributed) -> Tensor:
