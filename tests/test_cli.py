@@ -5,9 +5,11 @@ import errno
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
 from driftproof.cli.order import arrange
 from driftproof.cli.prediction_rows import make_columns, open_writer
+from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
+from driftproof.health import Health
 
 HEAVY = {"torch", "numpy", "scipy", "PIL", "matplotlib", "ray", "pyarrow", "sklearn", "safetensors"}
 NAMES = itertools.count()
@@ -305,19 +309,31 @@ def test_adapt_equals_the_documented_loop_in_every_order(project, tmp_path, caps
     for age, path in enumerate(reversed(paths)):
         os.utime(path, (age, age))
     out = tmp_path / "new" / "predictions.csv"
-    options = ("--model", f"{project}:build", *TENT, "--batch-size", 4, "--alarm", 0.001)
+    options = ("--model", f"{project}:build", *TENT, "--batch-size", 4)
     shuffled = [paths[index] for index in arrange(paths, "random", seed=3)]
     for order, arranged in {"name": paths, "time": paths[::-1], "random": shuffled}.items():
+        capsys.readouterr()
         assert run("adapt", folder, single_file, *options, "--order", order, "--seed", 3, "--out", out) == 0
         output = capsys.readouterr()
         assert output.out == ""
         rows = table(out)
         expected = run_documented_loop(project, arranged, 4, lr=0.2)
         assert [read_row(row) for row in rows] == sorted(expected, key=lambda row: paths.index(Path(row[0])))
-        assert all((row["alarm"] == "true") == (float(row["novelty"]) > 0.001) for row in rows)
-        assert "true" in {row["alarm"] for row in rows}
         assert f"11 predictions, {sum(row[-1] for row in expected)} learned from" in output.err
     assert [path.name for path in out.parent.iterdir()] == ["predictions.csv"]
+
+
+def test_adapt_raises_the_alarm_above_the_threshold(project, tmp_path, capsys):
+    options = ("--model", f"{project}:build", "--batch-size", 4, "--out", "predictions.csv")
+    folder = save_images(tmp_path / "images", 9)
+    assert run("adapt", folder, *options) == 0
+    rows = table(Path("predictions.csv"))
+    assert {row["alarm"] for row in rows} == {""}
+    threshold = sorted(float(row["novelty"]) for row in rows)[4]
+    assert run("adapt", folder, *options, "--alarm", threshold) == 0
+    rows = table(Path("predictions.csv"))
+    assert [row["alarm"] == "true" for row in rows] == [float(row["novelty"]) > threshold for row in rows]
+    assert "4 alarms" in capsys.readouterr().err
 
 
 def test_random_order_depends_on_the_seed_alone():
@@ -433,6 +449,56 @@ def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
     rows = table(Path("predictions.csv"))
     assert [row["predicted"] == row["probability"] == row["novelty"] == "" for row in rows] == bright
     assert "1 batches without a step (NaN or Inf in the model's logits)" in capsys.readouterr().err
+
+
+def test_adapt_reports_what_guards_did(project, tmp_path, capsys):
+    folder = save_images(tmp_path / "images", 40)
+    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "predictions.csv")
+    assert run("adapt", folder, *options, "--method", "tent", "--option", "lr=3") == 0
+    assert re.search(r"warning: guards stepped in: .*fell back on \d+ of 20 batches", capsys.readouterr().err)
+    assert run("adapt", folder, *options, "--method", "tent", "--option", "lr=3", "--guard", "none") == 0
+    assert "guards stepped in" not in capsys.readouterr().err
+    assert run("adapt", folder, *options) == 0
+    output = capsys.readouterr().err
+    assert "health: healthy; entropy of the mean prediction" in output
+    assert "warning" not in output
+
+
+def summarize(*healths, **others):
+    summary = RunSummary()
+    for health in healths:
+        masks = {"selected": torch.tensor([True]), "quarantined": torch.tensor([False])}
+        summary.add(SimpleNamespace(**masks, skipped=None, actions=(), health=health, **others), [0])
+    return summary
+
+
+def test_summary_warns_of_runs_that_were_or_ended_unhealthy():
+    well, ill, misfit = Health(disagreement=0.1), Health(disagreement=0.9), Health(disagreement=0, statistics_gap=0.5)
+    assert summarize(well, well).lines() == ["health: healthy; 10% of predictions differ from the frozen network's"]
+    assert summarize(Health()).lines() == [], "nothing was measured"
+    _, *lines = summarize(well, ill, well).lines()
+    (line,) = lines
+    assert "adaptation was collapsed after 2 of 3 batches: 90% of the predictions differ" in line
+    assert "--option lr=" in line
+    _, first, second = summarize(misfit).lines()
+    assert "--order random" in first
+    assert "the run ended collapsed" in second
+    assert summarize(ill).state == "collapsed"
+
+
+def test_adapt_names_quarantined_images(project, tmp_path, capsys):
+    folder = tmp_path / "night"
+    folder.mkdir()
+    for index in range(12):
+        value = 255 if index == 7 else 6 + index
+        Image.fromarray(np.full((12, 12, 3), value, np.uint8)).save(folder / f"{index:02}.png")
+    options = ("--model", f"{project}:build", "--method", "tent", "--out", "predictions.csv", "--alarm", 0)
+    assert run("adapt", folder, *options) == 0
+    rows = table(Path("predictions.csv"))
+    assert [row["quarantined"] for row in rows] == ["true" if index == 7 else "false" for index in range(12)]
+    assert [row["predicted"] == "" for row in rows] == [index == 7 for index in range(12)]
+    assert (rows[7]["selected"], rows[7]["novelty"]) == ("false", "")
+    assert "warning: 1 images were quarantined" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

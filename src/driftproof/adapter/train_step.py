@@ -184,14 +184,14 @@ def _answer(
     outcome: LazyOutcome,
 ) -> StepResult:
     """The answer to the good images, and NaN for the others."""
-    assert state.health.averages is not None  # updated before
+    averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
         novelty=novelty.where(_broadcast(good_images, novelty), math.nan),
         quarantined=~good_images,
         objective=loss,
         outcome=outcome,
-        averages=state.health.averages.clone(),
+        averages=None if averages is None else averages.clone(),
     )
     return StepResult(output.detach().where(_broadcast(good_images, output), math.nan), record)
 

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from driftproof.cli.class_names import parse_classes
-from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.guards import GuardNames, build_guarded
 from driftproof.cli.images import find_images, load_batches
@@ -74,7 +74,7 @@ def adapt_command(
     summary, unreadable = RunSummary(), 0
     columns = make_columns(names=bool(names), top_k=top_k, labels=known is not None)
     with open_writer(out, columns) as write, progress_bar() as progress:
-        network = load_model(model, weights, classes, preprocessing).to(target)
+        network = move_model(load_model(model, weights, classes, preprocessing), target)
         adapter = build_guarded(method, network, options, guard)
         load_or_prepare(adapter, source, preprocessing.size, progress, state)
         task = progress.add_task("adapting", total=len(paths))

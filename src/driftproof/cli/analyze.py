@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli.analyze_scenes import scenes_command
-from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
@@ -63,7 +63,7 @@ def costs_command(
         parse_method(name)
     target = resolve_device(device)
     images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0)).to(target)
-    network = load_model(model, weights, classes).to(target)
+    network = move_model(load_model(model, weights, classes), target)
     network.eval()
     adapters = {name: _build_prepared(name, network, images, engine) for name in names}
     costs = measure_costs(adapters, network, images, trials=trials, warm_up=warm_up)

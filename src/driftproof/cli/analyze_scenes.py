@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli.completion import CORRUPTIONS, SCENES
-from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
 from driftproof.cli.progress import progress_bar
@@ -97,7 +97,7 @@ def scenes_command(
         change = Corruption(corruption, severity, _load_frost_photos(corruption, frost, procedural))
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = load_scenes(folder, dataset, data, split, names, height, width)
-    adapter = build_method(method, load_model(model, weights, classes).to(target), options)
+    adapter = build_method(method, move_model(load_model(model, weights, classes), target), options)
     outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
     _check_class_count(outputs, palette, scenes.name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.images import find_images, load_batches
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
@@ -54,7 +54,7 @@ def check_command(
 
     target = resolve_device(device)
     preprocessing = resolve_preprocessing(preset, mean=mean, std=std, size=size, crop=crop)
-    network = load_model(model, weights, classes, preprocessing).to(target)
+    network = move_model(load_model(model, weights, classes, preprocessing), target)
     if images:
         paths = find_images(images)
         positions = _spread(arrange(paths, order, seed), batch_size)

@@ -95,10 +95,11 @@ def _by_accuracy(source: Outcome, candidates: Sequence[Outcome]) -> Recommendati
     healthy = sorted((each for each in better if each.healthy), key=lambda each: each.accuracy, reverse=True)
     labeled = f"{len(source.correct)} labeled images"
     if not better:
-        return Recommendation(
-            source.method,
-            f"On these {labeled} no method is better than the model as it is ({source.accuracy:.1%}) beyond noise.",
-        )
+        reason = f"On these {labeled} no method is better than the model as it is ({source.accuracy:.1%}) beyond noise."
+        leading = max(candidates, key=lambda each: each.accuracy, default=source)
+        if leading.accuracy > source.accuracy:
+            reason += f" {leading.method} reaches {leading.accuracy:.1%}: label more images to know if that is chance."
+        return Recommendation(source.method, reason)
     if not healthy:
         return Recommendation(
             source.method,
@@ -111,7 +112,7 @@ def _by_accuracy(source: Outcome, candidates: Sequence[Outcome]) -> Recommendati
     p = paired_test(source.correct, chosen.correct)
     reason = (
         f"It is right on {chosen.accuracy:.1%} of {labeled}, the model as it is on {source.accuracy:.1%} "
-        f"(paired test: p {format_p(p)})."
+        f"(paired test: p {format_p(p, sign=True)})."
     )
     if chosen is not best:
         reason += f" {best.method} ({best.accuracy:.1%}) is not better beyond noise, and {chosen.method} has guards."
@@ -134,11 +135,15 @@ def _by_health(source: Outcome, candidates: Sequence[Outcome]) -> Recommendation
     )
 
 
-def format_p(p: float) -> str:
-    """Format a probability with its sign.
+def format_p(p: float, *, sign: bool = False) -> str:
+    """Format a probability.
+
+    Args:
+        p: The probability.
+        sign: Whether to put an equals sign before a number.
 
     Examples:
-        >>> format_p(0.00002), format_p(0.5)
-        ('< 0.001', '= 0.500')
+        >>> format_p(0.00002), format_p(0.5), format_p(0.5, sign=True)
+        ('< 0.001', '0.500', '= 0.500')
     """
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+    return "< 0.001" if p < 0.001 else f"{'= ' if sign else ''}{p:.3f}"

@@ -87,7 +87,7 @@ class RunSummary:
             lines.append(f"health: {format_health(self.health)}")
         if self.actions:
             events = [f"{action} on {count} of {self.batches} batches" for action, count in self.actions.items()]
-            lines.append(f"guards: {', '.join(events)}")
+            lines.append(f"warning: guards stepped in: {', '.join(events)}")
         if self.quarantined:
             lines.append(
                 f"warning: {self.quarantined} images were quarantined: not finite, or far from all the others. They "
@@ -125,5 +125,6 @@ def format_health(health: "Health") -> str:
         f"{health.disagreement:.0%} of predictions differ from the frozen network's": health.disagreement,
         f"weights moved by {health.distance:.2%}": health.distance,
         f"learned from {health.kept:.0%}": health.kept,
+        f"gap of the statistics {health.statistics_gap:.3f}": health.statistics_gap,
     }
     return "; ".join([health.state, *(text for text, value in described.items() if not math.isnan(value))])

@@ -37,29 +37,26 @@ def print_trials(trials: Sequence[Trial], outcomes: Sequence[Outcome], advice: R
     columns: dict[str, list[str]] = {"method": [trial.method for trial in trials]}
     if outcomes[0].correct:
         columns["accuracy"] = [f"{outcome.accuracy:.1%}" for outcome in outcomes]
-        columns["against source"] = ["", *(_format_gain(outcomes[0], each) for each in outcomes[1:])]
+        gains = [100 * (outcome.accuracy - outcomes[0].accuracy) for outcome in outcomes[1:]]
+        columns["gain"] = ["", *(f"{gain:+.1f}" for gain in gains)]
+        columns["p"] = ["", *(format_p(paired_test(outcomes[0].correct, each.correct)) for each in outcomes[1:])]
     columns["health"] = [outcome.state or "–" for outcome in outcomes]
-    columns["agrees with source"] = [f"{outcome.agreement:.1%}" for outcome in outcomes]
-    columns["mean novelty"] = [f"{trial.novelty:.3f}" for trial in trials]
+    columns["agreement"] = [f"{outcome.agreement:.1%}" for outcome in outcomes]
+    columns["novelty"] = [f"{trial.novelty:.3f}" for trial in trials]
     if any(trial.auroc is not None for trial in trials):
-        columns["novelty AUROC"] = ["–" if trial.auroc is None else f"{trial.auroc:.1%}" for trial in trials]
+        columns["AUROC"] = ["–" if trial.auroc is None else f"{trial.auroc:.1%}" for trial in trials]
     if any(trial.summary.actions for trial in trials):
         columns["guards"] = [
             ", ".join(f"{action} {count}×" for action, count in trial.summary.actions.items()) or "–"
             for trial in trials
         ]
-    columns["ms per image"] = [f"{trial.milliseconds:.1f}" for trial in trials]
+    columns["ms/image"] = [f"{trial.milliseconds:.1f}" for trial in trials]
     print_table(list(columns), list(zip(*columns.values(), strict=True)))
     if quarantined := trials[-1].summary.quarantined:
         typer.echo(f"{quarantined} images were quarantined: not finite, or far from all the others.")
     typer.echo(f"Recommended: {advice.method}. {advice.reason}")
     if advice.method != "source":
         typer.echo(f"Run it: driftproof adapt … --method {advice.method} --out predictions.csv")
-
-
-def _format_gain(source: Outcome, outcome: Outcome) -> str:
-    p = paired_test(source.correct, outcome.correct)
-    return f"{100 * (outcome.accuracy - source.accuracy):+.1f} points (p {format_p(p)})"
 
 
 def _format_actions(trial: Trial) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.completion import METHODS
-from driftproof.cli.device import Device, resolve_device
+from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.guards import build_guarded
 from driftproof.cli.images import find_images, load_batches
@@ -73,7 +73,7 @@ def try_command(
     known = None if labels is None else read_labels(labels, paths, names, images)
     arranged, unreadable = arrange(paths, order, seed)[:limit], 0
     with progress_bar() as progress:
-        network = load_model(model, weights, classes, preprocessing).to(target)
+        network = move_model(load_model(model, weights, classes, preprocessing), target)
         trials: list[Trial] = []
         for name in dict.fromkeys(("source", *(method or _CANDIDATES))):
             try:
