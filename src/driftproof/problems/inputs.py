@@ -19,6 +19,7 @@ _FEWEST = 16  # fewer images have statistics of their own
 _SCALE_SHARE, _SCALE_DISTANCE = 0.25, 0.3
 _ORDER_SHARE, _ORDER_DISTANCE = 0.65, 0.15
 _GREY_SHARE = 0.4
+_COLORS = (0.2, 0.4)  # of photos, relative to their contrast
 _FAR = 2.0  # beyond any corruption
 
 
@@ -63,7 +64,7 @@ def _check_range(images: Tensor) -> Iterator[Problem]:
     elif max(-low, high) > 10:
         message = f"The images reach from {low:.3g} to {high:.3g}, which is unusual for a network's input"
         yield Problem("warning", message, "Prepare them as in training.")
-    elif low >= 0 and 0 < high <= 1 / 255:
+    elif low >= 0 and 0 < high < 1.05 / 255:
         yield Problem("warning", "The images seem to be divided by 255 twice", "Divide once.")
 
 
@@ -79,7 +80,8 @@ def _compare(layer: FirstLayer, images: Tensor) -> Iterator[Problem]:
         message = "The images are far from training's, beyond what a change of domain explains"
         yield Problem("warning", message, "Prepare them as in training: scale, normalization and channel order.", where)
     elif is_grey(images):
-        if layer.distance(add_color(images)) < _GREY_SHARE * distance:
+        left = min(layer.distance(add_color(images, strength)) for strength in _COLORS)
+        if left < _GREY_SHARE * distance:
             message = "The images are grey, but the model was trained on color"
             yield Problem("warning", message, "Read them in color, or expect less accuracy.", where)
     elif images.ndim == 4 and images.shape[1] == 3:

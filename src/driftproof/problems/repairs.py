@@ -1,6 +1,6 @@
 """Mistakes in how images are prepared, each with the change that repairs it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,9 @@ class _Normalization:
 
     def undo(self, images: Tensor) -> Tensor:
         return images * self._channels(self.std, images) + self._channels(self.mean, images)
+
+    def divide_pixels(self, images: Tensor) -> Tensor:
+        return self.apply(self.undo(images) / 255)
 
     def reverse_channels(self, images: Tensor) -> Tensor:
         return self.apply(self.undo(images).flip(1))
@@ -79,6 +82,9 @@ def scale_repairs(images: Tensor) -> Iterator[Repair]:
         for one in fitting:
             fix = f"Normalize them with the values of training, such as {one}, best inside the model."
             yield Repair("The images are not normalized, but the model was trained on normalized ones", fix, one.apply)
+        for one in fitting:
+            message = "The images are normalized inside the model, but it was trained without that or does it twice"
+            yield Repair(message, f"Remove the normalization with {one}.", one.undo)
         yield Repair("The images are in 0..1, but the model was trained on 0..255", "Scale by 255.", lambda x: x * 255)
     elif _are_bytes(images):
         message = "The images are in 0..255, but the model was trained on"
@@ -87,21 +93,21 @@ def scale_repairs(images: Tensor) -> Iterator[Repair]:
             fix = f"Divide them by 255, then normalize with the values of training, such as {one}."
             yield Repair(f"{message} normalized ones", fix, partial(one.after_scaling, 1 / 255))
     else:
-        for one in fitting:
-            yield from _normalized_repairs(images, one)
+        yield from _normalized_repairs(images, fitting)
 
 
-def _normalized_repairs(images: Tensor, normalization: _Normalization) -> Iterator[Repair]:
-    pixels = normalization.undo(images)
-    if _lies_in(pixels, 1):
+def _normalized_repairs(images: Tensor, fitting: Sequence[_Normalization]) -> Iterator[Repair]:
+    once = [one for one in fitting if _lies_in(one.undo(images), 1)]
+    for one in once:
         message = "The images are normalized, but the model was trained on 0..1 or normalizes them itself"
-        yield Repair(message, f"Do not normalize them: it was done with {normalization}.", normalization.undo)
-    elif _are_bytes(pixels):
-        message, fix = "The images are normalized without division by 255", "Divide by 255 before you normalize them."
-        yield Repair(message, fix, lambda x: normalization.apply(normalization.undo(x) / 255))
-    elif _lies_in(normalization.undo(pixels), 1):
-        message, fix = f"The images are normalized twice, with {normalization}", "Normalize them once."
-        yield Repair(message, fix, normalization.undo)
+        yield Repair(message, f"Do not normalize them: it was done with {one}.", one.undo)
+    for one in () if once else fitting:
+        pixels = one.undo(images)
+        if _are_bytes(pixels):
+            fix = "Divide by 255 before you normalize them."
+            yield Repair("The images are normalized without division by 255", fix, one.divide_pixels)
+        elif _lies_in(one.undo(pixels), 1):
+            yield Repair(f"The images are normalized twice, with {one}", "Normalize them once.", one.undo)
 
 
 def order_repairs(images: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -120,14 +126,14 @@ def is_grey(images: Tensor) -> bool:
     return bool((torch.corrcoef(channels) > 0.9999).all())
 
 
-def add_color(images: Tensor) -> Tensor:
-    """Give grey images smooth random colors, about as strong as in photos."""
+def add_color(images: Tensor, strength: float) -> Tensor:
+    """Give grey images smooth random colors; their strength is relative to the contrast."""
     generator = torch.Generator().manual_seed(0)
     local, overall = (torch.randn(len(images), 3, side, side, generator=generator) for side in (4, 1))
     tints = local + overall
     tints = (tints - tints.mean(dim=1, keepdim=True)).to(images)
     contrast = images.std(dim=(0, 2, 3), keepdim=True)
-    return images + 0.2 * contrast * F.interpolate(tints, size=images.shape[2:], mode="bilinear")
+    return images + strength * contrast * F.interpolate(tints, size=images.shape[2:], mode="bilinear")
 
 
 def _are_bytes(images: Tensor) -> bool:

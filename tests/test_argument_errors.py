@@ -1,0 +1,78 @@
+"""Mistaken keywords, learning rates and batches raise our errors, which say what to do."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import driftproof as dp
+from driftproof import losses, scopes, statistics
+from driftproof.bench.methods import METHODS
+from driftproof.errors import ConfigurationError, InputError
+from networks import WideResNet
+
+LEARNING = [name for name in METHODS if name not in ("source", "bn_adapt", "ttn")]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return WideResNet()
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_near_miss_keywords_are_named(model, name):
+    for wrong, right in {
+        "learning_rate": "lr",
+        "optim": "optimizer",
+        "selection": "select",
+        "stats": "statistics",
+    }.items():
+        with pytest.raises(ConfigurationError, match=f"keyword of {name}, but got '{wrong}'. Did you mean .*{right}"):
+            METHODS[name](model, **{wrong: 1})
+    with pytest.raises(ConfigurationError, match="positional"):
+        METHODS[name](model, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["source", "bn_adapt", "ttn"])
+def test_methods_without_steps_refuse_a_learning_rate(model, name):
+    with pytest.raises(ConfigurationError, match=f"keyword of {name}, but got 'lr'"):
+        METHODS[name](model, lr=1e-3)
+    with pytest.raises(ConfigurationError, match="Did you mean channels_last"):
+        METHODS[name](model, channel_last=True)
+
+
+def test_adapter_names_keywords_too(model):
+    build = partial(dp.Adapter, model, scope=scopes.norm_affine(), statistics=statistics.Batch(), loss=losses.Entropy())
+    with pytest.raises(ConfigurationError, match=r"`optimizer=functools\.partial\(torch\.optim\.Adam, lr=1e-3\)`"):
+        build(lr=1e-3)
+    with pytest.raises(ConfigurationError, match="Did you mean regularizer"):
+        build(regulariser=None)
+    with pytest.raises(ConfigurationError, match="missing a required argument: 'scope'"):
+        dp.Adapter(model)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("lr", ["1e-3", -1e-3, float("nan"), float("inf"), None, True])
+def test_learning_rates_that_are_no_rates_are_refused(model, name, lr):
+    with pytest.raises(ConfigurationError, match="Expected `lr` to be a number of at least 0, but got"):
+        METHODS[name](model, lr=lr)
+
+
+def test_batches_of_another_form_are_named(model):
+    adapter, images = dp.source(model), torch.rand(2, 3, 8, 8)
+    labels = torch.zeros(2).long()
+    mistakes = {
+        r"a tuple of 2, as of images and labels. Pass the images alone": (images, labels),
+        r"a list of 2, as of images and labels": [images, labels],
+        r"a dict with the keys pixels, label. Pass the images alone, such as `batch\[\"pixels\"\]`": {
+            "pixels": images,
+            "label": labels,
+        },
+        r"a numpy array. Convert it with `torch.from_numpy": images.numpy(),
+        r"torch.uint8. Convert integer images with `images.float\(\) / 255`": (images * 255).byte(),
+        r"a list of 2. Stack images to one tensor": list(images),
+        r"a str\.": "image.png",
+    }
+    for message, batch in mistakes.items():
+        with pytest.raises(InputError, match=message):
+            adapter(batch)
