@@ -105,7 +105,7 @@ def test_frame_results_equal_a_manual_loop(count, every, batch_size):
 
 def test_corrupted_frame_is_the_same_in_any_batch():
     scenes = RandomScenes(4, labelled=False)
-    seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=4, batch_size=3, corruption=Corruption("fog", 2))
+    seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(0.0), count=4, batch_size=3, corruption=Corruption("fog", 2))
     alone = [
         corrupt(scenes.frames[[place]], "fog", 2, dataset="made", indices=torch.tensor([place]))[0]
         for place in range(4)
@@ -114,7 +114,7 @@ def test_corrupted_frame_is_the_same_in_any_batch():
 
 
 def test_source_method_rejects_nothing():
-    (view,) = adapt_to_frames(dp.source(segmenter()), RandomScenes(), alarm=dp.Alarm(), count=1)
+    (view,) = adapt_to_frames(dp.source(segmenter()), RandomScenes(), alarm=dp.Alarm(0.0), count=1)
     assert view.rejected is None
     assert [panel.kind for panel in make_panels(view, default_palette(8))] == ["input", "prediction", "alarm", "truth"]
     assert "rejected" not in " ".join(count_pixels(view).sentences(has_rejected=False))
@@ -122,15 +122,15 @@ def test_source_method_rejects_nothing():
 
 def test_bad_model_settings_and_labels_raise():
     with pytest.raises(ModelError, match="logits for every pixel"):
-        list(adapt_to_frames(dp.source(classifier()), RandomScenes(), alarm=dp.Alarm(), count=1))
+        list(adapt_to_frames(dp.source(classifier()), RandomScenes(), alarm=dp.Alarm(0.0), count=1))
     with pytest.raises(ConfigurationError, match="at least 1, but got 0, 1 and 2"):
-        list(adapt_to_frames(adapter(), RandomScenes(), alarm=dp.Alarm(), count=0))
+        list(adapt_to_frames(adapter(), RandomScenes(), alarm=dp.Alarm(0.0), count=0))
     with pytest.raises(ConfigurationError, match="fog"):
         Corruption("fogg")
     scenes = RandomScenes()
     scenes.labels = scenes.labels[:, 1:]
     with pytest.raises(InputError, match="frame 0 of made"):
-        list(adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(), count=1))
+        list(adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(0.0), count=1))
 
 
 # Drawings

@@ -52,7 +52,7 @@ class Alarm:
 
     def __init__(
         self,
-        threshold: float = 0.0,
+        threshold: float,
         *,
         score: str | tuple[float, float] | None = None,
         min_area: int = 1,
@@ -111,8 +111,8 @@ class Alarm:
             >>> len(alarm(torch.arange(100.0)))
             10
         """
-        if not 0.0 < rate < 1.0:
-            raise ConfigurationError(f"Expected `rate` to be above 0 and below 1, but got {rate}.")
+        if not (isinstance(rate, (int, float)) and 0.0 < rate < 1.0):
+            raise ConfigurationError(f"Expected `rate` to be a number above 0 and below 1, but got {rate!r}.")
         window = max(1000, math.ceil(20 / rate)) if window is None else window
         if window * rate < 1:
             raise ConfigurationError(
@@ -184,8 +184,8 @@ def _find_bounds(score: str | tuple[float, float] | None) -> tuple[float, float]
 def _check_calibration(novelty: Tensor, low: float, high: float) -> None:
     if novelty.numel() == 0:
         raise InputError("Expected the novelty of at least one sample, but got none.")
-    if novelty.isnan().any():
-        raise InputError("Expected novelty without NaN, but got some. Leave out skipped batches.")
+    if not novelty.isfinite().all():
+        raise InputError("Expected novelty without NaN or Inf, but got some. Leave out skipped batches.")
     smallest, largest = float(novelty.min()), float(novelty.max())
     if smallest < low or largest > high:
         raise InputError(

@@ -80,7 +80,8 @@ def _draw_evenly(scores: Tensor, most: int) -> Tensor:
 
 def _normal_scores(scores: Tensor, calibration: Tensor) -> Tensor:
     ranks = torch.searchsorted(calibration, scores) + torch.searchsorted(calibration, scores, right=True)
-    return torch.special.ndtri((ranks + 1) / (2 * len(calibration) + 2))
+    normal: Tensor = torch.special.ndtri((ranks + 1) / (2 * len(calibration) + 2))
+    return normal
 
 
 def _weigh_known(x: Tensor) -> Tensor:
