@@ -29,6 +29,7 @@ from by_hand import tent_by_hand, tent_crowd_by_hand
 from driftproof.analyses import peak_memory, synchronizer, time_steps
 from driftproof.bench.environment import hardware
 from driftproof.models import ResNet50, build_model
+from health_cost import LIMIT, measure_health_cost
 from tables import format_protocol, format_ratios, write_results
 from third_party import import_torchvision
 
@@ -51,7 +52,12 @@ RATIOS = {
 }
 """Ratios of times: numerator, denominator and limit. `agreement.py` checks that captured steps compute the same."""
 MEMORY = "tf32: peak memory, tent+crowd, captured / plain loop"
-LIMITS = {name: limit for name, (_, _, limit) in RATIOS.items()} | {MEMORY: 1.10}
+HEALTH = {
+    f"{precision}: {method} with health / without, both captured": (precision, method)
+    for precision in ("tf32", "bf16")
+    for method in ("tent", "tent+crowd")
+}
+LIMITS = {name: limit for name, (_, _, limit) in RATIOS.items()} | {MEMORY: 1.10} | dict.fromkeys(HEALTH, LIMIT)
 MILLISECONDS = {"tf32 graph tent+crowd": 6.1, "bf16 graph tent+crowd": 3.7}
 """Limits on times, judged on an H200 only."""
 PRECISIONS = {"tf32": torch.float32, "bf16": torch.bfloat16}
@@ -203,6 +209,15 @@ def compute_ratios(times: dict[str, float], peaks: dict[str, int | None]) -> dic
     return ratios | {MEMORY: ours / theirs} if ours and theirs else ratios
 
 
+def measure_health(make_network: Callable[[], nn.Module], images: Tensor, *, trials: int) -> dict[str, float]:
+    """Return what health costs, as ratios of times of captured steps."""
+    settings: dict[str, Any] = {"engine": "graph", "channels_last": True, "trials": trials}
+    return {
+        name: measure_health_cost(make_network, images, select="crowd" in method, precision=precision, **settings)
+        for name, (precision, method) in HEALTH.items()
+    }
+
+
 def profile_kernels(make_network: Callable[[], nn.Module], images: Tensor) -> dict[str, dict[str, float]]:
     """Return the microseconds of a captured TENT step by kind of kernel.
 
@@ -262,6 +277,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         networks["second network"] = f"{type(build_resnet50()).__module__}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
         del steps, large
     peaks = measure_peaks(make_network, images, engines) if "captured" in groups else {}
+    costs = {} if "captured" not in groups else measure_health(make_network, images, trials=arguments.trials)
     return {
         "protocol": {
             "hardware": hardware(device),
@@ -271,7 +287,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             **networks,
             "trials": arguments.trials,
         },
-        "ratios": compute_ratios(times, peaks),
+        "ratios": compute_ratios(times, peaks) | costs,
         "ms": times,
         "ms alone": alone,
         "floors": compute_floors(make_network(), images) if "captured" in groups else {},

@@ -21,6 +21,7 @@ import driftproof as dp
 from by_hand import tent_by_hand, tent_crowd_by_hand
 from driftproof.analyses import synchronizer, time_steps
 from driftproof.models import WideResNet
+from health_cost import LIMIT, measure_health_cost
 from tables import format_protocol, format_ratios, write_results
 
 LIMITS = {
@@ -31,12 +32,14 @@ LIMITS = {
     "tent+crowd, compiled / tent+crowd": 1.0,
     "tent+crowd, compiled / tent": 1.35,
 }
+HEALTH = {"tent with health / without": False, "tent+crowd with health / without": True}
+"""What health costs: whether steps select."""
 
 WARM_UP = 5  # compiling starts with the third batch
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the median seconds of a step for each contestant."""
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median seconds of a step for each contestant, and the ratios of what health costs."""
     torch.manual_seed(0)
     device = torch.device(arguments.device)
 
@@ -56,14 +59,25 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     images = torch.rand(arguments.batch, 3, 32, 32, device=device)
     steps = {name: partial(step, images) for name, step in contestants.items()}
     timings = time_steps(steps, trials=arguments.rounds, warm_up=WARM_UP, synchronize=synchronizer(device))
-    return {name: timing.median for name, timing in timings.items()}
+    costs = {
+        name: measure_health_cost(make_network, images, trials=arguments.trials, select=select, engine="eager")
+        for name, select in HEALTH.items()
+    }
+    return {name: timing.median for name, timing in timings.items()}, costs
 
 
 def format_tables(results: dict[str, Any]) -> str:
     """Return the times and the ratios as Markdown."""
     lines = ["| | ms |", "|---|---:|"]
     lines += [f"| {name} | {1e3 * median:.2f} |" for name, median in results["median_seconds"].items()]
-    return "\n".join([*lines, "", *format_ratios(results["ratios"], LIMITS), *format_protocol(results["protocol"])])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *format_ratios(results["ratios"], LIMITS | dict.fromkeys(HEALTH, LIMIT)),
+            *format_protocol(results["protocol"]),
+        ]
+    )
 
 
 def main() -> int:
@@ -73,13 +87,14 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--trials", type=int, default=5, help="how often steps with and without health take turns")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true", help="also measure the engine 'compile'")
     parser.add_argument("--out", type=Path, help="folder for step.json and the tables in step.md")
     arguments = parser.parse_args()
-    medians = measure(arguments)
+    medians, costs = measure(arguments)
     pairs = {name: name.split(" / ") for name in LIMITS}
-    ratios = {name: medians[one] / medians[other] for name, (one, other) in pairs.items() if one in medians}
+    ratios = {name: medians[one] / medians[other] for name, (one, other) in pairs.items() if one in medians} | costs
     protocol = {
         "network": f"WRN-{arguments.depth}-{arguments.width}",
         "batch": arguments.batch,
@@ -94,7 +109,7 @@ def main() -> int:
     print(format_tables(results))
     if arguments.out:
         write_results(arguments.out, "step", results, step=format_tables(results))
-    return 0 if all(ratio <= LIMITS[name] for name, ratio in ratios.items()) else 1
+    return 0 if all(ratio <= LIMITS.get(name, LIMIT) for name, ratio in ratios.items()) else 1
 
 
 if __name__ == "__main__":
