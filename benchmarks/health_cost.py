@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import driftproof as dp
@@ -16,7 +15,12 @@ LIMIT = 1.03
 
 
 def measure_health_cost(
-    make_network: Callable[[], nn.Module], images: Tensor, *, trials: int, select: bool, **settings: Any
+    make_network: Callable[[], nn.Module],
+    images: Tensor,
+    *,
+    trials: int,
+    select: bool,
+    **settings: Any,  # noqa: ANN401  # passed on
 ) -> float:
     """Return the time of steps with the default guard over that of steps that keep no health.
 
@@ -41,5 +45,5 @@ def _run(adapter: dp.Adapter, images: Tensor) -> None:
         adapter(images)
 
 
-def _do_nothing(step: object, selected: torch.Tensor) -> None:
+def _do_nothing(step: object, selected: Tensor) -> None:
     pass

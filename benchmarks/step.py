@@ -74,7 +74,7 @@ def format_tables(results: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            *format_ratios(results["ratios"], LIMITS | dict.fromkeys(HEALTH, LIMIT)),
+            *format_ratios(results["ratios"], limits),
             *format_protocol(results["protocol"]),
         ]
     )
