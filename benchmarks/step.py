@@ -70,6 +70,7 @@ def format_tables(results: dict[str, Any]) -> str:
     """Return the times and the ratios as Markdown."""
     lines = ["| | ms |", "|---|---:|"]
     lines += [f"| {name} | {1e3 * median:.2f} |" for name, median in results["median_seconds"].items()]
+    limits = LIMITS | dict.fromkeys(HEALTH, LIMIT)
     return "\n".join(
         [
             *lines,
