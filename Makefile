@@ -87,7 +87,8 @@ bench-safety: setup
 	$(BIN)/python benchmarks/safety.py --data $(DATA) --weights $(WEIGHTS) --out results/safety --device $(or $(DEVICE),cpu)
 
 bench-guards: setup
-	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu)
+	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu) \
+	  --workers $(or $(WORKERS),1)
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

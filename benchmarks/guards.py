@@ -126,7 +126,9 @@ def report(arguments: argparse.Namespace) -> int:
     recorded, guarded = read_lines(arguments.out, "record"), read_lines(arguments.out, "guarded")
     chosen = choose(recorded, arguments.runs)
     verdicts = {arm: judge(chosen, [line for line in guarded if line["arm"] == arm]) for arm in arguments.arms}
-    protocol = describe_protocol(arguments)
+    kinds = Counter(map(classify, recorded))
+    searched = {"runs searched": ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))}
+    protocol = describe_protocol(arguments) | searched
     page = format_page(chosen, guarded, verdicts, protocol)
     print(page)
     without_series = [{key: line[key] for key in line if key != "series"} for line in [*chosen[0], *chosen[1]]]
