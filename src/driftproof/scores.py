@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from driftproof.components import Component, Step
@@ -26,6 +26,7 @@ __all__ = [
     "Cosine",
     "FromLogits",
     "NoveltyScore",
+    "Unfamiliarity",
     "confidence_difference",
     "cosine",
     "energy",
@@ -188,10 +189,31 @@ class Cosine(NoveltyScore):
         return cosine(features, _classifier_rows(step.network if adapted else step.source, features))
 
 
+class Unfamiliarity(NoveltyScore):
+    """The default: the cosine score where the classifier is linear, else the energy.
+
+    It is the frozen network's where the method compares with it or learns nothing, else the adapted network's: it never
+    costs a pass.
+    """
+
+    needs_features = True
+    needs_source_features = True
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the score of each sample or pixel."""
+        frozen = step.used_source and step.at_source is not True
+        network, logits = (step.source, step.source_logits) if frozen else (step.network, step.logits)
+        rows = network.classifier_rows if (step.has_source_features if frozen else step.has_features) else None
+        features = None if rows is None else step.source_features if frozen else step.features
+        if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
+            return energy(logits)
+        return cosine(features, rows)
+
+
 def _classifier_rows(network: Network, features: Tensor) -> Tensor:
-    name, layer = network.find_classifier()
-    rows = layer.weight if isinstance(layer, nn.Linear) else None
+    rows = network.classifier_rows
     if rows is None or rows.shape[1] != features.shape[1]:
+        name, layer = network.find_classifier()
         raise ModelError(
             f"Expected layer `{name}` to be linear, with one feature vector per image, but it is a "
             f"{type(layer).__name__}. Name the right `classifier`, or choose a score of logits, such as "

@@ -71,6 +71,7 @@ class Step:
         self._teacher = teacher
         self._seed = seed
         self._generator = generator
+        self._needs_features = needs_features
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
@@ -78,7 +79,7 @@ class Step:
             mask = None if sample_mask is None else sample_mask(self)
             with network.statistics_of(mask):
                 if needs_features:
-                    self.logits, self._features = network.with_features(images)
+                    self.logits, self._features = network.try_features(images)
                 else:
                     self.logits = network(images)
         self.output = self.logits
@@ -115,14 +116,28 @@ class Step:
     @property
     def features(self) -> Tensor:
         """The classifier's input, (N, D); only for components that declare `needs_features`."""
+        if self._features is None and self._needs_features:
+            raise self.network.missing_features()
         if self._features is None:
             raise ModelError("A component that reads `step.features` must declare `needs_features = True`.")
         return self._features
 
     @property
+    def has_features(self) -> bool:
+        """Whether the adapting network was run with features and has some."""
+        return self._features is not None
+
+    @property
+    def has_source_features(self) -> bool:
+        """Whether the frozen network was run with features and has some."""
+        return self._source_features is not None
+
+    @property
     def source_features(self) -> Tensor:
         """The input of the frozen network's classifier, (N, D), without a graph; declare `needs_source_features`."""
         self.source_logits  # noqa: B018  # one pass gives both
+        if self._source_features is None and self._needs_source_features:
+            raise self.source.missing_features()
         if self._source_features is None:
             raise ModelError(
                 "A component that reads `step.source_features` must declare `needs_source_features = True`."
@@ -147,7 +162,7 @@ class Step:
         with torch.no_grad():
             if not self._needs_source_features:
                 return self.source(self.images)
-            logits, self._source_features = self.source.with_features(self.images)
+            logits, self._source_features = self.source.try_features(self.images)
             return logits
 
     @property
@@ -184,12 +199,6 @@ class Step:
     def augment(self, augment: Augment) -> Tensor:
         """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""
         return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
-
-    def novelty(self) -> Tensor:
-        """How much the confidence fell if the method compares with θ_o; else 1 − the largest probability."""
-        if self.used_source:
-            return 0 - self.confidence_change  # a negation would give −0
-        return 1 - self.log_probabilities.detach().amax(dim=1).exp()
 
     @property
     def used_source(self) -> bool:

@@ -104,17 +104,34 @@ class Network(nn.Module):
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
-        name, layer = self.find_classifier()
+        logits, features = self.try_features(images)
+        if features is None:
+            raise self.missing_features()
+        return logits, features
+
+    def try_features(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The logits for `images`, and the features; None if no layer sees one feature vector per image."""
         if self._feature_hook is None:
-            self._feature_hook = _FeatureHook(layer)
+            if self._classifier is None and not self._linear_layers():
+                return self(images), None
+            self._feature_hook = _FeatureHook(self.find_classifier()[1])
         logits = self(images)
         captured, self._feature_hook.captured = self._feature_hook.captured, None
         features = None if captured is None else captured.flatten(start_dim=1)
         if features is None or features.shape[0] != images.shape[0]:
-            raise ModelError(
-                f"Expected layer `{name}` to see one feature vector per image. Name the right `classifier`."
-            )
+            return logits, None
         return logits, to_float32(features, self.precision)
+
+    def missing_features(self) -> ModelError:
+        """The error for a model without features."""
+        name, _ = self.find_classifier()
+        return ModelError(f"Expected layer `{name}` to see one feature vector per image. Name the right `classifier`.")
+
+    @property
+    def classifier_rows(self) -> Tensor | None:
+        """The weight of a linear classifier, (C, D), once features were asked for; None if there is none."""
+        layer = None if self._feature_hook is None else self._feature_hook.layer
+        return layer.weight if isinstance(layer, nn.Linear) else None
 
     @contextmanager
     def statistics_of(self, mask: Tensor | None) -> Iterator[None]:
@@ -230,10 +247,13 @@ class Network(nn.Module):
                 return self._classifier, self.model.get_submodule(self._classifier)
             except AttributeError as error:
                 raise ModelError(f"Expected `classifier` to name a layer of the model, but {error}.") from None
-        linear = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, nn.Linear)]
+        linear = self._linear_layers()
         if not linear:
             raise ModelError("Expected a linear layer whose input is the feature vector. Name one with `classifier`.")
         return linear[-1]
+
+    def _linear_layers(self) -> list[tuple[str, nn.Module]]:
+        return [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, nn.Linear)]
 
 
 class _FeatureHook:
@@ -243,6 +263,7 @@ class _FeatureHook:
     """
 
     def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
         self.captured: Tensor | None = None
         self.handle: RemovableHandle | None = layer.register_forward_pre_hook(self._capture, with_kwargs=True)
 
