@@ -240,6 +240,8 @@ def find_failures(row: Row, results: Mapping[str, Any]) -> list[str]:
         failures.append("check does not name the mistake")
     if row.words and _mentions(row.words, results["check of correct use"]):
         failures.append("check names the mistake where there is none")
+    if row.collapses and results["plain"] > results["source"] / 2:
+        failures.append("the plain method does not collapse, so nothing is shown")
     if row.collapses and results["plain ends"] != "collapsed":
         failures.append(f"health says {results['plain ends']} of a collapsed network")
     return failures

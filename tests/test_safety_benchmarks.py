@@ -197,6 +197,15 @@ def test_mistake_has_to_be_named_where_it_is_made_and_only_there(load):
     assert len(rows.find_failures(row, fine | {"check": named, "check of correct use": named})) == 1
 
 
+@pytest.mark.parametrize(
+    ("plain", "ends", "failures"), [(20.0, "collapsed", 0), (20.0, "drifting", 1), (60.0, "healthy", 2)]
+)
+def test_collapsing_row_needs_a_collapse_and_a_health_that_says_so(load, plain, ends, failures):
+    rows = load("safety_rows")
+    results = {"source": 80.0, "plain": plain, "adapt": 80.0, "plain ends": ends}
+    assert len(rows.find_failures(rows.Row(collapses=True), results)) == failures
+
+
 def test_network_without_its_normalization_needs_normalized_images(load, folder):
     model = build_from_checkpoint(folder / "wrn40_2_cifar10.pt").eval()
     bare, images = load("safety_rows").expect_normalized(model), torch.rand(4, 3, 32, 32)
