@@ -30,7 +30,7 @@ def model():
 
 
 def crowd(model, **options):
-    return dp.tent(model, lr=0.05, select=dp.ConfidenceDifference(), guard=(), **options)
+    return dp.tent(model, lr=0.05, select=dp.ConfidenceDifference(), **{"guard": (), **options})
 
 
 def predict(model, images):
@@ -90,6 +90,39 @@ def test_frozen_score_of_a_method_that_learns_nothing_takes_no_second_pass(name,
     monkeypatch.setattr(adapter.source, "forward", lambda images: pytest.fail("the frozen network ran"))
     adapter(batches(1)[0])
     assert adapter.last.novelty.isfinite().all()
+
+
+def run(adapter, images):
+    for batch in images:
+        adapter(batch)
+    return adapter.last.novelty
+
+
+@pytest.mark.parametrize(("make", "name"), [(crowd, "cosine"), (dp.bn_adapt, "cosine"), (dp.tent, "adapted_cosine")])
+def test_default_is_the_cosine_of_the_best_network_that_runs_anyway(make, name, model, monkeypatch):
+    adapter, stream = make(model, guard=()), batches(3)
+    if make is not crowd:
+        monkeypatch.setattr(adapter.source, "forward", lambda images: pytest.fail("the frozen network ran"))
+    assert torch.equal(run(adapter, stream), run(make(model, guard=(), novelty=name), stream))
+
+
+class Gated(nn.Module):
+    """A convolutional classifier; its only linear layer weighs channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.gate = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 8)
+        self.head = nn.Conv2d(8, 5, 1)
+
+    def forward(self, images):
+        features = self.norm(self.conv(images)).mean(dim=(2, 3), keepdim=True)
+        return self.head(features * self.gate(features.flatten(1)).sigmoid()[..., None, None]).flatten(1)
+
+
+@pytest.mark.parametrize("network", [Gated, SegmentationNet])
+def test_default_is_the_energy_without_a_linear_classifier(network):
+    network, stream = randomize(network()), list(torch.rand(3, 4, 3, 16, 16))
+    assert torch.equal(run(crowd(network), stream), run(crowd(network, novelty="energy"), stream))
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 50.0]))
