@@ -32,6 +32,7 @@ app = typer.Typer(
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
 )
 app.command("demo")(demo_command)
 app.add_typer(bench_commands, name="bench")

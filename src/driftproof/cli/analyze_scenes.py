@@ -9,6 +9,7 @@ from driftproof.cli.completion import CORRUPTIONS, SCENES
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
+from driftproof.cli.preprocessing import Mean, Std, resolve_preprocessing
 from driftproof.cli.progress import progress_bar
 from driftproof.cli.scenes import load_scenes, load_source_scenes
 from driftproof.errors import ConfigurationError, ModelError
@@ -42,6 +43,8 @@ def scenes_command(
     model: ModelName = None,
     weights: Weights = None,
     classes: Classes = None,
+    mean: Mean = None,
+    std: Std = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +100,8 @@ def scenes_command(
         change = Corruption(corruption, severity, _load_frost_photos(corruption, frost, procedural))
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = load_scenes(folder, dataset, data, split, names, height, width)
-    adapter = build_method(method, move_model(load_model(model, weights, classes), target), options)
+    network = load_model(model, weights, classes, resolve_preprocessing(mean=mean, std=std))
+    adapter = build_method(method, move_model(network, target), options)
     outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
     _check_class_count(outputs, palette, scenes.name)
