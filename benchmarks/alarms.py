@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def make_alarms(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Al
     }
 
 
-def measure(alarm: dp.Alarm, stream: Iterable[Predicted], score: str) -> dict[str, dict[str, float]]:
+def measure(alarm: dp.Alarm, stream: Iterable[Predicted], score: str) -> dict[str, dict[str, float | None]]:
     """Return the shares of known and unknown images that the alarm flags, by domain."""
     counts: dict[str, Tensor] = {}
     for batch in stream:
@@ -64,7 +65,7 @@ def measure(alarm: dp.Alarm, stream: Iterable[Predicted], score: str) -> dict[st
         found = [(flagged & known).sum(), known.sum(), (flagged & ~known).sum(), (~known).sum()]
         counts[batch.domain] = counts.get(batch.domain, torch.zeros(4)) + torch.stack(found)
     return {
-        domain: {"known": float(known / all_known), "unknown": float(unknown / all_unknown)}
+        domain: {"known": float(known / all_known), "unknown": float(unknown / all_unknown) if all_unknown else None}
         for domain, (known, all_known, unknown, all_unknown) in counts.items()
     }
 
@@ -120,8 +121,8 @@ def format_page(rows: list[dict[str, Any]], protocol: dict[str, Any]) -> str:
     for row in rows:
         shares = [row["domains"][domain]["known"] for domain in domains]
         cells = [f"{100 * share:.1f}" if is_near(share, row["rate"]) else f"**{100 * share:.1f}**" for share in shares]
-        unknown = sum(row["domains"][domain]["unknown"] for domain in domains) / len(domains)
-        cells.append("–" if unknown != unknown else f"{100 * unknown:.1f}")
+        unknown = [row["domains"][domain]["unknown"] for domain in domains]
+        cells.append("–" if None in unknown else f"{100 * fmean(unknown):.1f}")
         cells = [row["score"], row["stream"], row["alarm"], f"{100 * row['rate']:g}", *cells]
         lines.append(f"| {' | '.join(cells)} |")
     for kind in dict.fromkeys(row["alarm"] for row in rows):
