@@ -60,7 +60,7 @@ def patches():
     """Patches of two photos, with the photo as label."""
     photos = [torch.from_numpy(photo.copy()).permute(2, 0, 1) for photo in load_sample_images().images]
     generator = np.random.default_rng(0)
-    places = [(int(generator.integers(395)), int(generator.integers(608))) for _ in range(550)]
+    places = [(int(generator.integers(395)), int(generator.integers(608))) for _ in range(600)]
     labels = torch.arange(len(places)) % 2
     cut = [photos[label][:, y : y + 32, x : x + 32] for label, (y, x) in zip(labels, places, strict=True)]
     return torch.stack(cut), labels
