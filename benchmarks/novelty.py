@@ -36,7 +36,7 @@ from novelty_streams import LabeledBatch, open_images, scenes
 from tables import format_protocol
 
 SETS = ("cifar10-c", "cifar100-c", "camvid-c")
-METHOD_NAMES = ("source", "bn_adapt", "tent", "tent+crowd", "eata+crowd", "swr+crowd")
+METHOD_NAMES = ("source", "bn_adapt", "tent", "tent+crowd", "eata+crowd", "swr+crowd", "adapt")
 STATELESS = ("source", "bn_adapt")
 """Methods that learn nothing: every round is like the first."""
 
@@ -44,6 +44,7 @@ _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1)}
 _PIXEL_OPTIONS: dict[str, dict[str, Any]] = {
     "source": {},
     "bn_adapt": {},
+    "adapt": {"lr": 1e-5},
     "tent": _BLEND,
     "tent+crowd": _BLEND | {"mean_entropy": 0.5},
     "eata+crowd": _BLEND | {"mean_entropy": 0.5, "fisher_samples": 400, "fisher_batch_size": 2},

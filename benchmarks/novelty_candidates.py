@@ -1,5 +1,6 @@
 """All novelty scores that `novelty.py` compares, computed in one step."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ SINGLE = ("confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") fo
 
 _STANDARDIZED_SUMS = (
     ("energy", "cosine"),
-    ("msp", "cosine"),
+    ("entropy", "cosine"),
     ("energy", "adapted_energy"),
     ("cosine", "adapted_cosine"),
     ("energy", "cosine", "adapted_energy", "adapted_cosine"),
@@ -46,7 +47,7 @@ class AllScores(NoveltyScore):
             frozen_logits, frozen = step.source_logits, self._scores_of(step, step.source_logits, adapted=False)
             found["confidence_difference"] = 0 - step.confidence_change
         found |= frozen | {f"adapted_{name}": value for name, value in adapted.items()}
-        found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found)
+        found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found, step.classes)
         type(self).names = tuple(found)
         return torch.stack(list(found.values()), dim=-1)
 
@@ -104,9 +105,13 @@ def _combine_networks(logits: Tensor, source_logits: Tensor) -> dict[str, Tensor
     }
 
 
-def _combine_scores(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Combinations of single scores; a sum is of scores standardized over the batch."""
-    combined = {"energy · cosine": found["energy"] * (1 - found["cosine"])}
+def _combine_scores(found: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
+    """Combinations of single scores; `a + b` is the sum of scores standardized over the batch."""
+    combined = {
+        "energy · cosine": found["energy"] * (1 - found["cosine"]),
+        "msp and cosine, plain sum": found["msp"] + found["cosine"],
+        "entropy / ln C and cosine, plain sum": found["entropy"] / math.log(classes) + found["cosine"],
+    }
     for names in _STANDARDIZED_SUMS:
         combined[" + ".join(names)] = sum(
             (_standardize(found[name]) for name in names[1:]), _standardize(found[names[0]])
