@@ -448,7 +448,7 @@ def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
     assert run("adapt", folder, *options) == 0
     rows = table(Path("predictions.csv"))
     assert [row["predicted"] == row["probability"] == row["novelty"] == "" for row in rows] == bright
-    assert "1 batches without a step (NaN or Inf in the model's logits)" in capsys.readouterr().err
+    assert "1 batch without a step (NaN or Inf in the model's logits)" in capsys.readouterr().err
 
 
 def test_adapt_reports_what_guards_did(project, tmp_path, capsys):
@@ -498,7 +498,7 @@ def test_adapt_names_quarantined_images(project, tmp_path, capsys):
     assert [row["quarantined"] for row in rows] == ["true" if index == 7 else "false" for index in range(12)]
     assert [row["predicted"] == "" for row in rows] == [index == 7 for index in range(12)]
     assert (rows[7]["selected"], rows[7]["novelty"]) == ("false", "")
-    assert "warning: 1 images were quarantined" in capsys.readouterr().err
+    assert "warning: 1 image quarantined" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from driftproof.cli.predict import RowMaker, predict, predicted_classes
 from driftproof.cli.prediction_rows import Row, make_columns, open_writer
 from driftproof.cli.preprocessing import Crop, Mean, Preset, Side, Std, resolve_preprocessing
 from driftproof.cli.progress import progress_bar
-from driftproof.cli.run_summary import RunSummary
+from driftproof.cli.run_summary import RunSummary, count_of
 from driftproof.cli.source_folder import load_or_prepare
 from driftproof.errors import ConfigurationError
 
@@ -112,9 +112,8 @@ def _check_state_file(state: Path | None, out: Path) -> None:
 
 
 def _print_summary(out: Path, summary: RunSummary, alarms: int, unreadable: int) -> None:
-    counts = {"predictions": summary.images, "learned from": summary.selected, "alarms": alarms}
-    parts = [f"{count} {what}" for what, count in counts.items()]
-    parts += [f"{count} batches without a step ({reason})" for reason, count in summary.skipped.items()]
+    parts = [count_of(summary.images, "prediction"), f"{summary.selected} learned from", count_of(alarms, "alarm")]
+    parts += [f"{count_of(count, 'batch')} without a step ({reason})" for reason, count in summary.skipped.items()]
     typer.echo(f"{out}: {', '.join([*parts, f'{unreadable} unreadable'])}", err=True)
     for line in summary.lines():
         typer.echo(line, err=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from driftproof.health import Health
     from driftproof.record import Record
 
-__all__ = ["RunSummary", "format_health"]
+__all__ = ["RunSummary", "count_of", "format_health"]
 
 _ADVICE = {
     True: "Use `--order random`, a larger `--batch-size` or `--option statistics=auto`.",
@@ -82,16 +82,18 @@ class RunSummary:
         """Describe accuracy, health and guard events, one line each; what did not happen has no line."""
         lines = []
         if self.accuracy is not None:
-            lines.append(f"accuracy: {self.accuracy:.1%} of {self.labeled} labeled images")
+            lines.append(f"accuracy: {self.accuracy:.1%} of {count_of(self.labeled, 'labeled image')}")
         if self.health is not None and self.state is not None:
             lines.append(f"health: {format_health(self.health)}")
         if self.actions:
-            events = [f"{action} on {count} of {self.batches} batches" for action, count in self.actions.items()]
+            events = [
+                f"{action} on {count} of {count_of(self.batches, 'batch')}" for action, count in self.actions.items()
+            ]
             lines.append(f"warning: guards stepped in: {', '.join(events)}")
         if self.quarantined:
             lines.append(
-                f"warning: {self.quarantined} images were quarantined: not finite, or far from all the others. They "
-                "changed nothing and have no prediction; the column `quarantined` names them."
+                f"warning: {count_of(self.quarantined, 'image')} quarantined: not finite, or far from all the others. "
+                "They changed nothing and have no prediction; the column `quarantined` names them."
             )
         return lines + self._warnings()
 
@@ -100,7 +102,8 @@ class RunSummary:
             return []
         batch, health = self.first_unhealthy
         lines = [
-            f"warning: adaptation was {health.state} after {batch} of {self.batches} batches: {health.reason}. "
+            f"warning: adaptation was {health.state} after {batch} of {count_of(self.batches, 'batch')}: "
+            f"{health.reason}. "
             f"{_ADVICE[health.blames_statistics]}"
         ]
         if self.state not in (None, "healthy"):
@@ -124,7 +127,18 @@ def format_health(health: "Health") -> str:
         f"{health.mean_entropy_ratio:.2f} of the frozen network's": health.mean_entropy_ratio,
         f"{health.disagreement:.0%} of predictions differ from the frozen network's": health.disagreement,
         f"weights moved by {health.distance:.2%}": health.distance,
-        f"learned from {health.kept:.0%}": health.kept,
+        f"kept {health.kept:.0%} of the samples": health.kept,
         f"gap of the statistics {health.statistics_gap:.3f}": health.statistics_gap,
     }
     return "; ".join([health.state, *(text for text, value in described.items() if not math.isnan(value))])
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Examples:
+        >>> count_of(1, "image"), count_of(0, "batch")
+        ('1 image', '0 batches')
+    """
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"

@@ -6,6 +6,7 @@ import typer
 
 from driftproof.cli.output import print_table
 from driftproof.cli.recommendation import Outcome, Recommendation, format_p, paired_test
+from driftproof.cli.run_summary import count_of
 from driftproof.cli.trial import Trial
 
 __all__ = ["print_trials", "to_json"]
@@ -53,7 +54,7 @@ def print_trials(trials: Sequence[Trial], outcomes: Sequence[Outcome], advice: R
     columns["ms/image"] = [f"{trial.milliseconds:.1f}" for trial in trials]
     print_table(list(columns), list(zip(*columns.values(), strict=True)))
     if quarantined := trials[-1].summary.quarantined:
-        typer.echo(f"{quarantined} images were quarantined: not finite, or far from all the others.")
+        typer.echo(f"{count_of(quarantined, 'image')} quarantined: not finite, or far from all the others.")
     typer.echo(f"Recommended: {advice.method}. {advice.reason}")
     if advice.method != "source":
         typer.echo(f"Run it: driftproof adapt … --method {advice.method} --out predictions.csv")
