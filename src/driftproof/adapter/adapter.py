@@ -89,8 +89,7 @@ class Adapter(nn.Module):
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
-            `driftproof.scores`), a component, or a function of the step; None is the confidence difference where the
-            method compares with θ_o, and 1 − the largest probability elsewhere.
+            `driftproof.scores`), a component, or a function of the step; None is `scores.Unfamiliarity()`.
         guard: What to do when adaptation goes wrong: one of `guards` or several; None warns once, () does nothing.
         logits: Where the logits are in the model's output: a key, an attribute, an index or a function.
         classifier: Name of the layer whose input is the feature vector, for components that read features; None is the
