@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import driftproof as dp
-from cases import CASES, adapter_for, batches, source_data
+from cases import CASES, adapter_for, batches, same_state, source_data
 from networks import build, randomize
 
 BATCHES = 5
@@ -67,7 +67,15 @@ def stream_with_bright_last_rank():
 
 def stream_with_nan():
     stream = make_stream()
-    stream[2][-1, 0, 3, 3] = float("nan")
+    stream[2][:, 0, 3, 3] = float("nan")
+    return stream
+
+
+def stream_with_bad_images():
+    """Return batches of which one has a bad image on rank 1, and one has no good image on rank 0."""
+    stream = make_stream()
+    stream[1][-1, 0, 3, 3] = float("nan")
+    stream[3][: split_rows(3, 7, 2)[0].stop, 0, 3, 3] = 1e8
     return stream
 
 
@@ -108,6 +116,11 @@ SCENARIOS |= {
     ),
     "blend": (
         lambda **more: make_adapter("tent", statistics=dp.statistics.Blend(0.4, momentum=0.3), **more),
+        make_stream,
+        2,
+    ),
+    "auto": (
+        lambda **more: make_adapter("tent+crowd", statistics="auto", accumulate="auto", **more),
         make_stream,
         2,
     ),
@@ -190,6 +203,11 @@ def load_from_single_process(rank, pair, folder):
     return adapt_to(adapter, make_stream(8)[4:], rank, 2)
 
 
+def adapt_to_bad_images(rank, pair, folder):
+    adapter = make_adapter("tent", statistics=dp.statistics.Blend(0.4, momentum=0.3), process_group=pair)
+    return adapt_to(adapter, stream_with_bad_images(), rank, 2)
+
+
 def save_to_missing_folder(rank, pair, folder):
     adapter = make_adapter("tent", process_group=pair)
     try:
@@ -268,6 +286,7 @@ def configure(rank, pair, _):
 PAIR_CASES = (
     save_and_resume,
     load_from_single_process,
+    adapt_to_bad_images,
     save_to_missing_folder,
     pass_invalid_batches,
     disagree,
@@ -327,8 +346,7 @@ def fail_mid_step(rank, group, folder):
         results[how] = {
             "error": error,
             "waited": waited,
-            "unchanged": before.keys() == after.keys()
-            and all(torch.equal(before[name], after[name]) for name in before),
+            "unchanged": same_state(before, after),
             "next": catch_error(lambda adapter=adapter, images=rows[3]: adapter(images)),
             "path": path,
             "state": after,

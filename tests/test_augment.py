@@ -202,5 +202,5 @@ def test_images_outside_unit_range_raise_before_augmentation(method):
 def test_non_finite_images_are_skipped_not_rejected():
     for value in (torch.nan, torch.inf):
         images = torch.rand(4, 3, 8, 8, generator=generator())
-        images[0, 0, 0, 0] = value
-        assert first_view("cotta", images).last.skipped == "NaN or Inf in the images"
+        images[:, 0, 0, 0] = value
+        assert first_view("cotta", images).last.skipped.startswith("NaN or Inf in the images")

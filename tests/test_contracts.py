@@ -17,6 +17,7 @@ from cases import (
     adapter_for,
     batches,
     rotate_kinds,
+    same_but_batch_count,
     same_state,
     source_data,
     state_of,
@@ -187,11 +188,34 @@ def test_bad_input_raises_or_is_skipped_and_leaves_the_state_unchanged(finished,
     for value in (float("nan"), float("inf")):
         before = state_of(adapter)
         damaged = second.clone()
-        damaged[0, 0, 0, 0] = value
-        adapter(damaged)
-        assert adapter.last.skipped == "NaN or Inf in the images"
-        assert same_state(before, state_of(adapter))
+        damaged[:, 0, 0, 0] = value
+        assert adapter(damaged).isnan().all()
+        assert adapter.last.skipped.startswith("NaN or Inf in the images")
+        assert adapter.last.quarantined.all()
+        assert same_but_batch_count(before, state_of(adapter))
     assert torch.equal(adapter(third), expected[2])
+
+
+def test_bad_image_is_answered_with_nan_and_the_others_as_with_a_good_one_in_its_place(finished):
+    first, second, third = STREAM
+    damaged, replaced = second.clone(), second.clone()
+    damaged[2, 0, 3, 3] = float("nan")
+    replaced[2] = second[0]
+    adapter = finished.adapter.reset()
+    adapter(first)
+    expected = adapter(replaced)
+    adapter.reset()
+    adapter(first)
+    answer = adapter(damaged)
+    others = torch.arange(len(second)) != 2
+    assert torch.equal(answer[others], expected[others])
+    assert answer[2].isnan().all()
+    assert adapter.last.quarantined.tolist() == (~others).tolist()
+    assert not adapter.last.selected[2].any()
+    assert adapter.last.novelty[2].isnan().all()
+    assert adapter.last.novelty[others].isfinite().all()
+    assert adapter.last.skipped in (None, "nothing was selected")
+    assert adapter(third).isfinite().all()
 
 
 def test_batch_of_one_keeps_everything_finite(finished):

@@ -8,6 +8,7 @@ import torch.multiprocessing as mp
 
 import distributed_worker as worker
 import driftproof as dp
+from cases import same_state
 from driftproof.distributed import Distributed
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -49,7 +50,7 @@ def assert_equal_to_single_process(by_rank, single):
             assert (actual is None) == (expected is None)
             assert actual is None or actual == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True)
         assert result["state"].keys() == single["state"].keys()
-        torch.testing.assert_close(result["state"], single["state"], **TOLERANCE)
+        torch.testing.assert_close(result["state"], single["state"], equal_nan=True, **TOLERANCE)
 
 
 @pytest.mark.parametrize("scenario", worker.SCENARIOS)
@@ -64,8 +65,7 @@ def test_state_is_bitwise_equal_on_all_ranks(results, scenario):
     _, _, world_size = worker.SCENARIOS[scenario]
     first = results[0][scenario]["state"]
     for rank in range(1, world_size):
-        other = results[rank][scenario]["state"]
-        assert all(torch.equal(first[name], other[name]) for name in first)
+        assert same_state(first, results[rank][scenario]["state"])
 
 
 def test_scenarios_cover_uneven_splits_partial_selection_and_skips(results):
@@ -78,7 +78,19 @@ def test_scenarios_cover_uneven_splits_partial_selection_and_skips(results):
     assert any(mask.any() for mask in first["selected"])
     assert not any(mask.any() for mask in second["selected"])
     assert first["skipped"][3] == "nothing was selected"
-    assert results[0]["NaN"]["skipped"].count("NaN or Inf in the images") == 1
+    reasons = [reason for reason in results[0]["NaN"]["skipped"] if reason is not None]
+    assert sum(reason.startswith("NaN or Inf in the images") for reason in reasons) == 1
+
+
+def test_ranks_with_bad_images_keep_the_same_state(results):
+    first, second = (results[rank]["adapt_to_bad_images"] for rank in (0, 1))
+    assert same_state(first["state"], second["state"])
+    assert first["skipped"] == second["skipped"]
+    assert [reason is not None for reason in first["skipped"]] == [False, False, False, True, False]
+    assert first["logits"][1].isfinite().all()
+    assert second["logits"][1][:-1].isfinite().all()
+    assert second["logits"][1][-1].isnan().all()
+    assert first["logits"][3].isnan().all()
 
 
 def test_ranks_resume_from_states_of_ranks_and_of_single_process(results):
@@ -188,7 +200,7 @@ def test_state_saved_after_failure_loads_in_single_process(results):
     adapter = dp.eata(worker.make_model("wide_resnet"), lr=0.1, fisher=0.0, select=select).load(survivor["path"])
     state = adapter.state_dict()
     assert json.loads(bytes(state["meta"].tolist()))["counters"]["index"] == 2
-    assert all(torch.equal(state[name], tensor) for name, tensor in survivor["state"].items())
+    assert same_state({name: state[name] for name in survivor["state"]}, survivor["state"])
 
 
 # --- single process -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
-from cases import adapter_for, batches, same_state, source_data, state_of
+from cases import adapter_for, batches, same_but_batch_count, same_state, source_data, state_of
 from driftproof import kernels
 from driftproof.adapter import Method, copies, engines
 from driftproof.adapter import storage as storage_module
@@ -233,7 +233,7 @@ class SteepEntropy(dp.losses.Entropy):
 )
 def test_optimizer_may_replace_or_create_tensors(choices):
     """A step that is undone moves tensors, and all static steps begin anew: so the stream ends with good batches."""
-    stream = [*faulty_stream(), *batches(6, seed=2)]
+    stream = [*faulty_stream(), *batches(7, seed=2)]
     assert_engines_agree(partial(compose_adapter, **choices), stream, num_static_steps=1)
 
 
@@ -377,7 +377,7 @@ def test_random_numbers_follow_good_batches():
     with_nan = [*stream[:5], stream[5] * torch.nan, *stream[5:]]
     expected = adapt(EagerEngine, stream)
     assert same_state(expected, adapt(StaticEngine, stream))
-    assert same_state(expected, adapt(StaticEngine, with_nan))
+    assert same_but_batch_count(expected, adapt(StaticEngine, with_nan))
 
 
 # --- teacher, index and schedule --------------------------------------------------------------------------------------
@@ -424,20 +424,20 @@ def teacher_of(adapter):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nan_batch_leaves_teacher_unchanged(choices, engine):
     """NaN in the images, and in the loss of finite images."""
-    choices = choices | {"select": None, "optimizer": partial(torch.optim.SGD, lr=0.5)}
+    choices = choices | {"select": None, "optimizer": partial(torch.optim.SGD, lr=0.5), "guard": ()}
     adapter, clean = compose_adapter(engine, **choices), compose_adapter(engine, **choices)
     stream = batches(6)
     run(adapter, stream[:4])
     before = teacher_of(adapter)
     assert not same_state(before, dict(adapter.source.model.state_dict())), "the teacher moves"
-    faults = [stream[0] * torch.nan, *([stream[0] + 10] if "teacher" not in choices else [])]
+    faults = [stream[0] * torch.nan, *([stream[0] + 5.2] if "teacher" not in choices else [])]
     for images in faults:
         adapter(images)
         assert adapter.last.skipped.startswith("NaN")
         assert same_state(before, teacher_of(adapter))
     run(adapter, stream[4:])
     run(clean, stream)
-    assert same_state(state_of(clean), state_of(adapter))
+    assert same_but_batch_count(state_of(clean), state_of(adapter))
 
 
 class IndexLog(dp.selection.Selection):
@@ -485,7 +485,7 @@ def test_lr_schedule_equals_learning_rate_set_by_hand(optimizer, tolerance, engi
         by_hand(images)
         steps += by_hand.last.stepped
         scheduled(images)
-    assert steps == 11
+    assert steps == 12
     for name, parameter in scheduled.trainable_parameters.items():
         expected = by_hand.trainable_parameters[name]
         torch.testing.assert_close(parameter, expected, rtol=tolerance, atol=tolerance)
@@ -677,7 +677,7 @@ def test_component_buffers_are_on_the_device_of_the_model(monkeypatch):
         **choices,
     )
     assert {buffer.device.type for buffer in adapter.state.buffers()} == {"meta"}
-    assert len(list(adapter.state.components.buffers())) == 4
+    assert len(list(adapter.state.components.buffers())) == 5
 
 
 def test_at_most_max_shapes_have_static_steps():
@@ -779,8 +779,8 @@ def failing_capture(monkeypatch):
 
 def test_failing_capture_falls_back_to_eager_with_one_warning(failing_capture):
     stream = faulty_stream()
-    expected = run(make_adapter("tent", engine=EagerEngine), stream)
-    adapter = make_adapter("tent")
+    expected = run(make_adapter("tent", engine=EagerEngine, guard=()), stream)
+    adapter = make_adapter("tent", guard=())
     assert isinstance(adapter._engine, AutoEngine)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

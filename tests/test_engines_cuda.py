@@ -343,7 +343,7 @@ def test_lr_schedule_keeps_the_graph_and_equals_learning_rate_set_by_hand(optimi
         steps += by_hand.last.stepped
         scheduled(images)
         graphs.append(set(scheduled._engine._graphs))
-    assert steps == 11
+    assert steps == 12
     for name, parameter in scheduled.trainable_parameters.items():
         torch.testing.assert_close(parameter, by_hand.trainable_parameters[name], rtol=1e-5, atol=1e-5)
     assert [len(held) for held in graphs] == [0, 0, *[1] * 7, *[2] * 5]

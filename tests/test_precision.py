@@ -82,7 +82,13 @@ def test_bf16_weights_keep_their_addresses(which):
 
 def test_source_precision_holds_for_the_frozen_network_alone():
     rounded, exact = (
-        make_adapter("tent+crowd", source_precision=precision, select=dp.ConfidenceDifference(margin=-0.2), lr=1e-2)
+        make_adapter(
+            "tent+crowd",
+            source_precision=precision,
+            select=dp.ConfidenceDifference(margin=-0.2),
+            novelty="confidence_difference",
+            lr=1e-2,
+        )
         for precision in ("bf16", None)
     )
     seen = {network: [] for network in (rounded.network, rounded.source)}

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_public_names_are_exactly_these():
     selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
-    classes = f"EMA Adapter Alarm Event Problem Record StepResult {selections}"
-    functions = "bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
-    choices = "after gradients losses memories outputs regularizers scopes selection statistics"
+    classes = f"EMA Adapter Alarm Event Health Problem Record StepResult {selections}"
+    functions = "adapt bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
+    choices = "after gradients guards losses memories outputs regularizers scopes selection statistics"
     modules = f"augment errors methods scores testing {choices}"
     expected = f"{classes} {functions} {modules}".split()
     assert sorted(dp.__all__) == sorted(expected)

@@ -199,7 +199,7 @@ def make_visits(count, seed=0):
         logits = torch.randn(2, CLASSES, *labels.shape[1:], generator=random)
         novelty = truncate(torch.randn(labels.shape, generator=random))
         selected = torch.rand(labels.shape, generator=random) < 0.7
-        yield logits, make_batch(labels), Record(selected, novelty, objective=torch.tensor(1.0))
+        yield logits, make_batch(labels), Record(selected, novelty, torch.zeros(2, dtype=torch.bool), torch.tensor(1.0))
 
 
 def mean_iou_of(visits):
@@ -265,7 +265,7 @@ def test_pixel_novelty_and_rejection_equal_scikit_learn():
 
 def test_rejection_is_nan_where_nothing_is_selected():
     visits = [
-        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty))
+        (logits, batch, Record(torch.zeros_like(record.selected), record.novelty, record.quarantined))
         for logits, batch, record in make_visits(3)
     ]
     found = compute_metric("pixels", visits)

@@ -26,7 +26,7 @@ from driftproof.outputs import (
 )
 from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.selection import IgnorePadding, SampleWeights, Selection
-from driftproof.statistics import TTN, Batch, Blend, Source, Statistics
+from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.testing import check_component
 from networks import GroupNormNet
 
@@ -66,6 +66,7 @@ SHIPPED = [
     IgnorePadding(),
     Batch(of=dp.ConfidenceAbove(0.25, network="source")),
     Blend(0.5, momentum=0.1, start="source"),
+    Auto(),
     Source(),
     TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4, augment=shifted),
 ]

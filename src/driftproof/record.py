@@ -19,7 +19,7 @@ def skip_reason(
     Args:
         finite: Whether every number of the step was finite.
         has_signal: Whether there was anything to learn.
-        images: Whether the images were finite.
+        images: Whether any image was good.
         logits: Whether the model's logits were.
         loss: Whether the loss was.
         held_back: Whether learning is held back.
@@ -28,7 +28,9 @@ def skip_reason(
         return "learning is held back, by a guard or because classes come one by one"
     if finite:
         return None if has_signal else "nothing was selected"
-    for name, is_finite in (("images", images), ("model's logits", logits), ("loss", loss)):
+    if not images:
+        return "NaN or Inf in the images, or values far outside the stream"
+    for name, is_finite in (("model's logits", logits), ("loss", loss)):
         if not is_finite:
             return f"NaN or Inf in the {name}"
     return "NaN or Inf in the gradient or the updated parameters"

@@ -167,7 +167,8 @@ class _ForbidSync(TorchDispatchMode):
 
 
 def _make_adapter(model: nn.Module, choice: str, component: Component) -> Adapter:
-    options: dict[str, Any] = {"statistics": Batch(), "loss": Entropy(), "teacher": EMA(0.9), choice: component}
+    options: dict[str, Any] = {"statistics": Batch(), "loss": Entropy(), "teacher": EMA(0.9), "guard": ()}
+    options[choice] = component
     make_optimizer = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
     return Adapter(model, scope=everything(), mean_entropy=0.1, optimizer=make_optimizer, engine="eager", **options)
 

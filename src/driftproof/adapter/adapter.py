@@ -163,7 +163,7 @@ class Adapter(nn.Module):
             self.method = Method(
                 scope=scope,
                 statistics=resolve_statistics(statistics),
-                source_statistics=resolve_statistics(source_statistics),
+                source_statistics=resolve_statistics(source_statistics, "source_statistics"),
                 loss=copied(loss),
                 select=copied(select),
                 mean_entropy=mean_entropy,

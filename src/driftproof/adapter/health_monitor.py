@@ -52,7 +52,7 @@ class HealthMonitor(Component):
         p, ranks = step.probabilities.detach(), step.distributed
         half = step.classes + 1
         averages = _empty(p, 2 * half + 2) if self.averages is None else self.averages
-        ours = torch.cat([mean_prediction(p, ranks), ranks.mean(selected.to(p.dtype).mean()).reshape(1)])
+        ours = torch.cat([mean_prediction(p, ranks), ranks.mean(selected.to(p.dtype)).reshape(1)])
         source = _compare(step.logits.detach(), step.source_logits, ranks) if step.used_source else averages[half:-2]
         now = torch.cat([ours, source, averages[-2:]])
         samples = ranks.global_count(selected.numel())
@@ -105,7 +105,7 @@ def _empty(like: Tensor, size: int) -> Tensor:
 def _compare(logits: Tensor, source_logits: Tensor, distributed: Distributed) -> Tensor:
     """The frozen network's mean prediction (C), and the share of predictions that differ from its own."""
     mean = mean_prediction(log_probabilities(source_logits).exp(), distributed)
-    differ = (logits.argmax(dim=1) != source_logits.argmax(dim=1)).to(mean.dtype).mean()
+    differ = (logits.argmax(dim=1) != source_logits.argmax(dim=1)).to(mean.dtype)
     return torch.cat([mean, distributed.mean(differ).reshape(1)])
 
 
@@ -114,4 +114,4 @@ def _diversity(logits: Tensor, distributed: Distributed) -> Tensor:
 
 
 def _mean_entropy(logits: Tensor, distributed: Distributed) -> Tensor:
-    return distributed.mean(entropy(log_probabilities(logits)).mean())
+    return distributed.mean(entropy(log_probabilities(logits)))

@@ -47,6 +47,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mean_entropy_over": ("selected", "batch"),
     "output": tuple(_OUTPUTS),
     "statistics": ("auto",),
+    "source_statistics": ("auto",),
     "engine": ("auto", "eager", "compile", "graph"),
     "precision": (None, "fp32", "tf32", "bf16"),
     "source_precision": (None, "bf16"),
@@ -234,10 +235,10 @@ def resolve_novelty(novelty: str | Novelty | None) -> Novelty:
     return copy.deepcopy(novelty, memo={}) if isinstance(novelty, Component) else novelty
 
 
-def resolve_statistics(statistics: str | Statistics | None) -> Statistics | None:
+def resolve_statistics(statistics: str | Statistics | None, choice: str = "statistics") -> Statistics | None:
     """The rule of a name; a rule is copied."""
     if isinstance(statistics, str):
-        _check_choice("statistics", statistics)
+        _check_choice(choice, statistics)
         return Auto()
     return copy.deepcopy(statistics, memo={})
 

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.components import Component
+from driftproof.distributed import Distributed
 from driftproof.network import Network
 
-__all__ = ["Quarantine"]
+__all__ = ["Quarantine", "replace_bad"]
 
 _FACTOR = 10.0
 _MOMENTUM = 0.1
@@ -19,6 +20,7 @@ class Quarantine(Component):
     An image is far outside if its largest absolute value is more than ten times the usual one, the moving median over
     the stream. In a batch of eight or more, the majority is right: if most images are outside, the stream has changed.
     A replaced image gets no answer and is not learned from; statistics, loss and memory see the good image twice.
+    A batch without a good image becomes NaN, so the step is undone.
 
     Attributes:
         scale: The usual largest absolute value of an image; zero before the first batch.
@@ -34,24 +36,34 @@ class Quarantine(Component):
         """Forget the stream."""
         self.scale = torch.zeros_like(self.scale)
 
-    def replace_bad(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch without its bad images, and a mask of the good ones, (N,)."""
+    def judge(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a mask of the good images, (N,), and the largest absolute value of each image."""
         largest = images.detach().flatten(1).abs().amax(dim=1).to(self.scale.dtype)
         finite = largest.isfinite()
-        median = _median(largest, finite)
-        usual = torch.where(self.scale > 0, self.scale, median)
+        usual = torch.where(self.scale > 0, self.scale, _median(largest))
         good = finite & ((largest <= _FACTOR * usual) | (usual == 0))
         if len(images) >= _CROWD:
             good = torch.where(2 * good.sum() < finite.sum(), finite, good)
+        return good, largest
+
+    def update(self, largest: Tensor, distributed: Distributed) -> None:
+        """Follow the scale of the stream, over the images of all ranks."""
+        median = distributed.map_global_batch(largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows))[0]
+        usual = torch.where(self.scale > 0, self.scale, median)
         # Limited, so that one image cannot move it far; a lasting change moves it within some batches.
-        now = torch.where(usual > 0, torch.minimum(median, _FACTOR * usual), median)
-        self.scale = torch.where(finite.any(), torch.lerp(usual, now, _MOMENTUM), self.scale)
-        stand_in = images.index_select(0, good.to(torch.int64).argmax().reshape(1))
-        return torch.where(good.view(-1, *[1] * (images.ndim - 1)), images, stand_in), good
+        now = torch.minimum(median, _FACTOR * usual)
+        self.scale = torch.where(median > 0, torch.lerp(usual, now, _MOMENTUM), self.scale)
 
 
-def _median(values: Tensor, valid: Tensor) -> Tensor:
-    """The lower median of the valid values, without a branch; zero if there are none."""
+def replace_bad(images: Tensor, good: Tensor) -> Tensor:
+    """Return the batch with its first good image in the place of the bad ones; all NaN if none is good."""
+    stand_in = images.index_select(0, good.to(torch.int64).argmax().reshape(1)).where(good.any(), torch.nan)
+    return images.where(good.view(-1, *[1] * (images.ndim - 1)), stand_in)
+
+
+def _median(values: Tensor) -> Tensor:
+    """The lower median of the finite values above zero, without a branch; zero if there are none."""
+    valid = values.isfinite() & (values > 0)  # a black image says nothing about the scale
     ordered = torch.where(valid, values, torch.inf).sort().values
     median = ordered.gather(0, ((valid.sum() - 1).clamp(min=0) // 2).reshape(1))[0]
     return torch.where(valid.any(), median, torch.zeros_like(median))

@@ -14,6 +14,7 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
+from driftproof.adapter.quarantine import replace_bad
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.adapter.tensor_list import are_finite
@@ -50,8 +51,9 @@ def train_step(
     make_step = make_step or state.make_step
     before = state.storage.backup()
     try:
-        images, good = state.quarantine.replace_bad(images)
-        step = make_step(images)
+        good, largest = state.quarantine.judge(images)
+        step = make_step(replace_bad(images, good))
+        state.quarantine.update(largest, state.distributed)
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
@@ -128,7 +130,8 @@ def _learn(
         good = finite & objective.has_signal & ~held_back
         stepped = good & due
 
-        # Keep it, or none of it.
+        # Keep it, or none of it. A batch without a good image is undone, but what it shows of the scale is kept.
+        before.keep_buffers_where(finite | ~state.distributed.all_true(images_ok), ["quarantine"])
         before.keep_buffers_where(finite, ["memory"])
         before.keep_buffers_where(stepped, state.after_names)
         for component in method.components.values():
@@ -146,7 +149,7 @@ def _learn(
         selected = objective.selected if learn_from is step else _per_sample(good_images, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
         state.health.update(step, selected)
-        before.keep_buffers_where(finite, ["health", "quarantine"])
+        before.keep_buffers_where(finite, ["health"])
         flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
         result = _answer(
@@ -160,13 +163,14 @@ def _learn(
 def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
     finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
+    before.keep_buffers_where(finite | ~images_ok, ["quarantine"])
     for component in method.components.values():
         component.on_batch(step)
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
     nothing, yes = torch.zeros_like(step.weights, dtype=torch.bool), torch.ones_like(finite)
     state.health.update(step, nothing)
-    before.keep_buffers_where(finite, ["health", "quarantine"])
+    before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
     result = _answer(state, step.output, nothing, novelty, good_images, None, outcome)
     before.commit()

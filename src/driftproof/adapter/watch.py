@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
+from driftproof.adapter.quarantine import replace_bad
 from driftproof.adapter.state import State, Weights
 from driftproof.health import Health
 from driftproof.record import StepResult
@@ -73,16 +74,17 @@ class Watch:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1
         self._actions = []
-        interval = _MEASURE_SMALL if len(images) < _SMALL else _MEASURE
+        is_small = self._state.distributed.global_count(len(images)) < _SMALL
+        interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
         if measures:
-            self._measure(images, result.logits)
+            self._measure(images, result)
         if measures or number % _LOOK == 0:
             self._look()
         logits, record = result
         if self._is_before("falls_back_until"):
             self._actions.append("fell back")
-            logits = self._predict_frozen(images)
+            logits = self._predict_frozen(images, ~record.quarantined)
         return StepResult(logits, replace(record, actions=tuple(self._actions))) if self._actions else result
 
     def _look(self) -> None:
@@ -94,36 +96,28 @@ class Watch:
         self._state.guard_counters["of_training"] = int(health.blames_statistics)
 
     @torch.no_grad()
-    def _measure(self, images: Tensor, logits: Tensor) -> None:
-        source = self._state.source
-        images, _ = self._replace_bad(images)
+    def _measure(self, images: Tensor, result: StepResult) -> None:
+        source, good = self._state.source, ~result.record.quarantined
+        images = replace_bad(images, good)
         same = source(images)
         with source.statistics_of_training():
             trained = source(images)
         source.rollback()
+        logits = result.logits.where(_broadcast(good, same), same)
         distance = self._state.distance() if self._state.names else logits.new_zeros(())
-        self._state.health.measure(
-            logits.where(logits.isfinite(), 0.0), same, trained, distance, self._state.distributed
-        )
+        self._state.health.measure(logits, same, trained, distance, self._state.distributed)
 
     @torch.no_grad()
-    def _predict_frozen(self, images: Tensor) -> Tensor:
+    def _predict_frozen(self, images: Tensor, good: Tensor) -> Tensor:
         source = self._state.source
-        images, good = self._replace_bad(images)
+        images = replace_bad(images, good)
         if self._state.guard_counters.get("of_training"):
             with source.statistics_of_training():
                 logits = source(images)
         else:
             logits = source(images)
         source.rollback()
-        return logits.where(good.view(-1, *[1] * (logits.ndim - 1)), torch.nan)
-
-    def _replace_bad(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        quarantine = self._state.quarantine
-        before = quarantine.scale
-        replaced = quarantine.replace_bad(images)
-        quarantine.scale = before  # the step has seen this batch already
-        return replaced
+        return logits.where(_broadcast(good, logits), torch.nan)
 
     # --- what guards may do -------------------------------------------------------------------------------------------
 
@@ -162,3 +156,7 @@ class Watch:
         self._state.restore_weights(snapshot)
         self._state.health.clear()
         self._actions.append("rolled back")
+
+
+def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (like.ndim - 1))

@@ -83,7 +83,7 @@ class BatchNormHook(nn.Module):
     def _call(
         self, layer: BatchNorm, inputs: tuple[Tensor, ...], named: dict[str, Any]
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]] | None:
-        if self.settings.of_training:
+        if self.uses_training:
             self.restore()
             return None
         # Most models pass a layer its input by position, some by name.
@@ -98,6 +98,11 @@ class BatchNormHook(nn.Module):
             buffers = self.layer._buffers
             buffers["running_mean"], buffers["running_var"] = self._swapped
             self._swapped.clear()
+
+    @property
+    def uses_training(self) -> bool:
+        """Whether the layer normalizes with the statistics of its training in this pass, having some."""
+        return self.settings.of_training and self.source_statistics[0] is not None
 
     @property
     def tracks_stream(self) -> bool:
@@ -119,7 +124,7 @@ def hooked_forward(
 ) -> Tensor:  # models may call it by torch's name
     """The forward of a plain batch-norm layer under a hook."""
     layer._check_input_dim(input)  # type: ignore[no-untyped-call]
-    if hook.settings.of_training:
+    if hook.uses_training:
         return type(layer).forward(layer, input)
     return hook.normalize(layer, input)
 

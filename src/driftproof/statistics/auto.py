@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.components import Step
+from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities, mean_prediction, upcast
@@ -78,14 +79,14 @@ class Auto(InterpolatedStatistics):
         """The same for all layers."""
         return self.alpha
 
-    def momentum_for(self, x: Tensor, ranks: int) -> float:
+    def momentum_for(self, x: Tensor, distributed: Distributed) -> float:
         """The number of images over `window`, at most 1."""
         positions = math.prod(x.shape[2:])
-        return min(1.0, x.shape[0] * ranks * max(1.0, positions / _PIXELS) / self.window)
+        return min(1.0, distributed.global_count(x.shape[0]) * max(1.0, positions / _PIXELS) / self.window)
 
     def trust(self, step: Step) -> Tensor | float:
         """α relative to `share`, and less for fewer than `window` images."""
-        images = step.images.shape[0] * step.distributed.size
+        images = step.distributed.global_count(step.images.shape[0])
         size = min(1.0, (images - 1) / max(1, self.window - 1))
         return size * (self.alpha[0] / self.share if self.share else 0.0)
 
@@ -99,7 +100,7 @@ class Auto(InterpolatedStatistics):
         if logits.ndim > 2:
             self.alpha = torch.full_like(self.alpha, self.share)
             return
-        count, classes = logits.shape[0] * step.distributed.size, logits.shape[1]
+        count, classes = step.distributed.global_count(logits.shape[0]), logits.shape[1]
         now = mean_prediction(logits.softmax(dim=1), step.distributed)
         overall = torch.full_like(now, 1.0 / classes) if self.overall is None else self.overall
         self.overall = torch.lerp(overall, now, count / (count + _MEMORY))
@@ -114,8 +115,8 @@ class Auto(InterpolatedStatistics):
         size = min(1.0, count / self.window)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
         alpha = (self.alpha + change).clamp(0.0, self.share).to(self.alpha.dtype)
-        entropies = entropy(log_probabilities(logits)).mean()
-        self.alpha = torch.where(self._doubt(step.distributed.mean(entropies), math.log(classes), size), 0.0, alpha)
+        entropies = step.distributed.mean(entropy(log_probabilities(logits)))
+        self.alpha = torch.where(self._doubt(entropies, math.log(classes), size), 0.0, alpha)
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
         """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.

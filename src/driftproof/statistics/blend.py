@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftproof.components import Component
+from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.kernels import interpolated_batch_norm, is_supported, traced_interpolated_batch_norm
 from driftproof.network import BatchNormHook
@@ -44,8 +45,8 @@ class InterpolatedStatistics(Statistics):
         """The share of the batch in the `index`-th batch-norm layer, per channel or for all."""
         raise NotImplementedError
 
-    def momentum_for(self, x: Tensor, ranks: int) -> float:
-        """The share of the batch in running statistics, for a layer's input on each of `ranks` ranks."""
+    def momentum_for(self, x: Tensor, distributed: Distributed) -> float:
+        """The share of the batch in running statistics, for a layer's input."""
         assert self.momentum is not None  # only asked where running statistics are kept
         return self.momentum
 
@@ -125,7 +126,7 @@ class _BlendHook(BatchNormHook):
         compiling = torch.compiler.is_compiling()
         function = traced_interpolated_batch_norm if compiling else interpolated_batch_norm
         running = self.mean is not None and statistics.momentum is not None
-        share = statistics.momentum_for(x, self.distributed.size) if running else 1.0
+        share = statistics.momentum_for(x, self.distributed) if running else 1.0
         source_mean, source_variance = self.source_statistics
         assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
         stream = (None, None) if statistics.momentum is None else (self.mean, self.variance)
@@ -155,7 +156,7 @@ class _BlendHook(BatchNormHook):
             mean, variance, share = batch_mean, batch_variance, 1.0
             if statistics.momentum is not None:
                 if self.mean is not None and self.variance is not None:
-                    share = statistics.momentum_for(x, self.distributed.size)
+                    share = statistics.momentum_for(x, self.distributed)
                     mean = torch.lerp(self.mean, batch_mean, share)
                     variance = torch.lerp(self.variance, batch_variance, share)
                 # The first pass over a batch counts; a second one (an augmented copy) does not.
