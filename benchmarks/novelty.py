@@ -55,6 +55,12 @@ _AGAINST = {"known": "all known", "right": "right"}
 """What unknown ones are told from: everything known, or what is predicted right."""
 
 _MEASURES = {"auroc": "AUROC", "fpr": "FPR@TPR95"}
+_INTRODUCTION = (
+    "How well each score tells unknown images or pixels from known ones, in percent: the mean over the domains of a",
+    "round. Scores without a prefix are the frozen network's; they are the same for all methods with the same batch-norm",
+    "statistics. `a + b` sums scores that are standardized over the batch. The best single score of a method is bold.",
+    "The last column is how far a score is from it at worst. `benchmarks/novelty.py` measures it.",
+)
 
 
 def build_adapter(
@@ -187,9 +193,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 def summarize(folder: Path) -> str:
     """Return tables of all results in a folder, as Markdown."""
-    lines = ["# Novelty scores", "", *__doc__.splitlines()[5:]] if __doc__ else []
+    lines = ["# Novelty scores", "", *_INTRODUCTION]
     for images in SETS:
         runs = {name: _read(path) for name in METHOD_NAMES if (path := folder / f"{images}-{name}.jsonl").exists()}
+        missing = [name for name in METHOD_NAMES if name not in runs]
+        lines += ["", f"Not measured on {images}: {', '.join(missing)}."] if missing else []
         if not runs:
             continue
         protocol = next(iter(runs.values()))[0]

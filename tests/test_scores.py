@@ -98,8 +98,8 @@ def run(adapter, images):
     return adapter.last.novelty
 
 
-@pytest.mark.parametrize(("make", "name"), [(crowd, "cosine"), (dp.bn_adapt, "cosine"), (dp.tent, "adapted_cosine")])
-def test_default_is_the_cosine_of_the_best_network_that_runs_anyway(make, name, model, monkeypatch):
+@pytest.mark.parametrize(("make", "name"), [(crowd, "cosine"), (dp.bn_adapt, "cosine"), (dp.tent, "adapted_energy")])
+def test_default_is_the_best_score_that_costs_no_pass(make, name, model, monkeypatch):
     adapter, stream = make(model, guard=()), batches(3)
     if make is not crowd:
         monkeypatch.setattr(adapter.source, "forward", lambda images: pytest.fail("the frozen network ran"))
@@ -119,10 +119,10 @@ class Gated(nn.Module):
         return self.head(features * self.gate(features.flatten(1)).sigmoid()[..., None, None]).flatten(1)
 
 
-@pytest.mark.parametrize("network", [Gated, SegmentationNet])
-def test_default_is_the_energy_without_a_linear_classifier(network):
+@pytest.mark.parametrize(("network", "name"), [(Gated, "entropy"), (SegmentationNet, "msp")])
+def test_default_without_a_linear_classifier_is_a_score_of_logits(network, name):
     network, stream = randomize(network()), list(torch.rand(3, 4, 3, 16, 16))
-    assert torch.equal(run(crowd(network), stream), run(crowd(network, novelty="energy"), stream))
+    assert torch.equal(run(crowd(network), stream), run(crowd(network, novelty=name), stream))
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 50.0]))

@@ -190,10 +190,11 @@ class Cosine(NoveltyScore):
 
 
 class Unfamiliarity(NoveltyScore):
-    """The default: the cosine score where the classifier is linear, else the energy.
+    """The default: the best score measured of those that cost no forward pass.
 
-    It is the frozen network's where the method compares with it or learns nothing, else the adapted network's: it never
-    costs a pass.
+    Where the method compares with the frozen network, or learns nothing, it is the frozen network's: the cosine score
+    if the classifier is linear, else the entropy, and for pixels 1 − the largest probability. Other methods get the
+    adapted network's energy, and for pixels 1 − the largest probability; `"cosine"` is better there and costs a pass.
     """
 
     needs_features = True
@@ -201,12 +202,19 @@ class Unfamiliarity(NoveltyScore):
 
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
-        frozen = step.used_source and step.at_source is not True
-        network, logits = (step.source, step.source_logits) if frozen else (step.network, step.logits)
-        rows = network.classifier_rows if (step.has_source_features if frozen else step.has_features) else None
-        features = None if rows is None else step.source_features if frozen else step.features
-        if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
+        learned = step.at_source is not True
+        logits = step.source_logits if learned and step.used_source else step.logits
+        if logits.ndim > 2:
+            return msp(logits)
+        if learned and not step.used_source:
             return energy(logits)
+        network, has_features = (
+            (step.source, step.has_source_features) if learned else (step.network, step.has_features)
+        )
+        features = (step.source_features if learned else step.features) if has_features else None
+        rows = network.classifier_rows
+        if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
+            return entropy(logits)
         return cosine(features, rows)
 
 
