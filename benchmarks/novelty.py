@@ -57,7 +57,7 @@ _AGAINST = {"known": "all known", "right": "right"}
 _MEASURES = {"auroc": "AUROC", "fpr": "FPR@TPR95"}
 _INTRODUCTION = (
     "How well each score tells unknown images or pixels from known ones, in percent: the mean over the domains of a",
-    "round. Scores without a prefix are the frozen network's; they are the same for all methods with the same batch-norm",
+    "round. Scores without a prefix are the frozen network's, equal for all methods with the same batch-norm",
     "statistics. `a + b` sums scores that are standardized over the batch. The best single score of a method is bold.",
     "The last column is how far a score is from it at worst. `benchmarks/novelty.py` measures it.",
 )
