@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_batch_count, same_state, shifted, source_data, state_of
+from cases import adapter_for, batches, same_but_batch_count, shifted, source_data, state_of
 from driftproof.norms import batch_norms
 from networks import CONTRACT_NETWORKS, WideResNet, build, randomize
 

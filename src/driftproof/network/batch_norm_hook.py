@@ -22,8 +22,10 @@ class PassSettings:
         of_training: Whether every layer normalizes with the statistics of its training.
     """
 
-    mask: Tensor | None = None
-    of_training = False
+    def __init__(self) -> None:
+        # On the instance, since compiled code is compiled anew when an attribute comes into being.
+        self.mask: Tensor | None = None
+        self.of_training = False
 
 
 class BatchNormHook(nn.Module):

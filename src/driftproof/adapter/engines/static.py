@@ -46,6 +46,8 @@ class StaticStep:
         made: list[Step] = []
 
         def make_step(images: Tensor) -> Step:
+            if not made:
+                images = self.images.copy_(images)  # bad images were replaced; the batch stays in its place
             step = state.make_step(images, self.generator, self.side_stream)
             made.append(step)
             if self.uses_source:
