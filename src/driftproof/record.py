@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -156,5 +156,7 @@ class StepResult(NamedTuple):
         record, outcome = self.record, self.record.outcome
         if isinstance(outcome, LazyOutcome):
             outcome = LazyOutcome(outcome.flags.clone())
-        tensors = {name: tensor.clone() for name, tensor in vars(record).items() if isinstance(tensor, Tensor)}
+        tensors: dict[str, Any] = {
+            name: tensor.clone() for name, tensor in vars(record).items() if isinstance(tensor, Tensor)
+        }
         return StepResult(self.logits.clone(), replace(record, outcome=outcome, **tensors))

@@ -162,7 +162,7 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             self.method = Method(
                 scope=scope,
-                statistics=resolve_statistics(statistics),
+                statistics=resolve_statistics(statistics),  # type: ignore[arg-type]  # Method refuses None
                 source_statistics=resolve_statistics(source_statistics, "source_statistics"),
                 loss=copied(loss),
                 select=copied(select),

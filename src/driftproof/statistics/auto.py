@@ -5,19 +5,21 @@ import math
 import torch
 from torch import Tensor, nn
 
-from driftproof.components import Step
+from driftproof.components import Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities, mean_prediction, upcast
-from driftproof.statistics.blend import InterpolatedStatistics
+from driftproof.statistics.blend import BlendHook, InterpolatedStatistics
 
 __all__ = ["Auto"]
 
-_START, _RISE, _LOW = 0.1, 0.4, 0.15
+_START, _RISE, _LOW = 0.05, 0.4, 0.15
+_SHIFT = 0.03
 _MEMORY = 5000
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
 _PIXELS = 32 * 32
+_TINY = 1e-5
 
 
 class Auto(InterpolatedStatistics):
@@ -28,7 +30,7 @@ class Auto(InterpolatedStatistics):
 
     - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
       with more than 32 × 32 positions an image counts for more.
-    - The share α of these statistics starts at 0.1 and rises by 0.4 with every balanced batch, up to `share`. Balanced
+    - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap. Balanced
       means that the entropy of the mean prediction is close to that of a stream half as the one so far, half uniform.
       The further it falls below, the further α falls, to zero: the statistics of training. Predictions are those of the
       frozen network where the method runs it. A mixture mixes classes up and hides that they were ordered, so the
@@ -36,27 +38,33 @@ class Auto(InterpolatedStatistics):
       much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches: more of the batch's
       statistics should have helped.
 
-    While α is below half of `share`, nothing is learned: steps on batches of one class forget the others. The weight of
+    The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
+    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
+    have hardly moved are better left alone.
+
+    While α is below half of its cap, nothing is learned: steps on batches of one class forget the others. The weight of
     the mean-entropy term follows α too, and falls with the number of images below `window`. Label maps hold many
-    samples each, and the classes in view change from scene to scene, so α is always `share` there.
+    samples each, and the classes in view change from scene to scene, so α is always at its cap there.
 
     Open choices taken: share, window and threshold come from two networks (WRN-40-2 with AugMix and a small ResNet) on
     clean CIFAR-10 images and the four held-out corruptions, shuffled and sorted by class.
 
     Args:
-        share: The largest α, in [0, 1].
+        share: The largest α in a stream far from training, in [0, 1].
         window: How many images make good statistics.
 
     Attributes:
         alpha: α, as a tensor of one element.
+        cap: The largest α for now, likewise.
     """
 
     alpha: Tensor
+    cap: Tensor
     doubts: Tensor
     recent: Tensor | None
     overall: Tensor | None
 
-    def __init__(self, share: float = 0.5, window: int = 128) -> None:
+    def __init__(self, share: float = 0.6, window: int = 128) -> None:
         super().__init__(momentum=1.0, start="source")
         if not 0.0 <= share <= 1.0:
             raise ConfigurationError(f"Expected `share` to be in 0..1, but got {share}.")
@@ -64,7 +72,9 @@ class Auto(InterpolatedStatistics):
             raise ConfigurationError(f"Expected `window` to be at least 1, but got {window}.")
         self.share = share
         self.window = window
+        self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
+        self.register_buffer("cap", torch.full((1,), share))
         self.register_buffer("doubts", torch.zeros(4))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
@@ -72,6 +82,7 @@ class Auto(InterpolatedStatistics):
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Start with a small share and a uniform stream."""
         self.alpha = torch.full_like(self.alpha, min(_START, self.share))
+        self.cap = torch.full_like(self.cap, self.share)
         self.doubts = torch.zeros_like(self.doubts)
         self.recent = self.overall = None
 
@@ -85,20 +96,22 @@ class Auto(InterpolatedStatistics):
         return min(1.0, distributed.global_count(x.shape[0]) * max(1.0, positions / _PIXELS) / self.window)
 
     def trust(self, step: Step) -> Tensor | float:
-        """α relative to `share`, and less for fewer than `window` images."""
+        """α relative to its cap, and less for fewer than `window` images."""
         images = step.distributed.global_count(step.images.shape[0])
         size = min(1.0, (images - 1) / max(1, self.window - 1))
-        return size * (self.alpha[0] / self.share if self.share else 0.0)
+        return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
     def can_learn(self) -> Tensor:
-        """Whether α is at least half of `share`."""
-        return self.alpha[0] >= 0.5 * self.share
+        """Whether α is at least half of its cap."""
+        return self.alpha[0] >= 0.5 * self.cap[0]
 
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
+        shift = self._measure_shift(step.network)
+        self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
         logits = upcast(step.source_logits if step.used_source else step.logits.detach())
         if logits.ndim > 2:
-            self.alpha = torch.full_like(self.alpha, self.share)
+            self.alpha = self.cap
             return
         count, classes = step.distributed.global_count(logits.shape[0]), logits.shape[1]
         now = mean_prediction(logits.softmax(dim=1), step.distributed)
@@ -114,9 +127,25 @@ class Auto(InterpolatedStatistics):
         margin = relative - threshold
         size = min(1.0, count / self.window)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
-        alpha = (self.alpha + change).clamp(0.0, self.share).to(self.alpha.dtype)
+        alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
         entropies = step.distributed.mean(entropy(log_probabilities(logits)))
         self.alpha = torch.where(self._doubt(entropies, math.log(classes), size), 0.0, alpha)
+
+    def _measure_shift(self, network: Network) -> Tensor:
+        """How far the statistics of the current pass are from those of training."""
+        hooks = [hook for hook in network.hooks if isinstance(hook, BlendHook) and hook.seen is not None]
+        if not hooks:
+            return torch.zeros_like(self.cap)
+        pairs = [(*hook.seen, *hook.source_statistics) for hook in hooks if hook.seen is not None]
+        mean, variance, source_mean, source_variance = (flatten(column) for column in zip(*pairs, strict=True))
+        sizes = tuple(len(pair[0]) for pair in pairs)
+        if self._weights is None or self._weights[0] != sizes or self._weights[1].device != mean.device:
+            per_channel = [torch.full((size,), 1.0 / (size * len(sizes)), device=mean.device) for size in sizes]
+            self._weights = (sizes, torch.cat(per_channel))
+        scale = source_variance.clamp(min=_TINY)
+        ratio = variance.clamp(min=_TINY) / scale
+        divergence = 0.5 * (ratio + (mean - source_mean) ** 2 / scale - 1 - ratio.log())
+        return (self._weights[1] * divergence).sum().to(self.cap.dtype).reshape(1)
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
         """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.

@@ -15,7 +15,7 @@ from driftproof.norms import BatchNorm
 from driftproof.statistics.base import Statistics, check_source_statistics, values_per_channel
 from driftproof.statistics.moments import StatisticsGradient, batch_moments
 
-__all__ = ["Blend", "InterpolatedStatistics", "mixture"]
+__all__ = ["Blend", "BlendHook", "InterpolatedStatistics", "mixture"]
 
 
 class InterpolatedStatistics(Statistics):
@@ -53,7 +53,7 @@ class InterpolatedStatistics(Statistics):
     def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook:
         """A hook that reads its share at every pass."""
         check_source_statistics(self, name, layer)
-        return _BlendHook(layer, self, index)
+        return BlendHook(layer, self, index)
 
 
 class Blend(InterpolatedStatistics):
@@ -86,7 +86,14 @@ class Blend(InterpolatedStatistics):
         return self.alpha
 
 
-class _BlendHook(BatchNormHook):
+class BlendHook(BatchNormHook):
+    """Normalizes one layer with the mixture.
+
+    Attributes:
+        seen: Mean and variance of the current pass before source statistics are mixed in; None before it, and without
+            running statistics.
+    """
+
     mean: Tensor | None
     variance: Tensor | None
 
@@ -94,12 +101,13 @@ class _BlendHook(BatchNormHook):
         super().__init__(layer)
         self._statistics = (statistics,)  # in a tuple: not a child of this hook
         self._index = index
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self.seen: tuple[Tensor, Tensor] | None = None
         self._alpha: Tensor | None = None
         self.register_buffer("mean", None)
         self.register_buffer("variance", None)
 
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
+        """The output of a plain layer, from one kernel where that works."""
         if values_per_channel(x) * self.distributed.size < 2:
             return type(layer).forward(layer, x)
         if self._can_fuse(layer, x):
@@ -134,10 +142,11 @@ class _BlendHook(BatchNormHook):
             x, layer.weight, layer.bias, source_mean, source_variance, *stream, alpha, share, layer.eps
         )
         if statistics.momentum is not None:
-            self._seen = self._seen or (mean, variance)
+            self.seen = self.seen or (mean, variance)
         return y
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Set the statistics of any other layer."""
         if values_per_channel(inputs[0]) * self.distributed.size < 2:
             self.restore()
             return None
@@ -160,7 +169,7 @@ class _BlendHook(BatchNormHook):
                     mean = torch.lerp(self.mean, batch_mean, share)
                     variance = torch.lerp(self.variance, batch_variance, share)
                 # The first pass over a batch counts; a second one (an augmented copy) does not.
-                self._seen = self._seen or (mean, variance)
+                self.seen = self.seen or (mean, variance)
             used_mean, used_variance = mixture(alpha, mean, variance, source_mean, source_variance)
         constants = (batch_mean, mean - source_mean, used_mean, used_variance + layer.eps, count, alpha, share)
         ranks = self.distributed if self.distributed.size > 1 else None
@@ -168,18 +177,21 @@ class _BlendHook(BatchNormHook):
         return tied, used_mean.to(source_mean.dtype), used_variance.to(source_variance.dtype)
 
     def reset(self) -> None:
-        self.mean = self.variance = self._seen = None
+        """Return to the start of running statistics."""
+        self.mean = self.variance = self.seen = None
         if self._statistics[0].momentum is not None and self._statistics[0].start == "source":
             source_mean, source_variance = self.source_statistics
             assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
             self.mean, self.variance = source_mean.clone(), source_variance.clone()
 
     def commit(self) -> None:
-        if self._seen is not None:
-            (self.mean, self.variance), self._seen = self._seen, None
+        """Keep what the last pass saw."""
+        if self.seen is not None:
+            (self.mean, self.variance), self.seen = self.seen, None
 
     def rollback(self) -> None:
-        self._seen = None
+        """Drop what the last pass saw."""
+        self.seen = None
 
 
 def mixture(
