@@ -327,8 +327,8 @@ class State(nn.Module):
     def distance(self) -> Tensor:
         """How far the weights moved from the source, relative to their norm."""
         start = flatten(self.source_parameters)
-        moved: Tensor = (flatten(self.trainable) - start).norm()
-        return moved / start.norm().clamp(min=torch.finfo(start.dtype).tiny)
+        moved, length = torch.linalg.vector_norm(flatten(self.trainable) - start), torch.linalg.vector_norm(start)
+        return moved / length.clamp(min=torch.finfo(start.dtype).tiny)
 
     def reset_components(self) -> None:
         """Return the components and the statistics of the stream to their start."""
