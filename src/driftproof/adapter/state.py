@@ -328,7 +328,8 @@ class State(nn.Module):
         """How far the weights moved from the source, relative to their norm."""
         start = flatten(self.source_parameters)
         moved, length = torch.linalg.vector_norm(flatten(self.trainable) - start), torch.linalg.vector_norm(start)
-        return moved / length.clamp(min=torch.finfo(start.dtype).tiny)
+        distance: Tensor = moved / length.clamp(min=torch.finfo(start.dtype).tiny)
+        return distance
 
     def reset_components(self) -> None:
         """Return the components and the statistics of the stream to their start."""
