@@ -12,6 +12,7 @@ HealthState = Literal["healthy", "drifting", "collapsed"]
 _COLLAPSED = {"ratio": 0.8, "with disagreement": 0.4, "disagreement": 0.55}
 _DRIFTING = {"ratio": 0.9, "with disagreement": 0.35, "disagreement": 0.45}
 _STATISTICS_GAP = 0.065
+_FEW_CLASSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Health:
 
         - collapsed: the disagreement is above 0.55, or it is above 0.4 and the ratio below 0.8, or the gap of the
           statistics is above 0.065.
-        - drifting: the disagreement is above 0.45, or it is above 0.35 and the ratio below 0.9.
+        - drifting: the disagreement is above 0.45, or it is above 0.35 and the ratio below 0.9. Where nothing is
+          compared with the frozen network: the entropy of the mean prediction is below half of ln C.
         """
         return self._judge()[0]
 
@@ -70,6 +72,11 @@ class Health:
                 return state, f"predictions concentrate on few classes, and {differ}"
             if disagreement > limits["disagreement"]:
                 return state, differ
+        if math.isnan(ratio) and self.mean_entropy < _FEW_CLASSES and self.kept > 0:
+            return (
+                "drifting",
+                "predictions concentrate on few classes, and nothing compares them with the frozen network's",
+            )
         return "healthy", None
 
     @property

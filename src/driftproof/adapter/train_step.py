@@ -148,13 +148,12 @@ def _learn(
         # The record. Nothing can fail once the counters have changed.
         selected = objective.selected if learn_from is step else _per_sample(good_images, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
-        state.health.update(step, selected)
+        learned_from = selected & finite & ~held_back
+        state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
         flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
-        result = _answer(
-            state, output, selected & finite & ~held_back, novelty, good_images, objective.loss.detach(), outcome
-        )
+        result = _answer(state, output, learned_from, novelty, good_images, objective.loss.detach(), outcome)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
