@@ -35,8 +35,8 @@ class Auto(InterpolatedStatistics):
       The further it falls below, the further α falls, to zero: the statistics of training. Predictions are those of the
       frozen network where the method runs it. A mixture mixes classes up and hides that they were ordered, so the
       threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the expected entropy. If predictions become
-      much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches: more of the batch's
-      statistics should have helped.
+      much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches, the next time for
+      twenty, and so on: more of the batch's statistics should have helped.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
@@ -75,7 +75,7 @@ class Auto(InterpolatedStatistics):
         self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
-        self.register_buffer("doubts", torch.zeros(4))
+        self.register_buffer("doubts", torch.zeros(5))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
 
@@ -150,16 +150,17 @@ class Auto(InterpolatedStatistics):
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
         """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.
 
-        `doubts` holds the moving mean entropy, the one at the last low α, the batches since then, and how many batches
-        to hold α at zero; a batch of fewer than `window` images counts as a part of one.
+        `doubts` holds the moving mean entropy, the one at the last low α, the batches since then, how many batches to
+        hold α at zero, and how often it jumped; a batch of fewer than `window` images counts as a part of one.
         """
-        average, level, since, hold = self.doubts.unbind()
+        average, level, since, hold, jumps = self.doubts.unbind()
         average = torch.where(average > 0, torch.lerp(average, entropies.to(average.dtype), size), entropies)
         is_low = self.alpha[0] < _LOW
         level, since = torch.where(is_low, average, level), torch.where(is_low, 0.0, since + size)
         jumped = ~is_low & (since <= _JUMP_WITHIN) & (average - level > _JUMP * largest)
-        hold = torch.where(jumped, _HOLD, (hold - size).clamp(min=0.0))
-        self.doubts = torch.stack([average, level, since, hold])
+        jumps = jumps + jumped
+        hold = torch.where(jumped, _HOLD * jumps, (hold - size).clamp(min=0.0))
+        self.doubts = torch.stack([average, level, since, hold, jumps])
         return hold > 0
 
 
