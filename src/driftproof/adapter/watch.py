@@ -78,7 +78,7 @@ class Watch:
         interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
         if measures:
-            self._measure(images, result)
+            result = self._measure(images, result)
         if measures or number % _LOOK == 0:
             self._look()
         logits, record = result
@@ -96,7 +96,8 @@ class Watch:
         self._state.guard_counters["of_training"] = int(health.blames_statistics)
 
     @torch.no_grad()
-    def _measure(self, images: Tensor, result: StepResult) -> None:
+    def _measure(self, images: Tensor, result: StepResult) -> StepResult:
+        """Compare with the frozen network; the record then shows it."""
         source, good = self._state.source, ~result.record.quarantined
         images = replace_bad(images, good)
         same = source(images)
@@ -106,6 +107,10 @@ class Watch:
         logits = result.logits.where(_broadcast(good, same), same)
         distance = self._state.distance() if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
+        averages = self._state.health.averages
+        if averages is None:
+            return result
+        return result._replace(record=replace(result.record, averages=averages.clone()))
 
     @torch.no_grad()
     def _predict_frozen(self, images: Tensor, good: Tensor) -> Tensor:
