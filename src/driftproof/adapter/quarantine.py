@@ -36,23 +36,19 @@ class Quarantine(Component):
         """Forget the stream."""
         self.scale = torch.zeros_like(self.scale)
 
-    def judge(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a mask of the good images, (N,), and the largest absolute value of each image."""
-        largest = images.detach().flatten(1).abs().amax(dim=1).to(self.scale.dtype)
-        finite = largest.isfinite()
-        usual = torch.where(self.scale > 0, self.scale, _median(largest))
-        good = finite & ((largest <= _FACTOR * usual) | (usual == 0))
-        if len(images) >= _CROWD:
-            good = torch.where(2 * good.sum() < finite.sum(), finite, good)
-        return good, largest
-
-    def update(self, largest: Tensor, distributed: Distributed) -> None:
-        """Follow the scale of the stream, over the images of all ranks."""
+    def judge(self, images: Tensor, distributed: Distributed) -> Tensor:
+        """Return a mask of the good images, (N,), and follow the scale of the stream over all ranks."""
+        largest = torch.linalg.vector_norm(images.detach().flatten(1), torch.inf, dim=1).to(self.scale.dtype)
+        finite = largest < torch.inf
         median = distributed.map_global_batch(largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows))[0]
         usual = torch.where(self.scale > 0, self.scale, median)
+        good = finite & (largest <= _FACTOR * usual)
+        if len(images) >= _CROWD:
+            good = torch.where(2 * good.sum() < finite.sum(), finite, good)
         # Limited, so that one image cannot move it far; a lasting change moves it within some batches.
-        now = torch.minimum(median, _FACTOR * usual)
-        self.scale = torch.where(median > 0, torch.lerp(usual, now, _MOMENTUM), self.scale)
+        moved = torch.lerp(usual, torch.minimum(median, _FACTOR * usual), _MOMENTUM)
+        self.scale = torch.where(median < torch.inf, moved, self.scale)
+        return good
 
 
 def replace_bad(images: Tensor, good: Tensor) -> Tensor:
@@ -62,8 +58,7 @@ def replace_bad(images: Tensor, good: Tensor) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    """The lower median of the finite values above zero, without a branch; zero if there are none."""
-    valid = values.isfinite() & (values > 0)  # a black image says nothing about the scale
+    """The lower median of the finite values above zero, without a branch; infinite if there are none."""
+    valid = (values > 0) & (values < torch.inf)  # a black image says nothing about the scale
     ordered = torch.where(valid, values, torch.inf).sort().values
-    median = ordered.gather(0, ((valid.sum() - 1).clamp(min=0) // 2).reshape(1))[0]
-    return torch.where(valid.any(), median, torch.zeros_like(median))
+    return ordered.gather(0, ((valid.sum() - 1).clamp(min=0) // 2).reshape(1))[0]

@@ -51,9 +51,8 @@ def train_step(
     make_step = make_step or state.make_step
     before = state.storage.backup()
     try:
-        good, largest = state.quarantine.judge(images)
+        good = state.quarantine.judge(images, state.distributed)
         step = make_step(replace_bad(images, good))
-        state.quarantine.update(largest, state.distributed)
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
