@@ -1,5 +1,6 @@
 """The public names, the documentation and the imports of the package."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -21,6 +22,7 @@ from driftproof.cli import main
 from networks import build
 
 ROOT = Path(__file__).parents[1]
+DESCRIPTORS = (property, functools.cached_property, classmethod, staticmethod)
 
 
 def test_public_names_are_exactly_these():
@@ -166,15 +168,50 @@ def test_documentation_builds(tmp_path):
 
 
 def iter_public_objects():
-    """Yield every function and class of the documented modules, with the names it may be documented under."""
+    """Yield every function, class and method that is public or in a documented module, with the names of its entry."""
     sources = (ROOT / "docs" / name for name in ("reference.md", "methods.md"))
     named = re.findall(r"^::: (driftproof\.\w+)$", "\n".join(page.read_text() for page in sources), flags=re.MULTILINE)
-    for module in (getattr(dp, name.partition(".")[2], None) or importlib.import_module(name) for name in named):
+    public = [f"driftproof.{name}" for name in dp.__all__ if inspect.ismodule(getattr(dp, name))]
+    for module_name in dict.fromkeys(["driftproof", *public, *named]):
+        module = getattr(dp, module_name.partition(".")[2], None) or importlib.import_module(module_name)
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
             if inspect.isfunction(thing) or inspect.isclass(thing):
-                place = f"{module.__name__}.{name}"
-                yield place, {place, f"{thing.__module__}.{name}"}
+                homes = {f"{module.__name__}.{name}", f"{thing.__module__}.{name}"}
+                yield f"{module.__name__}.{name}", homes
+                for member in iter_methods(thing) if inspect.isclass(thing) else ():
+                    yield f"{module.__name__}.{name}.{member}", {f"{home}.{member}" for home in homes}
+
+
+def iter_methods(cls):
+    """Yield the names of the documented methods and properties that a class defines itself."""
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and (callable(member) or isinstance(member, DESCRIPTORS)) and member.__doc__:
+            yield name
+
+
+def test_documented_thresholds_are_those_of_the_code():
+    page = (ROOT / "docs" / "safety.md").read_text()
+    assert all(f"`{guard}`" in page for guard in (dp.guards.RollBack(), dp.guards.Reset(), dp.guards.FallBack()))
+    for state, row in re.findall(r'^\| `"(collapsed|drifting)"` \| (.*) \|$', page, flags=re.MULTILINE):
+        alone, together, ratio, *gap = map(float, re.findall(r"(?:above|below) ([\d.]+)", row))
+        at_limit = [(alone, ratio, 0.0), (together, 0.0, 0.0), *((0.0, 1.0, most) for most in gap)]
+        beyond = [(alone + 0.001, 1.0, 0.0), (together + 0.001, ratio - 0.001, 0.0)]
+        beyond += [(0.0, 1.0, most + 0.001) for most in gap]
+        for indicators in [*at_limit, *beyond]:
+            names = ("disagreement", "mean_entropy_ratio", "statistics_gap")
+            health = dp.Health(**dict(zip(names, indicators, strict=True)))
+            assert (health.state == state) == (indicators in beyond), indicators
+
+
+def test_readme_quotes_the_measured_novelty():
+    page = (ROOT / "results" / "novelty" / "novelty.md").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name in ("CIFAR-10-C", "CIFAR-100-C"):
+        table = page.partition(f"## {name.replace('-', '', 1).lower()}, round 1: AUROC, unknown against all known")[2]
+        columns, *rows = ([cell.strip("* ") for cell in line.split("|")] for line in table.splitlines() if "|" in line)
+        (cosine, *_) = (dict(zip(columns, row, strict=True)) for row in rows if row[1] == "cosine")
+        assert f"{float(cosine['tent+crowd']):.1f} % on {name}" in readme
 
 
 def test_example_prints_how_to_start_it(monkeypatch, capsys):

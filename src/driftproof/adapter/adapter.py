@@ -59,9 +59,9 @@ class Adapter(nn.Module):
     """A model that keeps learning from the unlabeled stream it predicts on.
 
     Every call predicts, then takes one step. The model that is passed in is copied and never touched; a second copy
-    stays frozen as the reference θ_o (the two share what does not train). Invalid input raises a named error; a batch
-    with NaN or Inf is skipped and `last.skipped` says why. The state is unchanged in both cases, except for buffers
-    that the wrapped model writes itself.
+    stays frozen as the reference θ_o (the two share what does not train). Invalid input raises a named error; a step
+    with NaN or Inf is undone and `last.skipped` says why. The state is unchanged in both cases, except for buffers
+    that the wrapped model writes itself. A bad image among good ones is kept out (`last.quarantined`).
 
     A method is one choice for each keyword; `driftproof.methods` has the published ones, and a new one is a call of
     this. Threads may share an adapter: calls run one after the other. Use `step` to get each answer with its record.
