@@ -4,6 +4,9 @@ import hypothesis
 import pytest
 import torch
 
+from driftproof.data import digits
+from networks import train_digits_network
+
 torch.set_num_threads(1)  # the test runner already uses every core
 hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("driftproof")
@@ -35,3 +38,11 @@ _torchvision_operators = torch.library.Library("torchvision", "FRAGMENT")  # an 
 @pytest.fixture(scope="session")
 def timm(torchvision):
     return pytest.importorskip("timm")
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """A network trained on digits, and the test images with their labels."""
+    train, test = digits(train=True), digits()
+    network = train_digits_network(train.batch(range(len(train))).float() / 255, train.labels)
+    return network, test.batch(range(len(test))).float() / 255, test.labels

@@ -245,8 +245,8 @@ def resolve_statistics(statistics: str | Statistics | None, choice: str = "stati
 
 def resolve_guards(guard: Guard | Sequence[Guard] | None) -> tuple[Guard, ...]:
     """The guards of an adapter, copied: they remember its stream."""
-    given = (Warn(),) if guard is None else guard
-    return tuple(copy.deepcopy((given,) if isinstance(given, Guard) else tuple(given)))
+    given = Warn() if guard is None else guard
+    return copy.deepcopy(tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,))
 
 
 def check_engine_options(**chosen: str | None) -> None:

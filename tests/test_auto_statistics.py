@@ -1,0 +1,192 @@
+"""Statistics that choose their own share: against a slow reference, and on digits in every order and batch size."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import driftproof as dp
+from cases import batches, same_state, state_of
+from driftproof.adapter.engines import EagerEngine, StaticEngine
+from driftproof.distributed import Distributed
+from driftproof.statistics import Auto
+from fault_injection import assert_same, faulty_stream, make_adapter, run
+from networks import build
+from stubs import step_with
+
+
+def predict_only(model, statistics):
+    return dp.Adapter(model, scope=dp.scopes.nothing(), statistics=statistics)
+
+
+class SlowAuto:
+    """The trained network in double precision, with running statistics and their mixture layer by layer."""
+
+    def __init__(self, model, window):
+        *self.blocks, _, _, self.head = model
+        self.window = window
+        self.running = [(norm.running_mean.double(), norm.running_var.double()) for _, norm, _ in self.blocks]
+
+    def predict(self, x, alpha):
+        """The logits for a batch, and how far its statistics are from those of training."""
+        x, shifts, share = x.double(), [], min(1.0, len(x) / self.window)
+        for layer, (conv, norm, _) in enumerate(self.blocks):
+            x = F.conv2d(x, conv.weight.double(), stride=conv.stride, padding=1)
+            mean, variance = self.running[layer]
+            mean = (1 - share) * mean + share * x.mean((0, 2, 3))
+            variance = (1 - share) * variance + share * x.var((0, 2, 3), correction=0)
+            self.running[layer] = mean, variance
+            source_mean, source_variance = norm.running_mean.double(), norm.running_var.double()
+            ratio = variance / source_variance
+            divergence = 0.5 * (ratio + (mean - source_mean) ** 2 / source_variance - 1 - ratio.log())
+            shifts.append(divergence.mean())
+            used_mean = alpha * mean + (1 - alpha) * source_mean
+            between = alpha * (1 - alpha) * (mean - source_mean) ** 2
+            used_variance = alpha * variance + (1 - alpha) * source_variance + between
+            x = F.batch_norm(x, used_mean, used_variance, norm.weight.double(), norm.bias.double(), eps=norm.eps).relu()
+        return F.linear(x.mean((2, 3)), self.head.weight.double(), self.head.bias.double()), sum(shifts) / len(shifts)
+
+
+@pytest.mark.parametrize("size", [1, 4, 48])
+@torch.no_grad()
+def test_answers_and_cap_equal_a_slow_reference(trained, size):
+    """Also batches of one: they are normalized with running statistics, which remember 32 images."""
+    model, images, _ = trained
+    adapter, slow = predict_only(model, Auto(share=0.9, window=32)), SlowAuto(model, window=32)
+    assert float(adapter.statistics.alpha) == pytest.approx(0.05)
+    shares = []
+    for batch in (0.6 * images + 0.3).split(size)[:10]:
+        shares.append(float(adapter.statistics.alpha))
+        expected, shift = slow.predict(batch, shares[-1])
+        torch.testing.assert_close(adapter(batch).double(), expected, rtol=1e-3, atol=1e-3)
+        assert float(adapter.statistics.cap) == pytest.approx(float(0.9 * shift**2 / (shift**2 + 0.03**2)), rel=1e-3)
+        assert 0 <= float(adapter.statistics.alpha) <= float(adapter.statistics.cap)
+    assert max(shares) > 0.05, "the share rises"
+
+
+def test_momentum_follows_the_number_of_images_and_positions():
+    momentum = Auto(window=128).momentum_for
+    for shape, expected in (
+        ((1, 4, 8, 8), 1 / 128),
+        ((64, 4, 32, 32), 0.5),
+        ((200, 4), 1.0),
+        ((1, 4, 64, 64), 4 / 128),
+        ((2, 4, 512, 512), 1.0),
+    ):
+        assert momentum(torch.empty(shape), Distributed()) == pytest.approx(expected)
+
+
+def test_trust_follows_the_share_and_the_number_of_images():
+    auto = Auto(share=0.5, window=11)
+    auto.cap, auto.alpha = torch.tensor([0.4]), torch.tensor([0.1])
+    for count, expected in ((1, 0.0), (6, 0.125), (11, 0.25), (50, 0.25)):
+        assert float(auto.trust(step_with(torch.randn(count, 3)))) == pytest.approx(expected)
+    assert not auto.can_learn()
+    auto.alpha = torch.tensor([0.2])
+    assert auto.can_learn()
+
+
+def test_share_zero_is_the_source(trained):
+    model, images, _ = trained
+    adapter, source = predict_only(model, Auto(share=0.0)), dp.source(model)
+    for batch in images[:192].split(64):
+        torch.testing.assert_close(adapter(batch), source(batch), rtol=1e-4, atol=1e-4)
+
+
+# --- orders of the stream ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dim(trained):
+    """Digits with less contrast, which batch statistics undo: images with their classes mixed, and class by class."""
+    _, images, labels = trained
+    images = 0.7 * images + 0.1
+    by_class = [images[labels == number][:80] for number in range(6)]
+    return torch.stack(by_class, dim=1).flatten(0, 1), torch.cat(by_class)
+
+
+def test_mixed_classes_raise_the_share_and_let_it_learn(trained, dim):
+    adapter = dp.tent(trained[0], statistics="auto")
+    for batch in dim[0].split(60):
+        adapter(batch)
+    assert float(adapter.statistics.alpha) > 0.9 * float(adapter.statistics.cap)
+    assert float(adapter.statistics.cap) > 0.3
+    assert adapter.last.stepped
+
+
+@pytest.mark.parametrize("size", [60, 10, 1])
+def test_ordered_classes_keep_the_share_low_and_teach_nothing(trained, dim, size):
+    adapter = dp.tent(trained[0], statistics="auto", mean_entropy=0.5)
+    shares = []
+    for batch in dim[1][:: 1 if size > 1 else 8].split(size):
+        adapter(batch)
+        shares.append(float(adapter.statistics.alpha))
+        if len(shares) * size > 60:
+            assert not adapter.last.stepped
+    assert sum(shares) / len(shares) < 0.1
+
+
+def test_share_of_label_maps_is_at_its_cap():
+    adapter = dp.tent(build("segmentation"), statistics="auto")
+    for number, images in enumerate(batches(3, size=2)):
+        assert adapter(images).isfinite().all()
+        assert torch.equal(adapter.statistics.alpha, adapter.statistics.cap)
+        assert adapter.last.stepped == (number > 0), "the first batch has a small share"
+
+
+def test_reset_and_saving_midway_continue_bit_equal(trained, dim, tmp_path):
+    stream = dim[0].split(40)
+    adapter = dp.adapt(trained[0])
+    answers, _ = run(adapter, stream)
+    run(adapter.reset(), stream[:4])
+    adapter.save(tmp_path / "state")
+    other = dp.adapt(trained[0]).load(tmp_path / "state")
+    assert same_state(state_of(adapter), state_of(other))
+    for answer, images in zip(answers[4:], stream[4:], strict=True):
+        assert torch.equal(other(images), answer)
+
+
+@pytest.mark.parametrize("accumulate", [1, "auto"])
+def test_static_steps_equal_eager_ones(accumulate):
+    options = {"statistics": Auto(window=8), "accumulate": accumulate, "lr": 1e-2}
+    eager, static = (make_adapter("tent+crowd", engine=engine, **options) for engine in (EagerEngine, StaticEngine))
+    assert_same(run(eager, faulty_stream()), run(static, faulty_stream()))
+    assert same_state(state_of(eager), state_of(static))
+
+
+# --- the one call -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contrast", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("order", "size", "count"),
+    [
+        ("mixed", 64, 542),
+        ("sorted", 64, 542),
+        ("mixed", 4, 160),
+        ("sorted", 4, 160),
+        ("mixed", 1, 60),
+        ("sorted", 1, 60),
+    ],
+)
+def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, count, contrast):
+    model, images, labels = trained
+    images, labels = contrast * images[:count] + (1 - contrast) / 2, labels[:count]
+    if order == "sorted":
+        by_class = labels.argsort(stable=True)
+        images, labels = images[by_class], labels[by_class]
+    adapter = dp.adapt(model)
+    with torch.no_grad():
+        source = (model(images).argmax(1) == labels).float().mean()
+    answers = torch.cat([adapter(batch) for batch in images.split(size)])
+    assert float((answers.argmax(1) == labels).float().mean()) >= float(source) - 0.01
+
+
+@pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"window": 0}])
+def test_invalid_setting_raises(settings):
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected `"):
+        Auto(**settings)
+
+
+def test_unknown_name_of_statistics_raises():
+    with pytest.raises(dp.errors.ConfigurationError, match="Expected `statistics` to be one of auto, but got 'batch'"):
+        dp.tent(build("wide_resnet"), statistics="batch")
