@@ -1,5 +1,7 @@
 """Keeps single images out of a batch that would spoil it for the others."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -7,11 +9,23 @@ from driftproof.components import Component
 from driftproof.distributed import Distributed
 from driftproof.network import Network
 
-__all__ = ["Quarantine", "replace_bad"]
+__all__ = ["Quarantine", "Scales", "replace_bad"]
 
 _FACTOR = 10.0
 _MOMENTUM = 0.1
 _CROWD = 8
+
+
+class Scales(NamedTuple):
+    """How large the images of a batch are.
+
+    Attributes:
+        largest: The largest absolute value of each image, (N,).
+        median: The median of those that are finite and not zero; infinite if there are none.
+    """
+
+    largest: Tensor
+    median: Tensor
 
 
 class Quarantine(Component):
@@ -36,19 +50,28 @@ class Quarantine(Component):
         """Forget the stream."""
         self.scale = torch.zeros_like(self.scale)
 
-    def judge(self, images: Tensor, distributed: Distributed) -> Tensor:
-        """Return a mask of the good images, (N,), and follow the scale of the stream over all ranks."""
+    def judge(self, images: Tensor) -> tuple[Tensor, Scales]:
+        """Return a mask of the good images, (N,), and how large they are."""
         largest = torch.linalg.vector_norm(images.detach().flatten(1), torch.inf, dim=1).to(self.scale.dtype)
         finite = largest < torch.inf
-        median = distributed.map_global_batch(largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows))[0]
+        median = _median(largest)
         usual = torch.where(self.scale > 0, self.scale, median)
         good = finite & (largest <= _FACTOR * usual)
         if len(images) >= _CROWD:
             good = torch.where(2 * good.sum() < finite.sum(), finite, good)
+        return good, Scales(largest, median)
+
+    def update(self, scales: Scales, distributed: Distributed) -> None:
+        """Follow the scale of the stream over all ranks."""
+        largest, median = scales
+        if distributed.size > 1:
+            median = distributed.map_global_batch(
+                largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows)
+            )[0]
+        usual = torch.where(self.scale > 0, self.scale, median)
         # Limited, so that one image cannot move it far; a lasting change moves it within some batches.
         moved = torch.lerp(usual, torch.minimum(median, _FACTOR * usual), _MOMENTUM)
         self.scale = torch.where(median < torch.inf, moved, self.scale)
-        return good
 
 
 def replace_bad(images: Tensor, good: Tensor) -> Tensor:

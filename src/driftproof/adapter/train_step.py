@@ -51,8 +51,9 @@ def train_step(
     make_step = make_step or state.make_step
     before = state.storage.backup()
     try:
-        good = state.quarantine.judge(images, state.distributed)
+        good, scales = state.quarantine.judge(images)
         step = make_step(replace_bad(images, good))
+        state.quarantine.update(scales, state.distributed)
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
