@@ -13,7 +13,7 @@ from driftproof.predictions import entropy, log_probabilities, mean_prediction, 
 __all__ = ["HealthMonitor"]
 
 _WINDOW, _LEAST = 2000, 0.05
-_FEW, _CONCENTRATED = 32, 0.67
+_FEW, _CONCENTRATED, _MOVED = 32, 0.67, 0.4
 _COMPARED, _GAP, _ENOUGH = 0.5, 0.3, 16
 """Weights of what only extra passes show, since there are few of them. Fewer samples than `_ENOUGH` weigh less."""
 
@@ -28,18 +28,21 @@ class HealthMonitor(Component):
         compares: Whether steps run the frozen network.
         averages: The adapting network's mean prediction (C) and kept, the frozen network's (C) and disagreement, then
             distance and statistics gap; None before the first batch. `Health.from_averages` reads it.
+        trained: The moving mean prediction with the statistics of training, (C); zero before it is first measured.
     """
 
     averages: Tensor | None
+    trained: Tensor | None
     compares = False
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("averages", None)
+        self.register_buffer("trained", None)
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Forget everything; the number of classes too."""
-        self.averages = None
+        self.averages = self.trained = None
 
     def clear(self) -> None:
         """Start anew between two steps."""
@@ -52,6 +55,7 @@ class HealthMonitor(Component):
         p, ranks = step.probabilities.detach(), step.distributed
         half = step.classes + 1
         averages = _empty(p, 2 * half + 2) if self.averages is None else self.averages
+        self.trained = torch.zeros_like(averages[1:half]) if self.trained is None else self.trained
         ours = torch.cat([mean_prediction(p, ranks), ranks.mean(selected.to(p.dtype)).reshape(1)])
         source = _compare(step.logits.detach(), step.source_logits, ranks) if step.used_source else averages[half:-2]
         now = torch.cat([ours, source, averages[-2:]])
@@ -75,7 +79,7 @@ class HealthMonitor(Component):
             distance: ‖θ − θ_o‖ / ‖θ_o‖.
             distributed: The ranks that share the batch.
         """
-        if self.averages is None:
+        if self.averages is None or self.trained is None:
             return
         half = (len(self.averages) - 2) // 2
         source = self.averages[half:-2]
@@ -86,9 +90,15 @@ class HealthMonitor(Component):
         surer = _mean_entropy(source_logits, distributed) - _mean_entropy(trained_logits, distributed)
         gap = surer / math.log(max(2, logits.shape[1]))
         if samples >= _FEW:
-            # Unknown images widen the gap too. Only class-ordered ones concentrate the mean prediction.
+            # Unknown images widen the gap too, and a shift may drive a network into few classes. Only class-ordered
+            # images concentrate the mean prediction on classes that change with time.
             ratio = _diversity(trained_logits, distributed) / _diversity(source_logits, distributed)
-            gap = torch.where(ratio < _CONCENTRATED, gap, torch.zeros_like(gap))
+            now = mean_prediction(log_probabilities(trained_logits).exp(), distributed)
+            total = self.trained.sum()
+            moved = 0.5 * (now - self.trained / total.clamp(min=1e-6)).abs().sum()
+            is_ordered = (ratio < _CONCENTRATED) & (moved > _MOVED) & (total > 0)
+            gap = torch.where(is_ordered, gap, torch.zeros_like(gap))
+            self.trained.copy_(torch.where(now.isfinite().all(), torch.lerp(self.trained, now, _GAP), self.trained))
         gap = torch.lerp(self.averages[-1].nan_to_num(), gap, _GAP * size)
         now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
         finite = now[:-2].isfinite().all() & gap.isfinite()

@@ -16,7 +16,7 @@ from driftproof.statistics import Source
 __all__ = ["Watch"]
 
 _LOOK = 10
-_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL = (5, 20, 50), 100, 20
+_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL = (5, 10, 20, 50), 100, 20
 _SMALL = 64
 
 _ADVICE = {
@@ -29,7 +29,7 @@ _ADVICE = {
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    Every tenth batch it reads health from the device. After batches 5, 20 and 50 and every hundredth, or every
+    Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
     of its training. Without guards it does nothing.
 
@@ -42,6 +42,7 @@ class Watch:
         # A network that neither learns nor takes statistics from the stream cannot go wrong.
         fixed = not method.learns and isinstance(method.statistics, Source)
         self._guards = () if fixed else method.guards
+        self._statistics = method.statistics
         self._state = state
         self._warned = False
         self._actions: list[str] = []
@@ -103,6 +104,10 @@ class Watch:
         same = source(images)
         with source.statistics_of_training():
             trained = source(images)
+        if self._statistics.probes:
+            with self._statistics.probing():
+                probed = source(images)
+            self._statistics.judge_probe(probed, trained, self._state.distributed)
         source.rollback()
         logits = result.logits.where(_broadcast(good, same), same)
         distance = self._state.distance() if self._state.names else logits.new_zeros(())

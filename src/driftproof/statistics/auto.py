@@ -1,6 +1,8 @@
 """Statistics that choose their own share of the batch."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _SHIFT = 0.03
 _MEMORY = 5000
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
+_VOUCH, _FULL = 0.05, 0.07
 _PIXELS = 32 * 32
 _TINY = 1e-5
 
@@ -38,6 +41,10 @@ class Auto(InterpolatedStatistics):
       much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches, the next time for
       twenty, and so on: more of the batch's statistics should have helped.
 
+    A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
+    try α = `share`: if the frozen network is hardly less sure then, by less than 0.05 ln C, α may rise from below 0.15
+    whatever the mean prediction says.
+
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
     have hardly moved are better left alone.
@@ -56,13 +63,17 @@ class Auto(InterpolatedStatistics):
     Attributes:
         alpha: α, as a tensor of one element.
         cap: The largest α for now, likewise.
+        vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
     """
 
     alpha: Tensor
     cap: Tensor
+    vouched: Tensor
     doubts: Tensor
     recent: Tensor | None
     overall: Tensor | None
+
+    probes = True
 
     def __init__(self, share: float = 0.6, window: int = 128) -> None:
         super().__init__(momentum=1.0, start="source")
@@ -75,6 +86,7 @@ class Auto(InterpolatedStatistics):
         self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
+        self.register_buffer("vouched", torch.zeros(1, dtype=torch.bool))
         self.register_buffer("doubts", torch.zeros(5))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
@@ -83,6 +95,7 @@ class Auto(InterpolatedStatistics):
         """Start with a small share and a uniform stream."""
         self.alpha = torch.full_like(self.alpha, min(_START, self.share))
         self.cap = torch.full_like(self.cap, self.share)
+        self.vouched = torch.zeros_like(self.vouched)
         self.doubts = torch.zeros_like(self.doubts)
         self.recent = self.overall = None
 
@@ -105,6 +118,21 @@ class Auto(InterpolatedStatistics):
         """Whether α is at least half of its cap."""
         return self.alpha[0] >= 0.5 * self.cap[0]
 
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Pass with α = `share`."""
+        alpha = self.alpha
+        self.alpha = torch.full_like(alpha, self.share)
+        try:
+            yield
+        finally:
+            self.alpha = alpha
+
+    def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
+        """Compare how sure the frozen network is."""
+        lost = distributed.mean(entropy(log_probabilities(probed)) - entropy(log_probabilities(trained)))
+        self.vouched.copy_((lost < _VOUCH * math.log(max(2, probed.shape[1]))).reshape(1))
+
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
         shift = self._measure_shift(step.network)
@@ -125,8 +153,9 @@ class Auto(InterpolatedStatistics):
         relative = _entropy(self.recent) / expected.clamp(min=1e-3)
         threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
         margin = relative - threshold
+        margin = torch.where(self.vouched & (self.alpha < _LOW), margin.clamp(min=_FULL), margin)
         size = min(1.0, count / self.window)
-        change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
+        change = size * _RISE * torch.where(margin > 0, margin / _FULL, margin / 0.01).clamp(-4.0, 1.0)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
         entropies = step.distributed.mean(entropy(log_probabilities(logits)))
         self.alpha = torch.where(self._doubt(entropies, math.log(classes), size), 0.0, alpha)

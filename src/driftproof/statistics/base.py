@@ -1,9 +1,13 @@
 """The base class of statistics rules."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from driftproof.components import Component, Step
+from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, has_source_statistics
@@ -18,7 +22,12 @@ class Statistics(Component):
         of: A selection of the samples that batch statistics are taken from; None is all of them. It decides before the
             adapting network runs, so it may read `step.images`, `step.source_logits` and `step.source_features` only.
             Where it selects nothing, all samples count.
+
+    Attributes:
+        probes: Whether the rule wants extra passes that show what it would do, see `probing`.
     """
+
+    probes = False
 
     def __init__(self, of: Component | None = None) -> None:
         super().__init__()
@@ -37,6 +46,20 @@ class Statistics(Component):
     def can_learn(self) -> Tensor | None:
         """Whether the last batches were fit to learn from, as a 0-d tensor; None is always."""
         return None
+
+    @contextmanager
+    def probing(self) -> Iterator[None]:
+        """Pass with as much of the stream's statistics as the rule would ever use; only asked where `probes`."""
+        yield
+
+    def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
+        """Take note of such a pass between two steps.
+
+        Args:
+            probed: The frozen network's logits of a batch in that pass.
+            trained: Its logits with the statistics of its training.
+            distributed: The ranks that share the batch.
+        """
 
     def sample_mask(self, step: Step) -> Tensor:
         """Which samples batch statistics are taken from, as a boolean mask."""
