@@ -18,9 +18,9 @@ __all__ = ["Auto"]
 
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _SHIFT = 0.03
-_MEMORY = 5000
+_MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
-_VOUCH, _FULL = 0.05, 0.07
+_VOUCH = 0.05
 _PIXELS = 32 * 32
 _TINY = 1e-5
 
@@ -42,8 +42,8 @@ class Auto(InterpolatedStatistics):
       twenty, and so on: more of the batch's statistics should have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
-    try α = `share`: if the frozen network is hardly less sure then, by less than 0.05 ln C, α may rise from below 0.15
-    whatever the mean prediction says.
+    try α = 1. If the frozen network is hardly less sure then, by less than 0.05 ln C, the mean prediction of that
+    moment is taken as normal, and the next ones are compared with it instead of a uniform one.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
@@ -120,9 +120,9 @@ class Auto(InterpolatedStatistics):
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Pass with α = `share`."""
+        """Pass with α = 1."""
         alpha = self.alpha
-        self.alpha = torch.full_like(alpha, self.share)
+        self.alpha = torch.ones_like(alpha)
         try:
             yield
         finally:
@@ -131,7 +131,10 @@ class Auto(InterpolatedStatistics):
     def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
         """Compare how sure the frozen network is."""
         lost = distributed.mean(entropy(log_probabilities(probed)) - entropy(log_probabilities(trained)))
-        self.vouched.copy_((lost < _VOUCH * math.log(max(2, probed.shape[1]))).reshape(1))
+        vouches = (lost < _VOUCH * math.log(max(2, probed.shape[1]))).reshape(1)
+        if self.recent is not None and self.overall is not None:
+            self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
+        self.vouched.copy_(vouches)
 
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
@@ -144,21 +147,23 @@ class Auto(InterpolatedStatistics):
         count, classes = step.distributed.global_count(logits.shape[0]), logits.shape[1]
         now = mean_prediction(logits.softmax(dim=1), step.distributed)
         overall = torch.full_like(now, 1.0 / classes) if self.overall is None else self.overall
-        self.overall = torch.lerp(overall, now, count / (count + _MEMORY))
+        memory = torch.where(self.vouched, _VOUCHED_MEMORY, _MEMORY)
+        self.overall = torch.lerp(overall, now, (count / (count + memory)).to(now.dtype))
         recent = now if self.recent is None else self.recent
         self.recent = torch.lerp(recent, now, min(1.0, count / self.window))
         # A few samples of many classes have less entropy than the classes have.
-        usual = _entropy(0.5 * self.overall + 0.5 / classes)
+        usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 / classes))
         expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))
         relative = _entropy(self.recent) / expected.clamp(min=1e-3)
         threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
         margin = relative - threshold
-        margin = torch.where(self.vouched & (self.alpha < _LOW), margin.clamp(min=_FULL), margin)
         size = min(1.0, count / self.window)
-        change = size * _RISE * torch.where(margin > 0, margin / _FULL, margin / 0.01).clamp(-4.0, 1.0)
+        change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
         entropies = step.distributed.mean(entropy(log_probabilities(logits)))
-        self.alpha = torch.where(self._doubt(entropies, math.log(classes), size), 0.0, alpha)
+        doubts = self._doubt(entropies, math.log(classes), size)
+        self.alpha = torch.where(doubts, 0.0, alpha)
+        self.vouched = self.vouched & ~doubts
 
     def _measure_shift(self, network: Network) -> Tensor:
         """How far the statistics of the current pass are from those of training."""

@@ -49,7 +49,7 @@ class Statistics(Component):
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Pass with as much of the stream's statistics as the rule would ever use; only asked where `probes`."""
+        """Pass with the stream's statistics alone; only asked where `probes`."""
         yield
 
     def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
