@@ -9,8 +9,11 @@ import math
 import platform
 import statistics
 import time
+import warnings
+from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -25,8 +28,10 @@ import driftproof as dp
 from driftproof.analyses import count_memory, method_memory
 from driftproof.bench import METHODS, Results, Spec, Store, build_method, environment, fill_table, runner, suite
 from driftproof.bench.archive import write_archive
+from driftproof.bench.health_log import HealthLog
 from driftproof.bench.histograms import edges
 from driftproof.bench.jobs import run_job
+from driftproof.bench.methods import benchmark_guards
 from driftproof.bench.metrics import MetricCollection
 from driftproof.bench.plan import Job, RunFilter, plan_runs
 from driftproof.bench.tables import Summary, Table, TableEntry
@@ -124,8 +129,9 @@ def test_confidence_difference_as_novelty_of_plain_method():
         ("cotta", {"views": 3}, "known option of cotta, but got 'views'"),
         ("tent", {"optimizer": "adm"}, "known optimizer, but got 'adm'. Did you mean adam"),
         ("tent", {"statistics": "btach"}, "Did you mean batch"),
-        ("tent", {"lr": "fast"}, "options that tent understands"),
-        ("tent", {"lr": -1.0}, "options that tent understands, but .*learning rate"),
+        ("tent", {"lr": "fast"}, "`lr` to be a number of at least 0, but got 'fast'"),
+        ("tent", {"lr": -1.0}, "`lr` to be a number of at least 0, but got -1.0"),
+        ("tent", {"guard": "rollback"}, "known guard, but got 'rollback'. Did you mean roll_back"),
         ("tent", {"accumulate": 0}, "`accumulate` to be"),
         ("swr", {"anchor": "sorce"}, "anchor"),
     ],
@@ -155,7 +161,12 @@ def domain_batches(draw):
         record = Record(
             selected=torch.rand(size, generator=generator) < draw(st.sampled_from([0, 0.5, 1])),
             novelty=torch.randint(-3, 4, (size,), generator=generator) / 8,
+            quarantined=torch.rand(size, generator=generator) < 0.2,
             outcome=Outcome(skipped=draw(st.none() | st.just("NaN or Inf in the images"))),
+            averages=torch.cat(
+                [torch.rand(11, generator=generator), torch.tensor([draw(st.sampled_from([0.0, 0.1, math.nan]))])]
+            ),
+            actions=draw(st.sampled_from([(), ("paused",), ("rolled back", "paused")])),
         )
         logits = LOGITS[torch.randint(0, distinct, (size,), generator=generator)]
         found.append((logits, StreamBatch(torch.zeros(size, 3, 2, 2), labels, "fog", 3, known), record))
@@ -196,6 +207,7 @@ def test_row_counts_every_sample_once(found):
         "batches": len(found),
         "samples": len(every),
         "skipped": sum(record.skipped is not None for _, _, record in found),
+        "quarantined": sum(int(record.quarantined.sum()) for _, _, record in found),
         "error": None if not known else 100 * share((s for s in known if not s.correct), known),
         "precision": share((s for s in selected if s.correct), selected),
         "recall": share((s for s in selected if s.correct), (s for s in every if s.correct)),
@@ -204,8 +216,35 @@ def test_row_counts_every_sample_once(found):
         "selected_known": share((s for s in known if s.selected), known),
         "selected_unknown": share((s for s in selected if not s.known), (s for s in every if not s.known)),
     }
-    assert row == {key: pytest.approx(value) if isinstance(value, float) else value for key, value in expected.items()}
+    assert without_health(row) == {
+        key: pytest.approx(value) if isinstance(value, float) else value for key, value in expected.items()
+    }
     json.dumps(row, allow_nan=False)
+
+
+def without_health(row):
+    return {key: value for key, value in row.items() if not key.startswith(("health", "guard/"))}
+
+
+@given(domain_batches())
+def test_row_holds_last_health_and_all_guard_actions(found):
+    row, health = compute_row(found), found[-1][2].health
+    assert row["health"] == health.state
+    assert {name for name in row if name.startswith("health/")} == {f"health/{name}" for name in vars(health)}
+    for name, value in vars(health).items():
+        assert row[f"health/{name}"] == (None if math.isnan(value) else value)
+    actions = [action for _, _, record in found for action in record.actions]
+    assert {name: row[name] for name in row if name.startswith("guard/")} == {
+        f"guard/{action}": actions.count(action) for action in actions
+    }
+
+
+def test_image_without_answer_is_wrong():
+    logits, labels = torch.tensor([[math.nan, math.nan], [2.0, 0.0]]), torch.tensor([0, 0])
+    batch = StreamBatch(torch.zeros(2, 3, 2, 2), labels, "fog", 1, labels == 0)
+    record = Record(labels == 0, torch.zeros(2), quarantined=torch.tensor([True, False]))
+    row = compute_row([(logits, batch, record)], "error", "selection")
+    assert (row["error"], row["precision"], row["quarantined"]) == (50, 0.5, 1)
 
 
 def sklearn_scores(positives, negatives):
@@ -231,7 +270,7 @@ FAMILIARITY = {
 @given(domain_batches())
 def test_scores_match_sklearn_in_both_protocols(found):
     row, every = compute_row(found, "scores"), list(iter_samples(found))
-    counts = {"round", "domain", "batches", "samples", "skipped"}
+    counts = {"round", "domain", "batches", "samples", "skipped", "quarantined"}
     for name, familiarity in FAMILIARITY.items():
         for protocol, wrong in {"including": lambda s: not s.correct, "excluding": lambda s: not s.known}.items():
             positives = [familiarity(s) for s in every if s.correct]
@@ -240,7 +279,7 @@ def test_scores_match_sklearn_in_both_protocols(found):
                 ours = row[f"{name}/{protocol}/{kind}"]
                 assert ours == (None if expected is None else pytest.approx(expected, abs=1e-9)), (name, kind)
                 counts.add(f"{name}/{protocol}/{kind}")
-    assert set(row) == counts
+    assert set(without_health(row)) == counts
 
 
 @given(domain_batches())
@@ -279,7 +318,7 @@ def test_histograms_match_reference_and_count_every_sample(found):
 def test_slightly_negative_change_is_binned_below_zero():
     logits, known = torch.tensor([[2.0, 0.0], [2.0, 0.0], [math.nan, 0.0]]), torch.tensor([True, True, True])
     batch = StreamBatch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, 0]), "fog", 1, known)
-    record = Record(known, torch.tensor([1e-9, 0.0, math.nan]), outcome=Outcome())
+    record = Record(known, torch.tensor([1e-9, 0.0, math.nan]), quarantined=~known)
     row = compute_row([(logits, batch, record)], "histograms", "crowd")
     counts, zero = row["histogram/confidence_difference/correct"], edges("confidence_difference").index(0.0)
     assert (counts[zero - 1], counts[zero], sum(counts)) == (1, 1, 2)
@@ -289,11 +328,64 @@ def test_slightly_negative_change_is_binned_below_zero():
 def test_nan_scores_give_no_auroc():
     logits = torch.tensor([[math.nan, 0.0], [2.0, 0.0], [0.0, 3.0]])
     batch = StreamBatch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, -1]), "fog", 1, torch.tensor([True, True, False]))
-    record = Record(torch.ones(3, dtype=torch.bool), torch.tensor([0.1, 0.2, 0.3]), outcome=Outcome())
+    every = torch.ones(3, dtype=torch.bool)
+    record = Record(every, torch.tensor([0.1, 0.2, 0.3]), quarantined=~every)
     row = compute_row([(logits, batch, record)], "error", "scores")
     assert row["msp/including/auroc"] is row["energy/excluding/fpr"] is None
     assert row["confidence_difference/excluding/auroc"] == 100
     json.dumps(row, allow_nan=False)
+
+
+class Looks(dp.guards.Guard):
+    """Remembers every state it is shown."""
+
+    states: ClassVar[list[str]] = []
+
+    def act(self, health, control):
+        self.states.append(health.state)
+
+
+@pytest.mark.parametrize(
+    ("name", "guards"), [(None, ()), ("fall_back+roll_back", (dp.guards.FallBack(), dp.guards.RollBack()))]
+)
+def test_rows_hold_health_and_guard_events_and_print_nothing(tmp_path, name, guards):
+    options = (("lr", 1.0),) if name is None else (("guard", name), ("lr", 1.0))
+    spec = Spec("tent", "random", "tiny", options=options, domains=("fog", "snow", "frost"), batch_size=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_job(Job(spec, 3), tmp_path, SmallBench(), AT_ONCE, ignore)
+    adapter, rows = dp.tent(NETWORK, lr=1.0, guard=(Looks(), *guards)), iter(Store(tmp_path).run(spec).rows)
+    unguarded = dp.tent(NETWORK, lr=1.0, guard=())
+    stream = SmallBench().stream(spec, 3, ignore)
+    for _, batches in itertools.groupby(stream, key=lambda batch: (batch.round, batch.domain)):
+        row, wrong, actions = next(rows), [], Counter()
+        Looks.states.clear()
+        for batch in batches:
+            wrong += [adapter(batch.images).argmax(dim=1) != batch.labels]
+            actions.update(set(adapter.last.actions))
+            if not guards:
+                assert torch.equal(wrong[-1], unguarded(batch.images).argmax(dim=1) != batch.labels)
+        assert row["error"] == pytest.approx(100 * torch.cat(wrong).float().mean().item())
+        health = adapter.last.health
+        assert row["health"] == health.state
+        assert row["health/distance"] == (None if math.isnan(health.distance) else pytest.approx(health.distance))
+        assert (row["health/looks"], row["health/unhealthy"]) == (
+            len(Looks.states), sum(state != "healthy" for state in Looks.states)
+        )  # fmt: skip
+        assert {key: row[key] for key in row if key.startswith("guard/")} == {
+            f"guard/{action}": count for action, count in actions.items()
+        }
+    last = Store(tmp_path).run(spec).rows[-1]
+    assert ("guard/fell back" in last) == (name is not None), last
+
+
+def test_guard_is_part_of_spec():
+    plain = Spec("tent", "random", "tiny", domains=("fog",))
+    digests = [plain.with_options(guard=guard).digest for guard in ("warn", "pause", "fall_back+roll_back")]
+    assert len({plain.digest, *digests}) == 4
+    own = repr(dp.adapt(NETWORK).method.guards)
+    assert repr(benchmark_guards("adapt", {})) == own
+    assert benchmark_guards("adapt", {"guard": "none"}) == ()
 
 
 def test_unknown_metric_suggests_nearest():
@@ -821,7 +913,8 @@ def frozen_gc():
 @pytest.mark.usefixtures("frozen_gc")
 def test_runner_overhead_is_at_most_three_percent(tmp_path, monkeypatch):
     images = torch.rand(100, 3, 16, 16)
-    real, stream = dp.tent(build_model("wrn10_1", classes=6), lr=1e-3), InstantStream(images, rounds=1, per_domain=10)
+    real = dp.tent(build_model("wrn10_1", classes=6), lr=1e-3, guard=HealthLog())
+    stream = InstantStream(images, rounds=1, per_domain=10)
     stub = InstantAdapter(real, images)
     monkeypatch.setattr(runner, "build_method", lambda *arguments: stub)
     bench = SimpleNamespace(model=lambda spec: NETWORK, stream=lambda spec, rounds, progress: stream)

@@ -17,7 +17,7 @@ from driftproof.analyses import (
     time_steps,
 )
 from driftproof.bench.environment import ResourceMonitor
-from driftproof.bench.methods import build_method
+from driftproof.bench.methods import benchmark_guards, build_method
 from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings, stage_progress
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Run
@@ -40,7 +40,8 @@ def run_costs(
 ) -> None:
     """Measure what one step of each method costs.
 
-    The methods take turns, so that their ratios are comparable even on a busy machine. Memory is counted by
+    The methods take turns, so that their ratios are comparable even on a busy machine. Published methods run without a
+    guard, so no step pays for the passes that measure health. Memory is counted by
     `driftproof.analyses.count_memory`, and measured where the device keeps count. Each row is one method.
 
     Args:
@@ -126,7 +127,8 @@ def _build_adapter(
 ) -> Adapter:
     prefixes = {_base(name), name}
     options = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in prefixes}
-    adapter = build_method(name, model, options | {"seed": spec.seed} | settings.step)
+    guards = {"guard": benchmark_guards(name, options)}
+    adapter = build_method(name, model, {**options, "seed": spec.seed, **settings.step, **guards})
     if not adapter.prepared:
         adapter.prepare(resources.source(spec, settings.device))
     return adapter

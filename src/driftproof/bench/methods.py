@@ -15,12 +15,13 @@ from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
+from driftproof.guards import FallBack, Guard, Pause, Reset, RollBack, Warn
 from driftproof.scores import NOVELTY_SCORES, msp
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
 from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
 
-__all__ = ["METHODS", "SELECTIONS", "accepted_options", "build_method", "parse_method"]
+__all__ = ["METHODS", "SELECTIONS", "accepted_options", "benchmark_guards", "build_method", "parse_method"]
 
 METHODS: dict[str, Callable[..., Adapter]] = {
     "source": methods.source,
@@ -63,10 +64,21 @@ _STATISTICS = {
     "online blend": Blend(0.5, momentum=0.1),
 }
 
+_GUARDS: dict[str, tuple[Guard, ...]] = {
+    "none": (),
+    "warn": (Warn(),),
+    "pause": (Pause(),),
+    "fall_back": (FallBack(),),
+    "roll_back": (RollBack(),),
+    "fall_back+roll_back": (FallBack(), RollBack()),
+    "reset": (Reset(),),
+}
+
 _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
+    "guard": _GUARDS,
     "novelty": {"paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
@@ -75,14 +87,16 @@ _NOT_NAMEABLE = {"select", "scope", "views", "scales", "augment"}
 """Keywords whose values have no names, so a spec cannot set them."""
 
 
-def build_method(name: str, model: nn.Module, options: Mapping[str, Option | Statistics]) -> Adapter:
+def build_method(
+    name: str, model: nn.Module, options: Mapping[str, Option | Statistics | tuple[Guard, ...]]
+) -> Adapter:
     """Build an adapter from names.
 
     Args:
         name: A method, such as `tent`; `tent+crowd` adds the paper's selection.
         model: The trained model.
-        options: Keywords of the method and of its selection. Objects are given by name; statistics that are already
-            prepared are passed as objects.
+        options: Keywords of the method and of its selection. Objects are given by name; guards, and statistics that
+            are already prepared, may be objects.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
@@ -147,7 +161,24 @@ def _keywords(method: Callable[..., Adapter]) -> list[str]:
     return sorted((own | settings.__optional_keys__ | _EXTRA_SELECTIONS.keys()) - _NOT_NAMEABLE)
 
 
-def _resolve(key: str, value: Option | Statistics) -> Any:  # noqa: ANN401  # whatever the method takes
-    if key not in _NAMED_OBJECTS or value is None or isinstance(value, Statistics):
+def benchmark_guards(name: str, options: Mapping[str, Option]) -> tuple[Guard, ...]:
+    """Return the guards of a benchmark run: those its options name, else the method's own, without the warning.
+
+    So published methods run as published. `adapt` falls back and rolls back.
+
+    Args:
+        name: The method.
+        options: Of the method.
+
+    Examples:
+        >>> benchmark_guards("tent+crowd", {}), benchmark_guards("tent", {"guard": "pause"})
+        ((), (Pause(),))
+    """
+    own = "fall_back+roll_back" if parse_method(name)[0] == "adapt" else "none"
+    return tuple(_resolve("guard", options.get("guard") or own))
+
+
+def _resolve(key: str, value: Option | Statistics | tuple[Guard, ...]) -> Any:  # noqa: ANN401  # as the method takes it
+    if key not in _NAMED_OBJECTS or value is None or isinstance(value, Statistics | tuple):
         return value
     return _NAMED_OBJECTS[key][check_choice(key, value, _NAMED_OBJECTS[key])]

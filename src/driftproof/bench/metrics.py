@@ -1,6 +1,7 @@
 """Metrics of a stream: accumulated on the device, read once per domain."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -8,10 +9,12 @@ import torch
 from torch import Tensor
 
 from driftproof import scores
+from driftproof.bench.health_log import health_columns
 from driftproof.bench.histograms import Histograms
 from driftproof.bench.pixels import IoU, PixelScores
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
+from driftproof.health import Health
 from driftproof.metrics import ErrorRate, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import StreamBatch
@@ -40,7 +43,7 @@ class _Error:
         self._errors = ErrorRate(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._errors.update(logits.argmax(dim=1), batch.labels, batch.known)
+        self._errors.update(_predict(logits), batch.labels, batch.known)
 
     def compute(self) -> dict[str, float]:
         return {"error": self._errors.compute()}
@@ -53,7 +56,7 @@ class _Selection:
         self._counts = SelectionQuality(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (logits.argmax(dim=1) == batch.labels) & batch.known
+        correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.selected, correct, batch.known, batch.labeled)
 
     def compute(self) -> dict[str, float]:
@@ -70,7 +73,7 @@ class _PaperSelection:
         self._counts = SelectionQuality(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (logits.argmax(dim=1) == batch.labels) & batch.known
+        correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.novelty <= 0, correct, batch.known)
 
     def compute(self) -> dict[str, float]:
@@ -96,7 +99,7 @@ class _Scores:
         self._scores: dict[str, list[Tensor]] = {}
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._correct.append((logits.argmax(dim=1) == batch.labels) & batch.known)
+        self._correct.append((_predict(logits) == batch.labels) & batch.known)
         self._known.append(batch.known)
         for score in self._FROM_LOGITS:
             self._scores.setdefault(score.__name__, []).append(score(logits))
@@ -129,6 +132,9 @@ METRICS: dict[str, Callable[[torch.device], Metric]] = {
 class MetricCollection:
     """All metrics of a run, for one visit of a domain.
 
+    Besides the metrics of the spec, a row holds the health after the last batch (`health`, `health/disagreement`, ...),
+    the number of images `quarantined`, and on how many batches guards took each action (`guard/rolled back`).
+
     Args:
         spec: The run, whose `measures` name the metrics.
         device: Device of the batches.
@@ -139,6 +145,9 @@ class MetricCollection:
         self._metrics = [METRICS[name](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
         self._outcomes: list[Outcome | LazyOutcome] = []
+        self._quarantined = torch.zeros((), dtype=torch.long, device=device)
+        self._actions: Counter[str] = Counter()
+        self._last: Record | None = None
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         """Add a batch: the adapter's output, the batch, and the adapter's record."""
@@ -148,18 +157,28 @@ class MetricCollection:
         self._row["batches"] += 1
         self._row["samples"] += len(batch.labels)
         self._outcomes.append(record.outcome)
+        self._quarantined += record.quarantined.sum()
+        self._actions.update(set(record.actions))
+        self._last = record
 
     def compute(self) -> Row:
         """Return the row of this visit; NaN and Inf become None, because JSON has neither."""
-        # Reading outcomes synchronizes with the device, so it is done once, at the end.
+        # Reading outcomes and health synchronizes with the device, so it is done once, at the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
         found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
         finite = {name: value if _is_finite(value) else None for name, value in found.items()}
         return (
             {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
-            | {"skipped": skipped}
+            | {"skipped": skipped, "quarantined": int(self._quarantined)}
             | finite
+            | health_columns(Health() if self._last is None else self._last.health)
+            | {f"guard/{action}": count for action, count in self._actions.items()}
         )
+
+
+def _predict(logits: Tensor) -> Tensor:
+    """Return the predicted classes; -1, which is always wrong, for an image without an answer."""
+    return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
 
 
 def _is_finite(value: MetricValue) -> bool:
