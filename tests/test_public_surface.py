@@ -194,14 +194,20 @@ def test_documented_thresholds_are_those_of_the_code():
     page = (ROOT / "docs" / "safety.md").read_text()
     assert all(f"`{guard}`" in page for guard in (dp.guards.RollBack(), dp.guards.Reset(), dp.guards.FallBack()))
     for state, row in re.findall(r'^\| `"(collapsed|drifting)"` \| (.*) \|$', page, flags=re.MULTILINE):
-        alone, together, ratio, *gap = map(float, re.findall(r"(?:above|below) ([\d.]+)", row))
-        at_limit = [(alone, ratio, 0.0), (together, 0.0, 0.0), *((0.0, 1.0, most) for most in gap)]
-        beyond = [(alone + 0.001, 1.0, 0.0), (together + 0.001, ratio - 0.001, 0.0)]
-        beyond += [(0.0, 1.0, most + 0.001) for most in gap]
-        for indicators in [*at_limit, *beyond]:
-            names = ("disagreement", "mean_entropy_ratio", "statistics_gap")
-            health = dp.Health(**dict(zip(names, indicators, strict=True)))
-            assert (health.state == state) == (indicators in beyond), indicators
+        alone, together, ratio, alone_too = map(float, re.findall(r"(?:above|below) ([\d.]+)", row))
+        at_limit = [{"disagreement": alone, "mean_entropy_ratio": ratio}, {"disagreement": together}]
+        beyond = [
+            {"disagreement": alone + 0.001},
+            {"disagreement": together + 0.001, "mean_entropy_ratio": ratio - 0.001},
+        ]
+        if state == "collapsed":
+            at_limit.append({"statistics_gap": alone_too})
+            beyond.append({"statistics_gap": alone_too + 0.001})
+        else:
+            at_limit.append({"mean_entropy": alone_too, "kept": 1.0})
+            beyond.append({"mean_entropy": alone_too - 0.001, "kept": 1.0})
+        assert [dp.Health(**indicators).state == state for indicators in at_limit] == [False] * 3
+        assert [dp.Health(**indicators).state == state for indicators in beyond] == [True] * 3
 
 
 def test_readme_quotes_the_measured_novelty():
