@@ -85,6 +85,20 @@ def test_trust_follows_the_share_and_the_number_of_images():
     assert auto.can_learn()
 
 
+def test_share_is_held_at_zero_for_longer_each_time_it_makes_predictions_unsure(monkeypatch):
+    monkeypatch.setattr(Auto, "_measure_shift", lambda self, network: torch.ones(1))
+    auto, sure = Auto(window=128), 20 * torch.eye(4).repeat(32, 1)
+
+    def share_after(logits):
+        auto.on_batch(step_with(logits))
+        return float(auto.alpha)
+
+    for held in (10, 20, 30):
+        assert share_after(sure) > 0.3
+        assert share_after(0.05 * sure) == 0, "balanced, but much less sure than before the share rose"
+        assert [share_after(sure) for _ in range(held - 1)] == [0.0] * (held - 1)
+
+
 def test_share_zero_is_the_source(trained):
     model, images, _ = trained
     adapter, source = predict_only(model, Auto(share=0.0)), dp.source(model)
@@ -113,7 +127,7 @@ def test_mixed_classes_raise_the_share_and_let_it_learn(trained, dim):
     assert adapter.last.stepped
 
 
-@pytest.mark.parametrize("size", [60, 10, 1])
+@pytest.mark.parametrize("size", [60, 1])
 def test_ordered_classes_keep_the_share_low_and_teach_nothing(trained, dim, size):
     adapter = dp.tent(trained[0], statistics="auto", mean_entropy=0.5)
     shares = []

@@ -39,6 +39,9 @@ def just_below(value):
         ({"mean_entropy_ratio": 0.0, "disagreement": NAN}, "healthy"),
         ({"statistics_gap": 0.065}, "healthy"),
         ({"statistics_gap": just_above(0.065)}, "collapsed"),
+        ({"mean_entropy": just_below(0.5), "kept": 0.1}, "drifting"),
+        ({"mean_entropy": 0.5, "kept": 0.1}, "healthy"),
+        ({"mean_entropy": 0.0, "kept": 1.0, "mean_entropy_ratio": 1.0, "disagreement": 0.0}, "healthy"),
         ({"distance": 100.0, "kept": 0.0, "mean_entropy": 0.0}, "healthy"),
     ],
 )
@@ -128,21 +131,35 @@ def test_averages_of_steps_equal_a_slow_reference(case, network, shape):
         assert adapter.last.health.disagreement > 0
 
 
+def test_kept_averages_what_was_learned_from(trained):
+    """Learning is held back while the share of automatic statistics is small."""
+    model, images, _ = trained
+    adapter, slow = dp.tent(model, statistics="auto", guard=()), SlowHealth(6)
+    kept = []
+    for batch in (0.7 * images + 0.1).split(64):
+        slow.update(adapter(batch), adapter.last)
+        slow.check(adapter.last.health)
+        kept.append(adapter.last.kept)
+        assert (adapter.last.kept > 0) == adapter.last.stepped
+    assert kept[0] == 0
+    assert 0 < adapter.last.health.kept < 1
+
+
 @pytest.mark.parametrize("size", [6, 16])
 def test_extra_passes_of_the_frozen_network_equal_a_slow_reference(size):
-    """After batches 5 and 20: a method that does not run the frozen network is compared with it all the same."""
+    """After batches 5, 10 and 20: a method that does not run the frozen network is compared with it all the same."""
     model = build("wide_resnet")
     adapter, frozen, trained = dp.tent(model, lr=0.02), dp.bn_adapt(model), dp.source(model)
     slow, gap, weight = SlowHealth(5), 0.0, min(1.0, size / 16)
     for number, images in enumerate(batches(24, size=size), start=1):
         answer = adapter(images)
         slow.update(answer, adapter.last)
-        if number in (5, 20):
+        if number in (5, 10, 20):
             slow.compare(answer, frozen(images), 0.5 * weight)
             difference = dp.scores.entropy(frozen(images)).mean() - dp.scores.entropy(trained(images)).mean()
             gap += 0.3 * weight * (float(difference) / math.log(5) - gap)
             moved = distance(adapter, model)
-        elif number > 5:
+        if number >= 5:
             slow.check(adapter.last.health)
             assert adapter.last.health.distance == pytest.approx(moved, rel=1e-4)
             assert adapter.last.health.statistics_gap == pytest.approx(gap, rel=1e-3, abs=1e-5)
