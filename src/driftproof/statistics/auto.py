@@ -87,7 +87,7 @@ class Auto(InterpolatedStatistics):
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
         self.register_buffer("vouched", torch.zeros(1, dtype=torch.bool))
-        self.register_buffer("doubts", torch.zeros(5))
+        self.register_buffer("doubts", torch.zeros(6))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
 
@@ -131,7 +131,8 @@ class Auto(InterpolatedStatistics):
     def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
         """Compare how sure the frozen network is."""
         lost = distributed.mean(entropy(log_probabilities(probed)) - entropy(log_probabilities(trained)))
-        vouches = (lost < _VOUCH * math.log(max(2, probed.shape[1]))).reshape(1)
+        is_full = self.doubts[-1] >= 2  # until then running statistics are mostly those of training
+        vouches = (is_full & (lost < _VOUCH * math.log(max(2, probed.shape[1])))).reshape(1)
         if self.recent is not None and self.overall is not None:
             self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
         self.vouched.copy_(vouches)
@@ -185,16 +186,17 @@ class Auto(InterpolatedStatistics):
         """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.
 
         `doubts` holds the moving mean entropy, the one at the last low α, the batches since then, how many batches to
-        hold α at zero, and how often it jumped; a batch of fewer than `window` images counts as a part of one.
+        hold α at zero, how often it jumped, and the batches so far; a batch of fewer than `window` images counts as a
+        part of one.
         """
-        average, level, since, hold, jumps = self.doubts.unbind()
+        average, level, since, hold, jumps, number = self.doubts.unbind()
         average = torch.where(average > 0, torch.lerp(average, entropies.to(average.dtype), size), entropies)
         is_low = self.alpha[0] < _LOW
         level, since = torch.where(is_low, average, level), torch.where(is_low, 0.0, since + size)
         jumped = ~is_low & (since <= _JUMP_WITHIN) & (average - level > _JUMP * largest)
         jumps = jumps + jumped
         hold = torch.where(jumped, _HOLD * jumps, (hold - size).clamp(min=0.0))
-        self.doubts = torch.stack([average, level, since, hold, jumps])
+        self.doubts = torch.stack([average, level, since, hold, jumps, number + size])
         return hold > 0
 
 
