@@ -4,6 +4,7 @@ import re
 
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
+from driftproof.guards import Warn
 
 __all__ = ["format_repr"]
 
@@ -26,6 +27,9 @@ def format_repr(method: Method, state: State, *, engine: str, channels_last: boo
         # "Adam" becomes "Adam(lr=0.001)", and "SGD(momentum=0.9)" becomes "SGD(lr=0.1, momentum=0.9)".
         shown = re.sub(rf"^{kind}\((.*)", rf"{kind}(lr={rate:g}, \1", chosen["optimizer"])
         chosen["optimizer"] = re.sub(rf"^{kind}(?!\()", f"{kind}(lr={rate:g})", shown)
+    guards = ", ".join(map(repr, method.guards)) or "none"
+    if guards != repr(Warn()):
+        chosen["guard"] = guards
     precision, source_precision = state.network.precision, state.source.precision
     running = [
         engine,

@@ -33,7 +33,7 @@ class Quarantine(Component):
 
     An image is far outside if its largest absolute value is more than ten times the usual one, the moving median over
     the stream. In a batch of eight or more, the majority is right: if most images are outside, the stream has changed.
-    A replaced image gets no answer and is not learned from; statistics, loss and memory see the good image twice.
+    A replaced image gets no answer and is not learned from; statistics and memory see the good image twice.
     A batch without a good image becomes NaN, so the step is undone.
 
     Attributes:

@@ -169,8 +169,8 @@ class Auto(InterpolatedStatistics):
     def _measure_shift(self, network: Network) -> Tensor:
         """How far the statistics of the current pass are from those of training."""
         hooks = [hook for hook in network.hooks if isinstance(hook, BlendHook) and hook.seen is not None]
-        if not hooks:
-            return torch.zeros_like(self.cap)
+        if not hooks:  # no batch norm: α changes no statistics, but still tells whether batches are fit to learn from
+            return torch.ones_like(self.cap)
         pairs = [(*hook.seen, *hook.source_statistics) for hook in hooks if hook.seen is not None]
         mean, variance, source_mean, source_variance = (flatten(column) for column in zip(*pairs, strict=True))
         sizes = tuple(len(pair[0]) for pair in pairs)
