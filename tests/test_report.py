@@ -31,12 +31,13 @@ from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.errors import InputError, MissingPackageError
-from driftproof.report import ANALYSES, flat_rows, plot_text, table_notes, table_text, write_report
+from driftproof.report import ANALYSES, flat_rows, plot_text, render_summary, table_notes, table_text, write_report
 from driftproof.report.commands import reproduction_commands
 from driftproof.report.comparison import compare_with_paper
 from driftproof.report.curves import Curve, Panel, draw_curves, spread_labels
-from driftproof.report.figures import domain_figures, within_domain_figures
+from driftproof.report.figures import domain_figures, round_figures, within_domain_figures
 from driftproof.report.findings import stream_findings
+from driftproof.report.health import health_table
 from driftproof.report.protocol import build_protocol
 from driftproof.report.responsive import WIDE
 from driftproof.report.series import distinguishing_fields, group_streams
@@ -949,3 +950,53 @@ def test_spread_labels_keeps_order_and_minimum_distance(places, spacing):
     if all(places[b] - places[a] >= spacing for a, b in itertools.pairwise(order)):
         assert moved == pytest.approx(places)
     assert statistics.fmean(moved) == pytest.approx(statistics.fmean(places), abs=spacing * len(places))
+
+
+# Health and guard events
+
+
+def write_health(folder, changes, rounds=3):
+    """Write two seeds whose rows hold health; `changes` replace parts of rows, by seed, round and domain."""
+    spec = Spec("tent", "x", "y", domains=("fog", "frost"))
+    healthy = {"quarantined": 0, "health": "healthy", "health/looks": 5, "health/unhealthy": 0}
+    for seed in (0, 1):
+        visits = [(round, domain) for round in range(1, rounds + 1) for domain in spec.domains]
+        rows = [make_row(spec, Random(seed), *visit) | healthy | changes.get((seed, *visit), {}) for visit in visits]
+        seeded = replace(spec, seed=seed)
+        run = Store(folder).run(seeded)
+        run.folder.mkdir(parents=True)
+        run.write_spec(seeded, {"statistics": "Batch()"})
+        run.append(rows, [make_conditions(Random(seed)) for _ in rows])
+    return folder
+
+
+def test_health_is_reported_where_it_was_lost(tmp_path):
+    changes = {
+        (1, 2, "frost"): {"health/unhealthy": 1, "guard/rolled back": 1, "quarantined": 7},
+        (0, 3, "fog"): {"health": "collapsed", "guard/fell back": 4, "guard/rolled back": 2},
+    }
+    folder = write_health(tmp_path / "store", changes)
+    write_archive([folder], tmp_path / "results" / "archive")
+    for results in (Results(folder), Results(tmp_path / "results" / "archive")):
+        streams = group_streams(results)
+        (row,) = health_table(results, streams).rows
+        assert [*row[:4], row[6]] == ["tent", "x, closed", "round 2, frost", "2 of 12", "7"]
+        assert {*row[4].split(", ")} == {"3 healthy", "1 collapsed"}
+        assert {*row[5].split(", ")} == {"rolled back 3", "fell back 4"}
+        (figure,) = round_figures(results, streams)
+        assert "A cross marks" in figure.caption
+        assert "(not healthy from round 2)" in figure.description
+        assert f"| {' | '.join(row)} |" in render_summary([results])
+    text = write_report(Results(folder), tmp_path / "report").read_text(encoding="utf-8")
+    assert [text.count(f">{cell}<") for cell in ("round 2, frost", "2 of 12", "7")] == [1, 1, 1]
+
+
+def test_health_section_says_when_nothing_happened_and_is_absent_without_health(tmp_path, folder, report):
+    results = Results(write_health(tmp_path / "store", {}))
+    assert health_table(results, group_streams(results)).rows == []
+    assert "All methods stayed healthy, and no guard acted." in render_summary([results])
+    assert "cross" not in round_figures(results, group_streams(results))[0].caption
+    old = Results(folder)
+    assert health_table(old, group_streams(old)) is None
+    assert 'id="health"' not in report.read_text(encoding="utf-8")
+    assert "### Health" not in render_summary([old])

@@ -58,6 +58,7 @@ class Curve:
         values: One for each round.
         low: The minimum over seeds for each round.
         high: The maximum.
+        unhealthy_from: The first round in which adaptation was not healthy, marked with a cross; None if there is none.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Curve:
     values: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
+    unhealthy_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,9 @@ def _draw_curve(axes: "Axes", curve: Curve, rounds: int, segments: int = 1) -> N
         if any(least < most for least, most in zip(low, high, strict=True)):
             axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(steps, curve.values[part], markevery=max(1, rounds // 10), clip_on=False, **style)
+    if curve.unhealthy_from is not None:
+        at = curve.unhealthy_from, curve.values[curve.unhealthy_from - 1]
+        axes.plot(*at, "x", markersize=11, markeredgewidth=2, color=INK, zorder=3, clip_on=False)
 
 
 def _line_style(curve: Curve) -> dict[str, Any]:

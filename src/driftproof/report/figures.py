@@ -9,6 +9,7 @@ from functools import partial
 from driftproof.bench import Results
 from driftproof.bench.pixels import IOU_CURVE
 from driftproof.report.curves import Curve, Panel, draw_curves
+from driftproof.report.health import first_unhealthy_round
 from driftproof.report.heatmap import HeatmapData, draw_heatmap
 from driftproof.report.numbers import format_number
 from driftproof.report.responsive import ResponsiveFigure, make_figure
@@ -99,6 +100,8 @@ def _capitalize(text: str) -> str:
 
 
 def _make_curve_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> ResponsiveFigure:
+    if any(curve.unhealthy_from for panel in panels for curve in panel.curves):
+        caption += " A cross marks the first round in which adaptation was not healthy."
     descriptions = (f"{panel.title}: {', '.join(map(_describe_curve, panel.curves))}" for panel in panels)
     return make_figure(name, title, caption, "; ".join(descriptions), partial(draw_curves, panels))
 
@@ -125,11 +128,14 @@ def _make_curve(results: Results, series: MethodSeries, metric: str, scale: floa
     seeds = list(zip(*series.by_seed(results, metric), strict=True))
     seeds += seeds[-1:] * (min_rounds - len(seeds))
     means, low, high = ([scale * reduce(values) for values in seeds] for reduce in (statistics.fmean, min, max))
-    return Curve(series.name, series.base_name, series.selection, means, low, high)
+    first = first_unhealthy_round(results, series)
+    shown = None if first is None or first > len(means) else first  # the last round may be incomplete
+    return Curve(series.name, series.base_name, series.selection, means, low, high, shown)
 
 
 def _describe_curve(curve: Curve) -> str:
-    return f"{curve.name} from {format_number(curve.values[0])} to {format_number(curve.values[-1])}"
+    unhealthy = f" (not healthy from round {curve.unhealthy_from})" if curve.unhealthy_from else ""
+    return f"{curve.name} from {format_number(curve.values[0])} to {format_number(curve.values[-1])}{unhealthy}"
 
 
 def _describe_range(values: Sequence[float]) -> str:

@@ -16,6 +16,7 @@ from driftproof.report.comparison import Comparison, compare_with_paper
 from driftproof.report.exports import flat_rows, write_csv, write_parquet
 from driftproof.report.figures import domain_figures, round_figures, selected_share_figures, within_domain_figures
 from driftproof.report.findings import overall_summary, stream_findings
+from driftproof.report.health import health_table
 from driftproof.report.notes import compute_notes, metadata_notes
 from driftproof.report.protocol import build_protocol
 from driftproof.report.responsive import NARROW, WIDE, ResponsiveFigure
@@ -123,6 +124,7 @@ def _render_page(
         group_columns=_group_columns,
         sections=sections,
         scenes=scenes,
+        health=health_table(results, streams),
         wide=WIDE,
         narrow=NARROW,
         streams=streams,

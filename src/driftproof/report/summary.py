@@ -17,6 +17,7 @@ from driftproof.errors import InputError
 from driftproof.report.claims import evaluate_claims
 from driftproof.report.comparison import compare_with_paper
 from driftproof.report.deviations import LARGE_DEVIATION, large_deviations
+from driftproof.report.health import health_table
 from driftproof.report.markdown import format_markdown_table, render_table
 from driftproof.report.notes import metadata_notes, table_notes
 from driftproof.report.numbers import format_number
@@ -119,7 +120,15 @@ def render_summary(
 
 
 def _render_archive(results: Results, archives: Sequence[Results]) -> str:
-    return f"## {results.folder.name}\n\n{_describe_archive(results)}\n\n{_render_tables(results, archives)}"
+    parts = [f"## {results.folder.name}", _describe_archive(results), _render_tables(results, archives)]
+    return "\n\n".join([*parts, *_render_health(results)])
+
+
+def _render_health(results: Results) -> Iterator[str]:
+    table = health_table(results, group_streams(results))
+    if table is not None:
+        listed = format_markdown_table(table.columns, table.rows).replace("---:", "---")
+        yield f"### Health\n\n{listed if table.rows else 'All methods stayed healthy, and no guard acted.'}"
 
 
 def _render_contents(sections: Sequence[str]) -> str:
