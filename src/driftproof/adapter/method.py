@@ -173,7 +173,8 @@ class Method:
         """The choices as text; two methods that agree here learn the same."""
         optimizer = "None" if self.optimizer is None else _describe_optimizer(self.optimizer)
         described = {name: describe_value(getattr(self, name)) for name in _DESCRIBED}
-        described["optimizer"] = optimizer if self.accumulate == 1 else f"{optimizer}, every {self.accumulate} batches"
+        waits = f"{_IMAGES_PER_STEP} images" if self.accumulate == "auto" else f"{self.accumulate} batches"
+        described["optimizer"] = optimizer if self.accumulate == 1 else f"{optimizer}, every {waits}"
         described["output"] = next(
             (name for name, kind in _OUTPUTS.items() if repr(self.output) == repr(kind())), describe_value(self.output)
         )
