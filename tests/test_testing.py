@@ -368,7 +368,8 @@ BROKEN = {
     NotSeeded: r"after `reset\(\)`.* draw from `step.generator`",
     Unsaved: "continue from a saved state, but: Expected `adapter.prepare",
     RegisteredLate: "Keep all state in buffers of `__init__`",
-    CachedByAddress: "a static step with CachedByAddress to equal the eager one",
+    # Eager batches are at the same address only now and then.
+    CachedByAddress: "a static step with CachedByAddress to equal the eager one|CachedByAddress to .*results differ",
     Branching: "per_sample to stay on the device, but it uses aten._local_scalar_dense.*`torch.where`",
     Indexing: "weights to stay on the device, but it uses aten.index.*`dynamic_reason`",
     Unstable: "a copy of Unstable to have the same `repr`",
