@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 import driftproof as dp
 from driftproof.analyses import count_memory, method_memory
-from driftproof.bench import METHODS, Results, Spec, Store, build_method, environment, fill_table, runner, suite
+from driftproof.bench import METHODS, Results, Spec, Store, build_method, costs, environment, fill_table, runner, suite
 from driftproof.bench.archive import write_archive
 from driftproof.bench.health_log import HealthLog
 from driftproof.bench.histograms import edges
@@ -387,6 +387,15 @@ def test_guard_is_part_of_spec():
     own = repr(dp.adapt(NETWORK).method.guards)
     assert repr(benchmark_guards("adapt", {})) == own
     assert benchmark_guards("adapt", {"guard": "none"}) == ()
+
+
+def test_timed_steps_have_no_guard_unless_named():
+    spec = Spec("tent,swr,adapt", "x", "y", options=(("swr.guard", "pause"),), domains=("fog",), task="costs")
+    found = {
+        name: repr(costs._build_adapter(spec, name, NETWORK, SmallBench(), AT_ONCE).method.guards)
+        for name in spec.method.split(",")
+    }
+    assert found == {"tent": "()", "swr": "(Pause(),)", "adapt": repr(dp.adapt(NETWORK).method.guards)}
 
 
 def test_unknown_metric_suggests_nearest():

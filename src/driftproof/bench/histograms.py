@@ -31,7 +31,8 @@ class Histograms:
         >>> batch = StreamBatch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
         >>> histograms = Histograms(torch.device("cpu"))
         >>> logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
-        >>> histograms.update(logits, batch, Record(torch.ones(2, dtype=torch.bool), torch.tensor([0.0, 0.3])))
+        >>> every = torch.tensor([True, True])
+        >>> histograms.update(logits, batch, Record(every, torch.tensor([0.0, 0.3]), quarantined=~every))
         >>> histograms.compute()["histogram/confidence/wrong"][-1]
         1
     """
