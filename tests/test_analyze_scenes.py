@@ -105,7 +105,8 @@ def test_frame_results_equal_a_manual_loop(count, every, batch_size):
 
 def test_corrupted_frame_is_the_same_in_any_batch():
     scenes = RandomScenes(4, labelled=False)
-    seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(0.0), count=4, batch_size=3, corruption=Corruption("fog", 2))
+    fog = Corruption("fog", 2)
+    seen = adapt_to_frames(adapter(), scenes, alarm=dp.Alarm(0.0), count=4, batch_size=3, corruption=fog)
     alone = [
         corrupt(scenes.frames[[place]], "fog", 2, dataset="made", indices=torch.tensor([place]))[0]
         for place in range(4)

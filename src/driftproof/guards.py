@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from driftproof.errors import ConfigurationError
 from driftproof.health import Health
 
-__all__ = ["Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
+__all__ = ["GUARDS", "Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
 
 _LOOK = 10
 _FIRST_PAUSE, _PAUSE_FACTOR = 200, 4
@@ -157,3 +157,13 @@ class Reset(Guard):
         if health.state == "collapsed" and not health.blames_statistics:
             control.warn(health)
             control.reset_weights(self.share)
+
+
+GUARDS: dict[str, type[Guard]] = {
+    "fall_back": FallBack,
+    "roll_back": RollBack,
+    "pause": Pause,
+    "reset": Reset,
+    "warn": Warn,
+}
+"""Guards by the names that commands and benchmark specs use."""

@@ -15,7 +15,7 @@ from driftproof.bench.oracle import Oracle
 from driftproof.bench.spec import Option
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
-from driftproof.guards import FallBack, Guard, Pause, Reset, RollBack, Warn
+from driftproof.guards import GUARDS, FallBack, Guard, RollBack
 from driftproof.scores import NOVELTY_SCORES, msp
 from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
 from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
@@ -66,13 +66,8 @@ _STATISTICS = {
 
 _GUARDS: dict[str, tuple[Guard, ...]] = {
     "none": (),
-    "warn": (Warn(),),
-    "pause": (Pause(),),
-    "fall_back": (FallBack(),),
-    "roll_back": (RollBack(),),
     "fall_back+roll_back": (FallBack(), RollBack()),
-    "reset": (Reset(),),
-}
+} | {name: (kind(),) for name, kind in GUARDS.items()}
 
 _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},

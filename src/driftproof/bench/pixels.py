@@ -34,7 +34,8 @@ class IoU:
         """Add a batch, without a device synchronization."""
         if self._confusion is None:
             self._confusion = ConfusionMatrix(logits.shape[1], ignore_index=VOID, device=self._device)
-        self._confusion.update(logits.argmax(dim=1), batch.labels.masked_fill(~batch.known, VOID))
+        unanswered = logits[:, 0].isnan()  # quarantined frames; no class stands for them, so they are left out
+        self._confusion.update(logits.argmax(dim=1), batch.labels.masked_fill(~batch.known | unanswered, VOID))
         self._counts.append(self._confusion.counts)
 
     def compute(self) -> dict[str, float]:
