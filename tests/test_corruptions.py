@@ -31,7 +31,7 @@ RANDOM = {
     **dict.fromkeys(("motion_blur", "snow"), 1000),
     "elastic_transform": 3000,
 }
-SLOW = ("fog",)  # the reference takes seconds for a few hundred images
+SLOW = ("fog", "elastic_transform")  # the reference takes seconds for a few hundred images
 FROST = procedural_frost()
 
 
@@ -126,7 +126,9 @@ def test_frost_matches_the_reference_in_distribution():
     assert_same_distribution(images, ours, lambda x, rng: reference.frost(x, CONSTANTS[32]["frost"][4], rng, photos))
 
 
-@pytest.mark.parametrize(("severity", "count"), [(1, 1500), (3, 1500), (4, 6000), (5, 6000)])
+@pytest.mark.parametrize(
+    ("severity", "count"), [(1, 1500), (3, 1500), pytest.param(4, 6000, marks=pytest.mark.slow), (5, 6000)]
+)
 def test_spatter_matches_the_reference_in_distribution(severity, count):
     images, constant = make_images(count), CONSTANTS[32]["spatter"][severity - 1]
     spatter = reference.mud if constant[-1] else reference.water

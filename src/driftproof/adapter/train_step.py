@@ -26,6 +26,7 @@ from driftproof.record import LazyOutcome, Record, StepResult
 __all__ = ["ObjectiveFn", "train_step"]
 
 ObjectiveFn = Callable[..., Objective]
+_PLAIN = Plain()
 
 
 def train_step(
@@ -106,7 +107,7 @@ def _learn(
         state.network.restore_batch_norms()
         return gradients
 
-    gradients = (method.gradient or Plain()).compute(evaluate, state.trainable)
+    gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
     learned, objective = evaluated[-1]
     with torch.no_grad():
         gradients, due = _accumulate(method, state, gradients, len(step.images))
