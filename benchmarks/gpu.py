@@ -209,9 +209,9 @@ def compute_ratios(times: dict[str, float], peaks: dict[str, int | None]) -> dic
     return ratios | {MEMORY: ours / theirs} if ours and theirs else ratios
 
 
-def measure_health(make_network: Callable[[], nn.Module], images: Tensor, *, trials: int) -> dict[str, float]:
+def measure_health(make_network: Callable[[], nn.Module], images: Tensor) -> dict[str, float]:
     """Return what health costs, as ratios of times of captured steps."""
-    settings: dict[str, Any] = {"engine": "graph", "channels_last": True, "trials": trials}
+    settings: dict[str, Any] = {"engine": "graph", "channels_last": True}
     return {
         name: measure_health_cost(make_network, images, select="crowd" in method, precision=precision, **settings)
         for name, (precision, method) in HEALTH.items()
@@ -277,7 +277,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         networks["second network"] = f"{type(build_resnet50()).__module__}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
         del steps, large
     peaks = measure_peaks(make_network, images, engines) if "captured" in groups else {}
-    costs = {} if "captured" not in groups else measure_health(make_network, images, trials=arguments.trials)
+    costs = {} if "captured" not in groups else measure_health(make_network, images)
     return {
         "protocol": {
             "hardware": hardware(device),

@@ -60,7 +60,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
     steps = {name: partial(step, images) for name, step in contestants.items()}
     timings = time_steps(steps, trials=arguments.rounds, warm_up=WARM_UP, synchronize=synchronizer(device))
     costs = {
-        name: measure_health_cost(make_network, images, trials=arguments.trials, select=select, engine="eager")
+        name: measure_health_cost(make_network, images, select=select, engine="eager")
         for name, select in HEALTH.items()
     }
     return {name: timing.median for name, timing in timings.items()}, costs
@@ -88,7 +88,6 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--trials", type=int, default=5, help="how often steps with and without health take turns")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true", help="also measure the engine 'compile'")
     parser.add_argument("--out", type=Path, help="folder for step.json and the tables in step.md")
