@@ -42,6 +42,7 @@ def runner():
         yield process
 
 
+@pytest.mark.slow  # the next test kills at every file access
 def test_run_killed_at_random_moments_ends_with_same_bytes(runner, tmp_path):
     jobs, rng = small_jobs(rounds=2, domains=MANY_DOMAINS), random.Random(0)
     assert runner.run(tmp_path / "whole", jobs) == 0
