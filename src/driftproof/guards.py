@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from driftproof.errors import ConfigurationError
 from driftproof.health import Health
 
-__all__ = ["GUARDS", "Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
+__all__ = ["GUARDS", "LOOK_EVERY", "Control", "FallBack", "Guard", "Pause", "Reset", "RollBack", "Warn"]
 
-_LOOK = 10
+LOOK_EVERY = 10
+"""Batches between two looks at health."""
 _FIRST_PAUSE, _PAUSE_FACTOR = 200, 4
 
 
@@ -81,7 +82,7 @@ class Pause(Guard):
         """Pause until the next look."""
         if health.state != "healthy":
             control.warn(health)
-            control.pause(_LOOK)
+            control.pause(LOOK_EVERY)
 
 
 class FallBack(Guard):
@@ -95,8 +96,8 @@ class FallBack(Guard):
         """Fall back until the next look."""
         if health.state == "collapsed":
             control.warn(health)
-            control.fall_back(_LOOK)
-            control.pause(_LOOK)
+            control.fall_back(LOOK_EVERY)
+            control.pause(LOOK_EVERY)
 
 
 class RollBack(Guard):

@@ -45,7 +45,7 @@ class HealthMonitor(Component):
         self.averages = self.trained = None
 
     def clear(self) -> None:
-        """Start anew between two steps."""
+        """Start anew between two steps, for other weights; what the stream's classes were stays known."""
         if self.averages is not None:
             self.averages.copy_(_empty(self.averages, len(self.averages)))
 

@@ -9,7 +9,7 @@ from driftproof.components import Component
 from driftproof.distributed import Distributed
 from driftproof.network import Network
 
-__all__ = ["Quarantine", "Scales", "replace_bad"]
+__all__ = ["Quarantine", "Scales", "mask_like", "replace_bad"]
 
 _FACTOR = 10.0
 _MOMENTUM = 0.1
@@ -77,7 +77,12 @@ class Quarantine(Component):
 def replace_bad(images: Tensor, good: Tensor) -> Tensor:
     """Return the batch with its first good image in the place of the bad ones; all NaN if none is good."""
     stand_in = images.index_select(0, good.to(torch.int64).argmax().reshape(1)).where(good.any(), torch.nan)
-    return images.where(good.view(-1, *[1] * (images.ndim - 1)), stand_in)
+    return images.where(mask_like(good, images), stand_in)
+
+
+def mask_like(mask: Tensor, like: Tensor) -> Tensor:
+    """Reshape a mask of images, (N,), to broadcast against a tensor of N rows."""
+    return mask.view(-1, *[1] * (like.ndim - 1))
 
 
 def _median(values: Tensor) -> Tensor:

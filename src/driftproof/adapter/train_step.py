@@ -14,7 +14,7 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
-from driftproof.adapter.quarantine import replace_bad
+from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.adapter.tensor_list import are_finite
@@ -191,22 +191,18 @@ def _answer(
     averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
-        novelty=novelty.where(_broadcast(good_images, novelty), math.nan),
+        novelty=novelty.where(mask_like(good_images, novelty), math.nan),
         quarantined=~good_images,
         objective=loss,
         outcome=outcome,
         averages=None if averages is None else averages.clone(),
     )
-    return StepResult(output.detach().where(_broadcast(good_images, output), math.nan), record)
+    return StepResult(output.detach().where(mask_like(good_images, output), math.nan), record)
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
     """A mask of images as one of samples: pixels, where labels are maps."""
-    return _broadcast(good_images, step.weights).expand_as(step.weights)
-
-
-def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (like.ndim - 1))
+    return mask_like(good_images, step.weights).expand_as(step.weights)
 
 
 def _accumulate(

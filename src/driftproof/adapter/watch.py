@@ -1,29 +1,28 @@
 """Reads the health of an adapter from time to time and lets its guards act."""
 
-import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
-from driftproof.adapter.quarantine import replace_bad
+from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State, Weights
+from driftproof.errors import warn_caller
+from driftproof.guards import LOOK_EVERY
 from driftproof.health import Health
 from driftproof.record import StepResult
 from driftproof.statistics import Source
 
 __all__ = ["Watch"]
 
-_LOOK = 10
 _MEASURE_EARLY, _MEASURE, _MEASURE_SMALL = (5, 10, 20, 50), 100, 20
 _SMALL = 64
 
-_ADVICE = {
-    True: 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.',
-    False: "Lower the learning rate, pass `select=ConfidenceDifference()`, or have it undone with "
-    "`guard=guards.RollBack()`.",
-}
+_FOR_STATISTICS = 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.'
+_FOR_WEIGHTS = (
+    "Lower the learning rate, pass `select=ConfidenceDifference()`, or have it undone with `guard=guards.RollBack()`."
+)
 
 
 class Watch:
@@ -31,7 +30,7 @@ class Watch:
 
     Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
-    of its training. Without guards it does nothing.
+    of its training. `statistics.Auto` asks for a third pass. Without guards it does nothing.
 
     Args:
         method: Its guards act on health, in their order.
@@ -80,7 +79,7 @@ class Watch:
         measures = number in _MEASURE_EARLY or number % interval == 0
         if measures:
             result = self._measure(images, result)
-        if measures or number % _LOOK == 0:
+        if measures or number % LOOK_EVERY == 0:
             self._look()
         logits, record = result
         if self._is_before("falls_back_until"):
@@ -109,7 +108,7 @@ class Watch:
                 probed = source(images)
             self._statistics.judge_probe(probed, trained, self._state.distributed)
         source.rollback()
-        logits = result.logits.where(_broadcast(good, same), same)
+        logits = result.logits.where(mask_like(good, same), same)
         distance = self._state.distance() if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
@@ -127,7 +126,7 @@ class Watch:
         else:
             logits = source(images)
         source.rollback()
-        return logits.where(_broadcast(good, logits), torch.nan)
+        return logits.where(mask_like(good, logits), torch.nan)
 
     # --- what guards may do -------------------------------------------------------------------------------------------
 
@@ -135,12 +134,8 @@ class Watch:
         """Say what is wrong and what to do, once."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"Adaptation is {health.state} after {self.num_batches} batches: {health.reason}. "
-                f"{_ADVICE[health.blames_statistics]}",
-                RuntimeWarning,
-                stacklevel=8,
-            )
+            advice = _FOR_STATISTICS if health.blames_statistics else _FOR_WEIGHTS
+            warn_caller(f"Adaptation is {health.state} after {self.num_batches} batches: {health.reason}. {advice}")
 
     def pause(self, batches: int) -> None:
         """Learn nothing from the next so many batches."""
@@ -166,7 +161,3 @@ class Watch:
         self._state.restore_weights(snapshot)
         self._state.health.clear()
         self._actions.append("rolled back")
-
-
-def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (like.ndim - 1))

@@ -11,7 +11,7 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 - `optimizer`, called as `optimizer(parameters, lr=lr)` (Adam unless told otherwise);
 - and the other keywords of `Adapter`.
 
-`adapt` is the safe choice for a stream that nobody has looked at.
+`adapt` is the cautious choice for a stream that nobody has looked at.
 """
 
 from driftproof.methods.adapt import adapt

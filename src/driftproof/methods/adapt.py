@@ -18,10 +18,10 @@ __all__ = ["adapt"]
 def adapt(
     model: nn.Module, *, lr: float = 5e-4, select: Selection | None = None, **options: Unpack[MethodOptions]
 ) -> Adapter:
-    """Adapt a model to any stream, and never end much below the model as it was.
+    """Adapt a model to a stream that nobody has looked at.
 
-    TENT with selection by confidence difference, with four changes that make it safe. Statistics choose their share
-    (`statistics.Auto`), so batches of one and class-ordered streams do no harm. The learning rate is half of TENT's,
+    TENT with selection by confidence difference, with changes for safety. Statistics choose their share
+    (`statistics.Auto`) and hold back in small batches and class-ordered streams. The learning rate is half of TENT's,
     a step is taken for every 64 images, and each step pulls the weights a little towards the source. The mean-entropy
     term is over selected samples. If adaptation still goes wrong, the frozen network answers and the weights roll back.
 

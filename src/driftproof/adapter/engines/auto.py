@@ -1,7 +1,5 @@
 """Captured steps where that works, eager ones where it does not."""
 
-import warnings
-
 from torch import Tensor
 
 from driftproof.adapter.engines.compiled import FusedCudaGraphEngine
@@ -9,7 +7,7 @@ from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, supports_cuda
 from driftproof.adapter.engines.eager import EagerEngine
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
-from driftproof.errors import EngineError
+from driftproof.errors import EngineError, warn_caller
 from driftproof.record import StepResult
 
 __all__ = ["AutoEngine"]
@@ -41,11 +39,7 @@ class AutoEngine(EagerEngine):
         # Outside of the handler: the error's traceback keeps the failed step's graph alive.
         self._captured.invalidate()
         self._captured = None
-        warnings.warn(
-            f'Steps run eagerly, which is slower: {reason} Pass `engine="eager"` to silence this.',
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warn_caller(f'Steps run eagerly, which is slower: {reason} Pass `engine="eager"` to silence this.')
         return super().run(images)
 
     def invalidate(self) -> None:
