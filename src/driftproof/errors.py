@@ -1,4 +1,4 @@
-"""The exceptions of driftproof, and its warnings.
+"""The exceptions of driftproof.
 
     DriftproofError
     ├── ConfigurationError   an argument or option is invalid               (also a ValueError)
@@ -19,9 +19,6 @@
 An adapter that raises one of these has the state it had before the call.
 """
 
-import inspect
-import warnings
-
 __all__ = [
     "CallOrderError",
     "ComponentError",
@@ -38,11 +35,7 @@ __all__ = [
     "ModelError",
     "NotPreparedError",
     "StateError",
-    "warn_caller",
 ]
-
-
-_NOT_THE_CALLER = ("driftproof", "torch", "contextlib")
 
 
 class DriftproofError(Exception):
@@ -103,11 +96,3 @@ class CallOrderError(DriftproofError, RuntimeError):
 
 class NotPreparedError(CallOrderError):
     """The method needs source data; call `adapter.prepare(source)` first."""
-
-
-def warn_caller(message: str) -> None:
-    """Warn with the line of the caller's code, however deep inside this package the reason was found."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_CALLER:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level + 1)

@@ -8,11 +8,11 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State, Weights
-from driftproof.errors import warn_caller
 from driftproof.guards import LOOK_EVERY
 from driftproof.health import Health
 from driftproof.record import StepResult
 from driftproof.statistics import Source
+from driftproof.warn import warn_caller
 
 __all__ = ["Watch"]
 

@@ -7,8 +7,9 @@ from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, supports_cuda
 from driftproof.adapter.engines.eager import EagerEngine
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
-from driftproof.errors import EngineError, warn_caller
+from driftproof.errors import EngineError
 from driftproof.record import StepResult
+from driftproof.warn import warn_caller
 
 __all__ = ["AutoEngine"]
 
