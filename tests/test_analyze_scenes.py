@@ -15,12 +15,12 @@ from torch import nn
 import driftproof as dp
 from driftproof.analyses.scenes import Corruption, FrameResult, adapt_to_frames
 from driftproof.bench.methods import build_method
-from driftproof.bench.suites.driving import make_driving_spec
 from driftproof.cli import main
 from driftproof.cli.analyze_scenes import _paper_defaults
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
+from driftproof.paper.suites.driving import make_driving_spec
 from driftproof.report.scenes import default_palette, write_scenes
 from driftproof.report.scenes.colorize import colorize
 from driftproof.report.scenes.contact_sheet import make_legend

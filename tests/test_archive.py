@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench import Results, Spec, Store
 from driftproof.bench.archive import unpack, write_archive
 from driftproof.bench.executors import run_locally
 from driftproof.cli import main
 from driftproof.errors import InputError, StateError
+from driftproof.paper import suite
 from driftproof.report import write_report
 from small_bench import AT_ONCE, SmallBench, fast_runs, ignore, small_jobs
 

@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 import driftproof as dp
 from driftproof.analyses import count_memory, method_memory
-from driftproof.bench import METHODS, Results, Spec, Store, build_method, costs, environment, fill_table, runner, suite
+from driftproof.bench import METHODS, Results, Spec, Store, build_method, costs, environment, fill_table, runner
 from driftproof.bench.archive import write_archive
 from driftproof.bench.health_log import HealthLog
 from driftproof.bench.histograms import edges
@@ -38,6 +38,7 @@ from driftproof.bench.tables import Summary, Table, TableEntry
 from driftproof.cli import bench_progress
 from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.models import build_model
+from driftproof.paper import suite
 from driftproof.record import Outcome, Record
 from driftproof.report.exports import flat_rows
 from driftproof.report.notes import table_notes

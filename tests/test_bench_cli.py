@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import nn
 
 import driftproof as dp
-from driftproof.bench import SUITES, Results, Spec, Store, suite
+from driftproof.bench import Results, Spec, Store
 from driftproof.bench.datasets import DATASETS
 from driftproof.bench.local_files import LocalFiles, SourceImageBatches
 from driftproof.bench.runner import ProgressEvent
@@ -31,6 +31,7 @@ from driftproof.data import ArraySet, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, build_model, save_checkpoint
 from driftproof.models.normalized_model import NormalizedModel
+from driftproof.paper import SUITES, suite
 from driftproof.streams import Shuffled, Stored
 
 # Official files
@@ -420,7 +421,7 @@ def test_verbose_list_shows_every_hyper_parameter(capsys, wide):
 
 def test_list_truncates_nothing_on_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr("driftproof.bench.SUITES", {name: SUITES[name] for name in ("table1", "table8")})
+    monkeypatch.setattr("driftproof.paper.SUITES", {name: SUITES[name] for name in ("table1", "table8")})
     assert run("list") == run("list", "-v") == 0
     assert "…" not in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ import pytest
 import scipy.io
 import torch
 
-from driftproof.bench import scenes, suite
+from driftproof.bench import scenes
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.results import Results, fill_table
@@ -16,6 +16,7 @@ from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
 from driftproof.data import FitHeight
 from driftproof.models import MODELS, save_checkpoint
+from driftproof.paper import suite
 from small_bench import ignore
 from test_bench_scenes import NETWORK, small_network
 from test_scenes import (

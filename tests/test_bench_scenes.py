@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from driftproof.adapter import Adapter
-from driftproof.bench import methods, suite
+from driftproof.bench import methods
 from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
@@ -22,6 +22,7 @@ from driftproof.bench.store import Store
 from driftproof.data.scenes import VOID, camvid
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
+from driftproof.paper import suite
 from driftproof.statistics import TTN
 from small_bench import ignore
 from test_scene_streams import write_camvid

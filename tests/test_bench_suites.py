@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import driftproof
-from driftproof.bench import SUITES, Spec, build_method, suite
+from driftproof.bench import Spec, build_method
 from driftproof.bench.metrics import METRICS
-from driftproof.bench.paper import PAPER_TABLES, paper_table
 from driftproof.bench.spec import differences
 from driftproof.errors import ConfigurationError, StateError
 from driftproof.models import MODELS
+from driftproof.paper import SUITES, suite
+from driftproof.paper.printed import PAPER_TABLES, paper_table
 from networks import build
 
 CORRUPTIONS = (

@@ -19,7 +19,7 @@ from PIL import Image
 
 import driftproof as dp
 from driftproof import cli, corruptions, data, models, training
-from driftproof.bench import METHODS, SUITES
+from driftproof.bench import METHODS
 from driftproof.bench.methods import parse_method
 from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
@@ -29,6 +29,7 @@ from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 from driftproof.health import Health
+from driftproof.paper import SUITES
 
 HEAVY = {"torch", "numpy", "scipy", "PIL", "matplotlib", "ray", "pyarrow", "sklearn", "safetensors"}
 NAMES = itertools.count()

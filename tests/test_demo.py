@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from driftproof.bench import Results, suite
+from driftproof.bench import Results
 from driftproof.bench.digits import Digits
 from driftproof.cli import main
 from driftproof.data import digits
+from driftproof.paper import suite
 
 
 def run_demo(*arguments):
@@ -26,7 +27,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "results"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            sys.modules["driftproof.bench.suites.demo"], "CORRUPTIONS", ("shot_noise", "frost", "fog", "contrast")
+            sys.modules["driftproof.bench.demo"], "CORRUPTIONS", ("shot_noise", "frost", "fog", "contrast")
         )
         assert run_demo("--out", folder, "--rounds", 1) == 0
         yield folder

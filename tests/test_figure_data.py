@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench import Results, Spec, Store
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS, edges
 from driftproof.cli import main
+from driftproof.paper import suite
 from driftproof.report import ANALYSES
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.responsive import WIDE

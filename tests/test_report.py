@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from driftproof.bench import Results, Spec, Store, suite
+from driftproof.bench import Results, Spec, Store
 from driftproof.bench.archive import write_archive
 from driftproof.bench.pixels import IOU_CURVE
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.cli.bench import bench_commands
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.errors import InputError, MissingPackageError
+from driftproof.paper import suite
 from driftproof.report import ANALYSES, flat_rows, plot_text, render_summary, table_notes, table_text, write_report
 from driftproof.report.commands import reproduction_commands
 from driftproof.report.comparison import compare_with_paper
@@ -213,7 +214,7 @@ PAPER_ROWS = {"bn_adapt": "BN Adapt", "tent": "TENT", "tent+crowd": "TENT + Ours
 
 
 def paper_value(table, method, column):
-    text = resources.files("driftproof.bench").joinpath("paper.json").read_text()
+    text = resources.files("driftproof.paper").joinpath("printed.json").read_text()
     (found,) = (entry for entry in json.loads(text)["tables"] if entry["id"] == table)
     (row,) = (row for row in found["rows"] if row["method"] == PAPER_ROWS[method])
     return row["values"][found["columns"].index(column)]

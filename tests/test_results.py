@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from driftproof.bench import SUITES, Results, Spec, Store
+from driftproof.bench import Results, Spec, Store
 from driftproof.bench.results import fill_table
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.paper import SUITES
 from driftproof.report import benchmark_tables, citable_values, load_archives, render_placeholders, render_results_page
 
 ROOT = Path(__file__).parents[1]

@@ -7,11 +7,13 @@ from random import Random
 
 import pytest
 
-from driftproof.bench import Results, Store, suite
+from driftproof.bench import Results, Store
 from driftproof.bench.archive import write_archive
-from driftproof.bench.paper import paper_table
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.paper import suite
+from driftproof.paper.deviations import large_deviations
+from driftproof.paper.printed import paper_table
 from driftproof.report import (
     benchmark_tables,
     citable_values,
@@ -22,7 +24,6 @@ from driftproof.report import (
     render_summary,
 )
 from driftproof.report.comparison import compare_with_paper
-from driftproof.report.deviations import large_deviations
 from driftproof.report.notes import table_notes
 
 STATELESS = {"source": "Source()", "bn_adapt": "Batch()"}

@@ -5,15 +5,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from driftproof.bench.archive import RunRecord, read_runs
-from driftproof.bench.paper import paper_table
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import ARCHIVE_FILE, Row, Store
-from driftproof.bench.suites import SUITES
 from driftproof.bench.tables import Summary, Table, TableEntry
 from driftproof.errors import InputError
 
@@ -28,7 +25,7 @@ class Value:
 
     Attributes:
         ours: Our number, the mean over seeds; None if it was not measured.
-        paper: The paper's number; None if it prints none.
+        reference: The number to compare with; None if there is none.
         round: The round it is from; earlier than `wanted` if the run has not reached that yet.
         wanted: The round the table shows.
         seeds: Number of seeds.
@@ -37,7 +34,7 @@ class Value:
     """
 
     ours: float | None = None
-    paper: float | None = None
+    reference: float | None = None
     round: int | None = None
     wanted: int = 1
     seeds: int = 0
@@ -46,8 +43,8 @@ class Value:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
-        return None if self.ours is None or self.paper is None else self.ours - self.paper
+        """Ours minus the reference."""
+        return None if self.ours is None or self.reference is None else self.ours - self.reference
 
     @property
     def complete(self) -> bool:
@@ -125,14 +122,14 @@ class Results:
         """Return a metric's mean over domains, for each complete round."""
         return [self._mean(spec, metric, round) for round in range(1, self.rounds(spec) + 1)]
 
-    def value(self, entry: TableEntry, paper: float | None = None) -> Value:
+    def value(self, entry: TableEntry) -> Value:
         """Return the number of an entry, from the entry's round or the last round reached.
 
         If it is the mean of several runs, this is the last round that all of them have reached, over the seeds that all
         of them have. Stateless methods do the same in every round, so their last round stands for all later ones.
         """
         (value,) = self.compare([entry])
-        return replace(value, paper=paper)
+        return replace(value, reference=entry.reference)
 
     def compare(self, entries: Sequence[TableEntry]) -> list[Value]:
         """Return comparable numbers of several entries: from the same round and the same seeds.
@@ -199,13 +196,9 @@ class Results:
             model=replaced.get(spec.model, spec.model),
         )
 
-    def tables(self) -> list[FilledTable]:
-        """List the tables of all suites that have at least one measured number."""
-        return list(self._tables)
-
-    @cached_property
-    def _tables(self) -> list[FilledTable]:
-        filled = (fill_table(self, table) for make in SUITES.values() for table in make().tables)
+    def tables(self, tables: Iterable[Table]) -> list[FilledTable]:
+        """Fill tables, and list those with at least one measured number."""
+        filled = (fill_table(self, table) for table in tables)
         return [table for table in filled if any(value.ours is not None for value in table.values.values())]
 
 
@@ -218,35 +211,30 @@ def _hint(folder: Path) -> str:
 
 
 def fill_table(results: Results, table: Table) -> FilledTable:
-    """Fill a table with the numbers of a results folder and the paper's.
+    """Fill a table with the numbers of a results folder.
 
     A summary column uses the last round that all its columns have reached.
     """
-    paper = paper_table(table.paper) if table.paper else None
     entries = {(entry.row, entry.column): entry for entry in table.entries}
-    values = {}
-    for entry in table.entries:
-        theirs = paper.value(entry.paper_row, entry.column) if paper and entry.paper_row else None
-        values[entry.row, entry.column] = results.value(entry, theirs)
+    values = {(entry.row, entry.column): results.value(entry) for entry in table.entries}
     rows = _unique(entry.row for entry in table.entries)
-    paper_rows = {entry.row: entry.paper_row for entry in table.entries}
     for summary in table.summaries:
         for row in rows:
-            theirs = paper.value(name, summary.column) if paper and (name := paper_rows[row]) else None
             summarized = [entries[row, of] for of in summary.of if (row, of) in entries]
             found = results.compare(summarized) if len(summarized) == len(summary.of) else [Value()]
-            values[row, summary.column] = _summarize(summary, found, theirs)
+            values[row, summary.column] = _summarize(summary, found, summary.references.get(row))
     columns = _unique([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
     return FilledTable(table, rows, columns, values)
 
 
-def _summarize(summary: Summary, values: list[Value], paper: float | None) -> Value:
+def _summarize(summary: Summary, values: list[Value], reference: float | None) -> Value:
     wanted = max(value.wanted for value in values)
     ours = [value.ours for value in values if value.ours is not None]
     if len(ours) < len(values):
-        return Value(paper=paper, wanted=wanted)
+        return Value(reference=reference, wanted=wanted)
     number = statistics.fmean(ours) if summary.how == "mean" else statistics.stdev(ours)
-    return Value(number, paper, min(value.round or 0 for value in values), wanted, min(value.seeds for value in values))
+    round, seeds = min(value.round or 0 for value in values), min(value.seeds for value in values)
+    return Value(number, reference, round, wanted, seeds)
 
 
 def _without_seed(spec: Spec) -> Spec:

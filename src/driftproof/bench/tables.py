@@ -1,7 +1,7 @@
 """Tables and suites: which runs a table shows, and where."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from driftproof.bench.spec import Spec
@@ -15,12 +15,12 @@ class TableEntry:
 
     Attributes:
         row: The method, as our tables name it.
-        column: The setting, as the paper's table names it.
+        column: The setting.
         specs: The runs the number comes from; their mean if there are several.
         metric: The key to read in their rows.
         round: Round to read.
         domain: Domain to read; None for the mean over domains.
-        paper_row: Name of the row in the paper's table; None if it has none.
+        reference: The number to compare with, such as one that a paper prints; None if there is none.
     """
 
     row: str
@@ -29,7 +29,7 @@ class TableEntry:
     metric: str = "error"
     round: int = 1
     domain: str | None = None
-    paper_row: str | None = None
+    reference: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,43 @@ class Summary:
     """A column computed from other columns.
 
     Attributes:
-        column: Its name in the paper's table.
+        column: Its name.
         of: The columns it summarizes.
         how: Mean or sample standard deviation.
+        references: The numbers to compare with, by row.
     """
 
     column: str
     of: tuple[str, ...]
     how: Literal["mean", "deviation"] = "mean"
+    references: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Layout of a table: a table of the paper, or one of our own.
+    """Layout of a table.
 
     Attributes:
         name: Name in the command line and in results, such as `table1`.
         title: What it shows.
-        paper: Identifier of the paper's table; None for a table of our own.
         entries: Its entries, row by row.
+        reference: Where the numbers to compare with are from, such as a table of a paper; empty if there are none.
         summaries: Columns computed from the others.
         unit: Unit of the numbers.
-        lower_is_better: Whether the smallest number is the best; None if no number is.
+        lower_is_better: Whether the smallest number is the best, also by column; None if no number is.
     """
 
     name: str
     title: str
     entries: tuple[TableEntry, ...]
-    paper: str | None = None
+    reference: str = ""
     summaries: tuple[Summary, ...] = ()
     unit: str = "error %"
-    lower_is_better: bool | None = True
+    lower_is_better: bool | Mapping[str, bool] | None = field(default=True, hash=False)
+
+    def is_lower_better(self, column: str) -> bool | None:
+        """Whether the smallest number of a column is the best; None if no number is."""
+        return self.lower_is_better[column] if isinstance(self.lower_is_better, Mapping) else self.lower_is_better
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """List the suites, or with -v every run and its hyper-parameters."""
-    from driftproof.bench import SUITES as BUILDERS
+    from driftproof.paper import SUITES as BUILDERS
 
     suites = [build() for build in BUILDERS.values()]
     if as_json:
@@ -91,7 +91,8 @@ def run_command(
     ] = False,
 ) -> None:
     """Run suites or parts of them; repeat the command to resume, or with more rounds to continue."""
-    from driftproof.bench import Store, suite
+    from driftproof.bench import Store
+    from driftproof.paper import suite
     from driftproof.bench.executors import EXECUTORS, Failures
     from driftproof.bench.local_files import LocalFiles
     from driftproof.bench.plan import RunFilter, plan_runs
@@ -143,10 +144,11 @@ def run_command(
 def compare_command(folder: Folder, as_json: AsJson = False) -> None:
     """Show every table that has results, with the paper's numbers."""
     from driftproof.bench import Results
+    from driftproof.paper import all_tables
     from driftproof.report import table_notes, table_text
 
     results = Results(folder)
-    tables = results.tables()
+    tables = results.tables(all_tables())
     if as_json:
         print_json([table.as_data() for table in tables])
         return
@@ -208,7 +210,7 @@ def summarize_command(
     whole tables that are stored next to the archives.
     """
     from driftproof.files import atomic_write
-    from driftproof.report import (
+    from driftproof.paper.summary import (
         benchmark_tables,
         citable_values,
         load_archives,

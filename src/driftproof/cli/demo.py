@@ -21,7 +21,8 @@ def demo_command(
     Six methods run over fifteen corruptions for several rounds. Half of every batch are digits the network was not
     trained on. Takes a minute or two and ends with a table, a plot and the path of a report.
     """
-    from driftproof.bench import Store, suite
+    from driftproof.bench import Store
+    from driftproof.paper import suite
     from driftproof.bench.digits import Digits
     from driftproof.bench.executors import run_locally
     from driftproof.bench.plan import RunFilter, plan_runs
@@ -40,10 +41,11 @@ def demo_command(
 
 def _show(out: Path) -> None:
     from driftproof.bench import Results
+    from driftproof.paper import suite
     from driftproof.report import plot_text, summary_sentences, table_text, write_report
 
     results, console = Results(out), Console()
-    for table in results.tables():
+    for table in results.tables(suite("demo").tables):
         console.print(table_text(table), "")
     curves = {spec.method: results.per_round(spec) for spec in results.runs}
     console.print("Error in % on known digits, round by round", "", plot_text(curves), "", sep="\n", highlight=False)

@@ -52,7 +52,8 @@ def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> 
 
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     from driftproof.bench import Results
-    from driftproof.report import ANALYSES, metadata_notes
+    from driftproof.paper.figures import ANALYSES
+    from driftproof.report import metadata_notes
 
     results = Results(folder)
     insights = list(ANALYSES[name](results, **options))

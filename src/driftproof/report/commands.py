@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from operator import attrgetter
 
-from driftproof.bench import SUITES, Results, Spec
+from driftproof.bench import Results, Spec
 from driftproof.bench.plan import RunFilter
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import ARCHIVE_FILE, Row
@@ -34,6 +34,8 @@ def reproduction_commands(results: Results) -> list[str]:
 
 def _run_commands(results: Results, folder: str) -> Iterator[str]:
     """Commands with the most rounds first: a later command that repeats a run finds it complete."""
+    from driftproof.paper import SUITES
+
     suites = [make() for make in SUITES.values()]
     for suite in suites:
         if suite.command:

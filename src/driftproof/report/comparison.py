@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from driftproof.bench import FilledTable, Value
-from driftproof.bench.paper import PaperTable, paper_table
 from driftproof.corruptions import HELD_OUT
 from driftproof.report.numbers import format_number, format_signed
 
@@ -92,12 +91,11 @@ def compare_with_paper(filled: FilledTable, *, digits: int = 2) -> Comparison:
         for column in columns
         if (row, column) in filled.values
     }
-    paper = _find_paper_table(filled)
     settings = dict.fromkeys(entry.column for entry in filled.table.entries)
     return Comparison(
         name=filled.table.name,
         title=filled.table.title,
-        reference=paper.reference if paper else "",
+        reference=filled.table.reference,
         unit="" if filled.table.unit == "mixed" else filled.table.unit,
         better=_better_label(filled),
         round_label=_round_label(filled),
@@ -111,7 +109,7 @@ def compare_with_paper(filled: FilledTable, *, digits: int = 2) -> Comparison:
 
 def _make_cell(filled: FilledTable, row: str, column: str, digits: int) -> TableCell:
     value = filled.values[row, column]
-    paper = "" if value.paper is None else format_number(value.paper, digits)
+    paper = "" if value.reference is None else format_number(value.reference, digits)
     if value.ours is None:
         return TableCell(paper=paper)
     base = _value_without_selection(filled, row, column)
@@ -142,18 +140,13 @@ def _is_best(filled: FilledTable, value: Value, column: str) -> bool:
     found = [found for row in filled.rows if (found := filled.values.get((row, column)))]
     last = max(rival.round or 0 for rival in found if rival.ours is not None)
     rivals = [rival.ours for rival in found if rival.ours is not None and rival.round == last]
-    lower = _lower_is_better(filled, column)
+    lower = filled.table.is_lower_better(column)
     best = min(rivals) if lower else max(rivals)
     return lower is not None and len(rivals) > 1 and value.round == last and value.ours == best
 
 
-def _lower_is_better(filled: FilledTable, column: str) -> bool | None:
-    paper = _find_paper_table(filled)
-    return paper.better[column] == "lower" if paper else filled.table.lower_is_better
-
-
 def _better_label(filled: FilledTable) -> str:
-    directions = {_lower_is_better(filled, column) for column in filled.columns}
+    directions = {filled.table.is_lower_better(column) for column in filled.columns}
     return "lower is better" if directions == {True} else "higher is better" if directions == {False} else ""
 
 
@@ -162,10 +155,6 @@ def _round_label(filled: FilledTable) -> str:
     rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
     labels = [f"round {round}" for round in rounds if len(rounds) == 1]
     return ", ".join([*labels, *["held-out corruptions"] * (domains == {HELD_OUT})])
-
-
-def _find_paper_table(filled: FilledTable) -> PaperTable | None:
-    return paper_table(filled.table.paper) if filled.table.paper else None
 
 
 def _is_measured(filled: FilledTable, row: str, column: str) -> bool:

@@ -112,10 +112,10 @@ def _timing_notes(entries: Iterable[TableEntry], results: Results, filled: Fille
         listed = ", ".join(timings)
         yield f"Timed steps per method: {listed}; the paper used another GPU, so only ratios are comparable."
     times = {entry.row: filled.values[entry.row, entry.column] for entry in timed}
-    ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "paper"))
+    ours, paper = (getattr(times.get("tent"), name, None) for name in ("ours", "reference"))
     if ours and paper:
         ratios = (
-            f"{row} {(value.ours or 0) / ours:.2f} ({(value.paper or 0) / paper:.2f})" for row, value in times.items()
+            f"{row} {(value.ours or 0) / ours:.2f} ({(value.reference or 0) / paper:.2f})" for row, value in times.items()
         )
         yield f"Step time relative to TENT, in brackets the paper's: {', '.join(ratios)}."
 

@@ -110,7 +110,9 @@ def _render_page(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(files.joinpath("page.html").read_text(encoding="utf-8"))
-    tables = results.tables()
+    from driftproof.paper import all_tables
+
+    tables = results.tables(all_tables())
     comparisons = [compare_with_paper(table) for table in tables]
     text: str = template.render(
         title=title or _title(comparisons, results),

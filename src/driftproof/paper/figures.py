@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from driftproof.bench import Results, Spec, suite
+from driftproof.bench import Results, Spec
 from driftproof.bench.gradients import ALL_DOMAINS
 from driftproof.bench.histograms import KINDS, edges
 from driftproof.bench.store import Row
 from driftproof.errors import InputError
+from driftproof.paper.suites import suite
 from driftproof.report.curves import Curve, Panel, draw_curves
 from driftproof.report.figures import group_by_figure, round_figures
 from driftproof.report.heatmap import HeatmapData, draw_heatmap

@@ -1,9 +1,10 @@
 """Runs behind the paper's figures: selection rules on TENT, and per-sample gradients."""
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.settings import make_spec
-from driftproof.bench.tables import Suite, Table, TableEntry
+from driftproof.bench.tables import Suite
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.paper.suites.layout import PaperEntry, make_table
+from driftproof.paper.suites.settings import make_spec
 
 __all__ = ["gradients", "selection_rules"]
 
@@ -16,13 +17,13 @@ def selection_rules() -> Suite:
     """TENT on all samples, on confident ones, on low-entropy ones, and with the paper's selection."""
     title = "TENT under four rules of selection, 50 rounds"
     entries = tuple(
-        TableEntry(rule, f"{column}/{setting}", (make_spec(rule, images, "wrn40_2", unknown=unknown),), round=_ROUNDS)
+        PaperEntry(rule, f"{column}/{setting}", (make_spec(rule, images, "wrn40_2", unknown=unknown),), round=_ROUNDS)
         for rule in _RULES
         for column, images in _SETS.items()
         for setting, unknown in (("Closed", None), ("Open", "svhn-c"))
     )
     note = "Shares tent and tent+crowd with table1. `driftproof analyze selection` draws precision and recall."
-    return Suite("rules", title, (Table("rules", title, entries),), _ROUNDS, note)
+    return Suite("rules", title, (make_table("rules", title, entries),), _ROUNDS, note)
 
 
 def gradients() -> Suite:
@@ -32,10 +33,10 @@ def gradients() -> Suite:
     exact = spec.with_options(layer="block3.layer.5.bn2", mixing=True)
     cheap = spec.with_options(layer="bn1", mixing=False)
     entries = tuple(
-        TableEntry(row, column, (spec,), metric=metric, domain="all")
+        PaperEntry(row, column, (spec,), metric=metric, domain="all")
         for row, spec in (("last block", exact), ("last layer", cheap))
         for column, metric in (("Right with right", "right"), ("Wrong with right", "wrong"))
     )
     note = "`driftproof analyze gradients` draws the matrices."
-    table = Table("gradients", title, entries, unit="cosine", lower_is_better=None)
+    table = make_table("gradients", title, entries, unit="cosine", lower_is_better=None)
     return Suite("gradients", title, (table,), 1, note)

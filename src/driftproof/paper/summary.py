@@ -14,11 +14,12 @@ from driftproof.bench.store import ARCHIVE_FILE
 from driftproof.bench.tables import TableEntry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
-from driftproof.report.claims import evaluate_claims
+from driftproof.paper.claims import evaluate_claims
+from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
+from driftproof.paper.filled import fill_tables
+from driftproof.paper.markdown import format_markdown_table, render_table
 from driftproof.report.comparison import compare_with_paper
-from driftproof.report.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.report.health import health_table
-from driftproof.report.markdown import format_markdown_table, render_table
 from driftproof.report.notes import metadata_notes, table_notes
 from driftproof.report.numbers import format_number
 from driftproof.report.protocol import build_protocol
@@ -50,7 +51,7 @@ def load_archives(folder: Path) -> list[Results]:
 
 
 def _archive_order(results: Results) -> tuple[bool, bool]:
-    return not any(filled.table.paper for filled in results.tables()), results.is_subset
+    return not any(filled.table.reference for filled in fill_tables(results)), results.is_subset
 
 
 def render_results_page(folder: Path, page: Path | None = None) -> str:
@@ -149,7 +150,7 @@ def citable_values(archives: Sequence[Results]) -> dict[str, str]:
     """
     values = {"claims": f"\n\n{_render_claims(archives)}\n\n", "verdicts": f"\n\n{_render_verdicts(archives)}\n\n"}
     for results in sorted(archives, key=lambda results: results.is_subset):
-        for filled in results.tables():
+        for filled in fill_tables(results):
             limit = metadata_notes({"limit": results.metadata.get("limit")})
             table = "\n\n".join([render_table(filled), *limit])
             values.setdefault(filled.table.name, f"\n\n{table}\n\n")
@@ -244,12 +245,12 @@ def _describe_archive(results: Results) -> str:
 def _render_tables(results: Results, archives: Sequence[Results]) -> str:
     """Render the tables of an archive; an archive on few images only those that add numbers."""
     known = _measured_cells(other for other in archives if not other.is_subset) if results.is_subset else set()
-    shown = [filled for filled in results.tables() if not _table_cells(filled) <= known]
+    shown = [filled for filled in fill_tables(results) if not _table_cells(filled) <= known]
     return "\n\n".join(_render_table_section(results, filled) for filled in shown) or _NO_RESULTS
 
 
 def _measured_cells(archives: Iterable[Results]) -> set[tuple[str, str, str]]:
-    return {cell for results in archives for filled in results.tables() for cell in _table_cells(filled)}
+    return {cell for results in archives for filled in fill_tables(results) for cell in _table_cells(filled)}
 
 
 def _table_cells(filled: FilledTable) -> set[tuple[str, str, str]]:

@@ -6,8 +6,9 @@ Costs, other networks, learning rates, batch sizes, ImageNet-C, CoTTA, and selec
 from dataclasses import replace
 
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.settings import PAPER_NAMES, make_spec
-from driftproof.bench.tables import Suite, Summary, Table, TableEntry
+from driftproof.bench.tables import Suite, Summary
+from driftproof.paper.suites.layout import PaperEntry, make_table
+from driftproof.paper.suites.settings import PAPER_NAMES, make_spec
 
 __all__ = ["s2", "s3", "s5", "table6", "table7", "table8"]
 
@@ -26,10 +27,10 @@ def _costs(methods: str, trials: int, warm_up: int) -> Spec:
     return spec.with_options(trials=trials, warm_up=warm_up)
 
 
-def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[TableEntry]:
+def _cost_entries(methods: dict[str, Spec], round: int = 1) -> list[PaperEntry]:
     columns = {"Memory (MB)": "memory", "Time (ms)": "milliseconds"}
     return [
-        TableEntry(method, column, (spec,), metric=metric, round=round, domain=method, paper_row=PAPER_NAMES[method])
+        PaperEntry(method, column, (spec,), metric=metric, round=round, domain=method, paper_row=PAPER_NAMES[method])
         for method, spec in methods.items()
         for column, metric in columns.items()
     ]
@@ -40,7 +41,7 @@ def table6() -> Suite:
     methods = ("ent", "swr", "tent", "eata", "tent+crowd")
     costs = _costs(",".join(methods), trials=5000, warm_up=50)
     entries = [
-        TableEntry(
+        PaperEntry(
             method, f"{column} error", tuple(_closed_and_open(method, images, "wrn40_2", "svhn-c").values()),
             round=50, paper_row=PAPER_NAMES[method],
         )
@@ -48,7 +49,7 @@ def table6() -> Suite:
         for column, images in (("CIFAR-10-C", "cifar10-c"), ("CIFAR-100-C", "cifar100-c"))
     ]  # fmt: skip
     title = "Error (mean of closed and open after 50 rounds), memory and time of a step"
-    table = Table(
+    table = make_table(
         "table6", title, (*entries, *_cost_entries(dict.fromkeys(methods, costs))), "T6_cost_cls", unit="mixed"
     )
     return Suite("table6", title, (table,), 50, "Shares its runs with table1.")
@@ -58,17 +59,17 @@ def table7() -> Suite:
     """Table 7: other networks."""
     networks = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
 
-    def entries(round: int) -> tuple[TableEntry, ...]:
+    def entries(round: int) -> tuple[PaperEntry, ...]:
         return tuple(
-            TableEntry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
+            PaperEntry(method, f"{shown}/{setting}", (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
             for shown, model in networks.items()
             for setting, spec in _closed_and_open(method, "cifar10-c", model, "svhn-c").items()
         )
 
     tables = (
-        Table("table7a", "Other networks after 50 rounds", entries(50), "T7a_arch_long"),
-        Table("table7b", "Other networks after one round", entries(1), "T7b_arch_short"),
+        make_table("table7a", "Other networks after 50 rounds", entries(50), "T7a_arch_long"),
+        make_table("table7b", "Other networks after one round", entries(1), "T7b_arch_short"),
     )
     return Suite("table7", "Other networks on CIFAR-10-C", tables, 50)
 
@@ -85,12 +86,12 @@ def table8() -> Suite:
     rates = {f"lr={rate:g}": rate for rate in (5e-3, 1e-3, 5e-4, 1e-4)}
     sizes = {f"bs={size}": size for size in (64, 32, 16, 8)}
     by_rate = [
-        TableEntry(method, column, (spec_for(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
+        PaperEntry(method, column, (spec_for(method, lr=rate),), round=rounds, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, rate in rates.items()
     ]
     by_size = [
-        TableEntry(
+        PaperEntry(
             method, column, (spec_for(method, size, lr=1e-4, accumulate=200 // size),),
             round=rounds, paper_row=PAPER_NAMES[method],
         )
@@ -98,8 +99,8 @@ def table8() -> Suite:
         for column, size in sizes.items()
     ]  # fmt: skip
     tables = (
-        Table("table8a", "Learning rates", tuple(by_rate), "T8a_lr", (Summary("Std", tuple(rates), "deviation"),)),
-        Table("table8b", "Batch sizes", tuple(by_size), "T8b_bs", (Summary("Std", tuple(sizes), "deviation"),)),
+        make_table("table8a", "Learning rates", tuple(by_rate), "T8a_lr", (Summary("Std", tuple(rates), "deviation"),)),
+        make_table("table8b", "Batch sizes", tuple(by_size), "T8b_bs", (Summary("Std", tuple(sizes), "deviation"),)),
     )
     return Suite(
         "table8", "Robustness to learning rate and batch size", tables, rounds,
@@ -110,9 +111,9 @@ def table8() -> Suite:
 def s2() -> Suite:
     """Supplement, table 2: ImageNet-C."""
 
-    def entries(round: int) -> tuple[TableEntry, ...]:
+    def entries(round: int) -> tuple[PaperEntry, ...]:
         return tuple(
-            TableEntry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
+            PaperEntry(method, setting, (spec,), round=round, paper_row=PAPER_NAMES[method])
             for method in _COMPARED
             for setting, spec in _closed_and_open(
                 method, "imagenet-c", "resnet50", "imagenet-o-c-224", batch_size=64
@@ -121,8 +122,8 @@ def s2() -> Suite:
 
     average = (Summary("Average", ("Closed", "Open")),)
     tables = (
-        Table("s2a", "ImageNet-C after ten rounds", entries(10), "S2a_imagenetc_long", average),
-        Table("s2b", "ImageNet-C after one round", entries(1), "S2b_imagenetc_short", average),
+        make_table("s2a", "ImageNet-C after ten rounds", entries(10), "S2a_imagenetc_long", average),
+        make_table("s2b", "ImageNet-C after one round", entries(1), "S2b_imagenetc_short", average),
     )
     return Suite("s2", "ImageNet-C", tables, 10)
 
@@ -144,13 +145,13 @@ def s3() -> Suite:
         return spec.with_options(threshold=None) if derived and method == "cotta" else spec
 
     entries = [
-        TableEntry(method, column, (spec_for(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
+        PaperEntry(method, column, (spec_for(method, *variant),), round=50, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, variant in variants.items()
     ]
     costs = _costs(",".join(methods), trials=500, warm_up=50)
     title = "CoTTA, closed, 50 rounds: (a) its own networks, (b) WRN-40-2 with its threshold, (c) with one derived anew"
-    table = Table(
+    table = make_table(
         "s3a", title, (*entries, *_cost_entries(dict.fromkeys(methods, costs))),
         "S3a_cotta_cls", unit="mixed",
     )  # fmt: skip
@@ -177,7 +178,7 @@ def s5() -> Suite:
         return spec.with_options(on="logits") if "logits" in row else spec
 
     entries = tuple(
-        TableEntry(row, column, (spec_for(row, method, images, model),), round=50, paper_row=paper_row)
+        PaperEntry(row, column, (spec_for(row, method, images, model),), round=50, paper_row=paper_row)
         for row, (method, paper_row) in rows.items()
         for column, (images, model) in columns.items()
     )
@@ -186,7 +187,7 @@ def s5() -> Suite:
         replace(entry, metric="rejected", paper_row=None) for entry in entries if entry.row.startswith("tent+crowd")
     )
     tables = (
-        Table("s5", title, entries, "S5_logit_variant"),
-        Table("s5_rejected", "What selection rejects", rejected, unit="share of images", lower_is_better=None),
+        make_table("s5", title, entries, "S5_logit_variant"),
+        make_table("s5_rejected", "What selection rejects", rejected, unit="share of images", lower_is_better=None),
     )
     return Suite("s5", title, tables, 50, "Shares its runs with table1.")

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.suites.settings import options_for
-from driftproof.bench.tables import Suite, Table, TableEntry
+from driftproof.bench.tables import Suite, Table
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
+from driftproof.paper.suites.layout import PaperEntry, make_table
+from driftproof.paper.suites.settings import options_for
 
 __all__ = ["ablations", "long_run_held_out", "lower_severity"]
 
@@ -37,11 +38,11 @@ def _make_spec(method: str, images: str, setting: str, batch_size: int, options:
 def _table(name: str, title: str, rows: Mapping[str, Mapping[str, Spec]], round: int = _ROUNDS) -> Table:
     """Make a table of one round; the rows on disk have the earlier rounds too."""
     entries = tuple(
-        TableEntry(row, column, (spec,), round=round)
+        PaperEntry(row, column, (spec,), round=round)
         for row, columns in rows.items()
         for column, spec in columns.items()
     )
-    return Table(f"choice_{name}", title, entries)
+    return make_table(f"choice_{name}", title, entries)
 
 
 def _all_settings(

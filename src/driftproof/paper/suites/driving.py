@@ -2,8 +2,9 @@
 
 from driftproof.bench.scenes import PADDED
 from driftproof.bench.spec import Option, Spec
-from driftproof.bench.suites.settings import PAPER_NAMES
-from driftproof.bench.tables import Suite, Summary, Table, TableEntry
+from driftproof.bench.tables import Suite, Summary
+from driftproof.paper.suites.layout import PaperEntry, make_table
+from driftproof.paper.suites.settings import PAPER_NAMES
 
 __all__ = ["METHODS", "make_driving_spec", "s1", "s3b", "s4", "table3", "table4"]
 
@@ -41,10 +42,10 @@ def make_driving_spec(method: str, images: str, domains: tuple[str, ...], **opti
     return spec.with_options(**defaults, **options)
 
 
-def _continual(methods: dict[str, str]) -> tuple[TableEntry, ...]:
+def _continual(methods: dict[str, str]) -> tuple[PaperEntry, ...]:
     """Return the entries of the GTAV model on three domains in a row."""
     return tuple(
-        TableEntry(
+        PaperEntry(
             method, column, (make_driving_spec(method, "driving-train", tuple(_STREAM.values())),),
             metric="mean_iou", domain=domain, paper_row=paper_row,
         )
@@ -57,14 +58,14 @@ def table3() -> Suite:
     """Table 3: continually changing domains."""
     title = "Segmentation, continually changing domains"
     entries = _continual({method: PAPER_NAMES[method] for method in METHODS})
-    table = Table("table3", title, entries, "T3a_seg_continual", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    table = make_table("table3", title, entries, "T3a_seg_continual", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("table3", title, (table,), 1, _NOTE)
 
 
 def table4() -> Suite:
     """Table 4: one fixed domain over ten rounds."""
     entries = tuple(
-        TableEntry(
+        PaperEntry(
             method, f"{column}/Round {round}", (make_driving_spec(method, "driving-val", (domain,)),),
             metric="mean_iou", round=round, domain=domain, paper_row=PAPER_NAMES[method],
         )
@@ -76,7 +77,7 @@ def table4() -> Suite:
         Summary(f"Average/Round {round}", tuple(f"{column}/Round {round}" for column in _TARGETS)) for round in (1, 10)
     )
     title = "Segmentation, a fixed domain over ten rounds"
-    table = Table("table4", title, entries, "T4_seg_fixed", averages, "mIoU %", lower_is_better=False)
+    table = make_table("table4", title, entries, "T4_seg_fixed", averages, "mIoU %", lower_is_better=False)
     return Suite("table4", title, (table,), 10, _NOTE)
 
 
@@ -87,7 +88,7 @@ def s1() -> Suite:
     entries = (
         *_continual({"tent": "TENT"}),
         *(
-            TableEntry(
+            PaperEntry(
                 "tent (no unknown pixels)", column, (oracle,),
                 metric="mean_iou", domain=domain, paper_row="TENT w/o open-set",
             )
@@ -95,7 +96,7 @@ def s1() -> Suite:
         ),
         *_continual({"tent+crowd": "TENT + Ours"}),
     )  # fmt: skip
-    table = Table("s1", title, entries, "S1_seg_no_openset", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    table = make_table("s1", title, entries, "S1_seg_no_openset", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("s1", title, (table,), 1, _NOTE)
 
 
@@ -103,7 +104,7 @@ def s3b() -> Suite:
     """Supplement, table 3: comparison with CoTTA on segmentation."""
     title = "Comparison with CoTTA on segmentation"
     entries = _continual({method: PAPER_NAMES[method] for method in ("tent", "cotta", "tent+crowd")})
-    table = Table("s3b", title, entries, "S3b_cotta_seg", (_AVERAGE,), "mIoU %", lower_is_better=False)
+    table = make_table("s3b", title, entries, "S3b_cotta_seg", (_AVERAGE,), "mIoU %", lower_is_better=False)
     return Suite("s3b", title, (table,), 1, _NOTE)
 
 
@@ -119,8 +120,8 @@ def s4() -> Suite:
         ",".join(methods), "driving-train", _MODEL, domains=("gtav",), batch_size=2, measures=(), task="costs"
     ).with_options(trials=500, warm_up=50, **options)
     entries = tuple(
-        TableEntry(method, column, (spec,), metric=measure, domain=method, paper_row=PAPER_NAMES[method])
+        PaperEntry(method, column, (spec,), metric=measure, domain=method, paper_row=PAPER_NAMES[method])
         for method in methods
         for column, measure in (("Memory (MB)", "memory"), ("Time (ms)", "milliseconds"))
     )
-    return Suite("s4", title, (Table("s4", title, entries, "S4_cost_seg", unit="mixed"),), 1)
+    return Suite("s4", title, (make_table("s4", title, entries, "S4_cost_seg", unit="mixed"),), 1)

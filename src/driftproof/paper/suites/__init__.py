@@ -4,9 +4,12 @@ The names of suites are those of stored results, so they stay as they are even w
 """
 
 from collections.abc import Callable
+from functools import cache
 
-from driftproof.bench.suites.ablations import ablations, long_run_held_out, lower_severity
-from driftproof.bench.suites.camvid import (
+from driftproof.bench.demo import demo
+from driftproof.bench.tables import Suite, Table
+from driftproof.paper.suites.ablations import ablations, long_run_held_out, lower_severity
+from driftproof.paper.suites.camvid import (
     camvid,
     camvid_ablation,
     camvid_lr_search,
@@ -14,15 +17,13 @@ from driftproof.bench.suites.camvid import (
     camvid_x100,
     camvid_x1000,
 )
-from driftproof.bench.suites.demo import demo
-from driftproof.bench.suites.driving import s1, s3b, s4, table3, table4
-from driftproof.bench.suites.figures import gradients, selection_rules
-from driftproof.bench.suites.main_tables import table1, table2, table5
-from driftproof.bench.suites.secondary_tables import s2, s3, s5, table6, table7, table8
-from driftproof.bench.tables import Suite
+from driftproof.paper.suites.driving import s1, s3b, s4, table3, table4
+from driftproof.paper.suites.figures import gradients, selection_rules
+from driftproof.paper.suites.main_tables import table1, table2, table5
+from driftproof.paper.suites.secondary_tables import s2, s3, s5, table6, table7, table8
 from driftproof.validation import check_choice
 
-__all__ = ["SUITES", "suite"]
+__all__ = ["SUITES", "all_tables", "suite"]
 
 SUITES: dict[str, Callable[[], Suite]] = {
     "demo": demo,
@@ -62,3 +63,9 @@ def suite(name: str) -> Suite:
         1
     """
     return SUITES[check_choice("suite", name, SUITES)]()
+
+
+@cache
+def all_tables() -> tuple[Table, ...]:
+    """Return the tables of all suites."""
+    return tuple(table for make in SUITES.values() for table in make().tables)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from driftproof.bench import SUITES, Results, Value, fill_table
+from driftproof.bench import Results, Value, fill_table
 from driftproof.bench.tables import Table, TableEntry
+from driftproof.paper.suites import all_tables
 from driftproof.report.notes import metadata_notes, relevant_metadata
 from driftproof.report.numbers import format_number, format_signed
 
@@ -134,7 +135,7 @@ def _case_notes(results: Results, entries: Sequence[TableEntry]) -> tuple[str, .
 
 @cache
 def _find_table(name: str) -> Table:
-    return next(table for make in SUITES.values() for table in make().tables if table.name == name)
+    return next(table for table in all_tables() if table.name == name)
 
 
 def _headline(archives: Sequence[Results]) -> Iterator[ClaimCase]:

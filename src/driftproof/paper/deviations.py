@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from driftproof.bench import FilledTable, Results, Spec, Value
-from driftproof.bench.suites.settings import FILTER_OPTIONS, options_for
 from driftproof.bench.tables import Table, TableEntry
-from driftproof.report.markdown import format_markdown_table
+from driftproof.paper.filled import fill_tables
+from driftproof.paper.markdown import format_markdown_table
+from driftproof.paper.suites.settings import FILTER_OPTIONS, options_for
 from driftproof.report.notes import metadata_notes, relevant_metadata
 from driftproof.report.numbers import format_number, format_signed
 
@@ -37,7 +38,7 @@ def large_deviations(archives: Sequence[Results]) -> str:
         archives: The archives.
     """
     complete = [results for results in archives if not results.is_subset]
-    tables = [(filled, results) for results in complete for filled in results.tables()]
+    tables = [(filled, results) for results in complete for filled in fill_tables(results)]
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for filled, results in tables:
         for texts, setting in _table_deviations(filled, results, tables):
@@ -60,7 +61,7 @@ def _table_deviations(
             baseline = filled.values.get(("bn_adapt", entry.column), Value()).difference
             numbers = (
                 format_number(value.ours or 0.0, 2),
-                format_number(value.paper or 0.0, 2),
+                format_number(value.reference or 0.0, 2),
                 format_signed(difference, 2),
                 "" if baseline is None else format_signed(baseline, 2),
             )
@@ -93,12 +94,14 @@ def _list_reasons(
 def _error_of_same_run(results: Results, entry: TableEntry) -> list[str]:
     """The error of the same run and round, for a number that is not an error."""
     texts = []
-    for filled in results.tables() if entry.metric != "error" else ():
+    for filled in fill_tables(results) if entry.metric != "error" else ():
         for other in filled.table.entries:
             value = filled.values[other.row, other.column]
             run = (entry.specs, "error", entry.round, entry.domain)
             if (other.specs, other.metric, other.round, other.domain) == run and value.difference is not None:
-                errors = f"{format_number(value.ours or 0.0, 2)}, the paper's {format_number(value.paper or 0.0, 2)}"
+                errors = (
+                    f"{format_number(value.ours or 0.0, 2)}, the paper's {format_number(value.reference or 0.0, 2)}"
+                )
                 texts.append(f"`{filled.table.name}`: the error of {other.row} is {errors}")
     return texts
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from driftproof.bench.scenes import CLEAN
 from driftproof.bench.spec import Spec
-from driftproof.bench.suites.driving import METHODS, make_driving_spec
-from driftproof.bench.tables import Suite, Table, TableEntry
+from driftproof.bench.tables import Suite, Table
 from driftproof.corruptions import HELD_OUT
+from driftproof.paper.suites.driving import METHODS, make_driving_spec
+from driftproof.paper.suites.layout import PaperEntry, make_table
 
 __all__ = ["camvid", "camvid_ablation", "camvid_lr_search", "camvid_x10", "camvid_x100", "camvid_x1000"]
 
@@ -39,11 +40,11 @@ def _at_rates(images: str, domains: tuple[str, ...], factors: tuple[int, ...]) -
 
 def _by_round(name: str, title: str, specs: dict[str, Spec], metric: str, rounds: int = _ROUNDS) -> Table:
     entries = tuple(
-        TableEntry(row, f"Round {round}", (spec,), metric=metric, round=round)
+        PaperEntry(row, f"Round {round}", (spec,), metric=metric, round=round)
         for row, spec in specs.items()
         for round in range(1, rounds + 1)
     )
-    return Table(name, title, entries, unit="%", lower_is_better=False)
+    return make_table(name, title, entries, unit="%", lower_is_better=False)
 
 
 _PIXELS = {
@@ -63,11 +64,11 @@ def _last_round(
     name: str, title: str, specs: dict[str, Spec], columns: dict[str, str], *, lower_is_better: bool | None = False
 ) -> Table:
     entries = tuple(
-        TableEntry(row, column, (spec,), metric=metric, round=_ROUNDS)
+        PaperEntry(row, column, (spec,), metric=metric, round=_ROUNDS)
         for row, spec in specs.items()
         for column, metric in columns.items()
     )
-    return Table(name, title, entries, unit="%", lower_is_better=lower_is_better)
+    return make_table(name, title, entries, unit="%", lower_is_better=lower_is_better)
 
 
 def _weather_suite(name: str, title: str, specs: dict[str, Spec]) -> Suite:

@@ -112,7 +112,7 @@ def paper_table(id: str) -> PaperTable:
 
 @cache
 def _load_tables() -> dict[str, PaperTable]:
-    text = resources.files("driftproof.bench").joinpath("paper.json").read_text(encoding="utf-8")
+    text = resources.files("driftproof.paper").joinpath("printed.json").read_text(encoding="utf-8")
     return {entry["id"]: _parse_table(entry) for entry in json.loads(text)["tables"]}
 
 
