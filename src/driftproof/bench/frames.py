@@ -24,13 +24,14 @@ from driftproof.optional import require
 
 if TYPE_CHECKING:
     import polars as pl
+
+    Schema = dict[str, type[pl.DataType] | pl.DataType]
 else:
     pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
 __all__ = [
     "HEALTH_STATES",
     "Frames",
-    "complete_rounds",
     "load",
     "load_histograms",
     "load_metadata",
@@ -48,21 +49,13 @@ FILES = ("measures.parquet", "histograms.parquet", "runs.parquet")
 FROM_CONDITIONS = ("seconds", "peak_memory", "step/milliseconds")
 """Measures that the spec does not determine: they depend on the machine."""
 
-_ENVIRONMENT = {
-    "device": "String",
-    "hardware": "String",
-    "threads": "Int64",
-    "driftproof": "String",
-    "torch": "String",
-    "python": "String",
-    "engine": "String",
-    "precision": "String",
-    "channels_last": "Boolean",
-}
+_ENVIRONMENT = ("device", "hardware", "driftproof", "torch", "python", "engine", "precision")
 _SPEC_FIELDS = {"method": "method", "model": "model", "stream": "images", "unknown": "unknown"}
-_MEASURES = {"run": pl.String, "round": pl.Int64, "domain": pl.String, "measure": pl.String}
-_VALUES = {"value": pl.Float64, "count": pl.Int64}
-_RUNS = {
+_COLUMNS = ("run", *_SPEC_FIELDS, "setting", "task", "round", "domain", "seed", "measure", "value", "count")
+_PLACE: "Schema" = {"run": pl.String, "round": pl.Int64, "domain": pl.String, "measure": pl.String}
+_MEASURES: "Schema" = {**_PLACE, "value": pl.Float64, "count": pl.Int64}
+_HISTOGRAMS: "Schema" = {**_PLACE, "bins": pl.List(pl.Float64)}
+_RUNS: "Schema" = {
     **dict.fromkeys(("run", *_SPEC_FIELDS, "setting", "task"), pl.String),
     "seed": pl.Int64,
     "options": pl.String,
@@ -73,10 +66,11 @@ _RUNS = {
     **dict.fromkeys(("visits", "rounds"), pl.Int64),
     "seconds": pl.Float64,
     "peak_memory": pl.Int64,
-    **{name: getattr(pl, kind) for name, kind in _ENVIRONMENT.items()},
+    **dict.fromkeys(_ENVIRONMENT, pl.String),
+    "threads": pl.Int64,
+    "channels_last": pl.Boolean,
     **dict.fromkeys(("spec", "conditions"), pl.String),
 }
-_COLUMNS = ("run", *_SPEC_FIELDS, "setting", "task", "round", "domain", "seed", "measure", "value", "count")
 
 
 class Frames(NamedTuple):
@@ -98,8 +92,8 @@ def load(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
       over, such as the known images for `error`. It is null where the value is no ratio of counts, such as an AUROC.
       Archives made before driftproof stored counts have it only where it follows: for `rejected` on image streams,
       and for `error` on closed ones. Their values are rounded to five decimals.
-    - `seconds` and `peak_memory` of a visit depend on the machine, all other measures on the spec alone. In old archives
-      the peak is that of all visits under the same conditions.
+    - `seconds` and `peak_memory` of a visit depend on the machine, all other measures on the spec alone. In those older
+      archives the peak is that of all visits under the same conditions.
 
     Of a run that several folders hold, the longest counts.
 
@@ -130,8 +124,8 @@ def load_runs(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
 def load_histograms(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
     """Return the histograms of results folders or archives: run, round, domain, measure and bins.
 
-    Archives hold those of the first and the last complete round. The matrices of the task `gradients` are flattened, row
-    by row.
+    Archives hold those of the first and the last complete round. The matrices of the task `gradients` are flattened,
+    row by row.
 
     Args:
         folder: A results folder or an archive.
@@ -145,17 +139,10 @@ def load_metadata(folder: Path | str) -> dict[str, Any]:
     return Store(Path(folder)).metadata
 
 
-def complete_rounds(spec: Spec, visits: int) -> int:
-    """Return the number of complete rounds after so many visits."""
-    return visits // len(spec.domains) if spec.task == "stream" else min(visits, 1)
-
-
 def read_frames(folder: Path | str, *more: Path | str) -> Frames:
     """Return the tables of results folders or archives, of each run the longest."""
     found = [_read_folder(Path(each)) for each in (folder, *more)]
-    if len(found) == 1:
-        return found[0]
-    return merge_frames(found)
+    return found[0] if len(found) == 1 else merge_frames(found)
 
 
 def merge_frames(found: Sequence[Frames], *prefer: str) -> Frames:
@@ -207,7 +194,9 @@ def _read_archive(folder: Path) -> Frames:
         checksums = json.loads(pl.read_parquet_metadata(runs)["checksums"])
         damaged = [path.name for path in (measures, histograms) if sha256(path) != checksums[path.name]]
     except (OSError, ValueError, KeyError, pl.exceptions.PolarsError) as error:
-        raise StateError(f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again.") from error
+        raise StateError(
+            f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again."
+        ) from error
     if damaged or dict(table.schema) != _RUNS:
         what = f"{' and '.join(damaged)} changed since" if damaged else f"{runs.name} has other columns"
         raise StateError(f"Expected the tables in {folder} as they were written, but {what}. Export it again.")
@@ -239,8 +228,8 @@ def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
                     numbers.append((*key, name, _to_number(name, value), count))
     return Frames(
         pl.DataFrame(rows, schema=_RUNS, orient="row"),
-        pl.DataFrame(numbers, schema=_MEASURES | _VALUES, orient="row").lazy(),
-        pl.DataFrame(lists, schema={**_MEASURES, "bins": pl.List(pl.Float64)}, orient="row").lazy(),
+        pl.DataFrame(numbers, schema=_MEASURES, orient="row").lazy(),
+        pl.DataFrame(lists, schema=_HISTOGRAMS, orient="row").lazy(),
     )
 
 
@@ -254,16 +243,16 @@ def _check_visits(spec: Spec, visits: Sequence[Row], described: int, place: str)
 
 
 def _describe_run(spec: Spec, protocol: Mapping[str, str], conditions: Sequence[Row]) -> tuple[Any, ...]:
-    last: Row = conditions[-1] if conditions else {}
+    visits, last = len(conditions), conditions[-1] if conditions else {}
     peaks = [row["peak_memory"] for row in conditions if row.get("peak_memory") is not None]
     return (
         spec.name,
         *(getattr(spec, field) for field in _SPEC_FIELDS.values()),
         *(spec.setting, spec.task, spec.seed, _dump(dict(spec.options)), list(spec.domains)),
         *(spec.severity, spec.batch_size, spec.limit, list(spec.measures), _dump(protocol)),
-        *(len(conditions), complete_rounds(spec, len(conditions))),
+        *(visits, visits // len(spec.domains) if spec.task == "stream" else min(visits, 1)),
         *(math.fsum(row.get("seconds") or 0.0 for row in conditions), max(peaks, default=None)),
-        *(last.get(name) for name in _ENVIRONMENT),
+        *(last.get(name) for name in (*_ENVIRONMENT, "threads", "channels_last")),
         *(_dump(spec.as_data()), _dump(list(_run_length_encode(conditions)))),
     )
 

@@ -1,20 +1,27 @@
-"""Read results and fill tables from them."""
+"""Fill tables from results: which runs, which round and which seeds make comparable numbers."""
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from driftproof.bench.archive import RunRecord, read_runs
+from driftproof.bench.frames import load_metadata, read_frames
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import ARCHIVE_FILE, Row, Store
-from driftproof.bench.tables import Summary, Table, TableEntry
-from driftproof.errors import InputError
+from driftproof.bench.store import Row
+from driftproof.bench.tables import Table, TableEntry
+from driftproof.optional import require
 
-__all__ = ["FilledTable", "Results", "Value", "fill_table"]
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = require("polars", "Reading results as tables", "'driftproof[report]'")
+
+__all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table"]
 
 _TIMING_OPTIONS = ("trials", "warm_up")
 
@@ -58,27 +65,64 @@ class FilledTable:
 
     Attributes:
         table: Its layout.
-        rows: Row names in order.
-        columns: Column names in order.
         values: Numbers by row and column.
     """
 
     table: Table
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
     values: Mapping[tuple[str, str], Value]
 
-    def as_data(self) -> dict[str, Any]:
-        """Return the table as JSON types."""
-        numbers = [
-            {"row": row, "column": column}
-            | {key: value for key, value in vars(self.values[row, column]).items() if key != "runs"}
-            | {"difference": self.values[row, column].difference}
-            for row in self.rows
-            for column in self.columns
-            if (row, column) in self.values
-        ]
-        return {"table": self.table.name, "title": self.table.title, "unit": self.table.unit, "values": numbers}
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Row names in order."""
+        return tuple(dict.fromkeys(entry.row for entry in self.table.entries))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names in order."""
+        entries, summaries = self.table.entries, self.table.summaries
+        return tuple(dict.fromkeys([*(each.column for each in entries), *(each.column for each in summaries)]))
+
+    @property
+    def frame(self) -> "pl.DataFrame":
+        """The numbers as a frame: row, column, ours, reference, round, wanted, seeds, deviation, runs (their names)."""
+        places = [place for place in itertools.product(self.rows, self.columns) if place in self.values]
+        kinds = {"ours": pl.Float64, "reference": pl.Float64, "round": pl.Int64, "wanted": pl.Int64}
+        kinds |= {"seeds": pl.Int64, "deviation": pl.Float64}
+        return pl.DataFrame(
+            [(*at, *(getattr(self.values[at], name) for name in kinds), _names(self.values[at].runs)) for at in places],
+            schema={"row": pl.String, "column": pl.String, **kinds, "runs": pl.List(pl.String)},
+            orient="row",
+        )
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run besides its numbers.
+
+    Attributes:
+        name: Its name, the key of the frames.
+        visits: Number of visits of a domain, including those of an incomplete round.
+        rounds: Number of complete rounds.
+        protocol: Description of the adapter, component by component.
+        stretches: Environment of consecutive visits, with their number as `rows`.
+    """
+
+    name: str
+    visits: int
+    rounds: int
+    protocol: Mapping[str, str]
+    stretches: Sequence[Row] = field(repr=False)
+
+    @property
+    def conditions(self) -> list[Row]:
+        """Environment of each visit."""
+        return [stretch for stretch in self.stretches for _ in range(stretch["rows"])]
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the run updates nothing and keeps no state, so that every round equals the first."""
+        per_batch = self.protocol.get("statistics") in ("Source()", "Batch()")
+        return self.protocol.get("scope") == "nothing()" and per_batch
 
 
 class Results:
@@ -86,32 +130,40 @@ class Results:
 
     Args:
         folder: A results folder or an archive.
+
+    Attributes:
+        folder: The folder.
+        metadata: What all its runs share.
+        frames: Its tables, see `driftproof.bench.frames`.
+        runs: What is known of each run.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.metadata = Store(folder).metadata
-        self.runs: dict[Spec, RunRecord] = {run.spec: run for run in read_runs(self.folder)}
-        if not self.runs:
-            raise InputError(f"Expected results in {folder}, but there are none{_hint(self.folder)}")
-        self._rows: dict[Spec, list[Row]] = {spec: run.rows for spec, run in self.runs.items()}
-        self._stateless: dict[Spec, bool] = {}
-        self._by_seed: dict[Spec, list[Spec]] = {}
-        for spec in sorted(self.runs, key=lambda spec: (spec.seed, _trials(spec))):
-            self._by_seed.setdefault(_without_seed(spec), []).append(spec)
+        self.metadata: dict[str, Any] = load_metadata(folder)
+        self.frames = read_frames(folder)
+        columns = ("spec", "run", "visits", "rounds", "protocol", "conditions")
+        self.runs: dict[Spec, RunFacts] = {
+            Spec.from_data(json.loads(spec)): RunFacts(*facts, json.loads(protocol), json.loads(stretches))
+            for spec, *facts, protocol, stretches in self.frames.runs.select(columns).iter_rows()
+        }
+        self._means: dict[tuple[str, str | None], dict[tuple[str, int], float]] = {}
 
     @property
     def is_subset(self) -> bool:
         """Whether only some images of each domain were streamed."""
         return self.metadata.get("limit") is not None
 
-    def rows(self, spec: Spec) -> list[Row]:
-        """Return the rows of a run, including those of an incomplete round."""
-        return self._rows.get(spec, [])
+    @cached_property
+    def _by_seed(self) -> dict[Spec, list[Spec]]:
+        by_seed: dict[Spec, list[Spec]] = {}
+        for spec in sorted(self.runs, key=lambda spec: (spec.seed, _trials(spec))):
+            by_seed.setdefault(_without_seed(spec), []).append(spec)
+        return by_seed
 
     def rounds(self, spec: Spec) -> int:
         """Return the number of complete rounds of a run."""
-        return len(self.rows(spec)) // len(spec.domains) if spec.task == "stream" else min(len(self.rows(spec)), 1)
+        return self.runs[spec].rounds if spec in self.runs else 0
 
     def seeds(self, spec: Spec) -> list[Spec]:
         """List the measured runs of a spec with any seed, number of trials, and the folder's limit and substitutes."""
@@ -150,6 +202,11 @@ class Results:
             for entry, runs in zip(entries, by_seed, strict=True)
         ]
 
+    def tables(self, tables: Iterable[Table]) -> list[FilledTable]:
+        """Fill tables, and list those with at least one measured number."""
+        filled = (fill_table(self, table) for table in tables)
+        return [table for table in filled if any(value.ours is not None for value in table.values.values())]
+
     def _runs_by_seed(self, entry: TableEntry) -> dict[int, list[Spec]]:
         """Return the runs of an entry by seed, for seeds that all its specs have."""
         by_spec = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
@@ -159,7 +216,7 @@ class Results:
 
     def _rounds_reached(self, runs: Iterable[Spec]) -> float:
         """Return the last round that all runs have completed; infinity if all are stateless."""
-        return min((self.rounds(run) for run in runs if not self.is_stateless(run)), default=math.inf)
+        return min((self.rounds(run) for run in runs if not self.runs[run].is_stateless), default=math.inf)
 
     def _average(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int) -> Value:
         numbers = [
@@ -171,20 +228,19 @@ class Results:
         deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
         return Value(statistics.fmean(numbers), round=round, seeds=len(numbers), deviation=deviation, runs=runs)
 
-    def is_stateless(self, spec: Spec) -> bool:
-        """Whether a run updates nothing and keeps no state, so that every round equals the first."""
-        if spec not in self._stateless:
-            protocol = self.runs[spec].protocol
-            per_batch = protocol.get("statistics") in ("Source()", "Batch()")
-            self._stateless[spec] = protocol.get("scope") == "nothing()" and per_batch
-        return self._stateless[spec]
-
     def _mean(self, spec: Spec, metric: str, round: int, domain: str | None = None) -> float:
-        round = min(round, self.rounds(spec)) if self.is_stateless(spec) else round
-        values = [
-            row.get(metric) for row in self.rows(spec) if row["round"] == round and domain in (None, row["domain"])
-        ]
-        return statistics.fmean(math.nan if value is None else value for value in values) if values else math.nan
+        run = self.runs[spec]
+        round = min(round, run.rounds) if run.is_stateless else round
+        if (metric, domain) not in self._means:
+            self._means[metric, domain] = self._read_means(metric, domain)
+        return self._means[metric, domain].get((run.name, round), math.nan)
+
+    def _read_means(self, metric: str, domain: str | None) -> dict[tuple[str, int], float]:
+        """Return a metric's mean over domains by run and round; NaN where a domain has no number."""
+        chosen = self.frames.measures.filter(measure=metric)
+        chosen = chosen if domain is None else chosen.filter(domain=domain)
+        grouped = chosen.group_by("run", "round").agg(pl.col("value").fill_null(math.nan)).collect()
+        return {(run, round): statistics.fmean(values) for run, round, values in grouped.iter_rows()}
 
     def _with_substitutes(self, spec: Spec) -> Spec:
         replaced = self.metadata.get("replaced", {})
@@ -196,19 +252,6 @@ class Results:
             model=replaced.get(spec.model, spec.model),
         )
 
-    def tables(self, tables: Iterable[Table]) -> list[FilledTable]:
-        """Fill tables, and list those with at least one measured number."""
-        filled = (fill_table(self, table) for table in tables)
-        return [table for table in filled if any(value.ours is not None for value in table.values.values())]
-
-
-def _hint(folder: Path) -> str:
-    """Say what to do about a folder without results: read one of its subfolders, or run a benchmark."""
-    below = sorted(str(path.parent) for name in (ARCHIVE_FILE, "cells") for path in folder.glob(f"*/{name}"))
-    if below:
-        return f". Choose one of its subfolders with results: {', '.join(below)}."
-    return ". Run `driftproof bench run` first."
-
 
 def fill_table(results: Results, table: Table) -> FilledTable:
     """Fill a table with the numbers of a results folder.
@@ -216,23 +259,20 @@ def fill_table(results: Results, table: Table) -> FilledTable:
     A summary column uses the last round that all its columns have reached.
     """
     entries = {(entry.row, entry.column): entry for entry in table.entries}
-    values = {(entry.row, entry.column): results.value(entry) for entry in table.entries}
-    rows = _unique(entry.row for entry in table.entries)
-    for summary in table.summaries:
-        for row in rows:
-            summarized = [entries[row, of] for of in summary.of if (row, of) in entries]
-            found = results.compare(summarized) if len(summarized) == len(summary.of) else [Value()]
-            values[row, summary.column] = _summarize(summary, found, summary.references.get(row))
-    columns = _unique([*(entry.column for entry in table.entries), *(summary.column for summary in table.summaries)])
-    return FilledTable(table, rows, columns, values)
+    values = {place: results.value(entry) for place, entry in entries.items()}
+    for summary, row in itertools.product(table.summaries, dict.fromkeys(entry.row for entry in table.entries)):
+        summarized = [entries[row, of] for of in summary.of if (row, of) in entries]
+        found = results.compare(summarized) if len(summarized) == len(summary.of) else [Value()]
+        values[row, summary.column] = _summarize(summary.how, found, summary.references.get(row))
+    return FilledTable(table, values)
 
 
-def _summarize(summary: Summary, values: list[Value], reference: float | None) -> Value:
+def _summarize(how: str, values: list[Value], reference: float | None) -> Value:
     wanted = max(value.wanted for value in values)
     ours = [value.ours for value in values if value.ours is not None]
     if len(ours) < len(values):
         return Value(reference=reference, wanted=wanted)
-    number = statistics.fmean(ours) if summary.how == "mean" else statistics.stdev(ours)
+    number = statistics.fmean(ours) if how == "mean" else statistics.stdev(ours)
     round, seeds = min(value.round or 0 for value in values), min(value.seeds for value in values)
     return Value(number, reference, round, wanted, seeds)
 
@@ -247,5 +287,5 @@ def _trials(spec: Spec) -> int:
     return int(dict(spec.options).get("trials") or 0) if spec.task == "costs" else 0
 
 
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _names(runs: Iterable[Spec]) -> list[str]:
+    return [run.name for run in runs]

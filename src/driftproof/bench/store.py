@@ -30,7 +30,7 @@ __all__ = ["ARCHIVE_FILE", "Row", "Run", "Store"]
 
 Row = dict[str, Any]
 
-ARCHIVE_FILE = "cells.jsonl"
+ARCHIVE_FILE = "runs.parquet"
 """The file that makes a folder an archive."""
 
 _FORMAT = 1
@@ -70,7 +70,7 @@ class Store:
         """Add to the metadata; raise a StateError if anything contradicts it.
 
         Args:
-            facts: For example the limit on images, and checksums of weights.
+            facts: For example the limit on images, and checksums of weights. New `commands` are appended.
         """
         if (self.folder / ARCHIVE_FILE).exists():  # readers would read the archive and never see new runs
             raise StateError(
@@ -90,13 +90,21 @@ class Store:
 
     def _merged_metadata(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         before = self.metadata
-        known = {key: before[key] for key in facts if key in before}
+        if "commands" in facts:
+            facts = {**facts, "commands": _join_commands(before.get("commands", []), facts["commands"])}
+        known = {key: before[key] for key in facts if key in before and key != "commands"}
         changed = differences({key: facts[key] for key in known}, known)
         if changed:
             raise StateError(
                 f"The results in {self.folder} were made differently: {'; '.join(changed)}. Choose another folder."
             )
         return {**before, **facts}
+
+
+def _join_commands(before: Sequence[Mapping[str, str]], new: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Append commands that differ from the recorded ones in more than their date."""
+    known = [{**command, "date": ""} for command in before]
+    return [*before, *(command for command in new if {**command, "date": ""} not in known)]
 
 
 class Run:
