@@ -11,7 +11,9 @@ from torch import Tensor
 from driftproof import scores
 from driftproof.bench.health_log import health_columns
 from driftproof.bench.histograms import Histograms
+from driftproof.bench.open_world import OpenWorld, predict
 from driftproof.bench.pixels import IoU, PixelScores
+from driftproof.bench.ratio import Ratio, make_ratio
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.health import Health
@@ -20,10 +22,10 @@ from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import StreamBatch
 from driftproof.validation import check_choice
 
-__all__ = ["METRICS", "Metric", "MetricCollection", "MetricValue"]
+__all__ = ["MEASURES", "METRICS", "Metric", "MetricCollection", "MetricValue"]
 
-MetricValue = float | list[int]
-"""A number, or the counts of a histogram."""
+MetricValue = float | Ratio | list[int]
+"""A number, a number with the samples it is over, or the counts of a histogram."""
 
 
 class Metric(Protocol):
@@ -43,10 +45,11 @@ class _Error:
         self._errors = ErrorRate(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._errors.update(_predict(logits), batch.labels, batch.known)
+        self._errors.update(predict(logits), batch.labels, batch.known)
 
-    def compute(self) -> dict[str, float]:
-        return {"error": self._errors.compute()}
+    def compute(self) -> dict[str, MetricValue]:
+        wrong, known = self._errors.counts.tolist()
+        return {"error": make_ratio(wrong, known, scale=100)}
 
 
 class _Selection:
@@ -56,28 +59,34 @@ class _Selection:
         self._counts = SelectionQuality(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (_predict(logits) == batch.labels) & batch.known
+        correct = (predict(logits) == batch.labels) & batch.known
         self._counts.update(record.selected, correct, batch.known, batch.labeled)
 
-    def compute(self) -> dict[str, float]:
-        return self._counts.compute()
+    def compute(self) -> dict[str, MetricValue]:
+        selected, rejected, correct, known, *_ = self._counts.counts.tolist()
+        counts = {
+            "precision": selected,
+            "recall": correct,
+            "npv": rejected,
+            "rejected": selected + rejected,
+            "selected_known": known,
+            "selected_unknown": selected + rejected - known,
+        }
+        return {name: Ratio(value, counts[name]) for name, value in self._counts.compute().items()}
 
 
-class _PaperSelection:
+class _PaperSelection(_Selection):
     """Quality of the paper's selection, computed alongside whatever the method itself selects.
 
     Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._counts = SelectionQuality(device=device)
-
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (_predict(logits) == batch.labels) & batch.known
+        correct = (predict(logits) == batch.labels) & batch.known
         self._counts.update(record.novelty <= 0, correct, batch.known)
 
-    def compute(self) -> dict[str, float]:
-        return {f"crowd/{name}": value for name, value in self._counts.compute().items()}
+    def compute(self) -> dict[str, MetricValue]:
+        return {f"crowd/{name}": value for name, value in super().compute().items()}
 
 
 class _Scores:
@@ -99,7 +108,7 @@ class _Scores:
         self._scores: dict[str, list[Tensor]] = {}
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._correct.append((_predict(logits) == batch.labels) & batch.known)
+        self._correct.append((predict(logits) == batch.labels) & batch.known)
         self._known.append(batch.known)
         for score in self._FROM_LOGITS:
             self._scores.setdefault(score.__name__, []).append(score(logits))
@@ -121,19 +130,57 @@ class _Scores:
 METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
+    "open": OpenWorld,
     "crowd": _PaperSelection,
     "scores": _Scores,
     "histograms": Histograms,
     "iou": IoU,
     "pixels": PixelScores,
 }
+"""The metrics by name. On a stream with unknown images `error`, `selection` and `open` are always measured."""
+
+_ON_OPEN_STREAMS = ("error", "selection", "open")
+
+MEASURES: dict[str, str] = {
+    "error": "known images that are misclassified, in %",
+    "precision": "correct samples among the selected",
+    "recall": "selected samples among the correct",
+    "npv": "wrong or unknown samples among the rejected",
+    "rejected": "rejected samples among all",
+    "selected_known": "selected samples among the known: the share of the known that is kept",
+    "selected_unknown": "selected samples among the unknown: the share of the unknown that is kept",
+    "SCORE/auroc": "known against unknown images, in %; SCORE is novelty (the method's own), msp, max_logit, energy or "
+    "entropy (of the answer). Scores of the frozen network need its pass: name one as the option `novelty`",
+    "SCORE/fpr": "unknown images accepted where 95 % of the known are, in %",
+    "SCORE/aupr": "average precision of finding the unknown images, in %",
+    "oscr": "area under the curve of correctly classified known over accepted unknown images, in %",
+    "h_score": "harmonic mean of accuracy and novelty/auroc of a domain, in %; tables show the mean over domains",
+    "ece": "expected calibration error on known images, 15 bins, in %",
+    "health": "0 healthy, 1 drifting, 2 collapsed, after the last batch; its indicators are health/disagreement ...",
+    "health/unhealthy": "how often of health/looks the state was not healthy",
+    "guard/ACTION": "batches on which a guard took the action",
+    "skipped": "batches that changed nothing",
+    "quarantined": "images that were kept out, not finite or far outside the stream",
+    "seconds": "time of a visit of a domain",
+    "step/milliseconds": "time per step, with reading of images and measuring",
+    "peak_memory": "peak memory in bytes, of the device, or of the process on a CPU",
+    "crowd/MEASURE": "measures of selection for the confidence difference, whatever is selected (metric `crowd`)",
+    "SCORE/including/auroc, SCORE/excluding/fpr ...": "correct images against unknown ones, including or excluding "
+    "misclassified images (metric `scores`)",
+    "histogram/SCORE/KIND": "histograms of confidence and its change: correct, wrong, unknown (metric `histograms`)",
+    "mean_iou, iou/CLASS": "intersection over union of known pixels, in % (metric `iou`)",
+    "rejection/precision, rejection/recall": "wrong or unknown pixels among the rejected, and the reverse, in % "
+    "(metric `pixels`)",
+}
+"""What rows measure, one line each; words in capitals stand for several names."""
 
 
 class MetricCollection:
     """All metrics of a run, for one visit of a domain.
 
     Besides the metrics of the spec, a row holds the health after the last batch (`health`, `health/disagreement`, ...),
-    the number of images `quarantined`, and on how many batches guards took each action (`guard/rolled back`).
+    the number of images `quarantined`, and on how many batches guards took each action (`guard/rolled back`). `counts`
+    holds the number of samples that each ratio is over.
 
     Args:
         spec: The run, whose `measures` name the metrics.
@@ -141,8 +188,8 @@ class MetricCollection:
     """
 
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
-        names = [check_choice("metric", name, METRICS) for name in spec.measures]
-        self._metrics = [METRICS[name](torch.device(device)) for name in names]
+        names = dict.fromkeys((*spec.measures, *(_ON_OPEN_STREAMS if spec.unknown is not None else ())))
+        self._metrics = [METRICS[check_choice("metric", name, METRICS)](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
         self._outcomes: list[Outcome | LazyOutcome] = []
         self._quarantined = torch.zeros((), dtype=torch.long, device=device)
@@ -166,20 +213,16 @@ class MetricCollection:
         # Reading outcomes and health synchronizes with the device, so it is done once, at the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
         found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
-        finite = {name: value if _is_finite(value) else None for name, value in found.items()}
+        counts = {name: value.samples for name, value in found.items() if isinstance(value, Ratio)}
+        values = {name: value.value if isinstance(value, Ratio) else value for name, value in found.items()}
         return (
             {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
             | {"skipped": skipped, "quarantined": int(self._quarantined)}
-            | finite
+            | {
+                name: value if isinstance(value, list) or math.isfinite(value) else None
+                for name, value in values.items()
+            }
             | health_columns(Health() if self._last is None else self._last.health)
             | {f"guard/{action}": count for action, count in self._actions.items()}
+            | ({"counts": counts} if counts else {})
         )
-
-
-def _predict(logits: Tensor) -> Tensor:
-    """Return the predicted classes; -1, which is always wrong, for an image without an answer."""
-    return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
-
-
-def _is_finite(value: MetricValue) -> bool:
-    return isinstance(value, list) or math.isfinite(value)

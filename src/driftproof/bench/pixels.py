@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from driftproof.bench.ratio import Ratio, make_ratio
 from driftproof.data.scenes import VOID
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.record import Record
@@ -89,23 +90,19 @@ class PixelScores:
         rejected = masks & ~record.selected.flatten()
         self._rejected = self._rejected + torch.stack([rejected.sum(dim=1), masks.sum(dim=1)])
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float | Ratio]:
         """Return the values in percent; NaN where there is nothing to compare."""
         against = {"wrong": (self._WRONG,), "unknown": (self._UNKNOWN,), "both": (self._WRONG, self._UNKNOWN)}
-        found = {}
+        found: dict[str, float | Ratio] = {}
         for score, familiarity in self._scores.items():
             for name, others in against.items():
                 found[f"{score}/{name}/auroc"] = 100 * familiarity.auroc(self._RIGHT, *others)
                 found[f"{score}/{name}/fpr"] = 100 * familiarity.fpr_at_tpr(self._RIGHT, *others)
         (right, wrong, unknown), (all_right, all_wrong, all_unknown) = self._rejected.tolist()
         return found | {
-            "rejection/precision": _share(wrong + unknown, right + wrong + unknown),
-            "rejection/chance": _share(all_wrong + all_unknown, all_right + all_wrong + all_unknown),
-            "rejection/recall": _share(wrong + unknown, all_wrong + all_unknown),
-            "rejection/recall_wrong": _share(wrong, all_wrong),
-            "rejection/recall_unknown": _share(unknown, all_unknown),
+            "rejection/precision": make_ratio(wrong + unknown, right + wrong + unknown, scale=100),
+            "rejection/chance": make_ratio(all_wrong + all_unknown, all_right + all_wrong + all_unknown, scale=100),
+            "rejection/recall": make_ratio(wrong + unknown, all_wrong + all_unknown, scale=100),
+            "rejection/recall_wrong": make_ratio(wrong, all_wrong, scale=100),
+            "rejection/recall_unknown": make_ratio(unknown, all_unknown, scale=100),
         }
-
-
-def _share(part: int, whole: int) -> float:
-    return 100 * part / whole if whole else math.nan

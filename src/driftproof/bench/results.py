@@ -144,8 +144,8 @@ class Results:
         self.frames = read_frames(folder)
         columns = ("spec", "run", "visits", "rounds", "protocol", "conditions")
         self.runs: dict[Spec, RunFacts] = {
-            Spec.from_data(json.loads(spec)): RunFacts(*facts, json.loads(protocol), json.loads(stretches))
-            for spec, *facts, protocol, stretches in self.frames.runs.select(columns).iter_rows()
+            Spec.from_data(json.loads(spec)): RunFacts(run, visits, rounds, json.loads(protocol), json.loads(stretches))
+            for spec, run, visits, rounds, protocol, stretches in self.frames.runs.select(columns).iter_rows()
         }
         self._means: dict[tuple[str, str | None], dict[tuple[str, int], float]] = {}
 

@@ -1,11 +1,24 @@
-"""AUROC and FPR at a given TPR. A higher score means more positive: negate novelty scores first."""
+"""AUROC, FPR at a given TPR, and average precision. A higher score means more positive.
+
+Whoever counts known samples as positives negates novelty scores first.
+"""
 
 import torch
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError, InputError
 
-__all__ = ["auroc", "auroc_from_counts", "fpr_at_tpr", "fpr_from_counts"]
+__all__ = [
+    "auroc",
+    "auroc_from_counts",
+    "average_precision",
+    "average_precision_from_counts",
+    "counts_by_score",
+    "fpr_at_tpr",
+    "fpr_from_counts",
+]
+
+_INT64 = 2**63
 
 
 def auroc(positives: Tensor, negatives: Tensor) -> float:
@@ -19,7 +32,7 @@ def auroc(positives: Tensor, negatives: Tensor) -> float:
         >>> auroc(torch.tensor([0.9, 0.5]), torch.tensor([0.5, 0.1]))
         0.875
     """
-    return auroc_from_counts(*_counts_by_score(positives, negatives))
+    return auroc_from_counts(*counts_by_score(positives, negatives))
 
 
 def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float:
@@ -38,7 +51,23 @@ def fpr_at_tpr(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> float
         >>> fpr_at_tpr(torch.arange(100.0), torch.arange(10.0))
         0.5
     """
-    return fpr_from_counts(*_counts_by_score(positives, negatives), tpr)
+    return fpr_from_counts(*counts_by_score(positives, negatives), tpr)
+
+
+def average_precision(positives: Tensor, negatives: Tensor) -> float:
+    """Return the area under the precision-recall curve, as a sum over thresholds; NaN without positives or negatives.
+
+    Σ_t (R_t − R_{t−1}) P_t, from the highest score. Unlike the AUROC it depends on the share of positives.
+
+    Args:
+        positives: Scores of the positives, of any shape.
+        negatives: Scores of the negatives, of any shape.
+
+    Examples:
+        >>> average_precision(torch.tensor([0.9, 0.3]), torch.tensor([0.5, 0.1]))
+        0.8333333333333333
+    """
+    return average_precision_from_counts(*counts_by_score(positives, negatives))
 
 
 def auroc_from_counts(positives: Tensor, negatives: Tensor) -> float:
@@ -51,6 +80,9 @@ def auroc_from_counts(positives: Tensor, negatives: Tensor) -> float:
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
         return float("nan")
+    if 2 * pairs < _INT64:
+        below_each = negatives.cumsum(dim=0) - negatives
+        return int((positives * (2 * below_each + negatives)).sum()) / (2 * pairs)
     # Python integers: billions of pixels give more pairs than int64 can count.
     below, twice_won = 0, 0
     for num_positives, num_negatives in zip(positives.tolist(), negatives.tolist(), strict=True):
@@ -80,7 +112,21 @@ def fpr_from_counts(positives: Tensor, negatives: Tensor, tpr: float = 0.95) -> 
     return float(start + (end - start) * ((tpr - low) / (high - low)))
 
 
-def _counts_by_score(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+def average_precision_from_counts(positives: Tensor, negatives: Tensor) -> float:
+    """Return the average precision from the numbers of positives and negatives per score, in ascending order.
+
+    Examples:
+        >>> average_precision_from_counts(torch.tensor([0, 1, 0, 1]), torch.tensor([1, 0, 1, 0]))
+        0.8333333333333333
+    """
+    if not positives.sum() or not negatives.sum():
+        return float("nan")
+    found, wrong = positives.flip(0).cumsum(dim=0), negatives.flip(0).cumsum(dim=0)
+    precision = found.double() / (found + wrong).clamp(min=1)
+    return float((precision * positives.flip(0)).sum() / found[-1])
+
+
+def counts_by_score(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
     """Return the numbers of positives and negatives per occurring score, in ascending order."""
     sides = [side.flatten().double() for side in (positives, negatives)]
     scores = torch.cat(sides)
