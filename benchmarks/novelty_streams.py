@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from driftproof.bench.scenes import CLEAN, camvid_scenes
+from driftproof.data.scenes.driving import CLEAN, camvid_scenes
 from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.data.scenes import UNKNOWN, SceneImages

@@ -19,6 +19,9 @@
 An adapter that raises one of these has the state it had before the call.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 __all__ = [
     "CallOrderError",
     "ComponentError",
@@ -83,7 +86,16 @@ class DivergenceError(DriftproofError, RuntimeError):
 
 
 class ExecutionError(DriftproofError, RuntimeError):
-    """Some runs of a benchmark failed; the message names them. The other runs are complete."""
+    """Some runs of a benchmark failed; the message names them. The other runs are complete.
+
+    Args:
+        message: The message.
+        failures: The errors by run.
+    """
+
+    def __init__(self, message: str, failures: Mapping[Any, Exception] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
 
 
 class MissingPackageError(DriftproofError, ImportError):

@@ -1,5 +1,6 @@
 """Analyses: memory and time of adaptation, and gradients of single samples."""
 
+from driftproof.analyses.costs import measure_costs
 from driftproof.analyses.gradients import GradientCosine, SampleGradients
 from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Formula, MemoryCounts, count_memory, method_memory
 from driftproof.analyses.timing import Timing, peak_memory, synchronizer, time_steps
@@ -13,6 +14,7 @@ __all__ = [
     "SampleGradients",
     "Timing",
     "count_memory",
+    "measure_costs",
     "method_memory",
     "peak_memory",
     "synchronizer",

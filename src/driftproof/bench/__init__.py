@@ -6,6 +6,8 @@ Results are read as polars data frames: `load`, `load_runs`, `load_histograms`. 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from driftproof.bench.benchmark import Benchmark
+from driftproof.bench.execute import run
 from driftproof.bench.methods import METHODS, build_method
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Store
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "Benchmark",
     "FilledTable",
     "Results",
     "Spec",
@@ -26,6 +29,7 @@ __all__ = [
     "load",
     "load_histograms",
     "load_runs",
+    "run",
 ]
 
 _NEED_POLARS = {

@@ -1,4 +1,4 @@
-"""Datasets that can be streamed, by name."""
+"""Datasets that can be streamed: by name, from a function of the user's, or from a folder of images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from driftproof.bench.scenes import CLEAN, camvid_scenes, driving, driving_source
 from driftproof.components import Progress
+from driftproof.corruptions import CORRUPTIONS, procedural_frost
 from driftproof.data import (
+    ArraySet,
     Corrupted,
     ImageSet,
     ResizeShorterSide,
@@ -18,18 +19,26 @@ from driftproof.data import (
     cifar10_c,
     cifar100,
     cifar100_c,
+    digits,
+    digits_unknown,
     folder,
     imagenet_c,
     imagenet_o_c,
     svhn_c,
     tiny_imagenet,
     tiny_imagenet_c,
+    to_image_set,
 )
 from driftproof.data.corrupted import PUBLISHED_QUALITY
+from driftproof.data.images import Size
 from driftproof.data.scenes import SceneImages, Scenes, camvid_classes
+from driftproof.data.scenes.driving import CLEAN, camvid_scenes, driving
+from driftproof.errors import ConfigurationError, InputError
+from driftproof.named import call_own, is_own, load_named
 from driftproof.streams import Domain, Order, Shuffled, Stored, make_scene_domain
+from driftproof.validation import check_choice
 
-__all__ = ["DATASETS", "DatasetConfig"]
+__all__ = ["DATASETS", "DatasetConfig", "default_domains", "find_dataset", "folder_dataset", "own_source"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,12 @@ def _imagenet_other(root: Path) -> ImageSet:
     return array_folder(root / "imagenet64-other")
 
 
+def _digits(root: Path, domain: str, severity: int, *, clean: Callable[[], ImageSet], **how: Any) -> ImageSet:  # noqa: ANN401  # likewise
+    photos = procedural_frost() if domain == "frost" else None
+    images = Corrupted(clean(), domain, severity, constants=32, frost_photos=photos)
+    return ArraySet(images.batch(range(len(images))), images.labels, classes=images.classes, name=images.name)
+
+
 DATASETS: dict[str, DatasetConfig] = {
     "cifar10-c": DatasetConfig(
         partial(_load_or_generate, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
@@ -145,6 +160,10 @@ DATASETS: dict[str, DatasetConfig] = {
         shuffled=True, trained_on="imagenet", classes=1000,
         source=lambda root: folder(root / "imagenet" / "train", size=ResizeShorterSide(256, crop=224)),
     ),
+    "digits-c": DatasetConfig(
+        partial(_digits, clean=digits), trained_on="digits", classes=6, source=lambda root: digits(train=True)
+    ),
+    "digits-unknown-c": DatasetConfig(partial(_digits, clean=digits_unknown)),
     "svhn-c": DatasetConfig(svhn_c),
     "imagenet-o-c-64": DatasetConfig(partial(imagenet_o_c, side=64), shuffled=True),
     "imagenet-o-c-224": DatasetConfig(partial(imagenet_o_c, side=224), shuffled=True),
@@ -158,10 +177,57 @@ DATASETS: dict[str, DatasetConfig] = {
     "camvid-train-c-180": _camvid("CamVid-Train-C-180", "train", 180),
     "driving-train": DatasetConfig(
         partial(_frames, split="train"), trained_on="gtav", classes=19,
-        scenes=partial(driving, split="train"), source_scenes=partial(driving_source, name="gtav"),
+        scenes=partial(driving, split="train"), source_scenes=partial(driving, domain="gtav", split="train"),
     ),
     "driving-val": DatasetConfig(
         partial(_frames, split="val"), trained_on="cityscapes", classes=19,
-        scenes=partial(driving, split="val"), source_scenes=partial(driving_source, name="cityscapes"),
+        scenes=partial(driving, split="val"), source_scenes=partial(driving, domain="cityscapes", split="train"),
     ),
 }  # fmt: skip
+
+
+def find_dataset(name: str) -> DatasetConfig:
+    """Return the dataset of a name, or the one that a function of the user's makes.
+
+    Such a function takes a domain and a severity. It returns images and labels: uint8 of shape (N, H, W, 3) or
+    (N, 3, H, W), or floats in 0..1, as an array or a tensor, and one integer per image. For unknown images, labels may
+    be left out. An `ImageSet` is fine as well.
+    """
+    if not is_own(name):
+        return DATASETS[check_choice("image set", name, DATASETS)]
+
+    def images(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # not needed
+        call = f"{name}({domain!r}, {severity})"
+        read = load_named(name, what="the images")
+        return to_image_set(call_own(f"calling {call}", lambda: read(domain, severity), InputError), call)
+
+    return DatasetConfig(images)
+
+
+def folder_dataset(path: Path, size: Size = None) -> DatasetConfig:
+    """Return a folder of images, one sub-folder per class, as a dataset of corrupted versions."""
+    clean = partial(folder, path, size=size)
+    home = f"{path.absolute().name}-c"
+    return DatasetConfig(partial(_generate, clean=lambda _: clean(), home=home), shuffled=True)
+
+
+def own_source(name: str, size: Size = None) -> ImageSet:
+    """Read the user's labeled source images: a folder per class, or a function without arguments."""
+    if is_own(name):
+        return to_image_set(call_own(f"calling {name}()", load_named(name), InputError), name)
+    return folder(Path(name), size=size)
+
+
+def default_domains(images: str) -> tuple[str, ...]:
+    """Return the `DOMAINS` next to the user's function, or for images that we corrupt the fifteen corruptions."""
+    if not is_own(images):
+        return CORRUPTIONS
+    load_named(images, what="the images")
+    module = images.partition(":")[0]
+    try:
+        return tuple(load_named(f"{module}:DOMAINS"))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"Expected the names of the domains of {images}, but got none. Define `DOMAINS = (…)` in {module}, "
+            "or pass `domains`."
+        ) from error

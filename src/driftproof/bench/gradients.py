@@ -8,9 +8,8 @@ from torch import Tensor
 
 from driftproof.analyses import GradientCosine, SampleGradients
 from driftproof.bench.environment import ResourceMonitor
-from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings, stage_progress
-from driftproof.bench.spec import Spec
-from driftproof.bench.store import Row, Run
+from driftproof.bench.runner import RunContext
+from driftproof.bench.store import Row
 from driftproof.network import tf32_mode
 from driftproof.streams import Prefetcher
 from driftproof.validation import check_choice
@@ -24,50 +23,37 @@ _TASK_OPTIONS = ("layer", "mixing")
 _EXECUTION = {"engine": "eager", "precision": "fp32", "channels_last": False}
 
 
-def run_gradients(
-    spec: Spec,
-    run: Run,
-    resources: ResourceProvider,
-    rounds: int,
-    settings: RunSettings,
-    callback: ProgressCallback,
-) -> None:
+def run_gradients(context: RunContext) -> None:
     """Measure mean cosines between per-sample gradients, for each domain and for all domains pooled.
 
     A row's `sizes` and `cosines` are matrices by label and prediction. `right` is the mean of the diagonal of
-    `cosines`, `wrong` the mean of the rest.
-
-    Args:
-        spec: The run. Its options are the `layer`, and whether samples are `mixing` behind it.
-        run: Its results on disk, locked by the caller.
-        resources: Provides model and stream.
-        rounds: Ignored.
-        settings: Only the device is used; precision is always fp32.
-        callback: Receives progress events.
+    `cosines`, `wrong` the mean of the rest. The spec's options are the `layer`, and whether samples are `mixing` behind
+    it. Precision is always fp32.
     """
+    spec, run, resources, device = context.spec, context.run, context.resources, context.settings.device
     if run.length:
         return
     options: dict[str, Any] = dict(spec.options)
     for option in options:
         check_choice("option of gradients", option, _TASK_OPTIONS)
-    monitor, model = ResourceMonitor(settings.device), resources.model(spec).to(settings.device)
+    monitor, model = ResourceMonitor(device), resources.model(spec).to(device)
     sample_gradients = SampleGradients(model, options["layer"], mixing=options["mixing"])
     run.write_spec(
         spec, {"statistics": "Batch()", "loss": "Entropy()", **{name: str(options[name]) for name in options}}
     )
-    stream = resources.stream(spec, 1, stage_progress(spec, callback))
+    stream = resources.stream(spec, 1, context.report)
     found: dict[str, GradientCosine] = {}
-    for done, batch in enumerate(Prefetcher(stream, device=settings.device), start=1):
+    for done, batch in enumerate(Prefetcher(stream, device=device), start=1):
         with tf32_mode("fp32"):
             gradients, logits = sample_gradients(batch.images)
         known = (gradients[batch.known], batch.labels[batch.known], logits.argmax(dim=1)[batch.known])
         for domain in (batch.domain, ALL_DOMAINS):
-            found.setdefault(domain, GradientCosine(logits.shape[1], device=settings.device)).update(*known)
-        callback(ProgressEvent(spec, "differentiating", done, len(stream)))
+            found.setdefault(domain, GradientCosine(logits.shape[1], device=device)).update(*known)
+        context.report("differentiating", done, len(stream))
     rows = [_make_row(domain, cosine) for domain, cosine in found.items()]
     run.append(rows, [monitor.measure(len(rows)) | _EXECUTION] * len(rows))
     for row in rows:
-        callback(ProgressEvent(spec, "measured", len(stream), len(stream), row))
+        context.report("measured", len(stream), len(stream), row)
 
 
 def _make_row(domain: str, cosine: GradientCosine) -> Row:

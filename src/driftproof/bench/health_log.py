@@ -33,9 +33,9 @@ class HealthLog(Guard):
         return counts
 
 
-def find_health_log(adapter: Adapter) -> HealthLog:
-    """Return the log among an adapter's guards."""
-    return next(guard for guard in adapter.method.guards if isinstance(guard, HealthLog))
+def find_health_log(adapter: Adapter) -> HealthLog | None:
+    """Return the log among an adapter's guards; None if a method of the user's takes no guards."""
+    return next((guard for guard in adapter.method.guards if isinstance(guard, HealthLog)), None)
 
 
 def health_columns(health: Health) -> Row:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from driftproof.bench.costs import run_costs
 from driftproof.bench.gradients import run_gradients
-from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings, run_stream
+from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunContext, RunSettings, run_stream
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Run, Store
+from driftproof.bench.store import Store
 from driftproof.validation import check_choice
 
 __all__ = ["TASKS", "Job", "run_job"]
 
-TASKS: dict[str, Callable[[Spec, Run, ResourceProvider, int, RunSettings, ProgressCallback], None]] = {
+TASKS: dict[str, Callable[[RunContext], None]] = {
     "stream": run_stream,
     "costs": run_costs,
     "gradients": run_gradients,
@@ -22,12 +22,7 @@ TASKS: dict[str, Callable[[Spec, Run, ResourceProvider, int, RunSettings, Progre
 
 @dataclass(frozen=True)
 class Job:
-    """A run and its target number of rounds.
-
-    Attributes:
-        spec: The run.
-        rounds: Number of rounds it should reach, counted from the beginning.
-    """
+    """A run and its target number of rounds, counted from the beginning."""
 
     spec: Spec
     rounds: int
@@ -55,4 +50,4 @@ def run_job(
     run = Store(folder).run(job.spec)
     task = TASKS[check_choice("task", job.spec.task, TASKS)]
     with run.locked(timeout):
-        task(job.spec, run, resources, job.rounds, settings, callback)
+        task(RunContext(job.spec, run, resources, job.rounds, settings, callback))

@@ -1,26 +1,33 @@
-"""Models and streams from local files."""
+"""Models and streams from local files, and from functions of the user's."""
 
-from collections.abc import Collection, Iterator
+import copy
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from driftproof.bench.datasets import DATASETS, DatasetConfig
-from driftproof.bench.scenes import SourceScenes
+from driftproof.bench.datasets import DatasetConfig, find_dataset, folder_dataset, own_source
 from driftproof.bench.spec import Spec
 from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
-from driftproof.data import ImageSet
+from driftproof.data import ImageSet, LabeledBatches
+from driftproof.data.images import Size
+from driftproof.data.scenes import SourceScenes
 from driftproof.errors import InputError
 from driftproof.files import sha256
-from driftproof.models import build_from_checkpoint, build_model, load_checkpoint, read_checkpoint
+from driftproof.models import MODELS, build_from_checkpoint, build_model, load_checkpoint, read_checkpoint
+from driftproof.named import is_own, load_own_model
 from driftproof.streams import Continual, Domain, OpenSet
+from driftproof.training.digits import FIVE_LAYERS, build_five_layers
 from driftproof.validation import check_choice
 
-__all__ = ["LocalFiles", "SourceImageBatches"]
+__all__ = ["NETWORKS", "LocalFiles"]
+
+NETWORKS = (*MODELS, FIVE_LAYERS)
+"""Names of the library's networks."""
 
 _PUBLIC_WEIGHTS = {
     ("wrn40_2", "cifar10"): "cifar10/corruptions/Hendrycks2020AugMix_WRN.pt",
@@ -34,90 +41,132 @@ _PUBLIC_WEIGHTS = {
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Resource provider that reads official files.
+    """Resource provider of local files.
 
     Attributes:
         data: Folder with the datasets; missing corrupted datasets are generated in it.
-        weights: Folder with the source weights: `wrn40_2_cifar10.pt`, or as RobustBench lays them out.
+        weights: Folder with the source weights, as `wrn40_2_cifar10.pt` or as RobustBench lays them out; or one file.
+            None is the folder `weights`, and no file for a model of the user's.
         frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
         use_procedural_frost: Whether to use procedural frost instead of photos.
         device: Device on which datasets are generated.
         prepared_on_test: Datasets whose clean test images replace the source images.
+        folders: Folders of images, by the names they have in specs.
+        source_images: Labeled source images that replace the dataset's: a folder, or a function of the user's.
+        size: Size of images from folders.
     """
 
     data: Path
-    weights: Path
+    weights: Path | None = None
     frost: Path | None = None
     use_procedural_frost: bool = False
     device: str = "cpu"
     prepared_on_test: Collection[str] = ()
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    source_images: str | None = None
+    size: Size = None
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         # The cache is not pickled, and another process may have another working directory.
-        paths = (path and path.absolute() for path in (self.data, self.weights, self.frost))
-        return LocalFiles, (*paths, self.use_procedural_frost, self.device, tuple(self.prepared_on_test))
+        paths = {name: path and path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
+        folders = {name: path.absolute() for name, path in self.folders.items()}
+        source = self.source_images
+        source = source if source is None or is_own(source) else str(Path(source).absolute())
+        return vars(self) | paths | {"folders": folders, "source_images": source, "_cache": {}}
 
     def model(self, spec: Spec) -> nn.Module:
         """Return the source model with its weights."""
-        path, classes = self._find_weights(spec), _dataset(spec.images).classes
-        meta = read_checkpoint(path).meta
+        path = self._find_weights(spec)
+        if is_own(spec.model):
+            return copy.deepcopy(self._own_model(spec.model, path))
+        assert path is not None
+        classes, meta = self._dataset(spec.images).classes, read_checkpoint(path).meta
         if "arch" not in meta:
-            return load_checkpoint(build_model(spec.model, classes=classes), path).eval()
+            network = build_five_layers() if spec.model == FIVE_LAYERS else build_model(spec.model, classes=classes)
+            return load_checkpoint(network, path).eval()
         model = build_from_checkpoint(path)
-        if meta["arch"] != spec.model or getattr(model, "classes", classes) != classes:
+        found = getattr(model, "classes", classes)
+        if meta["arch"] != spec.model or (classes is not None and found != classes):
             raise InputError(
-                f"Expected {path} to hold a {spec.model} for the {classes} classes of {spec.images}, "
+                f"Expected {path} to hold a {spec.model} for the {classes or 'same'} classes of {spec.images}, "
                 f"but it holds a {meta['arch']} for {getattr(model, 'classes', 'other')}."
             )
         return model
 
     def stream(self, spec: Spec, rounds: int, progress: Progress | None = None) -> Continual:
         """Return the stream from its beginning; report to `progress` which datasets are generated."""
-        closed = self._domains(spec.images, spec, progress)
-        order = _dataset(spec.images).order(spec.seed)
+        known = self._domains(spec.images, spec, progress)
         settings: dict[str, Any] = {
             "rounds": rounds,
             "batch_size": spec.batch_size,
-            "order": order,
+            "order": self._dataset(spec.images).order(spec.seed),
             "limit": spec.limit,
         }
         if spec.unknown is None:
-            return Continual(closed, **settings)
-        return OpenSet(closed, self._domains(spec.unknown, spec, progress), **settings)
+            return Continual(known, **settings)
+        return OpenSet(known, self._domains(spec.unknown, spec, progress), **settings)
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Return labeled source images, or the clean test images that replace them, in a fixed random order."""
-        config, use_test = _dataset(spec.images), spec.images in self.prepared_on_test
+        if self.source_images is not None:
+            return LabeledBatches(own_source(self.source_images, self.size), device=device)
+        config, use_test = self._dataset(spec.images), spec.images in self.prepared_on_test
         if config.source_scenes is not None and not use_test:
             return SourceScenes(config.source_scenes(self.data), device=device)
         read = config.clean if use_test else config.source
         if read is None:
-            raise InputError(f"Expected source images for {spec.images}, but none are known.")
-        return SourceImageBatches(read(self.data), device=device)
+            raise InputError(
+                f"Expected source images for {spec.images}, since {spec.method} is prepared on them, but none are "
+                "known. Pass them as `source`: a folder per class, or a function."
+            )
+        return LabeledBatches(read(self.data), device=device)
 
     def fingerprints(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
-        """Return checksums of weights and images; report to `progress` which datasets are generated."""
+        """Return checksums of weights and images; raise an error if anything is missing, frost photos included."""
         path = self._find_weights(spec)
-        found = {f"weights {spec.model} {spec.images}": self._cached(path, lambda: sha256(path))}
+        make = self._hash_own_model if path is None else lambda _: sha256(path)
+        found = {f"weights {spec.model} {spec.images}": self._cached(path or spec.model, lambda: make(spec.model))}
         for name in filter(None, (spec.images, spec.unknown)):
+            if "frost" in spec.domains and not is_own(name):
+                self._images(name, "frost", spec, None, make=False)
             images = self._images(name, spec.domains[0], spec, progress)
             label = f"images {name} {spec.domains[0]} {spec.severity}"
             found[label] = self._cached(label, images.fingerprint)
         return found
 
+    def _own_model(self, name: str, path: Path | None) -> nn.Module:
+        def build() -> nn.Module:
+            model = load_own_model(name)
+            return (model if path is None else load_checkpoint(model, path)).eval()
+
+        model: nn.Module = self._cached(("model", name, path), build)
+        return model
+
+    def _hash_own_model(self, name: str) -> str:
+        content = hashlib.sha256()
+        for key, tensor in self._own_model(name, None).state_dict().items():
+            content.update(key.encode() + tensor.cpu().numpy().tobytes())
+        return content.hexdigest()
+
+    def _dataset(self, name: str) -> DatasetConfig:
+        return folder_dataset(self.folders[name], self.size) if name in self.folders else find_dataset(name)
+
     def _domains(self, name: str, spec: Spec, progress: Progress | None) -> list[Domain]:
         return [
-            _dataset(name).domain(domain, self.data, self._images(name, domain, spec, progress))
+            self._dataset(name).domain(domain, self.data, self._images(name, domain, spec, progress))
             for domain in spec.domains
         ]
 
-    def _images(self, name: str, domain: str, spec: Spec, progress: Progress | None) -> ImageSet:
-        make = spec.limit is None  # a few images are faster to compute than a whole dataset
+    def _images(
+        self, name: str, domain: str, spec: Spec, progress: Progress | None, *, make: bool | None = None
+    ) -> ImageSet:
+        make = spec.limit is None if make is None else make  # a few images are faster to compute than a whole dataset
 
         def read() -> ImageSet:
             how = {"frost_photos": self._photos(domain), "device": self.device, "make": make, "progress": progress}
-            return _check_classes(_dataset(name), _dataset(name).images(self.data, domain, spec.severity, **how))
+            config = self._dataset(name)
+            return _check_classes(config, config.images(self.data, domain, spec.severity, **how))
 
         images: ImageSet = self._cached((name, domain, spec.severity, make), read)
         return images
@@ -128,47 +177,34 @@ class LocalFiles:
             return None
         return procedural_frost() if self.use_procedural_frost else find_frost_photos(self.frost)
 
-    def _cached(self, key: object, make: Any) -> Any:  # noqa: ANN401  # whatever is made
+    def _cached(self, key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401  # whatever is made
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
-    def _find_weights(self, spec: Spec) -> Path:
-        trained_on = _dataset(spec.images).trained_on
+    def _find_weights(self, spec: Spec) -> Path | None:
+        """Return the file of weights; None for a model of the user's without one."""
+        if self.weights is not None and self.weights.is_file():
+            return self.weights
+        if is_own(spec.model):
+            if self.weights is None:
+                return None
+            raise InputError(f"Expected {self.weights} to be a file of weights for {spec.model}, but it is not a file.")
+        check_choice("model", spec.model, NETWORKS)
+        trained_on, folder = self._dataset(spec.images).trained_on, self.weights or Path("weights")
         if trained_on is None:
             raise InputError(
-                f"Expected a dataset with trained networks, but {spec.images} is only used for unknown images."
+                f"Expected a dataset with trained networks, but {spec.images} has none. Pass a file as `weights`."
             )
         names = [f"{spec.model}_{trained_on}{suffix}" for suffix in (".safetensors", ".pt", ".pth")]
         public = _PUBLIC_WEIGHTS.get((spec.model, trained_on))
-        found = [path for name in [*names, *filter(None, [public])] if (path := self.weights / name).exists()]
+        found = [path for name in [*names, *filter(None, [public])] if (path := folder / name).exists()]
         if not found:
             raise InputError(
-                f"Expected weights of {spec.model} for {trained_on} in {self.weights}, as {' or '.join(names[:2])}"
+                f"Expected weights of {spec.model} for {trained_on} in {folder}, as {' or '.join(names[:2])}"
                 f"{f' or {public}' if public else ''}, but they are not there. Train them with `driftproof train`."
             )
         return found[0]
-
-
-class SourceImageBatches:
-    """Batches of labeled source images, the same at every pass.
-
-    Args:
-        images: The dataset.
-        device: Device of the batches.
-        batch_size: Images per batch.
-    """
-
-    def __init__(self, images: ImageSet, *, device: str = "cpu", batch_size: int = 200) -> None:
-        self._images = images
-        self._device = device
-        indices = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        self._indices = torch.split(indices, batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in self._indices:
-            pixels = self._images.batch(indices).to(self._device)
-            yield pixels.float() / 255, self._images.labels[indices].to(self._device)
 
 
 def _check_classes(config: DatasetConfig, images: ImageSet) -> ImageSet:
@@ -178,7 +214,3 @@ def _check_classes(config: DatasetConfig, images: ImageSet) -> ImageSet:
             f"Expected {images.name} to have all {config.classes} classes, but it has {len(images.classes)}."
         )
     return images
-
-
-def _dataset(name: str) -> DatasetConfig:
-    return DATASETS[check_choice("image set", name, DATASETS)]

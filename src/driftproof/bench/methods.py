@@ -1,159 +1,28 @@
-"""Methods by the names used on the command line and in result files."""
+"""Methods by the names used on the command line and in result files, and the guards of their benchmark runs."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial, reduce
-from operator import and_
-from typing import Any, get_args
+from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from driftproof.guards import Guard
+from driftproof.methods.by_name import (
+    METHODS,
+    SELECTIONS,
+    Option,
+    accepted_options,
+    build_method,
+    method_names,
+    parse_method,
+    resolve_option,
+)
 
-from driftproof import methods
-from driftproof.adapter import Adapter
-from driftproof.bench.oracle import Oracle
-from driftproof.bench.spec import Option
-from driftproof.components import Step
-from driftproof.errors import ConfigurationError, DriftproofError
-from driftproof.guards import GUARDS, FallBack, Guard, RollBack
-from driftproof.scores import NOVELTY_SCORES, msp
-from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
-from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
-from driftproof.validation import check_choice
-
-__all__ = ["METHODS", "SELECTIONS", "accepted_options", "benchmark_guards", "build_method", "parse_method"]
-
-METHODS: dict[str, Callable[..., Adapter]] = {
-    "source": methods.source,
-    "bn_adapt": methods.bn_adapt,
-    "gce": methods.gce,
-    "conjugate": methods.conjugate,
-    "ent": methods.ent,
-    "tent": methods.tent,
-    "eata": methods.eata,
-    "swr": methods.swr,
-    "cotta": methods.cotta,
-    "ttn": methods.ttn,
-    "adapt": methods.adapt,
-}
-
-SELECTIONS: dict[str, Callable[..., Selection]] = {
-    "crowd": ConfidenceDifference,
-    "confident": partial(ConfidenceAbove, 0.9),
-    "certain": EntropyBelow,
-}
-"""Names after the plus sign: the paper's selection, and the static thresholds it is compared with."""
-
-
-_EXTRA_SELECTIONS: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": IgnorePadding}
-"""Boolean options that add another selection to the method's own."""
-
-
-def _paper_novelty(step: Step) -> Tensor:
-    """The confidence difference where the method compares with θ_o; else 1 − the largest probability."""
-    return 0 - step.confidence_change if step.used_source else msp(step.logits.detach())
-
-
-_STATISTICS = {
-    "auto": Auto(),
-    "source": Source(),
-    "batch": Batch(),
-    "ttn": TTN(),
-    # For scenes, with few images in a batch: shorter preparation, and running statistics.
-    "online ttn": TTN(momentum=0.1, prior_batches=100, epochs=3, batch_size=4),
-    "online blend": Blend(0.5, momentum=0.1),
-}
-
-_GUARDS: dict[str, tuple[Guard, ...]] = {
-    "none": (),
-    "fall_back+roll_back": (FallBack(), RollBack()),
-} | {name: (kind(),) for name, kind in GUARDS.items()}
-
-_NAMED_OBJECTS: dict[str, dict[str, Any]] = {
-    "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
-    "statistics": _STATISTICS,
-    "source_statistics": _STATISTICS,
-    "guard": _GUARDS,
-    "novelty": {"paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
-}
-"""Options that are objects in Python and names in a spec."""
-
-_NOT_NAMEABLE = {"select", "scope", "views", "scales", "augment"}
-"""Keywords whose values have no names, so a spec cannot set them."""
-
-
-def build_method(
-    name: str, model: nn.Module, options: Mapping[str, Option | Statistics | tuple[Guard, ...]]
-) -> Adapter:
-    """Build an adapter from names.
-
-    Args:
-        name: A method, such as `tent`; `tent+crowd` adds the paper's selection.
-        model: The trained model.
-        options: Keywords of the method and of its selection. Objects are given by name; guards, and statistics that
-            are already prepared, may be objects.
-
-    Examples:
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> build_method("tent+crowd", model, {"lr": 1e-4, "margin": -0.2}).select
-        ConfidenceDifference(margin=-0.2, on='softmax')
-    """
-    base, selection = parse_method(name)
-    method, selection_options = METHODS[base], _selection_options(selection)
-    for key in options:
-        check_choice(f"option of {name}", key, accepted_options(name))
-    keywords = {key: _resolve(key, value) for key, value in options.items()}
-    selections = [make() for key, make in _EXTRA_SELECTIONS.items() if keywords.pop(key, False)]
-    if selections and base not in _methods_with_selection():
-        raise ConfigurationError(
-            f"Expected a method that takes a selection for {' and '.join(_EXTRA_SELECTIONS)}, but got {name}."
-        )
-    if selection:
-        selections.insert(
-            0, SELECTIONS[selection](**{key: keywords.pop(key) for key in selection_options if key in keywords})
-        )
-    if selections:
-        keywords["select"] = reduce(and_, selections)
-    try:
-        return method(model, **keywords)
-    except DriftproofError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"Expected options that {name} understands, but {error}.") from error
-
-
-def accepted_options(name: str) -> list[str]:
-    """List the options that a method and its selection take.
-
-    Examples:
-        >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
-        (True, False)
-    """
-    base, selection = parse_method(name)
-    return [*_selection_options(selection), *_keywords(METHODS[base])]
-
-
-def parse_method(name: str) -> tuple[str, str | None]:
-    """Split a name into method and selection; an unknown name raises an error with the nearest names."""
-    combined = [f"{base}+{selection}" for base in _methods_with_selection() for selection in SELECTIONS]
-    base, _, selection = check_choice("method", name, [*METHODS, *combined]).partition("+")
-    return base, selection or None
-
-
-def _selection_options(selection: str | None) -> list[str]:
-    return list(inspect.signature(SELECTIONS[selection]).parameters) if selection else []
-
-
-def _methods_with_selection() -> list[str]:
-    return [name for name, method in METHODS.items() if "select" in inspect.signature(method).parameters]
-
-
-def _keywords(method: Callable[..., Adapter]) -> list[str]:
-    parameters = inspect.signature(method).parameters.values()
-    own = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
-    (forwarded,) = (parameter.annotation for parameter in parameters if parameter.kind == parameter.VAR_KEYWORD)
-    (settings,) = get_args(forwarded)
-    return sorted((own | settings.__optional_keys__ | _EXTRA_SELECTIONS.keys()) - _NOT_NAMEABLE)
+__all__ = [
+    "METHODS",
+    "SELECTIONS",
+    "accepted_options",
+    "benchmark_guards",
+    "build_method",
+    "method_names",
+    "parse_method",
+]
 
 
 def benchmark_guards(name: str, options: Mapping[str, Option]) -> tuple[Guard, ...]:
@@ -161,19 +30,9 @@ def benchmark_guards(name: str, options: Mapping[str, Option]) -> tuple[Guard, .
 
     So published methods run as published. `adapt` falls back and rolls back.
 
-    Args:
-        name: The method.
-        options: Of the method.
-
     Examples:
         >>> benchmark_guards("tent+crowd", {}), benchmark_guards("tent", {"guard": "pause"})
         ((), (Pause(),))
     """
     own = "fall_back+roll_back" if parse_method(name)[0] == "adapt" else "none"
-    return tuple(_resolve("guard", options.get("guard") or own))
-
-
-def _resolve(key: str, value: Option | Statistics | tuple[Guard, ...]) -> Any:  # noqa: ANN401  # as the method takes it
-    if key not in _NAMED_OBJECTS or value is None or isinstance(value, Statistics | tuple):
-        return value
-    return _NAMED_OBJECTS[key][check_choice(key, value, _NAMED_OBJECTS[key])]
+    return tuple(resolve_option("guard", options.get("guard") or own))

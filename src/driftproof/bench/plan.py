@@ -6,11 +6,12 @@ from typing import Any
 
 from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job
+from driftproof.bench.local_files import NETWORKS
 from driftproof.bench.methods import parse_method
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
-from driftproof.models import MODELS
+from driftproof.named import hash_sources, is_own
 from driftproof.validation import check_choice
 
 __all__ = ["RunFilter", "plan_runs"]
@@ -21,8 +22,8 @@ class RunFilter:
     """Which runs of a suite to execute, and with what changes.
 
     Attributes:
-        methods: Only these methods; all if empty.
-        sets: Only runs that stream these datasets; all if empty.
+        methods: Only these methods; all if empty. Functions of yours are added to every stream of the suite.
+        images: Only runs that stream these datasets; all if empty.
         setting: Only `open` or `closed` runs; None for both.
         task: Only `stream`, `costs` or `gradients`; None for all.
         rounds: Number of rounds; None for as many as the suite's tables need.
@@ -34,7 +35,7 @@ class RunFilter:
     """
 
     methods: Sequence[str] = ()
-    sets: Sequence[str] = ()
+    images: Sequence[str] = ()
     setting: str | None = None
     task: str | None = None
     rounds: int | None = None
@@ -53,14 +54,14 @@ class RunFilter:
         """Whether a run of the suite is included."""
         return (
             (not self.methods or spec.method in self.methods)
-            and (not self.sets or spec.images in self.sets)
+            and (not self.images or spec.images in self.images)
             and self.setting in (None, spec.setting)
             and self.task in (None, spec.task)
         )
 
     def apply(self, spec: Spec, seed: int) -> Spec:
         """Return the spec with substitutes, limit, seed and trials applied."""
-        return replace(
+        spec = replace(
             self._with_trials(spec),
             images=self.replaced.get(spec.images, spec.images),
             unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
@@ -68,6 +69,7 @@ class RunFilter:
             limit=self.limit,
             seed=seed,
         )
+        return replace(spec, code=hash_sources(spec.method, spec.model, spec.images, spec.unknown))
 
     def _with_trials(self, spec: Spec) -> Spec:
         if spec.task != "costs" or self.trials is None:
@@ -87,10 +89,11 @@ def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Jo
     """
     suites = [suites] if isinstance(suites, Suite) else suites
     names = " or ".join(suite.name for suite in suites)
+    own = [name for name in run_filter.methods if is_own(name)]
     available = _max_rounds(
         (spec, suite.rounds if run_filter.rounds is None else run_filter.rounds)
         for suite in suites
-        for spec in suite.specs()
+        for spec in (*suite.specs(), *_add_methods(own, suite))
     )
     _check_names(run_filter, list(available), names)
     for name, count in {"rounds": run_filter.rounds, "trials": run_filter.trials}.items():
@@ -107,6 +110,14 @@ def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Jo
     return [Job(spec, rounds) for spec, rounds in selected.items()]
 
 
+def _add_methods(methods: Sequence[str], suite: Suite) -> Iterable[Spec]:
+    """Return a run of each of the user's methods on every stream of a suite."""
+    for spec in suite.specs():
+        if spec.task == "stream":
+            measures = ("iou" if "iou" in spec.measures else "error", "selection")
+            yield from (replace(spec, method=method, options=(), measures=measures) for method in methods)
+
+
 def _max_rounds(requests: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:
     """Return each spec once, with the largest number of rounds requested."""
     rounds: dict[Spec, int] = {}
@@ -120,7 +131,7 @@ def _check_names(run_filter: RunFilter, specs: Sequence[Spec], names: str) -> No
         parse_method(name)
     for kind, requested, known in (
         ("method", run_filter.methods, [spec.method for spec in specs]),
-        ("image set", run_filter.sets, [spec.images for spec in specs]),
+        ("image set", run_filter.images, [spec.images for spec in specs]),
         ("setting", [run_filter.setting] if run_filter.setting else [], ["open", "closed"]),
         ("task", [run_filter.task] if run_filter.task else [], [spec.task for spec in specs]),
     ):
@@ -128,8 +139,7 @@ def _check_names(run_filter: RunFilter, specs: Sequence[Spec], names: str) -> No
             check_choice(f"{kind} of {names}", name, dict.fromkeys(known))
     # These belong to the folder's metadata, so they may name datasets that these suites do not use.
     for name in run_filter.replaced:
-        check_choice("image set or network", name, (*DATASETS, *MODELS))
+        check_choice("image set or network", name, (*DATASETS, *NETWORKS))
+    clean = [name for name, config in DATASETS.items() if config.clean is not None]
     for name in run_filter.prepared_on_test:
-        check_choice(
-            "image set with clean test images", name, [each for each in DATASETS if DATASETS[each].clean is not None]
-        )
+        check_choice("image set with clean test images", name, clean)

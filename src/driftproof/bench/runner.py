@@ -1,7 +1,9 @@
 """Run a method over a stream, from its last snapshot to its target round."""
 
+import copy
 import gc
 import itertools
+import re
 import time
 import warnings
 import zlib
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from driftproof.adapter import Adapter
@@ -18,14 +21,18 @@ from driftproof.bench.environment import ResourceMonitor
 from driftproof.bench.health_log import HealthLog, find_health_log
 from driftproof.bench.methods import benchmark_guards, build_method
 from driftproof.bench.metrics import MetricCollection
-from driftproof.bench.oracle import find_oracle
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Row, Run
 from driftproof.components import Progress, SourceBatches
+from driftproof.errors import InputError, ModelError
+from driftproof.methods.oracle import find_oracle
+from driftproof.named import is_own
+from driftproof.network import read_logits
+from driftproof.problems import check
 from driftproof.statistics import Statistics
 from driftproof.streams import Continual, Prefetcher, StreamBatch
 
-__all__ = ["ProgressCallback", "ProgressEvent", "ResourceProvider", "RunSettings", "run_stream", "stage_progress"]
+__all__ = ["ProgressCallback", "ProgressEvent", "ResourceProvider", "RunContext", "RunSettings", "run_stream"]
 
 
 class ResourceProvider(Protocol):
@@ -40,7 +47,7 @@ class ResourceProvider(Protocol):
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Return labeled source images, for methods that prepare."""
 
-    def fingerprints(self, spec: Spec) -> dict[str, str]:
+    def fingerprints(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
         """Return checksums of weights and images; raise an error if anything is missing."""
 
 
@@ -93,22 +100,11 @@ class ProgressEvent:
 ProgressCallback = Callable[[ProgressEvent], None]
 
 
-def run_stream(
-    spec: Spec,
-    run: Run,
-    resources: ResourceProvider,
-    rounds: int,
-    settings: RunSettings,
-    callback: ProgressCallback,
-) -> None:
-    """Run the method over its stream, from the last snapshot up to `rounds`.
+@dataclass(frozen=True)
+class RunContext:
+    """What a task works with.
 
-    Published methods run without a guard that acts, so they do what is published. A `HealthLog` takes the place of the
-    default warning: rows hold health and guard events, and nothing is printed. It measures as the warning does, on
-    every hundredth batch, and changes no prediction. The option `guard` of a spec, such as `fall_back+roll_back`, adds
-    guards that act.
-
-    Args:
+    Attributes:
         spec: The run.
         run: Its results on disk, locked by the caller.
         resources: Provides model, stream and source data.
@@ -116,20 +112,44 @@ def run_stream(
         settings: How to execute it.
         callback: Receives progress events.
     """
-    if run.length >= rounds * len(spec.domains):
+
+    spec: Spec
+    run: Run
+    resources: ResourceProvider
+    rounds: int
+    settings: RunSettings
+    callback: ProgressCallback
+
+    def report(self, stage: str, done: int, total: int | None = None, row: Row | None = None) -> None:
+        """Send a progress event; a stage and a count are enough, so this is also a `Progress`."""
+        self.callback(ProgressEvent(self.spec, stage, done, total, row))
+
+
+def run_stream(context: RunContext) -> None:
+    """Run the method over its stream, from the last snapshot up to the target round.
+
+    Published methods run without a guard that acts, so they do what is published. A `HealthLog` takes the place of the
+    default warning: rows hold health and guard events, and nothing is printed. It measures as the warning does, on
+    every hundredth batch, and changes no prediction. The option `guard` of a spec, such as `fall_back+roll_back`, adds
+    guards that act.
+    """
+    spec, run, resources, settings = context.spec, context.run, context.resources, context.settings
+    if run.length >= context.rounds * len(spec.domains):
         return
-    build = partial(_build_adapter, spec, resources.model(spec).to(settings.device), settings)
+    model = resources.model(spec).to(settings.device)
+    build = partial(_build_adapter, spec, model, settings)
     adapter = build()
-    progress = stage_progress(spec, callback)
-    stream = resources.stream(spec, rounds, progress)  # fails before any preparation if data are missing
+    stream = resources.stream(spec, context.rounds, context.report)  # fails before any preparation if data are missing
+    if spec.code:
+        _check_answers(spec, model, next(iter(stream)))
     order = {"order": str(stream.order)} if spec.seed else {}  # seed 0 keeps the dataset's own order
     run.write_spec(spec, adapter.method.describe() | order)
     visits = run.resume(adapter)
     if not adapter.prepared:
         source = resources.source(spec, settings.device)
-        if not adapter.statistics.prepared:
-            adapter = build(statistics=_prepare_shared_statistics(adapter, build, run, source, progress))
-        adapter.prepare(source, missing_only=True, progress=progress)
+        if not adapter.statistics.prepared and not is_own(spec.method):
+            adapter = build(statistics=_prepare_shared_statistics(adapter, build, run, source, context.report))
+        adapter.prepare(source, missing_only=True, progress=context.report)
     gc.collect()  # adapters of other runs, or used only to prepare, would count as memory of this run
     total = len(stream)
     stream = stream.start_from(visits // len(spec.domains) + 1, visits % len(spec.domains))
@@ -142,13 +162,13 @@ def run_stream(
             monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
             for batch in batches:
                 if oracle is not None:
-                    oracle.set_known_mask(batch)
+                    oracle.set_known_mask(batch.known)
                 metrics.update(adapter(batch.images), batch, adapter.last)
                 done += 1
-                callback(ProgressEvent(spec, "adapting", done, total))
-            row = metrics.compute() | log.take_counts()
+                context.report("adapting", done, total)
+            row = metrics.compute() | (log.take_counts() if log else {})
             writer.add(row, monitor.measure() | constant)
-            callback(ProgressEvent(spec, "measured", done, total, row))
+            context.report("measured", done, total, row)
     writer.flush()
 
 
@@ -164,11 +184,28 @@ def _build_adapter(
 
     A spec without `novelty` measures the paper's score, whatever the library's default is.
     """
-    options = {"novelty": "paper", **dict(spec.options)} if method is None else {}
+    own_novelty = {} if is_own(spec.method) else {"novelty": "paper"}
+    options = {**own_novelty, **dict(spec.options)} if method is None else {}
     overrides = {} if statistics is None else {"statistics": statistics}
     guards = {"guard": (HealthLog(), *benchmark_guards(method or spec.method, options))}
     keywords = {**options, "seed": spec.seed, **settings.step, **overrides, **guards}
     return build_method(method or spec.method, model, keywords)
+
+
+def _check_answers(spec: Spec, model: nn.Module, batch: StreamBatch) -> None:
+    """Raise an error if the model cannot answer a batch of the stream, or has fewer classes than its labels."""
+    images = batch.images.to(next(model.parameters()).device)
+    problems = [problem for problem in check(model, images) if problem.severity == "error"]
+    if problems:
+        message = f"{problems[0].message}. {problems[0].fix}"
+        raise ModelError(f"Expected {spec.model} to answer the images of {spec.images}, but it does not. {message}")
+    with torch.no_grad():
+        classes = read_logits(copy.deepcopy(model).eval()(images), None).shape[1]
+    if batch.labels.ndim == 1 and int(batch.labels.max()) >= classes:
+        raise InputError(
+            f"Expected the labels of {spec.images} in 0..{classes - 1}, the classes of {spec.model}, but got "
+            f"{int(batch.labels.max())}. Remove these images, or pass them as unknown ones."
+        )
 
 
 def _prepare_shared_statistics(
@@ -176,9 +213,10 @@ def _prepare_shared_statistics(
 ) -> Statistics:
     """Return prepared statistics; the first run of the folder that needs them prepares and saves them."""
     spec = run.spec
-    digest = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.network.precision}".encode())
+    code = f" {spec.code}" if spec.code else ""
+    digest = zlib.crc32(f"{adapter.statistics} {adapter.seed} {adapter.network.precision}{code}".encode())
     preparer = build(method="ttn", statistics=adapter.statistics)
-    with run.shared_artifact(f"{spec.model}-{spec.images}-{digest:08x}") as path:
+    with run.shared_artifact(re.sub(r"[^\w.+-]", "_", f"{spec.model}-{spec.images}-{digest:08x}")) as path:
         if path.exists():
             return preparer.load(path).statistics
         preparer.prepare(source, progress=progress).save(path)
@@ -189,18 +227,11 @@ def _visit(batch: StreamBatch) -> tuple[int, str]:
     return batch.round, batch.domain
 
 
-def stage_progress(spec: Spec, callback: ProgressCallback) -> Progress:
-    """Return a `Progress` for generating or preparing things; it reports to the run's callback."""
-    return lambda stage, done: callback(ProgressEvent(spec, stage, done))
-
-
 class _CheckpointWriter:
     """Buffers rows and writes them with a snapshot every `save_every` seconds."""
 
     def __init__(self, run: Run, adapter: Adapter, save_every: float) -> None:
-        self._run = run
-        self._adapter = adapter
-        self._save_every = save_every
+        self._run, self._adapter, self._save_every = run, adapter, save_every
         self._last_write = time.monotonic()
         self._rows: list[Row] = []
         self._conditions: list[Row] = []

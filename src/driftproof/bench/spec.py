@@ -2,18 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from typing_extensions import Self
 
 from driftproof.errors import ConfigurationError, StateError
+from driftproof.methods.by_name import Option
 from driftproof.validation import check_choice
 
-__all__ = ["Option", "Spec", "differences"]
+__all__ = ["Option", "Spec", "differences", "distinguishing_fields"]
 
-Option = str | int | float | bool | None
+_MAX_LISTED_DOMAINS = 5
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,11 @@ class Spec:
     Equal specs are the same run, whichever table shows it. The number of rounds is not part of a spec.
 
     Attributes:
-        method: Such as `tent+crowd`. The `costs` task takes several, separated by commas.
-        images: Streamed dataset, such as `cifar10-c`.
-        model: Network, such as `wrn40_2`.
-        unknown: Dataset of unknown images, such as `svhn-c`; None for a closed stream.
+        method: Such as `tent+crowd`, or a function of yours: `my_package.methods:cautious`. The `costs` task takes
+            several, separated by commas.
+        images: Streamed dataset, such as `cifar10-c`, a function of yours, or the name of a folder.
+        model: Network, such as `wrn40_2`, or a function of yours.
+        unknown: Dataset of unknown images, such as `svhn-c`, or as `images`; None for a closed stream.
         options: Hyper-parameters of the method as (name, value), sorted by name.
         domains: Corruptions or domains of one round, in order.
         severity: Severity of the corruptions.
@@ -35,6 +38,7 @@ class Spec:
         seed: Random seed.
         measures: Names of metrics, see `driftproof.bench.metrics.METRICS`.
         task: `stream` runs the method over the stream; `costs` and `gradients` are analyses.
+        code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
 
     Examples:
         >>> spec = Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",))
@@ -56,6 +60,7 @@ class Spec:
     seed: int = 0
     measures: tuple[str, ...] = ("error", "selection")
     task: str = "stream"
+    code: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.domains or len(set(self.domains)) < len(self.domains):
@@ -81,19 +86,21 @@ class Spec:
     def name(self) -> str:
         """Name of the run on disk: readable, and unique through the digest."""
         method = self.method if "," not in self.method else self.task
-        return "-".join((method, self.images, self.setting, self.digest))
+        return re.sub(r"[^\w.+-]", "_", "-".join((method, self.images, self.setting, self.digest)))
 
     def with_options(self, **options: Option) -> Self:
         """Return a copy with some hyper-parameters set."""
         return replace(self, options=tuple(sorted((dict(self.options) | options).items())))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
-        return asdict(self) | {
+        """Return the fields as JSON types; `code` only if there is any, so that older specs keep their digest."""
+        data = asdict(self) | {
             "options": dict(self.options),
             "domains": list(self.domains),
             "measures": list(self.measures),
+            "code": dict(self.code),
         }
+        return data if self.code else {name: value for name, value in data.items() if name != "code"}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
@@ -124,7 +131,7 @@ def _parse_field(name: str, value: Any) -> Any:  # noqa: ANN401  # whatever a fi
     if name in ("domains", "measures"):
         fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
         value = tuple(value) if fits else value
-    elif name == "options":
+    elif name in ("options", "code"):
         fits = isinstance(value, dict) and all(isinstance(option, Option) for option in value.values())
         value = tuple(sorted(value.items())) if fits else value
     else:
@@ -146,3 +153,23 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     """List what differs between two descriptions, one line each."""
     keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     return [f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r} here" for key in keys]
+
+
+def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
+    """Describe the fields in which a stream differs from others with the same images and network."""
+    rivals = [other for other in others if (other.images, other.model) == (spec.images, spec.model)]
+    texts = {
+        "batch_size": f"batches of {spec.batch_size}",
+        "severity": f"severity {spec.severity}",
+        "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
+        "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
+    }
+    return [text for name, text in texts.items() if len({getattr(rival, name) for rival in [spec, *rivals]}) > 1]
+
+
+def _describe_domains(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
+    """All domains if they are few; otherwise the first and the last, unless others share these."""
+    ends = len(domains), domains[0], domains[-1]
+    is_ambiguous = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
+    is_short = len(domains) <= _MAX_LISTED_DOMAINS
+    return ", ".join(domains) if is_ambiguous or is_short else "{} domains from {} to {}".format(*ends)

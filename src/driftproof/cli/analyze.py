@@ -55,7 +55,7 @@ def costs_command(
     """
     import torch
 
-    from driftproof.bench.costs import measure_costs
+    from driftproof.analyses import measure_costs
     from driftproof.bench.methods import parse_method
 
     names = [name.strip() for name in methods.split(",")]

@@ -10,7 +10,7 @@ from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
-    from driftproof.bench.scenes import SourceScenes
+    from driftproof.data.scenes import SourceScenes
     from driftproof.data import FitHeight, Scenes
 
 __all__ = ["load_scenes", "load_source_scenes"]
@@ -70,7 +70,7 @@ def load_source_scenes(
         extent: Height and width of the frames to adapt to.
         count: Number of frames.
     """
-    from driftproof.bench.scenes import SourceScenes
+    from driftproof.data.scenes import SourceScenes
     from driftproof.data import FitHeight
 
     if dataset is None:

@@ -54,7 +54,7 @@ def find_frost_photos(folder: Path | None = None) -> FrostPhotos:
         return FrostPhotos(_read(Path(package.origin).parent / "frost"), "imagecorruptions")
     raise InputError(
         "Frost needs photos that are not part of driftproof. Pass a folder with frost1.png to frost5.jpg, install them "
-        "with `pip install imagecorruptions-imaug`, or use the procedural substitute; results made with it say so."
+        "with `pip install imagecorruptions-imaug`, or use `--procedural-frost`; results made with it say so."
     )
 
 

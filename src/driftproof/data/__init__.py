@@ -7,6 +7,7 @@ files are sorted by name. Streams do the shuffling.
 
 from driftproof.data.auto import open_dataset
 from driftproof.data.cifar import cifar10, cifar10_c, cifar100, cifar100_c
+from driftproof.data.conversion import to_image_set
 from driftproof.data.corrupted import Corrupted, cache_to_disk, stack_severities
 from driftproof.data.corrupted_files import write_files
 from driftproof.data.digits import digits, digits_unknown
@@ -14,6 +15,7 @@ from driftproof.data.download import FileCheck, fetch, unpack, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
 from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeExact, ResizeShorterSide, Subset
+from driftproof.data.labeled_batches import LabeledBatches
 from driftproof.data.open_sets import imagenet_o_c, svhn_c
 from driftproof.data.registry import DATASETS, DatasetInfo, RemoteFile, get_dataset_info
 from driftproof.data.scenes import (
@@ -43,6 +45,7 @@ __all__ = [
     "FileSet",
     "FitHeight",
     "ImageSet",
+    "LabeledBatches",
     "RemoteFile",
     "ResizeExact",
     "ResizeShorterSide",
@@ -76,6 +79,7 @@ __all__ = [
     "synthia",
     "tiny_imagenet",
     "tiny_imagenet_c",
+    "to_image_set",
     "unpack",
     "verify",
     "write_files",

@@ -1,21 +1,23 @@
 """Collect the errors of runs until the others are done."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from driftproof.bench.jobs import Job
 from driftproof.bench.runner import ProgressCallback, ProgressEvent
+from driftproof.bench.spec import Spec
 from driftproof.errors import DriftproofError, ExecutionError
+from driftproof.named import call_own
 
-__all__ = ["Failures"]
+__all__ = ["Failures", "to_named_error"]
 
 _MAX_NAMES = 3
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Failures:
-    """Runs that failed, and their errors.
-
-    Only `DriftproofError` is collected. Anything else, such as a full disk, would stop the other runs as well.
+    """Runs that failed, and their errors; a full disk, which would stop the other runs as well, is not collected.
 
     Args:
         callback: Receives an event for each failure.
@@ -30,29 +32,46 @@ class Failures:
 
     def __init__(self, callback: ProgressCallback) -> None:
         self._callback = callback
-        self._names: set[str] = set()
-        self._errors: dict[str, DriftproofError] = {}
+        self._specs: set[Spec] = set()
+        self.errors: dict[Spec, DriftproofError] = {}
 
     @contextmanager
     def collect(self, job: Job) -> Iterator[None]:
-        """Collect an error raised while a job runs."""
-        self._names.add(job.spec.name)
+        """Collect an error raised while a job runs; one of the user's code gets the name of the run, file and line."""
+        self._specs.add(job.spec)
         try:
             yield
-        except DriftproofError as error:
-            self._errors[job.spec.name] = error
+        except Exception as error:
+            self.errors[job.spec] = to_named_error(error, job)
             self._callback(ProgressEvent(job.spec, "failed", 0))
 
     def raise_if_any(self) -> None:
         """Raise one error that lists the failed runs; runs with the same error are listed together."""
-        if self._errors:
-            done = "; the others are done" if len(self._errors) < len(self._names) else ""
-            lines = [f"{len(self._errors)} of {len(self._names)} runs failed{done}."]
-            names: dict[str, list[str]] = {}
-            for name, error in self._errors.items():
-                names.setdefault(str(error), []).append(name)
-            lines += [f"{_abbreviate(failed)}: {error}" for error, failed in names.items()]
-            raise ExecutionError("\n".join(lines)) from next(iter(self._errors.values()))
+        if not self.errors:
+            return
+        done = "; the others are done" if len(self.errors) < len(self._specs) else ""
+        names: dict[str, list[str]] = {}
+        for spec, error in self.errors.items():
+            names.setdefault(str(error), []).append(spec.name)
+        lines = [f"{_abbreviate(failed)}: {error}" for error, failed in names.items()]
+        raise ExecutionError(
+            "\n".join([f"{len(self.errors)} of {len(self._specs)} runs failed{done}.", *lines]), failures=self.errors
+        ) from next(iter(self.errors.values()))
+
+
+def to_named_error(error: Exception, job: Job) -> DriftproofError:
+    """Return an error with the run's method, file and line; the library's errors name what is wrong already."""
+    if isinstance(error, OSError) and error.errno in _FULL_DISK:
+        raise error
+
+    def reraise() -> None:
+        raise error
+
+    try:
+        call_own(f"the run of {job.spec.method}", reraise, ExecutionError)
+    except DriftproofError as named:
+        return named
+    raise AssertionError  # `reraise` always raises
 
 
 def _abbreviate(names: list[str]) -> str:

@@ -3,16 +3,18 @@
 import logging
 import os
 import pickle
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from driftproof.bench.executors.failures import Failures
+from driftproof.bench.executors.failures import Failures, to_named_error
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
@@ -24,6 +26,7 @@ _CPUS = 1
 _MAX_RETRIES = 10
 _TIMEOUT = 60.0
 _EVENT_INTERVAL = 0.2
+_require = partial(require, purpose="Running cells on a cluster", install="'driftproof[ray]'")
 
 
 def run_on_ray(
@@ -38,7 +41,8 @@ def run_on_ray(
 
     Uses the cluster that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
     machine. If there is none, one is started and stopped again. Every task takes one CPU, and one GPU if the device is
-    a GPU. All machines need the results folder, and the files that `resources` reads, at the same paths.
+    a GPU. All machines need the results folder, the files that `resources` reads, and modules of the user's at the same
+    paths.
 
     Args:
         jobs: The jobs.
@@ -48,15 +52,13 @@ def run_on_ray(
         callback: Receives progress events in this process. A run that changes workers repeats some of its rows.
         failures: Earlier failures to report together with those of these jobs.
     """
-    ray = require("ray", "Running cells on a cluster", "'driftproof[ray]'")
+    ray = _require("ray")
     failures = failures or Failures(callback)
     with _connect(ray), _open_event_queue(callback) as events:
         task, worker_settings = _make_task(ray, settings)
-        shared_resources = ray.put(resources)
-        running = {
-            task.remote(job, Path(folder).absolute(), shared_resources, worker_settings, events.queue): job
-            for job in jobs
-        }
+        shared, where = ray.put(resources), Path(folder).absolute()
+        path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
+        running = {task.remote(job, where, shared, worker_settings, events.queue, path): job for job in jobs}
         try:
             while running:
                 done, _ = ray.wait(list(running), timeout=_EVENT_INTERVAL)
@@ -102,15 +104,17 @@ def _run_remote(
     resources: ResourceProvider,
     settings: RunSettings,
     queue: Any,  # noqa: ANN401  # as above
-) -> Exception | None:
-    """Run a job on a worker; expected errors are returned, because Ray would wrap a raised one."""
+    path: Sequence[str],
+) -> DriftproofError | None:
+    """Run a job on a worker; errors are returned, because Ray would wrap a raised one."""
     torch.set_num_threads(_CPUS)
+    sys.path.extend(entry for entry in path if entry not in sys.path)  # modules of the user's are imported by name
     sender = _EventSender(queue)
     try:
         # The lost worker that had the run before may still hold its lock.
         run_job(job, folder, resources, settings, sender.send, timeout=_TIMEOUT)
-    except (DriftproofError, OSError) as error:
-        return error
+    except Exception as error:
+        return to_named_error(error, job).with_traceback(None)
     finally:
         sender.flush()
     return None
@@ -147,15 +151,15 @@ class _EventSender:
     def flush(self) -> None:
         """Wait until the last event has arrived, up to a timeout."""
         if self._pending:
-            require("ray", "Running cells on a cluster", "'driftproof[ray]'").wait(self._pending, timeout=_TIMEOUT)
+            _require("ray").wait(self._pending, timeout=_TIMEOUT)
 
 
 class _EventQueue:
     """Receives the workers' events."""
 
     def __init__(self, callback: ProgressCallback) -> None:
-        queues = require("ray.util.queue", "Running cells on a cluster", "'driftproof[ray]'")
-        self.queue = queues.Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
+        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        self.queue = _require("ray.util.queue").Queue(actor_options=options)
         self._callback = callback
 
     def dispatch(self) -> None:

@@ -15,6 +15,7 @@ from driftproof.data.scenes.mapillary import mapillary
 from driftproof.data.scenes.scene_images import SceneImages
 from driftproof.data.scenes.scenes import Scene, Scenes
 from driftproof.data.scenes.sizes import FitHeight
+from driftproof.data.scenes.source_scenes import SourceScenes
 from driftproof.data.scenes.synthia import synthia
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "SceneClass",
     "SceneImages",
     "Scenes",
+    "SourceScenes",
     "bdd100k",
     "camvid",
     "camvid_classes",

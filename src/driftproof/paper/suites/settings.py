@@ -1,28 +1,14 @@
 """The paper's hyper-parameters of each method on each dataset."""
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
+from driftproof.data.scenes.driving import PADDED
 from driftproof.bench.spec import Option, Spec
 from driftproof.corruptions import CORRUPTIONS
 
-__all__ = ["FILTER_OPTIONS", "PAPER_NAMES", "make_spec", "options_for"]
-
-PAPER_NAMES = {
-    "source": "Source",
-    "bn_adapt": "BN Adapt",
-    "gce": "GCE",
-    "conjugate": "Conjugate",
-    "ent": "ENT",
-    "ent+crowd": "ENT + Ours",
-    "tent": "TENT",
-    "tent+crowd": "TENT + Ours",
-    "eata": "EATA",
-    "eata+crowd": "EATA + Ours",
-    "swr": "SWR",
-    "swr+crowd": "SWR + Ours",
-    "cotta": "CoTTA",
-    "ttn": "TTN",
-}
+__all__ = ["FILTER_OPTIONS", "UNKNOWN", "make_spec", "options_for"]
 
 _DEFAULTS: dict[str, dict[str, Option]] = {
     "gce": {"lr": 1e-3, "q": 0.8},
@@ -33,7 +19,6 @@ _DEFAULTS: dict[str, dict[str, Option]] = {
     "swr": {"lr": 1e-4, "strength": 250.0},
     "cotta": {"lr": 1e-3, "threshold": 0.92},
 }
-
 _OVERRIDES: dict[tuple[str, str], dict[str, Option]] = {
     ("eata", "cifar10-c"): {"fisher": 1.0, "redundancy": 0.4},
     ("eata", "cifar100-c"): {"fisher": 1.0, "redundancy": 0.4},
@@ -42,17 +27,31 @@ _OVERRIDES: dict[tuple[str, str], dict[str, Option]] = {
     ("swr", "imagenet-c"): {"lr": 2.5e-4, "optimizer": "sgd", "anchor": "source"},
     ("cotta", "cifar100-c"): {"threshold": 0.72},
 }
-"""What differs from the defaults on some datasets."""
+_ON_SCENES: dict[str, dict[str, Option]] = {
+    "ttn": {"statistics": "online ttn"},
+    "tent": {"lr": 1e-6, "statistics": "online ttn"},
+    "swr": {
+        "lr": 1e-6, "statistics": "online ttn", "prototypes": False, "drift_samples": 400, "drift_batch_size": 2,
+    },
+    "cotta": {"lr": 7.5e-6, "threshold": None},
+    "tent+crowd": {"lr": 1e-6, "statistics": "online ttn", "margin": -0.2, "mean_entropy": 0.5},
+}  # fmt: skip
+_ON_SCENES["swr+crowd"] = _ON_SCENES["swr"] | {"margin": -0.2, "mean_entropy": 0.2}
+_SCENES = ("driving", "camvid")
 
 FILTER_OPTIONS = ("redundancy",)
 """Options of a method's own sample filter, which a selection replaces."""
 
+UNKNOWN = dict.fromkeys(("cifar10-c", "cifar100-c"), "svhn-c")
+UNKNOWN |= {"tiny-imagenet-c": "imagenet-o-c-64", "imagenet-c": "imagenet-o-c-224"}
+"""The dataset of unknown images for each dataset."""
 
+_NETWORKS = {"cifar10-c": "wrn40_2", "cifar100-c": "wrn40_2", "tiny-imagenet-c": "resnet50", "imagenet-c": "resnet50"}
 _ANALYZED = ("cifar10-c", "cifar100-c")
 _ANALYSIS_METRICS = ("scores", "crowd", "histograms")
 
 
-def options_for(method: str, images: str) -> dict[str, Option]:
+def options_for(method: str, images: str, domains: Collection[str] = ()) -> dict[str, Option]:
     """Return the paper's hyper-parameters of a method on a dataset, or our documented choice.
 
     Examples:
@@ -60,21 +59,34 @@ def options_for(method: str, images: str) -> dict[str, Option]:
         1.0
     """
     base, _, selection = method.partition("+")
+    if "," in method:  # several methods, of which the costs are compared
+        return {}
+    if images.startswith(_SCENES):
+        framed = {"framed": True} if not PADDED.isdisjoint(domains) else {}  # padding is excluded from the loss
+        options = _ON_SCENES.get(method, {})
+        return options | framed if "lr" in options else dict(options)
     options = _DEFAULTS.get(base, {}) | _OVERRIDES.get((base, images), {})
     if not selection:
-        return dict(options)
+        return options
     options = {key: value for key, value in options.items() if key not in FILTER_OPTIONS}
     return options | {"mean_entropy": 0.5 if selection == "crowd" else 0.0}
 
 
-def make_spec(method: str, images: str, model: str, *, unknown: str | None = None, batch_size: int = 200) -> Spec:
-    """Return a method on the fifteen corruptions at severity 5, with the paper's hyper-parameters.
+def make_spec(method: str, images: str, model: str = "", *, analyzed: bool = True, **fields: Any) -> Spec:  # noqa: ANN401
+    """Return a method with the paper's hyper-parameters, on fifteen corruptions at severity 5 or on driving scenes.
 
-    The paper analyzes plain TENT. So on open streams, and on CIFAR also on closed ones, it gets additional metrics:
-    novelty scores, histograms, and the quality of the paper's selection.
+    Args:
+        method: The method.
+        images: Streamed dataset.
+        model: Network; the paper's if empty.
+        analyzed: Whether plain TENT gets more metrics, as the paper analyzes it: novelty scores, histograms, and the
+            quality of the paper's selection, on open streams and on CIFAR also on closed ones.
+        fields: Further fields of the spec.
     """
-    spec = Spec(method, images, model, unknown, domains=CORRUPTIONS, batch_size=batch_size)
-    spec = spec.with_options(**options_for(method, images))
-    if method != "tent" or (unknown is None and images not in _ANALYZED):
+    is_scenes = images.startswith(_SCENES)
+    usual = {"batch_size": 2, "measures": ("iou", "selection")} if is_scenes else {"domains": CORRUPTIONS}
+    spec = Spec(method, images, model or _NETWORKS.get(images, "deeplabv3plus_resnet50"), **usual | fields)
+    spec = spec.with_options(**options_for(method, images, spec.domains))
+    if is_scenes or not analyzed or method != "tent" or (spec.unknown is None and images not in _ANALYZED):
         return spec
     return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, *_ANALYSIS_METRICS))

@@ -6,7 +6,6 @@ from driftproof.adapter import Adapter
 from driftproof.components import Step
 from driftproof.errors import StateError
 from driftproof.selection import Product, Selection
-from driftproof.streams import StreamBatch
 
 __all__ = ["Oracle", "find_oracle"]
 
@@ -15,7 +14,7 @@ class Oracle(Selection):
     """Select samples of known classes only, by their labels.
 
     No method can know these; the oracle bounds what a selection can gain by leaving unknown objects out. Call
-    `set_known_mask` before every batch; the benchmark's runner does.
+    `set_known_mask` before every batch; the benchmark does.
     """
 
     dynamic_reason = "the oracle gets a new mask of known samples before every batch"
@@ -24,9 +23,9 @@ class Oracle(Selection):
         super().__init__()
         self._known: Tensor | None = None
 
-    def set_known_mask(self, batch: StreamBatch) -> None:
+    def set_known_mask(self, known: Tensor) -> None:
         """Set which samples of the next batch are known."""
-        self._known = batch.known
+        self._known = known
 
     def weights(self, step: Step) -> Tensor:
         """Return 1 for samples of known classes, else 0."""

@@ -1,0 +1,146 @@
+"""Check jobs, run them, and record the command that did."""
+
+import platform
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from driftproof import __version__
+from driftproof.bench.benchmark import Benchmark
+from driftproof.bench.executors import EXECUTORS, Failures
+from driftproof.bench.jobs import Job
+from driftproof.bench.methods import parse_method
+from driftproof.bench.plan import plan_runs
+from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings
+from driftproof.bench.store import Store
+from driftproof.named import is_own, load_named, name_of
+from driftproof.validation import check_choice
+
+__all__ = ["execute", "run"]
+
+
+def run(
+    *,
+    out: str | Path = "bench",
+    executor: str = "local",
+    settings: RunSettings | None = None,
+    callback: ProgressCallback | None = None,
+    **benchmark: Any,  # noqa: ANN401  # the attributes of `Benchmark`
+) -> Path:
+    """Run methods on a model and images; repeat the call to resume, or with more rounds to continue.
+
+    Args:
+        out: Results folder.
+        executor: `local`, or `ray` for a cluster.
+        settings: Device, engine, precision, and how often snapshots are written.
+        callback: Receives progress events.
+        **benchmark: Methods, model, images and more: the attributes of `driftproof.bench.Benchmark`.
+
+    Returns:
+        The results folder, which `driftproof.bench.load` reads.
+
+    Raises:
+        ExecutionError: If some runs failed; the others are complete.
+    """
+    settings, chosen = settings or RunSettings(), Benchmark.from_data(benchmark, "the arguments")
+    jobs = plan_runs(chosen.suite(), chosen.run_filter())
+    given = ", ".join(f"{name}={_plain(value)!r}" for name, value in benchmark.items())
+    execute(
+        jobs,
+        chosen.files(settings.device),
+        Path(out),
+        settings=settings,
+        callback=callback or (lambda event: None),
+        metadata=chosen.run_filter().metadata() | {"frost": "made up" if chosen.procedural_frost else "photos"},
+        executor=executor,
+        command=f"driftproof.bench.run({given})",
+    )
+    return Path(out)
+
+
+def execute(
+    jobs: Sequence[Job],
+    resources: ResourceProvider,
+    out: Path,
+    *,
+    settings: RunSettings,
+    callback: ProgressCallback,
+    metadata: Mapping[str, Any],
+    command: str,
+    executor: str = "local",
+    notify: Callable[[str], object] = warnings.warn,
+) -> None:
+    """Run jobs whose names, weights and images are there; raise an error at the end if some failed.
+
+    Args:
+        jobs: The jobs.
+        resources: Provides model, stream and source data.
+        out: Results folder.
+        settings: How to execute the jobs.
+        callback: Receives progress events.
+        metadata: What all runs of the folder share; a contradiction raises an error before anything is computed.
+        command: What the user called, which the folder's metadata record.
+        executor: `local` or `ray`.
+        notify: Called with a sentence for each function whose source text has changed since an earlier run.
+    """
+    run_jobs = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
+    store, facts = Store(out), dict(metadata)
+    if store.metadata:  # fail on a mismatch before datasets are generated
+        store.update_metadata(facts)
+    for sentence in _describe_changes(store, jobs):
+        notify(sentence)
+    ready, failures = [], Failures(callback)
+    for job in jobs:
+        with failures.collect(job):
+            _check_method(job)
+            facts |= resources.fingerprints(job.spec, partial(_report, job, callback))
+            ready.append(job)
+    if not ready:
+        failures.raise_if_any()
+    store.update_metadata(facts | {"commands": [_describe_command(command)]})
+    run_jobs(ready, out, resources, settings, callback, failures)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  # any argument
+    """Return functions as their names and paths as text."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return name_of(value) if callable(value) else str(value) if isinstance(value, Path) else value
+
+
+def _report(job: Job, callback: ProgressCallback, stage: str, done: int) -> None:
+    callback(ProgressEvent(job.spec, stage, done))
+
+
+def _check_method(job: Job) -> None:
+    for name in job.spec.method.split(","):
+        load_named(name, what="the method") if is_own(name) else parse_method(name)
+
+
+def _describe_changes(store: Store, jobs: Sequence[Job]) -> list[str]:
+    """Name the functions whose source text differs from that of earlier, otherwise equal runs."""
+    codes = {replace(job.spec, code=()): dict(job.spec.code) for job in jobs if job.spec.code}
+    earlier = [run.spec for run in store.runs()] if codes else []
+    current = {job.spec for job in jobs}
+    changed = {
+        name
+        for spec in earlier
+        if spec not in current and spec.code
+        for name, known in codes.get(replace(spec, code=()), {}).items()
+        if dict(spec.code).get(name) not in (None, known)
+    }
+    return [
+        f"The source of {name} has changed: its runs start anew, beside the earlier ones in {store.folder}."
+        for name in sorted(changed)
+    ]
+
+
+def _describe_command(command: str) -> dict[str, str]:
+    versions = {"driftproof": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"command": command, "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), **versions}
