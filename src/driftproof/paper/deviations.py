@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from driftproof.bench import FilledTable, Results, Spec, Value
+from driftproof.bench.results import FilledTable, Results, Value
+from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Table, TableEntry
-from driftproof.paper.filled import fill_tables
-from driftproof.paper.markdown import format_markdown_table
+from driftproof.paper.comparison import fill_tables, format_markdown
+from driftproof.paper.notes import relevant_notes
 from driftproof.paper.suites.settings import FILTER_OPTIONS, options_for
-from driftproof.report.notes import metadata_notes, relevant_metadata
 from driftproof.report.numbers import format_number, format_signed
 
 __all__ = ["LARGE_DEVIATION", "large_deviations"]
@@ -25,8 +25,8 @@ _LEGEND = (
     "than the paper's are not listed."
 )
 
-_ArchivedTable = tuple[FilledTable, Results]
-"""A table and the archive with its numbers."""
+_Tables = Sequence[tuple[FilledTable, Results]]
+"""Tables, each with the archive that has its numbers."""
 
 
 def large_deviations(archives: Sequence[Results]) -> str:
@@ -37,8 +37,7 @@ def large_deviations(archives: Sequence[Results]) -> str:
     Args:
         archives: The archives.
     """
-    complete = [results for results in archives if not results.is_subset]
-    tables = [(filled, results) for results in complete for filled in fill_tables(results)]
+    tables = [(filled, results) for results in archives if not results.is_subset for filled in fill_tables(results)]
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for filled, results in tables:
         for texts, setting in _table_deviations(filled, results, tables):
@@ -47,41 +46,28 @@ def large_deviations(archives: Sequence[Results]) -> str:
     for (method, *numbers), places in found.items():
         names, settings = (", ".join(dict.fromkeys(texts)) for texts in zip(*places, strict=True))
         rows.append([names, method, settings, *numbers])
-    return f"{format_markdown_table(_COLUMNS, rows)}\n\n{_LEGEND}" if rows else "None."
+    return f"{format_markdown(_COLUMNS, rows)}\n\n{_LEGEND}" if rows else "None."
 
 
-def _table_deviations(
-    filled: FilledTable, results: Results, tables: Sequence[_ArchivedTable]
-) -> Iterator[tuple[tuple[str, ...], str]]:
+def _table_deviations(filled: FilledTable, results: Results, tables: _Tables) -> Iterator[tuple[tuple[str, ...], str]]:
     """The text of each large deviation, and its setting; equal for a number that several tables show."""
-    for entry in filled.table.entries:
+    for entry in filled.table.entries if filled.table.unit != "mixed" else ():
         value = filled.values[entry.row, entry.column]
-        if filled.table.unit != "mixed" and _is_large(value):
-            difference = value.difference or 0.0
-            baseline = filled.values.get(("bn_adapt", entry.column), Value()).difference
-            numbers = (
-                format_number(value.ours or 0.0, 2),
-                format_number(value.reference or 0.0, 2),
-                format_signed(difference, 2),
-                "" if baseline is None else format_signed(baseline, 2),
-            )
-            explanation = _explain(entry, results, tables, difference - (baseline or 0.0))
-            yield (entry.row, *numbers, explanation), entry.column
+        difference = value.difference if value.complete else None
+        if value.ours is None or difference is None or abs(difference) <= LARGE_DEVIATION:
+            continue
+        baseline = filled.values.get(("bn_adapt", entry.column), Value()).difference
+        numbers = (
+            format_number(value.ours, 2), format_number(value.ours - difference, 2), format_signed(difference, 2),
+            "" if baseline is None else format_signed(baseline, 2),
+        )  # fmt: skip
+        notes = relevant_notes([entry], results.metadata, ["replaced"])
+        reasons = _list_reasons(entry, results, tables, difference - (baseline or 0.0))
+        yield (entry.row, *numbers, "<br>".join([*notes, *reasons])), entry.column
 
 
-def _is_large(value: Value) -> bool:
-    return value.complete and value.difference is not None and abs(value.difference) > LARGE_DEVIATION
-
-
-def _explain(entry: TableEntry, results: Results, tables: Sequence[_ArchivedTable], unexplained: float) -> str:
+def _list_reasons(entry: TableEntry, results: Results, tables: _Tables, unexplained: float) -> list[str]:
     """Known reasons for a deviation; `unexplained` is the part not due to network and images."""
-    notes = metadata_notes({"replaced": relevant_metadata(entry.specs, results.metadata)["replaced"]})
-    return "<br>".join([*notes, *_list_reasons(entry, results, tables, unexplained)])
-
-
-def _list_reasons(
-    entry: TableEntry, results: Results, tables: Sequence[_ArchivedTable], unexplained: float
-) -> list[str]:
     if all(results.is_stateless(run) for spec in entry.specs for run in results.seeds(spec)):
         return ["learns nothing"]
     method = entry.specs[0].method
@@ -96,37 +82,33 @@ def _error_of_same_run(results: Results, entry: TableEntry) -> list[str]:
     texts = []
     for filled in fill_tables(results) if entry.metric != "error" else ():
         for other in filled.table.entries:
-            value = filled.values[other.row, other.column]
+            ours, paper = (getattr(filled.values[other.row, other.column], name) for name in ("ours", "reference"))
             run = (entry.specs, "error", entry.round, entry.domain)
-            if (other.specs, other.metric, other.round, other.domain) == run and value.difference is not None:
-                errors = (
-                    f"{format_number(value.ours or 0.0, 2)}, the paper's {format_number(value.reference or 0.0, 2)}"
-                )
+            if (other.specs, other.metric, other.round, other.domain) == run and None not in (ours, paper):
+                errors = f"{format_number(ours, 2)}, the paper's {format_number(paper, 2)}"
                 texts.append(f"`{filled.table.name}`: the error of {other.row} is {errors}")
     return texts
 
 
-def _ablation_effects(tables: Sequence[_ArchivedTable], entry: TableEntry, method: str) -> list[str]:
+def _ablation_effects(tables: _Tables, entry: TableEntry, method: str) -> list[str]:
     """The effects of a method's ablations, by table and round; an effect in two tables is listed once."""
     texts: dict[str, list[str]] = {}
-    seen: set[tuple[tuple[Spec, ...], int]] = set()
+    seen: set[tuple[tuple[Spec, ...], int | None]] = set()
     for filled, results in tables:
         for ablation, reference in _matching_ablations(filled.table, entry, method):
-            effect, round = _effect(results, ablation, reference)
-            if effect is not None and (ablation.specs, round) not in seen:
-                seen.add((ablation.specs, round))
-                where = f"`{filled.table.name}`, round {round}"
-                texts.setdefault(where, []).append(f"{ablation.row} {format_signed(effect)}")
+            ours, usual = results.compare([ablation, reference])
+            if ours.ours is not None and usual.ours is not None and (ablation.specs, ours.round) not in seen:
+                seen.add((ablation.specs, ours.round))
+                effect = f"{ablation.row} {format_signed(ours.ours - usual.ours)}"
+                texts.setdefault(f"`{filled.table.name}`, round {ours.round}", []).append(effect)
     return [f"{where}: {'; '.join(effects)}" for where, effects in texts.items()]
 
 
 def _matching_ablations(table: Table, entry: TableEntry, method: str) -> Iterator[tuple[TableEntry, TableEntry]]:
     """The ablations of a method in a table, each with the entry that has the same options as `entry`."""
-    if not table.name.startswith("choice_"):
-        return
     entries = [
         replace(other, round=min(other.round, _equivalent_rounds(entry, other)))
-        for other in table.entries
+        for other in (table.entries if table.name.startswith("choice_") else ())
         if other.specs[0].method == method and _is_relevant(other, entry)
     ]
     references = {other.column: other for other in entries if not _changed_options(other, entry)}
@@ -155,11 +137,3 @@ def _is_relevant(ablation: TableEntry, entry: TableEntry) -> bool:
     replaced = "+" in spec.method and _changed_options(ablation, entry) & set(FILTER_OPTIONS)
     matches = (ablated.images, ablated.setting, ablation.metric) == (spec.images, spec.setting, entry.metric)
     return matches and not replaced
-
-
-def _effect(results: Results, ablation: TableEntry, reference: TableEntry) -> tuple[float | None, int]:
-    """The difference between two entries, and its round."""
-    ours, usual = results.compare([ablation, reference])
-    if ours.ours is None or usual.ours is None:
-        return None, 0
-    return ours.ours - usual.ours, ours.round or 0

@@ -1,0 +1,126 @@
+"""Numbers of a table as text: ours, the paper's, and the difference."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from driftproof.bench.results import FilledTable, Results, Value
+from driftproof.corruptions import HELD_OUT
+from driftproof.paper.suites import all_tables
+from driftproof.report.numbers import format_number, format_signed
+
+__all__ = ["TableCell", "describe_table", "fill_tables", "format_cell", "format_markdown", "measured", "render_table"]
+
+_MAX_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One cell of a table as text.
+
+    Attributes:
+        ours: Our number, with `±` and the deviation over seeds, and with `@7` if it is from round 7 and the table shows
+            a later one; a dash if it was not measured.
+        paper: The paper's number; empty if there is none.
+        difference: Ours minus the paper's; empty unless the round is the paper's.
+        is_best: Whether no number of the column is better, among those with the most rounds.
+    """
+
+    ours: str = "–"
+    paper: str = ""
+    difference: str = ""
+    is_best: bool = False
+
+
+@cache
+def fill_tables(results: Results) -> list[FilledTable]:
+    """List the tables of all suites that have at least one measured number."""
+    return results.tables(all_tables())
+
+
+def measured(filled: FilledTable) -> tuple[list[str], list[str]]:
+    """Return the rows and the columns of a table that have numbers."""
+    places = [place for place, value in filled.values.items() if value.ours is not None]
+    rows, columns = ({place[axis] for place in places} for axis in (0, 1))
+    return [row for row in filled.rows if row in rows], [column for column in filled.columns if column in columns]
+
+
+def format_cell(filled: FilledTable, row: str, column: str) -> TableCell:
+    """Format the number of a row and column."""
+    value = filled.values.get((row, column), Value())
+    paper = "" if value.reference is None else format_number(value.reference, 2)
+    if value.ours is None:
+        return TableCell(paper=paper)
+    deviation = "" if value.deviation is None else f"±{format_number(value.deviation, 2)}"
+    early = "" if value.complete else f"@{value.round}"
+    is_best = _is_best(filled, value, column)
+    number = f"**{format_number(value.ours, 2)}**" if is_best else format_number(value.ours, 2)
+    difference = "" if value.difference is None or not value.complete else format_signed(value.difference, 2)
+    return TableCell(" ".join(filter(None, (number, deviation, early))), paper, difference, is_best)
+
+
+def _is_best(filled: FilledTable, value: Value, column: str) -> bool:
+    found = (filled.values.get((row, column), Value()) for row in filled.rows)
+    rivals = [(rival.round or 0, rival.ours) for rival in found if rival.ours is not None]
+    last = max(round for round, _ in rivals)
+    numbers, lower = [ours for round, ours in rivals if round == last], filled.table.is_lower_better(column)
+    if lower is None or len(numbers) < 2 or value.round != last:
+        return False
+    return value.ours == (min(numbers) if lower else max(numbers))
+
+
+def describe_table(filled: FilledTable) -> str:
+    """Return the paper's name of a table, its unit, what is better, its round and its corruptions."""
+    table = filled.table
+    directions = {table.is_lower_better(column) for column in filled.columns}
+    streams = [(entry.round, spec) for entry in table.entries for spec in entry.specs if spec.task == "stream"]
+    rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
+    labels = (
+        table.reference,
+        "" if table.unit == "mixed" else table.unit,
+        {(True,): "lower is better", (False,): "higher is better"}.get((*directions,), ""),
+        f"round {min(rounds)}" if len(rounds) == 1 else "",
+        "held-out corruptions" if domains == {HELD_OUT} else "",
+    )
+    return ", ".join(filter(None, labels))
+
+
+def render_table(filled: FilledTable) -> str:
+    """Render a table in Markdown; with the paper's numbers, one table per group of columns."""
+    rows, columns = measured(filled)
+    if not filled.table.reference:
+        lines = ([row, *(format_cell(filled, row, column).ours for column in columns)] for row in rows)
+        return format_markdown(["", *columns], lines)
+    return "\n\n".join(_render_group(filled, rows, group) for group in _group_columns(columns))
+
+
+def _group_columns(columns: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Group the columns of one image set; split columns without a set into groups that fit the page."""
+    for name, group in itertools.groupby(columns, key=lambda column: column.partition("/")[0] * ("/" in column)):
+        members = list(group)
+        width = len(members) if name else _MAX_COLUMNS
+        yield from (members[start : start + width] for start in range(0, len(members), width))
+
+
+def _render_group(filled: FilledTable, rows: Sequence[str], columns: Sequence[str]) -> str:
+    head = ["", *itertools.chain.from_iterable((column, "paper", "difference") for column in columns)]
+    lines = []
+    for row in rows:
+        cells = [format_cell(filled, row, column) for column in columns]
+        if any(cell.ours != TableCell.ours for cell in cells):
+            lines.append([row, *itertools.chain.from_iterable((c.ours, c.paper, c.difference) for c in cells)])
+    return format_markdown(head, lines)
+
+
+def format_markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "---:") -> str:
+    """Format a Markdown table; the first column is text, `rule` aligns the others.
+
+    Examples:
+        >>> print(format_markdown(["", "error"], [["tent", "12.3"]]))
+        |  | error |
+        |---|---:|
+        | tent | 12.3 |
+    """
+    first, *others = (f"| {' | '.join(line)} |" for line in [head, *rows])
+    return "\n".join([first, "|".join(["", "---", *[rule] * (len(head) - 1), ""]), *others])
