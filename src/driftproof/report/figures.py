@@ -1,164 +1,197 @@
-"""Build the figures of a report from its rows."""
+"""The figures: one function each, from a data frame to a chart of Vega-Lite.
 
-import math
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+A chart is interactive in the page (hover, toggle in the legend, shift and wheel to zoom, drag to pan) and static in
+documents: `save` writes the same chart as SVG or PNG.
+"""
 
-from driftproof.bench import Results
-from driftproof.bench.pixels import IOU_CURVE
-from driftproof.report.curves import Curve, Panel, draw_curves
-from driftproof.report.health import first_unhealthy_round
-from driftproof.report.heatmap import HeatmapData, draw_heatmap
-from driftproof.report.numbers import format_number
-from driftproof.report.responsive import ResponsiveFigure, make_figure
-from driftproof.report.series import MethodSeries, StreamGroup, distinguishing_fields
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["domain_figures", "group_by_figure", "round_figures", "selected_share_figures", "within_domain_figures"]
+from driftproof.errors import ConfigurationError
+from driftproof.files import atomic_write
+from driftproof.optional import require
+from driftproof.report.theme import CONFIG, PALETTE, line_styles
 
-_SHARE_METRICS = {"selected_known": "known", "selected_unknown": "unknown"}
+if TYPE_CHECKING:
+    import altair as alt
+    import polars as pl
+else:
+    alt, pl = (require(name, "Drawing figures", "'driftproof[report]'") for name in ("altair", "polars"))
 
+__all__ = ["heatmap", "histogram", "line_chart", "save", "to_spec"]
 
-def round_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """Curves over rounds: one figure per image set, one panel per setting."""
-    figures: list[ResponsiveFigure] = []
-    for group in group_by_figure(results, streams):
-        metric = group[0].metric
-        panels = [Panel(stream.setting, metric.unit, _stream_curves(results, stream, metric.key)) for stream in group]
-        averaged = f"{_describe_domains(group[0])}{_describe_seeds(group)}"
-        caption = f"{_capitalize(metric.label)} in each round, mean over {averaged}."
-        figures.append(_make_curve_figure(f"rounds-{len(figures) + 1}", _title(group[0], streams), caption, panels))
-    return figures
+Width = int | Literal["container"]
+_ROW = 24
+_WHITE_ON_DARK = "white"
 
 
-def within_domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """Running mean IoU within each domain of the last round, for streams of scenes."""
-    figures: list[ResponsiveFigure] = []
-    for stream in (stream for stream in streams if stream.is_segmentation):
-        last = stream.rounds(results)
-        curves = []
-        for series in stream.series:
-            values = series.within_domain(results, IOU_CURVE)
-            name = _name_with_round(series, results, last)
-            curves.append(Curve(name, series.base_name, series.selection, values, values, values))
-        known = [curve for curve in curves if any(map(math.isfinite, curve.values))]
-        if known:
-            segments = [domain.replace("_", " ") for domain in stream.spec.domains]
-            panel = Panel(stream.setting, stream.metric.unit, known, segments=segments)
-            label = _capitalize(stream.metric.label)
-            caption = f"{label} over the frames of each domain seen so far, in round {last}."
-            figures.append(_make_curve_figure(f"course-{len(figures) + 1}", _title(stream, streams), caption, [panel]))
-    return figures
+def line_chart(
+    frame: "pl.DataFrame",
+    *,
+    x: str = "round",
+    y: str = "value",
+    x_title: str = "round",
+    y_title: str = "error, %",
+    title: str = "",
+    baseline: float | None = None,
+    known: Sequence[str] | None = None,
+    width: Width = 640,
+    height: int = 300,
+) -> "alt.LayerChart":
+    """Draw one line per label.
 
-
-def selected_share_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """Share of known and of unknown images or pixels that selecting methods learned from."""
-    figures: list[ResponsiveFigure] = []
-    for stream in streams:
-        if stream.rounds(results) > 1 and (panels := list(_share_panels(results, stream))):
-            title = f"{_title(stream, streams)}, {stream.setting}"
-            caption = f"Share of the {_sample_noun(stream)} that a step learned from, in each round."
-            figures.append(_make_curve_figure(f"selected-{len(figures) + 1}", title, caption, panels))
-    return figures
-
-
-def domain_figures(results: Results, streams: Sequence[StreamGroup]) -> list[ResponsiveFigure]:
-    """Heatmap of each method in each domain of the last round, with the mean."""
-    figures: list[ResponsiveFigure] = []
-    for stream in (stream for stream in streams if len(stream.spec.domains) > 1):
-        metric, last = stream.metric, stream.rounds(results)
-        values = [series.per_domain(results, metric.key) for series in stream.series]
-        names = [_name_with_round(series, results, last) for series in stream.series]
-        domains = [domain.replace("_", " ") for domain in stream.spec.domains]
-        heatmap = HeatmapData(names, [*domains, "mean"], [[*row, statistics.fmean(row)] for row in values])
-        title = f"{_title(stream, streams)}, {stream.setting}"
-        early = ", or of the round after @" if any("@" in name for name in names) else ""
-        caption = f"{_capitalize(metric.label)} in percent for each domain of round {last}{early}."
-        ranges = "; ".join(f"{name} {_describe_range(row)}" for name, row in zip(names, values, strict=True))
-        name = f"domains-{len(figures) + 1}"
-        figures.append(make_figure(name, title, caption, ranges, partial(draw_heatmap, heatmap)))
-    return figures
-
-
-def _share_panels(results: Results, stream: StreamGroup) -> Iterator[Panel]:
-    for metric, label in _SHARE_METRICS.items():
-        curves = _stream_curves(results, stream, metric, scale=100)
-        selecting = [curve for curve in curves if any(0 < value < 100 for value in curve.values)]
-        if selecting:
-            kind = label if stream.spec.unknown or stream.is_segmentation else "all"
-            yield Panel(f"{kind} {_sample_noun(stream)}", "learned from, %", selecting, full_range=True)
-
-
-def _sample_noun(stream: StreamGroup) -> str:
-    return "pixels" if stream.is_segmentation else "images"
-
-
-def _capitalize(text: str) -> str:
-    """Capitalize the first letter and keep all others."""
-    return text[:1].upper() + text[1:]
-
-
-def _make_curve_figure(name: str, title: str, caption: str, panels: Sequence[Panel]) -> ResponsiveFigure:
-    if any(curve.unhealthy_from for panel in panels for curve in panel.curves):
-        caption += " A cross marks the first round in which adaptation was not healthy."
-    descriptions = (f"{panel.title}: {', '.join(map(_describe_curve, panel.curves))}" for panel in panels)
-    return make_figure(name, title, caption, "; ".join(descriptions), partial(draw_curves, panels))
-
-
-def group_by_figure(results: Results, streams: Sequence[StreamGroup]) -> list[list[StreamGroup]]:
-    """Group streams that are panels of one figure; streams of a single round have no curve."""
-    groups: dict[object, list[StreamGroup]] = {}
-    for stream in streams:
-        if stream.rounds(results) > 1:
-            groups.setdefault(replace(stream.spec, unknown=None), []).append(stream)
-    return list(groups.values())
-
-
-def _stream_curves(results: Results, stream: StreamGroup, metric: str, scale: float = 1.0) -> list[Curve]:
-    last = stream.rounds(results)
-    return [
-        _make_curve(results, series, metric, scale, last if series.is_stateless(results) else 0)
-        for series in stream.series
+    Args:
+        frame: Columns `label` (in the order of the legend), `x` and `y`. Optional: `low` and `high` for a band, and
+            `event`, a text where something happened, marked with a cross. Further columns show when hovering.
+        x: Column of the horizontal axis, numbers or names.
+        y: Column of the vertical axis.
+        x_title: Title of the horizontal axis.
+        y_title: Title of the vertical axis.
+        title: Title of the figure.
+        baseline: Where to draw a horizontal rule.
+        known: All labels of a report, so that each has one color in all figures.
+        width: In pixels, or that of the element that holds the chart.
+        height: In pixels.
+    """
+    labels = frame["label"].unique(maintain_order=True).to_list()
+    styles = line_styles(labels if known is None else known)
+    colors, dashes = ([styles[label][part] for label in labels] for part in (0, 1))
+    is_number = frame[x].dtype.is_numeric()
+    axis = alt.Axis(title=x_title, grid=False, tickMinStep=1, labelAngle=0 if is_number else -35, labelOverlap=True)
+    shown = alt.selection_point(fields=["label"], bind="legend", toggle="true")
+    near = alt.selection_point(fields=["label", x], on="pointerover", nearest=True, empty=False, clear="pointerout")
+    zoom = alt.selection_interval(
+        bind="scales", zoom="wheel![event.shiftKey]", encodings=["x", "y"] if is_number else ["y"]
+    )
+    legend = alt.Legend(
+        title=None,
+        columns=alt.ExprRef(f"max(1, floor(width / {45 + 7 * max(map(len, labels))}))"),
+        symbolType="stroke",
+        symbolSize=300,
+    )
+    base = alt.Chart(_round_numbers(frame)).encode(
+        x=alt.X(x, type="quantitative" if is_number else "nominal", sort=None, axis=axis, scale=alt.Scale(zero=False, nice=False) if is_number else alt.Undefined),
+        color=alt.Color("label:N", sort=None, scale=alt.Scale(domain=labels, range=colors), legend=legend),
+        opacity=alt.condition(shown, alt.value(1), alt.value(0.07)),
+    )  # fmt: skip
+    vertical = alt.Y(y, type="quantitative", title=y_title, scale=alt.Scale(zero=False))
+    dash = alt.StrokeDash("label:N", sort=None, scale=alt.Scale(domain=labels, range=dashes), legend=legend)
+    tips = [
+        alt.Tooltip(name, format="" if name in (x, "round") else ".2f" if frame[name].dtype.is_float() else "")
+        for name in frame.columns
     ]
+    layers: list[Any] = []
+    if {"low", "high"} <= set(frame.columns) and frame.select((pl.col("high") > pl.col("low")).any()).item():
+        layers.append(base.mark_area(fillOpacity=0.15).encode(y=alt.Y("low:Q"), y2="high:Q"))
+    if baseline is not None:
+        rule = alt.Chart(pl.DataFrame({"at": [baseline]})).mark_rule(color="currentColor", opacity=0.5)
+        layers.append(rule.encode(y=alt.Y("at:Q")))
+    layers.append(base.mark_line(strokeWidth=2).encode(y=vertical, strokeDash=dash).add_params(shown, zoom))
+    if "event" in frame.columns and frame["event"].is_not_null().any():
+        crosses = base.transform_filter("datum.event != null").mark_point(
+            shape="cross", angle=45, size=110, filled=True
+        )
+        layers.append(crosses.encode(y=vertical, tooltip=tips))
+    dots = base.mark_point(filled=True, size=70).encode(
+        y=vertical, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0))
+    )
+    return alt.layer(*layers, dots.add_params(near)).properties(title=title, width=width, height=height)
 
 
-def _make_curve(results: Results, series: MethodSeries, metric: str, scale: float, min_rounds: int) -> Curve:
-    """The curve of a series, extended to `min_rounds` with its last value."""
-    seeds = list(zip(*series.by_seed(results, metric), strict=True))
-    seeds += seeds[-1:] * (min_rounds - len(seeds))
-    means, low, high = ([scale * reduce(values) for values in seeds] for reduce in (statistics.fmean, min, max))
-    first = first_unhealthy_round(results, series)
-    shown = None if first is None or first > len(means) else first  # the last round may be incomplete
-    return Curve(series.name, series.base_name, series.selection, means, low, high, shown)
+def heatmap(
+    frame: "pl.DataFrame",
+    *,
+    x: str = "domain",
+    y: str = "label",
+    value: str = "value",
+    digits: int = 1,
+    legend: str = "error, %",
+    title: str = "",
+    width: Width = 640,
+) -> "alt.LayerChart":
+    """Draw a number per row and column; numbers are printed where there is room.
+
+    Args:
+        frame: Columns `x`, `y` and `value`, in the order to show.
+        x: Column of the horizontal axis.
+        y: Column of the vertical axis.
+        value: The numbers.
+        digits: After the decimal point.
+        legend: What the numbers are.
+        title: Title of the figure.
+        width: In pixels, or that of the element that holds the chart.
+    """
+    columns, low, high = frame[x].n_unique(), frame[value].min(), frame[value].max()
+    base = alt.Chart(_round_numbers(frame)).encode(
+        x=alt.X(x, type="nominal", sort=None, title=None, axis=alt.Axis(labelAngle=-40)),
+        y=alt.Y(y, type="nominal", sort=None, title=None, axis=alt.Axis(labelLimit=220)),
+        tooltip=[
+            alt.Tooltip(name, format=f".{digits}f" if frame[name].dtype.is_float() else "") for name in frame.columns
+        ],
+    )
+    scale = alt.Scale(scheme="cividis", domain=[low, high])
+    fill = alt.Color(
+        value, type="quantitative", scale=scale, legend=alt.Legend(title=legend, orient="top", gradientLength=160)
+    )
+    ink = alt.condition(f"datum['{value}'] < {(low + high) / 2}", alt.value("white"), alt.value("black"))  # type: ignore[operator]
+    room = alt.ExprRef(f"width / {columns} > {12 + 7 * (digits + 2)} ? 1 : 0")
+    numbers = base.mark_text(fontSize=11, opacity=room).encode(
+        alt.Text(value, type="quantitative", format=f".{digits}f"), color=ink
+    )
+    return alt.layer(base.mark_rect().encode(color=fill), numbers).properties(
+        title=title, width=width, height=_ROW * frame[y].n_unique()
+    )
 
 
-def _describe_curve(curve: Curve) -> str:
-    unhealthy = f" (not healthy from round {curve.unhealthy_from})" if curve.unhealthy_from else ""
-    return f"{curve.name} from {format_number(curve.values[0])} to {format_number(curve.values[-1])}{unhealthy}"
+def histogram(frame: "pl.DataFrame", *, title: str = "", width: Width = 640, height: int = 220) -> "alt.Chart":
+    """Draw the distribution of a score for several kinds of samples.
+
+    Args:
+        frame: Columns `score` (one), `kind`, `low` and `high` (edges of a bin), and `share`, in percent of a kind.
+        title: Title of the figure.
+        width: In pixels, or that of the element that holds the chart.
+        height: In pixels.
+    """
+    kinds, (score,) = frame["kind"].unique(maintain_order=True).to_list(), frame["score"].unique()
+    shown = alt.selection_point(fields=["kind"], bind="legend", toggle="true")
+    scale = alt.Scale(domain=kinds, range=list(PALETTE))
+    axis = alt.Axis(title=score.replace("_", " "), grid=False, format="~g")
+    return (
+        alt.Chart(_round_numbers(frame))
+        .mark_bar(fillOpacity=0.4, binSpacing=0)
+        .encode(
+            x=alt.X("low:Q", bin="binned", axis=axis),
+            x2="high:Q",
+            y=alt.Y("share:Q", title="% of each kind", stack=None),
+            color=alt.Color("kind:N", sort=None, scale=scale, legend=alt.Legend(title=None)),
+            opacity=alt.condition(shown, alt.value(1), alt.value(0)),
+            tooltip=["kind:N", "low:Q", "high:Q", alt.Tooltip("share:Q", format=".1f")],
+        )
+        .add_params(shown)
+        .properties(title=title, width=width, height=height)
+    )
 
 
-def _describe_range(values: Sequence[float]) -> str:
-    finite = [value for value in values if math.isfinite(value)]
-    return f"between {format_number(min(finite))} and {format_number(max(finite))}" if finite else "not measured"
+def to_spec(chart: "alt.TopLevelMixin") -> dict[str, Any]:
+    """Return a chart as Vega-Lite, with its data; the page adds `CONFIG`."""
+    with alt.data_transformers.enable("default", max_rows=None, consolidate_datasets=False):
+        spec: dict[str, Any] = chart.to_dict(validate=False)
+    return {key: value for key, value in spec.items() if key != "config"}
 
 
-def _name_with_round(series: MethodSeries, results: Results, last: int) -> str:
-    rounds = series.rounds(results)
-    return series.name if rounds == last or series.is_stateless(results) else f"{series.name} @{rounds}"
+def save(chart: "alt.TopLevelMixin", path: Path) -> None:
+    """Write a chart on white, as SVG or PNG by the suffix of the path."""
+    convert = require("vl_convert", "Writing figures", "'driftproof[report]'")
+    spec = {**to_spec(chart), "config": {**CONFIG, "background": "white"}}
+    with atomic_write(path) as unfinished:
+        if path.suffix == ".svg":
+            unfinished.write_text(convert.vegalite_to_svg(spec), encoding="utf-8")
+        elif path.suffix == ".png":
+            unfinished.write_bytes(convert.vegalite_to_png(spec, scale=2))
+        else:
+            raise ConfigurationError(f"Expected a path that ends with .svg or .png, but got {path}.")
 
 
-def _title(stream: StreamGroup, streams: Sequence[StreamGroup]) -> str:
-    """Image set, network, and the fields that distinguish the stream from others with the same name."""
-    spec = stream.spec
-    return ", ".join([spec.images, spec.model, *distinguishing_fields(spec, [other.spec for other in streams])])
-
-
-def _describe_domains(stream: StreamGroup) -> str:
-    count = len(stream.spec.domains)
-    return f"{count} domains" if count > 1 else stream.spec.domains[0]
-
-
-def _describe_seeds(streams: Sequence[StreamGroup]) -> str:
-    most = max(len(series.specs) for stream in streams for series in stream.series)
-    return f" and up to {most} seeds; bands span the minimum and maximum over seeds" if most > 1 else ""
+def _round_numbers(frame: "pl.DataFrame") -> "pl.DataFrame":
+    return frame.with_columns(pl.selectors.float().round(3))

@@ -1,268 +1,163 @@
-"""Group the runs of a results folder into curves and streams."""
+"""Series of a report: runs grouped by method and setting, and their means over domains and seeds."""
 
 import itertools
-import math
-import statistics
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from driftproof.bench import METHODS, Results, Spec
+from driftproof.bench.methods import METHODS
+from driftproof.bench.spec import Spec, distinguishing_fields
+from driftproof.optional import require
 
-__all__ = ["MethodSeries", "MetricInfo", "StreamGroup", "distinguishing_fields", "group_streams", "method_order"]
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = require("polars", "Reporting results", "'driftproof[report]'")
 
-
-@dataclass(frozen=True)
-class MetricInfo:
-    """The metric that the curves of a stream show.
-
-    Attributes:
-        key: Its key in the rows.
-        label: Its name in sentences.
-        unit: Its label on an axis.
-        lower_is_better: Whether smaller values are better.
-    """
-
-    key: str
-    label: str
-    unit: str
-    lower_is_better: bool
-
-
-_MAX_LISTED_DOMAINS = 5
-"""Titles list at most this many domains."""
-
-_SELECTION_OPTIONS = ("margin", "mean_entropy", "on")
-"""Options that belong to a selection, not to the method."""
+__all__ = ["SERIES", "label_measures", "label_runs", "method_order", "per_domain", "per_round"]
 
 _SYMBOLS = {"epsilon": "ε", "mean_entropy": "λ_max"}
-"""Symbols of some options in the paper."""
-
-_DIAGNOSTIC_OPTIONS = ("novelty",)
-"""Options that change what is recorded, not what is computed."""
-
-_ERROR = MetricInfo("error", "error", "error %", lower_is_better=True)
-_MEAN_IOU = MetricInfo("mean_iou", "mean IoU", "mIoU %", lower_is_better=False)
+SERIES = ["place", "column", "order", "label"]
+"""Columns that name a series and sort it."""
 
 
-@dataclass(frozen=True)
-class MethodSeries:
-    """All seeds of one method on one stream: a curve of a figure.
+def label_runs(runs: "pl.DataFrame") -> "pl.DataFrame":
+    """Name the method and the setting of every run of a stream that has a complete round.
 
-    Attributes:
-        method: Its name in the results.
-        variant: The options that distinguish it from other series of the same method and stream; mostly empty.
-        specs: The run of each seed.
-    """
-
-    method: str
-    variant: str
-    specs: tuple[Spec, ...]
-
-    @property
-    def name(self) -> str:
-        """Method and variant, as shown to readers."""
-        return f"{self.method}, {self.variant}" if self.variant else self.method
-
-    @property
-    def base_name(self) -> str:
-        """The name without the selection, shared with the plain method."""
-        return replace(self, method=self.method.partition("+")[0]).name
-
-    @property
-    def selection(self) -> str:
-        """The part after the plus sign; empty for a plain method."""
-        return self.method.partition("+")[2]
-
-    def adds_selection_to(self, plain: "MethodSeries") -> bool:
-        """Whether this is `plain` with a selection: the options that both have are equal."""
-        ours, theirs = (dict(series.specs[0].options) for series in (self, plain))
-        common = ours.keys() & theirs.keys() - {*_SELECTION_OPTIONS, *_DIAGNOSTIC_OPTIONS}
-        return self.method.partition("+")[0] == plain.method and all(ours[key] == theirs[key] for key in common)
-
-    def rounds(self, results: Results) -> int:
-        """The number of complete rounds of the longest seeds."""
-        return max(results.rounds(spec) for spec in self.specs)
-
-    def longest_seeds(self, results: Results) -> list[Spec]:
-        """The seeds with the most complete rounds; shorter ones are ignored."""
-        return [spec for spec in self.specs if results.rounds(spec) == self.rounds(results)]
-
-    def is_stateless(self, results: Results) -> bool:
-        """Whether the method learns nothing, so that its last round stands for all later ones."""
-        return all(results.is_stateless(spec) for spec in self.specs)
-
-    def by_seed(self, results: Results, metric: str) -> list[list[float]]:
-        """The mean over domains for each round, one list per seed."""
-        return [results.per_round(spec, metric) for spec in self.longest_seeds(results)]
-
-    def per_round(self, results: Results, metric: str) -> list[float]:
-        """The mean over domains and seeds for each round."""
-        return [statistics.fmean(seeds) for seeds in zip(*self.by_seed(results, metric), strict=True)]
-
-    def per_domain(self, results: Results, metric: str) -> list[float]:
-        """The mean over seeds for each domain of the last round."""
-        last, domains = self.rounds(results), self.specs[0].domains
-        seeds = [_values_in_round(results.rows(spec), last, metric) for spec in self.longest_seeds(results)]
-        return [statistics.fmean(seed.get(domain, math.nan) for seed in seeds) for domain in domains]
-
-    def within_domain(self, results: Results, metrics: Sequence[str]) -> list[float]:
-        """Intermediate values of each domain of the last round, concatenated.
-
-        Args:
-            results: The results folder.
-            metrics: Keys of the intermediate values, in the order they were taken.
-        """
-        by_metric = [self.per_domain(results, metric) for metric in metrics]
-        return [value for domain in zip(*by_metric, strict=True) for value in domain]
-
-
-@dataclass(frozen=True)
-class StreamGroup:
-    """All series that ran on the same images.
-
-    Attributes:
-        spec: The fields that their runs share; its method, options and seed mean nothing.
-        series: In the order of the paper's tables, a plain method before the same one with a selection.
-        qualifiers: What distinguishes it from streams of the folder with the same name; mostly empty.
-    """
-
-    spec: Spec
-    series: tuple[MethodSeries, ...]
-    qualifiers: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Images, setting and qualifiers, as shown to readers."""
-        return ", ".join((self.spec.images, self.setting, *self.qualifiers))
-
-    @property
-    def setting(self) -> str:
-        """Closed, or open with the name of the unknown images; scenes contain their unknown objects."""
-        if self.is_segmentation:
-            return "unknown objects among the known"
-        return "closed" if self.spec.unknown is None else f"open ({self.spec.unknown})"
-
-    @property
-    def is_segmentation(self) -> bool:
-        """Whether pixels are classified, not images."""
-        return "iou" in self.spec.measures
-
-    @property
-    def metric(self) -> MetricInfo:
-        """The metric that its curves show."""
-        return _MEAN_IOU if self.is_segmentation else _ERROR
-
-    def rounds(self, results: Results) -> int:
-        """The number of complete rounds of the longest series."""
-        return max(series.rounds(results) for series in self.series)
-
-    def pairs(self) -> list[tuple[MethodSeries, MethodSeries]]:
-        """Each plain method with the same method under a selection, which may have options of its own."""
-        plain = [series for series in self.series if not series.selection]
-        candidates = ((_find_plain(series, plain), series) for series in self.series if series.selection)
-        return [(without, series) for without, series in candidates if without is not None]
-
-
-def _find_plain(series: MethodSeries, plain: Iterable[MethodSeries]) -> MethodSeries | None:
-    """The plain method of a selecting one: by options, then by name, then by the fewest options."""
-    rivals = [rival for rival in plain if series.adds_selection_to(rival)]
-    same_name = [rival for rival in rivals if rival.name == series.base_name]
-    fewest = min((len(rival.specs[0].options) for rival in rivals), default=0)
-    chosen = same_name or [rival for rival in rivals if len(rival.specs[0].options) == fewest]
-    return chosen[0] if len(chosen) == 1 else None
-
-
-def group_streams(results: Results) -> list[StreamGroup]:
-    """Every stream of a results folder with at least one complete round."""
-    specs = [spec for spec in results.runs if spec.task == "stream" and results.rounds(spec)]
-    groups = _group_by(specs, _stream_key)
-    order = sorted(groups, key=_sort_key)
-    return [
-        StreamGroup(spec, tuple(_make_series(groups[spec], results)), tuple(_qualifiers(spec, order))) for spec in order
-    ]
-
-
-def _sort_key(spec: Spec) -> tuple[Any, ...]:
-    return spec.images, spec.model, spec.unknown or "", spec.domains, -spec.batch_size, spec.name
-
-
-def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
-    """Describe the fields in which a stream differs from others with the same images and network.
+    Adds `label` (the method, with the options in which its runs on a setting differ) and its `order` (that of the
+    registry, a method before the same one with a selection), `column` (the setting) and its `place`, and `stateless`
+    (every round equals the first). Of runs with the same label, column and seed, the longest stays: they differ in
+    their measures only.
 
     Args:
-        spec: The fields that the stream's runs share.
-        others: The same for other streams.
+        runs: As `driftproof.bench.load_runs` returns them.
     """
-    rivals = [other for other in others if (other.images, other.model) == (spec.images, spec.model)]
-    fields = {
-        "batch_size": f"batches of {spec.batch_size}",
-        "severity": f"severity {spec.severity}",
-        "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
-        "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
+    runs = runs.filter((pl.col("task") == "stream") & (pl.col("rounds") > 0))
+    specs = [Spec.from_data(json.loads(text)) for text in runs["spec"]]
+    streams = sorted({_stream_of(spec) for spec in specs}, key=_stream_order)
+    places = {stream: place for place, stream in enumerate(streams)}
+    names = dict(_name_methods(specs))
+    order = sorted({(method_order(spec.method), name) for spec, name in names.items()})
+    orders = {name: position for position, (_, name) in enumerate(order)}
+    columns = _make_unique([_name_stream(stream, streams) for stream in streams])
+    new = {
+        "label": pl.Series([names[spec] for spec in specs], dtype=pl.String),
+        "order": pl.Series([orders[names[spec]] for spec in specs], dtype=pl.Int64),
+        "column": pl.Series([columns[places[_stream_of(spec)]] for spec in specs], dtype=pl.String),
+        "place": pl.Series([places[_stream_of(spec)] for spec in specs], dtype=pl.Int64),
+        "stateless": pl.Series([_is_stateless(json.loads(text)) for text in runs["protocol"]], dtype=pl.Boolean),
     }
-    return [text for field, text in fields.items() if len({getattr(rival, field) for rival in [spec, *rivals]}) > 1]
+    longest = runs.with_columns(**new).sort("rounds", descending=True, maintain_order=True)
+    return longest.unique(["place", "order", "seed"], keep="first").sort("place", "order", "seed")
 
 
-def _describe_domains(domains: Sequence[str], others: Iterable[Sequence[str]]) -> str:
-    """All domains if they are few; otherwise the first and the last, unless others share these."""
-    ends = len(domains), domains[0], domains[-1]
-    ambiguous = any(other != domains and (len(other), other[0], other[-1]) == ends for other in others)
-    listed = ambiguous or len(domains) <= _MAX_LISTED_DOMAINS
-    return ", ".join(domains) if listed else "{} domains from {} to {}".format(*ends)
+def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame") -> "pl.DataFrame":
+    """Join the numbers of complete rounds with the labels of their runs, and `visit`, the domain's place in a round.
+
+    Args:
+        measures: Columns `run`, `round`, `domain`, `measure`, `value` and `count`; others are dropped.
+        runs: As `label_runs` returns them.
+    """
+    names = runs.lazy().select("run", *SERIES, "seed", "stateless", "rounds", domain="domains")
+    names = names.with_columns(visit=pl.int_ranges(0, pl.col("domain").list.len())).explode("domain", "visit")
+    numbers = measures.lazy().select("run", "round", "domain", "measure", "value", "count")
+    return numbers.join(names, on=["run", "domain"]).filter(pl.col("round") <= pl.col("rounds")).collect()
 
 
-def _qualifiers(spec: Spec, others: Sequence[Spec]) -> Iterable[str]:
-    if any(other.images == spec.images and other.model != spec.model for other in others):
-        yield spec.model
-    yield from distinguishing_fields(spec, [other for other in others if other.unknown == spec.unknown])
+def per_round(frame: "pl.DataFrame", measure: str, *, pooled: bool = False) -> "pl.DataFrame":
+    """Return the mean of a measure over domains and seeds for each round, with its spread over the seeds.
+
+    Columns are `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for one), `low`,
+    `high` and `seeds`. Seeds with fewer rounds than others are left out. Stateless methods go on to the last round of
+    their column. The mean is null where a domain has no number.
+
+    Args:
+        frame: As `label_measures` returns it.
+        measure: Which numbers.
+        pooled: Weigh domains by `count`, so that all samples of a round count alike, and leave out empty ones.
+    """
+    value, count = pl.col("value"), pl.col("count")
+    mean = (value * count).sum() / count.filter(value.is_not_null()).sum() if pooled else value.mean()
+    known = pl.lit(True) if pooled else value.is_not_null().all()
+    keys = [*SERIES, "stateless", "rounds", "seed", "round"]
+    seeds = frame.filter(pl.col("measure") == measure).group_by(keys).agg(value=pl.when(known).then(mean))
+    longest = seeds.filter(pl.col("rounds") == pl.col("rounds").max().over(SERIES))
+    rounds = longest.group_by([*SERIES, "stateless", "rounds", "round"]).agg(
+        deviation=value.std(), low=value.min(), high=value.max(), seeds=pl.len(), value=value.mean()
+    )
+    last = pl.col("rounds").max().over("place")
+    ends = rounds.with_columns(last=last).filter(pl.col("stateless") & (pl.col("round") == pl.col("rounds")))
+    later = ends.with_columns(round=pl.int_ranges(pl.col("round") + 1, pl.col("last") + 1)).drop("last")
+    extended = pl.concat([rounds, later.filter(pl.col("round").list.len() > 0).explode("round")])
+    return extended.sort(*SERIES, "round").drop("stateless", "rounds")
 
 
-def _stream_key(spec: Spec) -> Spec:
-    measures = ("iou",) if "iou" in spec.measures else ("error",)
-    return replace(spec, method="", options=(), seed=0, measures=measures)
+def per_domain(frame: "pl.DataFrame", measure: str, *, last: bool = True) -> "pl.DataFrame":
+    """Return the mean of a measure over seeds for each domain.
 
+    Columns are `place`, `column`, `order`, `label`, `round`, `visit`, `domain` and `value`.
 
-def _make_series(specs: Sequence[Spec], results: Results) -> Iterable[MethodSeries]:
-    by_method = _group_by(specs, lambda spec: spec.method)
-    for method, same in sorted(by_method.items(), key=lambda item: method_order(item[0])):
-        variants = _group_by(same, lambda spec: spec.options)
-        varying = _varying_options([dict(options) for options in variants])
-        for options, seeds in sorted(variants.items(), key=lambda item: _option_order(item[0], varying)):
-            variant = ", ".join(_format_option(key, value) for key, value in options if key in varying)
-            # Runs of one seed may differ in their metrics: the longest is kept.
-            longest = {spec.seed: spec for spec in sorted(seeds, key=results.rounds)}
-            yield MethodSeries(method, variant, tuple(longest[seed] for seed in sorted(longest)))
-
-
-def _format_option(name: str, value: Any) -> str:  # noqa: ANN401  # any option value
-    return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
-
-
-def _option_order(options: Sequence[tuple[str, Any]], varying: Container[str]) -> list[tuple[str, bool, Any]]:
-    """Sort key by the options that vary: numbers ascending, before text."""
-    values = [(key, value) for key, value in options if key in varying]
-    return [(key, False, value) if isinstance(value, int | float) else (key, True, str(value)) for key, value in values]
-
-
-def _varying_options(options: Sequence[dict[str, Any]]) -> set[str]:
-    return {key for key in itertools.chain(*options) if len({repr(each.get(key, "")) for each in options}) > 1}
+    Args:
+        frame: As `label_measures` returns it.
+        measure: Which numbers.
+        last: Of the last round of each series only.
+    """
+    longest = frame.filter(
+        (pl.col("measure") == measure) & (pl.col("rounds") == pl.col("rounds").max().over("place", "order"))
+    )
+    shown = longest.filter(pl.col("round") == pl.col("rounds")) if last else longest
+    keys = [*SERIES, "round", "visit", "domain"]
+    return shown.group_by(keys).agg(pl.col("value").mean()).sort(*SERIES, "round", "visit")
 
 
 def method_order(method: str) -> tuple[int, str]:
-    """Sort key of a method: the paper's order, plain before selecting."""
+    """Return the sort key of a method: as in the registry, plain before selecting, own ones last."""
     base, known = method.partition("+")[0], list(METHODS)
     return (known.index(base) if base in known else len(known)), method
 
 
-def _group_by(specs: Iterable[Spec], key: Any) -> dict[Any, list[Spec]]:  # noqa: ANN401  # any hashable key
-    groups: dict[Any, list[Spec]] = {}
-    for spec in specs:
-        groups.setdefault(key(spec), []).append(spec)
-    return groups
+def _stream_of(spec: Spec) -> Spec:
+    measures = ("iou",) if "iou" in spec.measures else ("error",)
+    return replace(spec, method="", options=(), seed=0, measures=measures)
 
 
-def _values_in_round(rows: Iterable[dict[str, Any]], round: int, metric: str) -> dict[str, float]:
-    return {
-        row["domain"]: math.nan if row.get(metric) is None else row[metric] for row in rows if row["round"] == round
-    }
+def _stream_order(stream: Spec) -> tuple[Any, ...]:
+    return stream.images, stream.model, stream.unknown or "", stream.domains, -stream.batch_size, stream.name
+
+
+def _name_stream(stream: Spec, streams: Sequence[Spec]) -> str:
+    setting = "" if "iou" in stream.measures else f"open ({stream.unknown})" if stream.unknown else "closed"
+    network = stream.model if any(o.images == stream.images and o.model != stream.model for o in streams) else ""
+    fields = distinguishing_fields(stream, [other for other in streams if other.unknown == stream.unknown])
+    return ", ".join(filter(None, (stream.images, setting, network, *fields)))
+
+
+def _make_unique(names: Sequence[str]) -> list[str]:
+    return [f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
+            for index, name in enumerate(names)]  # fmt: skip
+
+
+def _name_methods(specs: Iterable[Spec]) -> Iterator[tuple[Spec, str]]:
+    """Name runs by method and by the options in which the runs of that method on one stream differ."""
+
+    def key(spec: Spec) -> tuple[str, str]:
+        return _stream_of(spec).name, spec.method
+
+    for _, group in itertools.groupby(sorted(specs, key=key), key=key):
+        alike = list(group)
+        options = [dict(spec.options) for spec in alike]
+        varying = {
+            name for name in itertools.chain(*options) if len({repr(each.get(name, "")) for each in options}) > 1
+        }
+        for spec in alike:
+            yield spec, ", ".join([spec.method, *(_name_option(*item) for item in spec.options if item[0] in varying)])
+
+
+def _name_option(name: str, value: object) -> str:
+    return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
+
+
+def _is_stateless(protocol: dict[str, str]) -> bool:
+    """Whether a method updates nothing and keeps no statistics."""
+    return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
