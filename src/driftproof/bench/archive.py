@@ -17,9 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, read_frames
+from driftproof.bench.frames import FILES, merge_frames, read_frames
 from driftproof.bench.spec import Spec, differences
 from driftproof.bench.store import Row, Run, Store
+from driftproof.bench.tabulate import FROM_CONDITIONS, HEALTH_STATES, Frames
 from driftproof.errors import InputError, StateError
 from driftproof.files import atomic_write, sha256
 from driftproof.optional import require

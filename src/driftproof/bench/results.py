@@ -5,10 +5,10 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from driftproof.bench.frames import load_metadata, read_frames
 from driftproof.bench.spec import Spec
@@ -23,6 +23,7 @@ else:
 
 __all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table"]
 
+_FACTS = ("spec", "run", "visits", "rounds", "protocol", "conditions")
 _TIMING_OPTIONS = ("trials", "warm_up")
 
 
@@ -59,44 +60,30 @@ class Value:
         return self.round is not None and self.round >= self.wanted
 
 
-@dataclass(frozen=True)
-class FilledTable:
-    """A table with its numbers.
-
-    Attributes:
-        table: Its layout.
-        values: Numbers by row and column.
-    """
+class FilledTable(NamedTuple):
+    """A table with its numbers, by row and column."""
 
     table: Table
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
     values: Mapping[tuple[str, str], Value]
 
     @property
-    def rows(self) -> tuple[str, ...]:
-        """Row names in order."""
-        return tuple(dict.fromkeys(entry.row for entry in self.table.entries))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Column names in order."""
-        entries, summaries = self.table.entries, self.table.summaries
-        return tuple(dict.fromkeys([*(each.column for each in entries), *(each.column for each in summaries)]))
-
-    @property
     def frame(self) -> "pl.DataFrame":
-        """The numbers as a frame: row, column, ours, reference, round, wanted, seeds, deviation, runs (their names)."""
-        places = [place for place in itertools.product(self.rows, self.columns) if place in self.values]
+        """The numbers: row, column, ours, reference, round, wanted, seeds, deviation, and the names of the runs."""
         kinds = {"ours": pl.Float64, "reference": pl.Float64, "round": pl.Int64, "wanted": pl.Int64}
         kinds |= {"seeds": pl.Int64, "deviation": pl.Float64}
+        places = [place for place in itertools.product(self.rows, self.columns) if place in self.values]
+        numbers = [[getattr(self.values[place], name) for name in kinds] for place in places]
+        names = [[run.name for run in self.values[place].runs] for place in places]
         return pl.DataFrame(
-            [(*at, *(getattr(self.values[at], name) for name in kinds), _names(self.values[at].runs)) for at in places],
+            [(*place, *found, runs) for place, found, runs in zip(places, numbers, names, strict=True)],
             schema={"row": pl.String, "column": pl.String, **kinds, "runs": pl.List(pl.String)},
             orient="row",
         )
 
 
-@dataclass(frozen=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """What is known of a run besides its numbers.
 
     Attributes:
@@ -104,25 +91,14 @@ class RunFacts:
         visits: Number of visits of a domain, including those of an incomplete round.
         rounds: Number of complete rounds.
         protocol: Description of the adapter, component by component.
-        stretches: Environment of consecutive visits, with their number as `rows`.
+        stretches: Environments of consecutive visits, with their number as `rows`.
     """
 
     name: str
     visits: int
     rounds: int
-    protocol: Mapping[str, str]
-    stretches: Sequence[Row] = field(repr=False)
-
-    @property
-    def conditions(self) -> list[Row]:
-        """Environment of each visit."""
-        return [stretch for stretch in self.stretches for _ in range(stretch["rows"])]
-
-    @property
-    def is_stateless(self) -> bool:
-        """Whether the run updates nothing and keeps no state, so that every round equals the first."""
-        per_batch = self.protocol.get("statistics") in ("Source()", "Batch()")
-        return self.protocol.get("scope") == "nothing()" and per_batch
+    protocol: dict[str, str]
+    stretches: list[Row]
 
 
 class Results:
@@ -142,33 +118,36 @@ class Results:
         self.folder = Path(folder)
         self.metadata: dict[str, Any] = load_metadata(folder)
         self.frames = read_frames(folder)
-        columns = ("spec", "run", "visits", "rounds", "protocol", "conditions")
         self.runs: dict[Spec, RunFacts] = {
             Spec.from_data(json.loads(spec)): RunFacts(run, visits, rounds, json.loads(protocol), json.loads(stretches))
-            for spec, run, visits, rounds, protocol, stretches in self.frames.runs.select(columns).iter_rows()
+            for spec, run, visits, rounds, protocol, stretches in self.frames.runs.select(_FACTS).iter_rows()
         }
-        self._means: dict[tuple[str, str | None], dict[tuple[str, int], float]] = {}
+        self._by_seed: dict[Spec, list[Spec]] = {}
+        for spec in sorted(self.runs, key=lambda spec: (spec.seed, _trials(spec))):
+            self._by_seed.setdefault(_without_seed(spec), []).append(spec)
+        self._means = cache(self._read_means)
 
     @property
     def is_subset(self) -> bool:
         """Whether only some images of each domain were streamed."""
         return self.metadata.get("limit") is not None
 
-    @cached_property
-    def _by_seed(self) -> dict[Spec, list[Spec]]:
-        by_seed: dict[Spec, list[Spec]] = {}
-        for spec in sorted(self.runs, key=lambda spec: (spec.seed, _trials(spec))):
-            by_seed.setdefault(_without_seed(spec), []).append(spec)
-        return by_seed
-
     def rounds(self, spec: Spec) -> int:
         """Return the number of complete rounds of a run."""
         return self.runs[spec].rounds if spec in self.runs else 0
 
+    def is_stateless(self, spec: Spec) -> bool:
+        """Whether a run updates nothing and keeps no state, so that every round equals the first."""
+        protocol = self.runs[spec].protocol
+        return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+
     def seeds(self, spec: Spec) -> list[Spec]:
         """List the measured runs of a spec with any seed, number of trials, and the folder's limit and substitutes."""
-        runs = self._by_seed.get(_without_seed(self._with_substitutes(spec)), [])
-        return [run for run in runs if self.rounds(run)]
+        replaced = self.metadata.get("replaced", {})
+        names = {field: getattr(spec, field) for field in ("images", "unknown", "model")}
+        here = {field: replaced.get(name, name) for field, name in names.items()}
+        wanted = _without_seed(replace(spec, limit=self.metadata.get("limit", spec.limit), **here))
+        return [run for run in self._by_seed.get(wanted, []) if self.rounds(run)]
 
     def per_round(self, spec: Spec, metric: str = "error") -> list[float]:
         """Return a metric's mean over domains, for each complete round."""
@@ -189,17 +168,18 @@ class Results:
         The round is the last one that all entries have reached with at least one seed, but no later than any of them
         shows. Seeds that have not reached it are left out.
         """
-        by_seed = [self._runs_by_seed(entry) for entry in entries]
-        shared = [seed for seed in by_seed[0] if all(seed in others for others in by_seed)]
+        runs = {spec: {run.seed: run for run in self.seeds(spec)} for entry in entries for spec in entry.specs}
+        first, *others = runs.values()
+        shared = [seed for seed in first if all(seed in other for other in others)]
         wanted = max(entry.round for entry in entries)
         if not shared:
             return [Value(wanted=wanted) for _ in entries]
-        reached = {seed: self._rounds_reached(run for runs in by_seed for run in runs[seed]) for seed in shared}
+        reached = {seed: self._rounds_reached(by_seed[seed] for by_seed in runs.values()) for seed in shared}
         round = int(min(max(reached.values()), *(entry.round for entry in entries)))
         seeds = [seed for seed in shared if reached[seed] >= round]
         return [
-            replace(self._average(entry, [runs[seed] for seed in seeds], round), wanted=wanted)
-            for entry, runs in zip(entries, by_seed, strict=True)
+            self._average(entry, [[runs[spec][seed] for spec in entry.specs] for seed in seeds], round, wanted)
+            for entry in entries
         ]
 
     def tables(self, tables: Iterable[Table]) -> list[FilledTable]:
@@ -207,50 +187,31 @@ class Results:
         filled = (fill_table(self, table) for table in tables)
         return [table for table in filled if any(value.ours is not None for value in table.values.values())]
 
-    def _runs_by_seed(self, entry: TableEntry) -> dict[int, list[Spec]]:
-        """Return the runs of an entry by seed, for seeds that all its specs have."""
-        by_spec = [{run.seed: run for run in self.seeds(spec)} for spec in entry.specs]
-        return {
-            seed: [runs[seed] for runs in by_spec] for seed in by_spec[0] if all(seed in others for others in by_spec)
-        }
-
     def _rounds_reached(self, runs: Iterable[Spec]) -> float:
         """Return the last round that all runs have completed; infinity if all are stateless."""
-        return min((self.rounds(run) for run in runs if not self.runs[run].is_stateless), default=math.inf)
+        return min((self.rounds(run) for run in runs if not self.is_stateless(run)), default=math.inf)
 
-    def _average(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int) -> Value:
-        numbers = [
+    def _average(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int, wanted: int) -> Value:
+        means = [
             statistics.fmean(self._mean(run, entry.metric, round, entry.domain) for run in runs) for runs in by_seed
         ]
-        runs = tuple(itertools.chain.from_iterable(by_seed))
-        if any(map(math.isnan, numbers)):
-            return Value(round=round, seeds=len(numbers), runs=runs)
-        deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-        return Value(statistics.fmean(numbers), round=round, seeds=len(numbers), deviation=deviation, runs=runs)
+        found = Value(round=round, wanted=wanted, seeds=len(means), runs=tuple(itertools.chain(*by_seed)))
+        if any(map(math.isnan, means)):
+            return found
+        deviation = statistics.stdev(means) if len(means) > 1 else None
+        return replace(found, ours=statistics.fmean(means), deviation=deviation)
 
     def _mean(self, spec: Spec, metric: str, round: int, domain: str | None = None) -> float:
-        run = self.runs[spec]
-        round = min(round, run.rounds) if run.is_stateless else round
-        if (metric, domain) not in self._means:
-            self._means[metric, domain] = self._read_means(metric, domain)
-        return self._means[metric, domain].get((run.name, round), math.nan)
+        name, rounds = self.runs[spec].name, self.rounds(spec)
+        return self._means(metric, domain).get(
+            (name, min(round, rounds) if self.is_stateless(spec) else round), math.nan
+        )
 
     def _read_means(self, metric: str, domain: str | None) -> dict[tuple[str, int], float]:
         """Return a metric's mean over domains by run and round; NaN where a domain has no number."""
-        chosen = self.frames.measures.filter(measure=metric)
-        chosen = chosen if domain is None else chosen.filter(domain=domain)
+        chosen = self.frames.measures.filter(measure=metric, **({} if domain is None else {"domain": domain}))
         grouped = chosen.group_by("run", "round").agg(pl.col("value").fill_null(math.nan)).collect()
         return {(run, round): statistics.fmean(values) for run, round, values in grouped.iter_rows()}
-
-    def _with_substitutes(self, spec: Spec) -> Spec:
-        replaced = self.metadata.get("replaced", {})
-        return replace(
-            spec,
-            limit=self.metadata.get("limit", spec.limit),
-            images=replaced.get(spec.images, spec.images),
-            unknown=replaced.get(spec.unknown, spec.unknown),
-            model=replaced.get(spec.model, spec.model),
-        )
 
 
 def fill_table(results: Results, table: Table) -> FilledTable:
@@ -259,22 +220,25 @@ def fill_table(results: Results, table: Table) -> FilledTable:
     A summary column uses the last round that all its columns have reached.
     """
     entries = {(entry.row, entry.column): entry for entry in table.entries}
+    rows = tuple(dict.fromkeys(row for row, _ in entries))
     values = {place: results.value(entry) for place, entry in entries.items()}
-    for summary, row in itertools.product(table.summaries, dict.fromkeys(entry.row for entry in table.entries)):
+    for summary, row in itertools.product(table.summaries, rows):
         summarized = [entries[row, of] for of in summary.of if (row, of) in entries]
         found = results.compare(summarized) if len(summarized) == len(summary.of) else [Value()]
         values[row, summary.column] = _summarize(summary.how, found, summary.references.get(row))
-    return FilledTable(table, values)
+    columns = tuple(dict.fromkeys([column for _, column in entries] + [summary.column for summary in table.summaries]))
+    return FilledTable(table, rows, columns, values)
 
 
-def _summarize(how: str, values: list[Value], reference: float | None) -> Value:
+def _summarize(how: str, values: Sequence[Value], reference: float | None) -> Value:
     wanted = max(value.wanted for value in values)
     ours = [value.ours for value in values if value.ours is not None]
     if len(ours) < len(values):
         return Value(reference=reference, wanted=wanted)
     number = statistics.fmean(ours) if how == "mean" else statistics.stdev(ours)
-    round, seeds = min(value.round or 0 for value in values), min(value.seeds for value in values)
-    return Value(number, reference, round, wanted, seeds)
+    return Value(
+        number, reference, min(value.round or 0 for value in values), wanted, min(each.seeds for each in values)
+    )
 
 
 def _without_seed(spec: Spec) -> Spec:
@@ -285,7 +249,3 @@ def _without_seed(spec: Spec) -> Spec:
 
 def _trials(spec: Spec) -> int:
     return int(dict(spec.options).get("trials") or 0) if spec.task == "costs" else 0
-
-
-def _names(runs: Iterable[Spec]) -> list[str]:
-    return [run.name for run in runs]
