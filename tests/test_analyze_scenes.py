@@ -287,7 +287,7 @@ MODEL = ("--model", "test_analyze_scenes:segmenter")
 
 @pytest.mark.parametrize("method", ["tent+crowd", "source", "ttn", "swr+crowd"])
 def test_scenes_command_draws_a_data_set(camvid, capsys, method):
-    words = ("--set", "camvid", "--data", camvid, "--frames", 3, "--method", method, "--corruption", "contrast")
+    words = ("--images", "camvid", "--data", camvid, "--frames", 3, "--method", method, "--corruption", "contrast")
     assert run(*MODEL, *words, "--severity", 2, "--source-frames", 4, "--out", camvid / "out") == 0
     assert capsys.readouterr().out.strip() == str(camvid / "out" / "index.html")
     text = (camvid / "out" / "index.html").read_text()
@@ -309,7 +309,7 @@ def test_scenes_command_defaults_match_the_suites(method):
 def test_page_notes_procedural_frost(camvid, tmp_path):
     words = (
         *MODEL,
-        "--set",
+        "--images",
         "camvid",
         "--data",
         camvid,
@@ -333,7 +333,7 @@ def test_scenes_command_draws_a_folder(camvid):
     assert re.findall(r"<h3>Frame (\d)</h3>", text) == ["1", "3", "5"]
     assert "12×20 pixels" in text
     assert "class 7" in text
-    assert run(frames, *MODEL, *words, "--set", "camvid", "--unknown", "sky,road,car") == 0
+    assert run(frames, *MODEL, *words, "--images", "camvid", "--unknown", "sky,road,car") == 0
     assert "bicyclist" in (camvid / "out" / "index.html").read_text()
 
 
@@ -350,25 +350,25 @@ def test_scenes_command_suggests_height_and_width(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*MODEL,), "Expected a folder of frames or `--set`"),
-        ((*MODEL, "--set", "camvit"), "Did you mean camvid"),
-        ((*MODEL, "--set", "camvid", "--unknown", "sky"), "Expected a model for the 10 classes of camvid/test"),
+        ((*MODEL,), "Expected a folder of frames or `--images`"),
+        ((*MODEL, "--images", "camvit"), "Did you mean camvid"),
+        ((*MODEL, "--images", "camvid", "--unknown", "sky"), "Expected a model for the 10 classes of camvid/test"),
         (
-            (*MODEL, "--set", "cityscapes", "--unknown", "sky"),
-            "Expected `--unknown` with `--set camvid`, but got it with cityscapes",
+            (*MODEL, "--images", "cityscapes", "--unknown", "sky"),
+            "Expected `--unknown` with `--images camvid`, but got it with cityscapes",
         ),
         (
-            (*MODEL, "--set", "synthia", "--split", "val"),
+            (*MODEL, "--images", "synthia", "--split", "val"),
             "Expected `--split` with a data set that has splits, but got it with synthia",
         ),
         (
-            (".", *MODEL, "--set", "camvid", "--split", "val"),
+            (".", *MODEL, "--images", "camvid", "--split", "val"),
             "Expected `--split` with a data set that has splits, but got it with .",
         ),
-        ((*MODEL, "--set", "camvid", "--width", 9), "Expected `--height` with `--width`"),
-        ((*MODEL, "--set", "camvid", "--corruption", "fogg"), "Did you mean fog"),
-        ((*MODEL, "{}", "--method", "ttn"), "Expected `--set`, since this method has to be prepared on source data"),
-        (("--model", "test_analyze_scenes:classifier", "--set", "camvid"), "Expected a segmentation network"),
+        ((*MODEL, "--images", "camvid", "--width", 9), "Expected `--height` with `--width`"),
+        ((*MODEL, "--images", "camvid", "--corruption", "fogg"), "Did you mean fog"),
+        ((*MODEL, "{}", "--method", "ttn"), "Expected `--images`, since this method has to be prepared on source data"),
+        (("--model", "test_analyze_scenes:classifier", "--images", "camvid"), "Expected a segmentation network"),
         (("--model", "test_analyze_scenes:of_many_classes", "{}"), "Expected at most 254 classes, but got 300"),
     ],
 )

@@ -205,7 +205,7 @@ def test_errors_become_one_line_and_an_exit_code(error, status, line, capsys, mo
 def test_unknown_commands_and_options_are_usage_errors(capsys):
     assert run("adpt") == 2
     assert run("check", "--modle", "x") == 2
-    assert run("train", "wrn40", "--data", ".", "--out", "w") == 2
+    assert run("train", "--model", "wrn40", "--data", ".", "--out", "w") == 2
     assert "Did you mean wrn40_2" in capsys.readouterr().err
     assert run("corrupt", "here", "there", "--device", "abacus") == 2
     assert "to be available on this machine, but got 'abacus'" in capsys.readouterr().err
@@ -543,5 +543,5 @@ def test_parquet_without_pyarrow_fails_before_the_model_is_built(project, tmp_pa
 @pytest.mark.parametrize("network", ["wrn10_1", "deeplabv3plus_small"])
 def test_train_fails_at_once_if_weights_cannot_be_written(tmp_path, capsys, network):
     (tmp_path / "weights").mkdir()
-    assert run("train", network, "--data", tmp_path / "nowhere", "--out", tmp_path / "weights") != 0
+    assert run("train", "--model", network, "--data", tmp_path / "nowhere", "--out", tmp_path / "weights") != 0
     assert "Is a directory" in " ".join(capsys.readouterr().err.split())

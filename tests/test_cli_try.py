@@ -137,7 +137,7 @@ def test_try_prints_a_table_and_the_reason(shifted, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     save_images(shifted / "plaid", 6, side=6)
     Path("classes.txt").write_text("red\ngreen\nblue\n")
-    options = ("--model", "shifted:brightest", "--batch-size", 24, "--method", "bn_adapt", "--limit", 40)
+    options = ("--model", "shifted:brightest", "--batch-size", 24, "--methods", "bn_adapt", "--limit", 40)
     assert run("try", shifted, *options, "--labels", shifted, "--classes", "classes.txt") == 0
     output = capsys.readouterr().out
     for heading in ("accuracy", "gain", "p", "health", "agreement", "novelty", "AUROC", "ms/image"):
@@ -153,9 +153,9 @@ def test_try_prints_a_table_and_the_reason(shifted, capsys, monkeypatch):
 def test_try_reports_unreadable_images_and_bad_methods(shifted, capsys):
     (shifted / "red" / "broken.png").write_text("no image")
     options = ("--model", "shifted:brightest", "--batch-size", 24)
-    assert run("try", shifted, *options, "--method", "bn_adapt") == 1
+    assert run("try", shifted, *options, "--methods", "bn_adapt") == 1
     assert "broken.png to be an image" in " ".join(capsys.readouterr().err.split())
-    assert run("try", shifted, *options, "--method", "swr") == 2
+    assert run("try", shifted, *options, "--methods", "swr") == 2
     assert "`--source`" in capsys.readouterr().err
-    assert run("try", shifted, *options, "--method", "tnet") == 2
+    assert run("try", shifted, *options, "--methods", "tnet") == 2
     assert "Did you mean tent" in capsys.readouterr().err

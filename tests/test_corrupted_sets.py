@@ -352,7 +352,7 @@ def write_cifar(root):
 def test_train_command_trains_resumes_and_saves(tmp_path, capsys):
     write_cifar(tmp_path)
     out = tmp_path / "weights.safetensors"
-    options = ("train", "wrn10_1", "--data", tmp_path, "--out", out, "--epochs", 1)
+    options = ("train", "--model", "wrn10_1", "--data", tmp_path, "--out", out, "--epochs", 1)
     assert run(*options) == 0
     assert "epoch 1 of 1: loss" in capsys.readouterr().err
     model = build_from_checkpoint(out)
@@ -362,10 +362,10 @@ def test_train_command_trains_resumes_and_saves(tmp_path, capsys):
     again = build_from_checkpoint(out).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
     onward = tmp_path / "onward.safetensors"
-    assert run(*options[:4], "--out", onward, "--epochs", 1, "--start", out, "--seed", 1) == 0
-    assert run(*options[:4], "--out", onward, "--start", tmp_path / "nowhere") == 2
-    assert run("train", "wrn", "--data", tmp_path, "--out", out) == 2
-    assert run("train", "wrn10_1", "--data", tmp_path, "--out", out, "--set", "mnist") == 2
+    assert run(*options[:5], "--out", onward, "--epochs", 1, "--weights", out, "--seed", 1) == 0
+    assert run(*options[:5], "--out", onward, "--weights", tmp_path / "nowhere") == 2
+    assert run("train", "--model", "wrn", "--data", tmp_path, "--out", out) == 2
+    assert run("train", "--model", "wrn10_1", "--data", tmp_path, "--out", out, "--images", "mnist") == 2
 
 
 def test_corrupt_command_defaults_to_all_fifteen(tmp_path):
@@ -381,10 +381,10 @@ def test_data_commands(tmp_path, capsys):
     assert {"cifar10", "cifar10-c", "svhn"} <= {entry["name"] for entry in json.loads(capsys.readouterr().out)}
     assert run("data", "list") == 0
     assert "license" in capsys.readouterr().out
-    assert run("data", "verify", "svhn", "--root", tmp_path, "--json") == 1
+    assert run("data", "verify", "svhn", "--data", tmp_path, "--json") == 1
     assert json.loads(capsys.readouterr().out)["svhn"][0]["state"] == "missing"
-    assert run("data", "verify", "--root", tmp_path) == 2, "an empty folder is not a verified one"
-    assert run("data", "get", "cifr10", "--root", tmp_path) == 2
+    assert run("data", "verify", "--data", tmp_path) == 2, "an empty folder is not a verified one"
+    assert run("data", "get", "cifr10", "--data", tmp_path) == 2
     assert "cifar10" in capsys.readouterr().err
 
 

@@ -538,13 +538,13 @@ def test_manual_file_is_checked_but_not_unpacked(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(
         DATASETS, "by-hand", DatasetInfo("by-hand", (file,), "CC0", "http://x", note="Sort it into val.")
     )
-    assert run("data", "get", "by-hand", "--root", tmp_path / "root") == 0
+    assert run("data", "get", "by-hand", "--data", tmp_path / "root") == 0
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["val.tar"]
     assert "Sort it into val." in capsys.readouterr().err
 
 
 def test_verify_of_a_missing_folder_fails(tmp_path, capsys):
-    assert run("data", "verify", "--root", tmp_path / "mistyped") == 2
+    assert run("data", "verify", "--data", tmp_path / "mistyped") == 2
     assert "mistyped" in capsys.readouterr().err
 
 
@@ -559,15 +559,15 @@ def test_data_get_survives_a_bad_connection(server, tmp_path, monkeypatch, capsy
     monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), license="CC0", homepage="http://127.0.0.1"))
     monkeypatch.setitem(fetch.__kwdefaults__, "sleep", lambda _: None)
     root = tmp_path / "root"
-    assert run("data", "verify", "set-c", "--root", root) == 1
-    assert run("data", "verify", "--root", root) == 2, "an empty folder is not a verified one"
+    assert run("data", "verify", "set-c", "--data", root) == 1
+    assert run("data", "verify", "--data", root) == 2, "an empty folder is not a verified one"
     assert "but found none" in capsys.readouterr().err
-    assert run("data", "get", "set-c", "--root", root) == 0
+    assert run("data", "get", "set-c", "--data", root) == 0
     assert len(server.requests) == 4
     assert len(array_folder(root / "Set-C")) == 50
-    assert run("data", "verify", "set-c", "--root", root) == 0
+    assert run("data", "verify", "set-c", "--data", root) == 0
     assert "present" in capsys.readouterr().out
-    assert run("data", "get", "set-c", "--root", root) == 0
+    assert run("data", "get", "set-c", "--data", root) == 0
     assert len(server.requests) == 4, "nothing is downloaded twice"
 
 
@@ -576,6 +576,6 @@ def test_data_get_reports_a_web_page(server, tmp_path, monkeypatch, capsys):
     file = RemoteFile(server.url, unpacks_to=("Set-C",))
     monkeypatch.setitem(DATASETS, "set-c", DatasetInfo("set-c", (file,), license="CC0", homepage="http://127.0.0.1"))
     server.faults = [{"html"}]
-    assert run("data", "get", "set-c", "--root", tmp_path) == 2
+    assert run("data", "get", "set-c", "--data", tmp_path) == 2
     assert "web page" in capsys.readouterr().err
     assert leftovers(tmp_path) == []

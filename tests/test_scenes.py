@@ -437,10 +437,10 @@ def test_missing_data_and_bad_indices_raise(tmp_path):
 def test_data_get_explains_manual_downloads(tmp_path, capsys):
     for name in ("cityscapes", "bdd100k", "mapillary", "gtav", "synthia", "camvid"):
         with pytest.raises(SystemExit, match="2"):
-            main(["data", "get", name, "--root", str(tmp_path)])
+            main(["data", "get", name, "--data", str(tmp_path)])
         assert data.DATASETS[name].homepage in capsys.readouterr().err
         with pytest.raises(SystemExit, match="0"):
-            main(["data", "verify", name, "--root", str(tmp_path)])
+            main(["data", "verify", name, "--data", str(tmp_path)])
         assert "unchecked" in capsys.readouterr().out
 
 

@@ -220,26 +220,26 @@ def test_train_command_on_scenes_records_its_initial_weights(tmp_path, capsys, m
     monkeypatch.setattr(training, "DEEPLAB", replace(DEEPLAB, crop=24))
     write_camvid(tmp_path)
     first, second = (tmp_path / f"{name}.safetensors" for name in ("first", "second"))
-    options = ("train", "deeplabv3plus_small", "--set", "camvid", "--data", tmp_path, "--epochs", 1)
+    options = ("train", "--model", "deeplabv3plus_small", "--images", "camvid", "--data", tmp_path, "--epochs", 1)
     assert run(*options, "--out", first) == 0
     assert "epoch 1 of 1: loss" in capsys.readouterr().err
     model, meta = build_from_checkpoint(first), read_checkpoint(first).meta
     assert meta["classes"] == ["sky", "building", "pole", "road", "pavement", "tree", "fence", "car"]
     assert 0 <= meta["mean_iou"] <= 1
     assert model.classes == 8
-    assert run(*options, "--out", second, "--start", first) == 0
+    assert run(*options, "--out", second, "--weights", first) == 0
     assert "tensors loaded; unexpected: none; missing: none" in capsys.readouterr().err.replace("\n", " ")
     assert [read_checkpoint(path).meta["begun_from"] for path in (first, second)] == [None, sha256(first)]
     assert run(*options, "--out", second) == 2, "resumed a run with other initial weights"
     assert "`begun_from` was" in capsys.readouterr().err
-    assert run(*options, "--out", second, "--start", first) == 0
-    assert run("train", "deeplabv3plus_small", "--set", "cifar10", "--data", tmp_path, "--out", first) == 2
+    assert run(*options, "--out", second, "--weights", first) == 0
+    assert run("train", "--model", "deeplabv3plus_small", "--images", "cifar10", "--data", tmp_path, "--out", first) == 2
 
 
 def test_train_command_resizes_frames_and_fits_the_crop(tmp_path):
     write_camvid(tmp_path)
     out = tmp_path / "weights.safetensors"
-    options = ("deeplabv3plus_small", "--set", "camvid", "--height", 18, "--data", tmp_path, "--epochs", 1)
+    options = ("--model", "deeplabv3plus_small", "--images", "camvid", "--height", 18, "--data", tmp_path, "--epochs", 1)
     assert run("train", *options, "--out", out) == 0
     assert read_checkpoint(out).meta["height"] == 18
     assert torch.load(out.with_suffix(".training.pt"), weights_only=True)["recipe"]["crop"] == 16
@@ -247,7 +247,7 @@ def test_train_command_resizes_frames_and_fits_the_crop(tmp_path):
 
 @pytest.mark.parametrize("option", [("--mixed",), ("--height", 32)])
 def test_scene_options_are_rejected_for_classifiers(option, tmp_path, capsys):
-    assert run("train", "wrn10_1", *option, "--data", tmp_path, "--out", tmp_path / "weights.safetensors") == 2
+    assert run("train", "--model", "wrn10_1", *option, "--data", tmp_path, "--out", tmp_path / "weights.safetensors") == 2
     assert f"Expected `{option[0]}` with one of deeplabv3plus" in capsys.readouterr().err
 
 

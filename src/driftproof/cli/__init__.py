@@ -73,4 +73,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" for characters the terminal cannot encode
-    app(args=arguments, prog_name="driftproof")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    app(args=given, prog_name="driftproof", obj=given)

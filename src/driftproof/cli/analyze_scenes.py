@@ -38,7 +38,7 @@ _METHOD_DEFAULTS: "dict[str, dict[str, Option]]" = {"cotta": {"lr": 7.5e-6}, "sw
 def scenes_command(
     out: Annotated[Path, typer.Option(help="Output folder for the page and the images.")],
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of unlabeled frames, sorted by name; or use `--set`.")
+        Path | None, typer.Argument(help="Folder of unlabeled frames, sorted by name; or use `--images`.")
     ] = None,
     model: ModelName = None,
     weights: Weights = None,
@@ -48,7 +48,7 @@ def scenes_command(
     dataset: Annotated[
         str | None,
         typer.Option(
-            "--set",
+            "--images",
             help="Data set, such as camvid; with a folder of frames, only its classes and colors are used.",
             autocompletion=lambda: list(SCENES),
         ),

@@ -7,7 +7,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from driftproof.cli.progress import progress_bar
-from driftproof.report.series import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def _base_title(spec: "Spec") -> str:
 
 
 def _distinguish(spec: "Spec", others: "Sequence[Spec]") -> list[str]:
+    from driftproof.bench.spec import distinguishing_fields
+
     facts = [{"network": each.model, **dict(each.options)} for each in (spec, *others)]
     return [*distinguishing_items(*facts), *distinguishing_fields(spec, others)]
 

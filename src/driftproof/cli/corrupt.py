@@ -33,6 +33,7 @@ def corrupt_command(
         bool, typer.Option(help="Write all severities in one file per corruption, as in CIFAR-10-C.")
     ] = False,
     size: Annotated[int | None, typer.Option(min=1, help="Resize image files to squares of this side.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Corrupt only the first images, this many.")] = None,
     file_format: Annotated[
         Literal["auto", "jpeg", "png"],
         typer.Option(
@@ -61,7 +62,7 @@ def corrupt_command(
         for level in severities:
             corruptions.check_corruption(name, level)
     target = resolve_device(device)
-    clean = open_dataset(source, size=None if size is None else (size, size))
+    clean = _first_images(open_dataset(source, size=None if size is None else (size, size)), limit)
     photos = _load_frost_photos(names, frost, procedural)
     _check_same_labels(clean, destination / "labels.npy")
     destination.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,20 @@ def corrupt_command(
                 corrupted = Corrupted(clean, name, level, frost_photos=photos, device=target)
                 _write(corrupted, destination, file_format, progress)
     _finish(clean, names, destination, stack)
+
+
+def _first_images(images: "ImageSet", limit: int | None) -> "ImageSet":
+    """Return the first images; files stay files, so that they are written as files."""
+    from driftproof.data import FileSet, Subset
+
+    if limit is None or limit >= len(images):
+        return images
+    if not isinstance(images, FileSet):
+        return Subset(images, range(limit))
+    labels = images.labels[:limit]
+    return FileSet(
+        images.paths[:limit], labels, size=images.size, classes=images.classes, name=images.name, root=images.root
+    )
 
 
 def _check_same_labels(clean: "ImageSet", path: Path) -> None:

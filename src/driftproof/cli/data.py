@@ -19,7 +19,7 @@ __all__ = ["data_commands"]
 
 data_commands = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 
-Root = Annotated[Path, typer.Option("--root", help="Folder that holds the data sets.")]
+Root = Annotated[Path, typer.Option("--data", help="Folder that holds the data sets.")]
 
 
 @data_commands.command("list")
@@ -82,7 +82,7 @@ def verify_command(
     if not checks:
         raise InputError(
             f"Expected a data set with published checksums in {root}, but found none. "
-            "Pass the right folder as `--root`, or name a data set to see what is missing."
+            "Pass the right folder as `--data`, or name a data set to see what is missing."
         )
     if as_json:
         print_json({name: [asdict(check) for check in file_checks] for name, file_checks in checks.items()})

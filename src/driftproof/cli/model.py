@@ -1,21 +1,16 @@
 """The options `--model`, `--weights` and `--classes`, and the model they name."""
 
-import importlib
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from traceback import extract_tb
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.completion import NETWORKS
 from driftproof.cli.presets import Preprocessing
-from driftproof.errors import ConfigurationError, ModelError
-from driftproof.validation import check_choice
+from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,10 +39,6 @@ Classes = Annotated[
     ),
 ]
 
-_INTERNAL_FILES = (__file__, importlib.__file__, "<frozen")
-
-_Result = TypeVar("_Result")
-
 
 def load_model(
     name: str | None,
@@ -67,6 +58,7 @@ def load_model(
             their images themselves; only mean and standard deviation given as options replace theirs.
     """
     from driftproof.models import build_from_checkpoint, load_checkpoint
+    from driftproof.named import load_own_model
 
     if name is None and weights is None:
         raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
@@ -84,7 +76,7 @@ def load_model(
         if ":" not in name:
             model = _build_builtin(name, count, normalization if normalization.explicit else Preprocessing())
             return model if weights is None else load_checkpoint(model, weights)
-        model = _load_user_model(name)
+        model = load_own_model(name, what="`--model`")
         return _normalize_input(model if weights is None else load_checkpoint(model, weights), normalization)
 
 
@@ -114,62 +106,3 @@ def _build_builtin(name: str, classes: int | None, normalization: Preprocessing)
         )
     given = {"mean": normalization.mean, "std": normalization.std}
     return build_model(name, classes=classes, **{key: values for key, values in given.items() if values is not None})
-
-
-def _load_user_model(reference: str) -> "nn.Module":
-    from torch import nn
-
-    found = _resolve_reference(reference)
-    if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
-        kind = type(found).__name__
-        raise ModelError(f"Expected {reference} to be a model or a function that builds one, but got a {kind}.")
-    built = _call_user_code(f"calling {reference}", found)
-    if not isinstance(built, nn.Module):
-        raise ModelError(f"Expected {reference} to return a torch.nn.Module, but it returned a {type(built).__name__}.")
-    return built
-
-
-def _resolve_reference(reference: str) -> object:
-    module_name, _, path = reference.partition(":")
-    if not module_name or not path:
-        raise ConfigurationError(f"Expected `--model` to be `package.module:name`, but got {reference!r}.")
-    found: object = _import_module(module_name)
-    for name in path.split("."):
-        if not hasattr(found, name):
-            check_choice(f"name in {module_name}", name, [known for known in dir(found) if not known.startswith("_")])
-        found = getattr(found, name)
-    return found
-
-
-def _import_module(name: str) -> ModuleType:
-    # Not removed afterwards: a model may import more of its project when it runs.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return _call_user_code(f"importing {name}", lambda: importlib.import_module(name))
-    except ModelError as error:
-        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        if missing is None or not f"{name}.".startswith(f"{missing}."):
-            raise
-        raise ConfigurationError(
-            f"Expected `--model` to name a module, but {missing} does not exist. Run the command in the folder that "
-            f"holds it, or install it."
-        ) from error
-
-
-def _call_user_code(what: str, call: Callable[[], _Result]) -> _Result:
-    """Call user code and convert anything it raises, even `SystemExit`, to `ModelError`."""
-    try:
-        return call()
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_format_location(error)}."
-        ) from error
-
-
-def _format_location(error: BaseException) -> str:
-    """Return the file and line in user code that raised an error, if any."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_INTERNAL_FILES)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

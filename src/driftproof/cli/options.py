@@ -12,7 +12,7 @@ from driftproof.errors import ConfigurationError
 if TYPE_CHECKING:
     from driftproof.bench.spec import Option
 
-__all__ = ["MAX_SEED", "MethodName", "MethodOptions", "parse_method_options"]
+__all__ = ["MAX_SEED", "MethodName", "MethodOptions", "parse_list", "parse_method_options", "parse_option_value"]
 
 MAX_SEED = 2**63 - 1
 """The largest seed that random generators and result files can hold."""
@@ -43,8 +43,21 @@ def _parse_option(text: str) -> "tuple[str, Option]":
     name, _, value = text.partition("=")
     if not name or not value:
         raise ConfigurationError(f"Expected `--option` to be `name=value`, but got {text!r}.")
+    return name, parse_option_value(value)
+
+
+def parse_option_value(text: str) -> "Option":
+    """Return a number, true, false or null as such, and anything else as text."""
     try:
-        parsed = json.loads(value)
+        parsed: Option = json.loads(text)
     except ValueError:
-        return name, value
-    return name, value if isinstance(parsed, list | dict) else parsed
+        return text
+    return text if isinstance(parsed, list | dict) else parsed
+
+
+def parse_list(option: str, text: str) -> list[str]:
+    """Split a comma-separated option; raise an error if it is empty, as from an unset variable."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigurationError(f"Expected `{option}` to be a list separated by commas, but got {text!r}.")
+    return words

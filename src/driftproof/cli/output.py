@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["AsJson", "print_json", "print_table"]
+__all__ = ["AsJson", "make_table", "print_json", "print_table"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -24,11 +24,17 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=2))
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table to stdout, wrapping cells instead of truncating them."""
+def make_table(*headings: str) -> Table:
+    """Return a table that wraps its cells on a narrow terminal instead of truncating them."""
     table = Table()
     for heading in headings:
         table.add_column(heading, overflow="fold")
+    return table
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print a table to stdout, wrapping cells instead of truncating them."""
+    table = make_table(*headings)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     Console().print(table)

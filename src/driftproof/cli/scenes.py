@@ -10,8 +10,8 @@ from driftproof.errors import ConfigurationError
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
-    from driftproof.data.scenes import SourceScenes
     from driftproof.data import FitHeight, Scenes
+    from driftproof.data.scenes import SourceScenes
 
 __all__ = ["load_scenes", "load_source_scenes"]
 
@@ -39,12 +39,12 @@ def load_scenes(
     from driftproof.data import frames
 
     if folder is None and dataset is None:
-        raise ConfigurationError("Expected a folder of frames or `--set`, but got neither.")
+        raise ConfigurationError("Expected a folder of frames or `--images`, but got neither.")
     if dataset is not None:
         check_choice("set of scenes", dataset, SCENES)
     if unknown is not None and dataset != "camvid":
         raise ConfigurationError(
-            f"Expected `--unknown` with `--set camvid`, but got it with {dataset or folder}. "
+            f"Expected `--unknown` with `--images camvid`, but got it with {dataset or folder}. "
             "The labels of the other data sets define what is unknown."
         )
     if split is not None and (folder is not None or dataset == "synthia"):
@@ -70,12 +70,12 @@ def load_source_scenes(
         extent: Height and width of the frames to adapt to.
         count: Number of frames.
     """
-    from driftproof.data.scenes import SourceScenes
     from driftproof.data import FitHeight
+    from driftproof.data.scenes import SourceScenes
 
     if dataset is None:
         raise ConfigurationError(
-            "Expected `--set`, since this method has to be prepared on source data. "
+            "Expected `--images`, since this method has to be prepared on source data. "
             "Pass the data set that the model was trained on."
         )
     return SourceScenes(_read(dataset, data, "train", unknown, FitHeight(*extent)), batch_size=2, limit=count)

@@ -1,6 +1,5 @@
 """Source images, for methods that are prepared on them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,43 +7,24 @@ from driftproof.errors import ConfigurationError, InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-    from torch import Tensor
 
     from driftproof.adapter import Adapter
-    from driftproof.data import ImageSet
+    from driftproof.data import LabeledBatches
     from driftproof.data.images import Size
 
-__all__ = ["SourceFolder", "load_or_prepare"]
+__all__ = ["load_or_prepare"]
 
 
-class SourceFolder:
-    """Labeled images of a folder in shuffled batches, in the same order on every pass.
+def _read_folder(root: Path, size: "Size") -> "LabeledBatches":
+    from driftproof.data import LabeledBatches, folder
 
-    Args:
-        root: Folder with one sub-folder per class; their sorted names are the model's classes.
-        size: As in `driftproof.data.FileSet`.
-        batch_size: Number of images per batch.
-        seed: Seed of the order.
-    """
-
-    def __init__(self, root: Path, *, size: "Size" = None, batch_size: int = 200, seed: int = 0) -> None:
-        from driftproof.data import folder
-
-        self.images: ImageSet = folder(root, size=size)
-        if not self.images.classes:
-            raise InputError(f"Expected {root} to hold one sub-folder per class, but it holds loose images.")
-        self._batch_size = batch_size
-        self._seed = seed
-
-    def __iter__(self) -> "Iterator[tuple[Tensor, Tensor]]":
-        import torch
-
-        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self._seed))
-        for indices in torch.split(order, self._batch_size):
-            yield self.images.batch(indices).float().div_(255), self.images.labels[indices]
+    images = folder(root, size=size)
+    if not images.classes:
+        raise InputError(f"Expected {root} to hold one sub-folder per class, but it holds loose images.")
+    return LabeledBatches(images)
 
 
-def _check_class_count(adapter: "Adapter", source: SourceFolder) -> None:
+def _check_class_count(adapter: "Adapter", source: "LabeledBatches") -> None:
     """Raise `InputError` if the folder does not have one class per model output."""
     import torch
 
@@ -82,7 +62,7 @@ def _prepare(adapter: "Adapter", source: Path | None, size: "Size", progress: "P
             "Expected `--source`, since this method has to be prepared on source images. "
             "Pass a folder with one sub-folder per class."
         )
-    images = SourceFolder(source, size=size)
+    images = _read_folder(source, size)
     _check_class_count(adapter, images)
     task = progress.add_task("preparing", total=None)
     adapter.prepare(images, progress=lambda stage, done: progress.update(task, description=stage, completed=done))

@@ -41,19 +41,19 @@ _NETWORKS, _ALL_SETS = (*RECIPES, *SCENE_RECIPES), (*SETS, *SCENE_SETS)
 
 
 def train_command(
-    model: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(_NETWORKS)}.", autocompletion=lambda: list(_NETWORKS))
-    ],
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(_NETWORKS)}.", autocompletion=lambda: list(_NETWORKS))],
     data: Annotated[Path, typer.Option(help="Folder with the official files of the data set.")],
     out: Annotated[
         Path, typer.Option(help="Output file for the weights; a checkpoint for resuming is saved next to it.")
     ],
     dataset: Annotated[
-        str, typer.Option("--set", help=f"One of {', '.join(_ALL_SETS)}.", autocompletion=lambda: list(_ALL_SETS))
+        str, typer.Option("--images", help=f"One of {', '.join(_ALL_SETS)}.", autocompletion=lambda: list(_ALL_SETS))
     ] = "cifar10",
     start: Annotated[
         Path | None,
-        typer.Option(help="Initial weights; the last layer is not loaded. For scenes, weights of a backbone."),
+        typer.Option(
+            "--weights", help="Initial weights; the last layer is not loaded. For scenes, weights of a backbone."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs; by default that of the recipe.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Random seed.")] = 0,

@@ -14,6 +14,7 @@ from driftproof.cli.guards import build_guarded
 from driftproof.cli.images import find_images, load_batches
 from driftproof.cli.labels import LabelSource, read_labels
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
+from driftproof.cli.options import parse_list
 from driftproof.cli.order import OrderName, OrderSeed, arrange
 from driftproof.cli.output import AsJson, print_json
 from driftproof.cli.preprocessing import Crop, Mean, Preset, Side, Std, resolve_preprocessing
@@ -42,10 +43,10 @@ def try_command(
     std: Std = None,
     size: Side = None,
     crop: Crop = None,
-    method: Annotated[
-        list[str] | None,
+    methods: Annotated[
+        str | None,
         typer.Option(
-            help=f"Method to try; repeatable. By default {', '.join(_CANDIDATES)}.",
+            help=f"Methods to try, separated by commas; by default {', '.join(_CANDIDATES)}.",
             autocompletion=lambda: list(METHODS),
         ),
     ] = None,
@@ -72,15 +73,16 @@ def try_command(
     _, names = parse_classes(classes)
     known = None if labels is None else read_labels(labels, paths, names, images)
     arranged, unreadable = arrange(paths, order, seed)[:limit], 0
+    named = None if methods is None else parse_list("--methods", methods)
     with progress_bar() as progress:
         network = move_model(load_model(model, weights, classes, preprocessing), target)
         trials: list[Trial] = []
-        for name in dict.fromkeys(("source", *(method or _CANDIDATES))):
+        for name in dict.fromkeys(("source", *(named or _CANDIDATES))):
             try:
                 adapter = build_guarded(name, network, _source_free_options(name, source))
                 load_or_prepare(adapter, source, preprocessing.size, progress)
             except DriftproofError as error:
-                if name == "source" or method:  # asked for by name
+                if name == "source" or named:  # asked for by name
                     raise
                 progress.console.print(Text(f"{name} is left out: {error}"), soft_wrap=True)
                 continue
