@@ -42,14 +42,10 @@ docs: setup
 # Everything that quotes a number quotes it from here.
 results: setup
 	rm -rf results/figures
-	for figure in selection scores curves; do \
-	  $(BIN)/driftproof analyze $$figure results/classification --out results/figures || exit 1; done
-	if [ -d results/gradients ]; then \
-	  $(BIN)/driftproof analyze gradients results/gradients --out results/figures || exit 1; fi
-	if [ -d results/tiny ]; then for figure in scores curves; do \
-	  $(BIN)/driftproof analyze $$figure results/tiny --out results/figures/tiny || exit 1; done; fi
-	if [ -d results/camvid ]; then \
-	  $(BIN)/driftproof analyze curves results/camvid --out results/figures/camvid || exit 1; fi
+	$(BIN)/driftproof analyze figures results/classification --out results/figures
+	$(BIN)/driftproof analyze figures results/gradients --out results/figures
+	$(BIN)/driftproof analyze figures results/tiny --out results/figures/tiny
+	$(BIN)/driftproof analyze figures results/camvid --out results/figures/camvid
 	$(BIN)/python benchmarks/precision.py $(addprefix results/,speed/fp32 classification speed/bf16 speed/bf16-compile) \
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \

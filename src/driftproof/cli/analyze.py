@@ -6,7 +6,13 @@ import typer
 
 from driftproof.cli.analyze_scenes import scenes_command
 from driftproof.cli.device import Device, move_model, resolve_device
-from driftproof.cli.figures import curves_command, gradients_command, scores_command, selection_command
+from driftproof.cli.figures import (
+    curves_command,
+    figures_command,
+    gradients_command,
+    scores_command,
+    selection_command,
+)
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.output import AsJson, print_json, print_table
 
@@ -24,6 +30,7 @@ analyze_commands.command("selection")(selection_command)
 analyze_commands.command("scores")(scores_command)
 analyze_commands.command("gradients")(gradients_command)
 analyze_commands.command("curves")(curves_command)
+analyze_commands.command("figures")(figures_command)
 
 
 @analyze_commands.callback()

@@ -1,4 +1,4 @@
-"""`driftproof analyze selection | scores | gradients | curves`: the paper's figures from results."""
+"""`driftproof analyze selection | scores | gradients | curves | figures`: the paper's figures from results."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from driftproof.cli.output import AsJson, print_json
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 
-__all__ = ["curves_command", "gradients_command", "scores_command", "selection_command"]
+__all__ = ["curves_command", "figures_command", "gradients_command", "scores_command", "selection_command"]
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results folder or archive.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder; FOLDER/figures by default.")]
@@ -50,28 +50,33 @@ def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> 
     _draw("curves", folder, out, as_json)
 
 
+def figures_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
+    """Draw all of these that the results have numbers for."""
+    _draw("", folder, out, as_json)
+
+
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     from driftproof.bench import Results
     from driftproof.paper.figures import ANALYSES
     from driftproof.report import metadata_notes
+    from driftproof.report.figures import save
 
     results = Results(folder)
-    insights = list(ANALYSES[name](results, **options))
-    if not insights:
+    drawn = [figure for each in ([name] if name else ANALYSES) for figure in ANALYSES[each](results, **options)]
+    if not drawn:
         raise InputError(
-            f"Expected results in {folder} that `analyze {name}` can draw, but found none. "
-            f"`driftproof analyze {name} --help` says which it needs."
+            f"Expected results in {folder} that `analyze {name or 'figures'}` can draw, but found none. "
+            f"`driftproof analyze --help` says what can be drawn."
         )
     if as_json:
-        print_json({insight.name: insight.as_data() for insight in insights})
+        print_json({figure.name: figure.numbers for figure in drawn})
         return
     destination = out or folder / "figures"
     destination.mkdir(parents=True, exist_ok=True)
-    for insight in insights:
-        drawing = insight.draw()
-        drawing.save(destination)
-        caption = " ".join([drawing.caption, *metadata_notes({"limit": results.metadata.get("limit")})])
-        content = {"title": drawing.title, "caption": caption, "numbers": insight.as_data()}
-        with atomic_write(destination / f"{insight.name}.json") as unfinished:
+    for figure in drawn:
+        save(figure.draw(), destination / f"{figure.name}.svg")
+        caption = " ".join([figure.caption, *metadata_notes({"limit": results.metadata.get("limit")})])
+        content = {"title": figure.title, "caption": caption, "numbers": figure.numbers}
+        with atomic_write(destination / f"{figure.name}.json") as unfinished:
             unfinished.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-        typer.echo(destination / f"{insight.name}.svg")
+        typer.echo(destination / f"{figure.name}.svg")

@@ -74,12 +74,15 @@ def describe_table(filled: FilledTable) -> str:
     """Return the paper's name of a table, its unit, what is better, its round and its corruptions."""
     table = filled.table
     directions = {table.is_lower_better(column) for column in filled.columns}
+    better = {True: "lower is better", False: "higher is better", None: ""}[
+        directions.pop() if len(directions) == 1 else None
+    ]
     streams = [(entry.round, spec) for entry in table.entries for spec in entry.specs if spec.task == "stream"]
     rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
     labels = (
         table.reference,
         "" if table.unit == "mixed" else table.unit,
-        {(True,): "lower is better", (False,): "higher is better"}.get((*directions,), ""),
+        better,
         f"round {min(rounds)}" if len(rounds) == 1 else "",
         "held-out corruptions" if domains == {HELD_OUT} else "",
     )

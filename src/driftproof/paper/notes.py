@@ -96,7 +96,7 @@ def _describe_timing(run: Spec, results: Results) -> str:
 
 def _precision_notes(found: _Measured, results: Results) -> Iterator[str]:
     """Which numbers were computed in bfloat16, and from which round on."""
-    rows: dict[str, dict[str, int | None]] = {}
+    rows: dict[str, dict[str, float | None]] = {}
     for entry, value in found:
         rounds = [first for run in value.runs if (first := _first_bf16_round(run, results)) <= (value.round or 0)]
         rows.setdefault(entry.row, {})[entry.column] = min(rounds, default=None)
@@ -106,12 +106,12 @@ def _precision_notes(found: _Measured, results: Results) -> Iterator[str]:
         yield f"Computed in bfloat16: {'; '.join(listed)}."
 
 
-def _describe_bf16(row: str, first_rounds: Mapping[str, int | None]) -> Iterator[str]:
+def _describe_bf16(row: str, first_rounds: Mapping[str, float | None]) -> Iterator[str]:
     """The columns of a row in bfloat16, unless all are, and the first such round, unless it is round 1."""
     for first in dict.fromkeys(first for first in first_rounds.values() if first is not None):
         columns = [column for column in first_rounds if first_rounds[column] == first]
         where = "" if len(columns) == len(first_rounds) else f" on {', '.join(columns)}"
-        yield f"{row}{where}" + ("" if first == 1 else f" from round {first} on")
+        yield f"{row}{where}" + ("" if first == 1 else f" from round {first:g} on")
 
 
 def _first_bf16_round(run: Spec, results: Results) -> float:

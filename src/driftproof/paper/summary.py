@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,7 +141,7 @@ def _render_protocol(archives: Sequence[Results]) -> str:
         threads = [f", {visit.get('threads')} threads" if visit.get("device") == "cpu" else "" for visit in visits]
         machines = (f"{v.get('hardware')} ({v.get('device')}{count})" for v, count in zip(visits, threads, strict=True))
         engines = (" ".join(filter(None, (v.get("engine"), v.get("precision")))) or None for v in visits)
-        seconds = results.frames.runs["seconds"].sum()
+        seconds = float(results.frames.runs["seconds"].sum())
         seeds = sorted({spec.seed for spec in results.runs})
         metadata = "; ".join(f"{key}: {text}" for key, text in _flatten(results.metadata))
         facts = (", ".join(versions), _join(machines), _join(engines), format_duration(seconds), _join(seeds), metadata)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from driftproof.data.scenes.driving import CLEAN
 from driftproof.bench.tables import Suite, Table
 from driftproof.corruptions import HELD_OUT
+from driftproof.data.scenes.driving import CLEAN
 from driftproof.paper.suites.layout import COSTS, Cells, list_rows, make_grid, make_table
 
 __all__ = ["SUITES"]
@@ -18,8 +18,8 @@ _ORACLE: Cells = {"tent (no unknown pixels)": {"method": "tent", "oracle": True}
 _WEATHER = (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur")
 _UNKNOWN_CLASSES = "with pedestrians, bicyclists and signs unknown"
 _CAMVID_NOTE = (
-    "Train its model with `driftproof train deeplabv3plus_resnet50 --set camvid`. Severity 3; brightness is glare: the "
-    "published corruptions include no night."
+    "Train its model with `driftproof train --model deeplabv3plus_resnet50 --images camvid`. Severity 3; brightness is "
+    "glare: the published corruptions include no night."
 )
 _SEARCH_NOTE = (
     "Learning rates are chosen here, on training frames under corruptions that no other CamVid suite uses. "

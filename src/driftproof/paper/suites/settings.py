@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from driftproof.data.scenes.driving import PADDED
 from driftproof.bench.spec import Option, Spec
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.data.scenes.driving import PADDED
 
 __all__ = ["FILTER_OPTIONS", "UNKNOWN", "make_spec", "options_for"]
 
