@@ -24,7 +24,7 @@ import driftproof as dp
 from driftproof.bench import Spec
 from driftproof.bench.environment import hardware
 from driftproof.bench.local_files import LocalFiles
-from driftproof.paper.suites.settings import make_spec
+from driftproof.paper.settings import make_spec
 from driftproof.corruptions import find_frost_photos
 from driftproof.metrics import auroc, fpr_at_tpr
 from driftproof.scores import confidence_difference

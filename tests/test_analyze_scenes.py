@@ -20,7 +20,7 @@ from driftproof.cli.analyze_scenes import _paper_defaults
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
-from driftproof.paper.suites.driving import make_driving_spec
+from driftproof.paper.settings import make_spec
 from driftproof.report.scenes import default_palette, write_scenes
 from driftproof.report.scenes.colorize import colorize
 from driftproof.report.scenes.contact_sheet import make_legend
@@ -298,7 +298,7 @@ def test_scenes_command_draws_a_data_set(camvid, capsys, method):
 
 @pytest.mark.parametrize("method", ["tent", "tent+crowd", "swr", "swr+crowd", "cotta"])
 def test_scenes_command_defaults_match_the_suites(method):
-    suites = dict(make_driving_spec(method, "camvid-c", ("clean",)).options)
+    suites = dict(make_spec(method, "camvid-c", domains=("clean",)).options)
     for name, value in _paper_defaults(method, {}).items():
         assert suites[name] == value
     adapters = [build_method(method, segmenter(), options) for options in (suites, _paper_defaults(method, {}))]

@@ -1,0 +1,135 @@
+"""Suites: the paper's tables and figures, our ablations, and the demo.
+
+`suites.json` lists them. A table is made of grids of rows and columns. The name of a row starts with its method, and
+that of a column is made of words; both, and the grid, may name more that its specs have: fields, options of the method,
+`setting` (Closed, Open or both with a plus sign), and what the table shows (`metric`, `round`, `domain`).
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from functools import cache, partial
+from typing import Any
+
+from driftproof.bench.demo import demo
+from driftproof.bench.spec import Spec
+from driftproof.bench.tables import Suite, Summary, Table, TableEntry
+from driftproof.paper.printed import PaperTable, paper_table
+from driftproof.paper.settings import load_definitions, make_spec
+from driftproof.validation import check_choice
+
+__all__ = ["SUITES", "all_tables", "suite"]
+
+_PRINTED = {
+    "source": "Source", "bn_adapt": "BN Adapt", "gce": "GCE", "conjugate": "Conjugate", "ent": "ENT", "tent": "TENT",
+    "eata": "EATA", "swr": "SWR", "cotta": "CoTTA", "ttn": "TTN", "tent (no unknown pixels)": "TENT w/o open-set",
+    "tent+crowd (logits)": "TENT + Ours (logit)", "msp": "MSP", "max_logit": "Max Logit", "energy": "Energy",
+    "confidence_difference": "Ours",
+}  # fmt: skip
+"""Names of rows in the paper's tables."""
+
+_SPEC_FIELDS = {field.name for field in fields(Spec)} | {"analyzed"}
+
+
+@cache
+def suite(name: str) -> Suite:
+    """Build a suite by name.
+
+    Examples:
+        >>> suite("table2").rounds
+        1
+    """
+    check_choice("suite", name, SUITES)
+    if name == "demo":
+        return demo()
+    (made,) = (each for each in load_definitions()["suites"] if each["name"] == name)
+    tables = tuple(_make_table(made["title"], **table) for table in made["tables"])
+    return Suite(name, made["title"], tables, made["rounds"], made.get("note", ""))
+
+
+SUITES: dict[str, Callable[[], Suite]] = {
+    name: partial(suite, name) for name in ("demo", *(each["name"] for each in load_definitions()["suites"]))
+}
+"""How to make each suite, by name; results are stored under these names."""
+
+
+@cache
+def all_tables() -> tuple[Table, ...]:
+    """Return the tables of all suites."""
+    return tuple(table for make in SUITES.values() for table in make().tables)
+
+
+def _make_table(
+    about: str,
+    name: str,
+    grids: Iterable[tuple[Any, Any, dict[str, Any]]],
+    *,
+    title: str = "",
+    paper: str | None = None,
+    summaries: dict[str, list[str]] | None = None,
+    how: Any = "mean",  # noqa: ANN401
+    **fields: Any,  # noqa: ANN401
+) -> Table:
+    """Make a table; a title that starts with a colon goes on from `about`, the suite's."""
+    title = f"{about}{title}" if title[:1] in ("", ":") else title
+    entries = tuple(itertools.chain.from_iterable(_make_grid(*grid) for grid in grids))
+    columns = tuple(Summary(column, tuple(of), how) for column, of in (summaries or {}).items())
+    table = Table(name, title, entries, summaries=columns, **fields)
+    return table if paper is None else _add_printed(table, paper_table(paper))
+
+
+def _make_grid(rows: Any, columns: Any, common: dict[str, Any]) -> Iterable[TableEntry]:  # noqa: ANN401
+    """Make the entries of a grid; a column overrides its row, and both override what is common."""
+    known = load_definitions()
+    rows, columns = known["rows"].get(str(rows), rows), known["columns"].get(str(columns), columns)
+    common = {**known["streams"].get(common.get("stream"), {}), **common}
+    for row, column in itertools.product(map(_read_row, rows), map(_read_column, columns)):
+        yield _make_entry(row[0], column[0], {**row[1], **common, **row[2], **column[1]})
+
+
+def _read_row(row: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+    """Return the name of a row, the method that it starts with, and what it names besides."""
+    name, cell = (row, {}) if isinstance(row, str) else row
+    symbols = load_definitions()["symbols"]
+    found = re.findall(rf"\b({'|'.join(symbols)}) =? ?([\d.e-]+)", name)
+    method = re.match(r"[\w+]+", name)
+    return name, {"method": method[0] if method else name}, {symbols[key]: float(text) for key, text in found} | cell
+
+
+def _read_column(column: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
+    name, cell = (column, {}) if isinstance(column, str) else column
+    words = (load_definitions()["words"].get(word, {}) for word in name.split("/"))
+    return name, dict(itertools.chain.from_iterable(each.items() for each in (*words, cell)))
+
+
+def _make_entry(row: str, column: str, cell: dict[str, Any]) -> TableEntry:
+    cell.pop("stream", None)
+    settings = cell.pop("setting", "Closed").split("+")
+    place = {name: cell.pop(name) for name in ("metric", "round", "domain") if name in cell}
+    place |= {name: text.format(row=row) for name, text in place.items() if isinstance(text, str)}
+    chosen = {name: cell.pop(name) for name in _SPEC_FIELDS & cell.keys()}
+    chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+    unknown = {"Closed": None, "Open": load_definitions()["unknown"].get(chosen["images"])}
+    specs = (make_spec(**chosen, unknown=unknown[setting]).with_options(**cell) for setting in settings)
+    return TableEntry(row, column, tuple(specs), **place)
+
+
+def _add_printed(table: Table, printed: PaperTable) -> Table:
+    """Put the paper's numbers next to ours."""
+    names = {entry.row: _find_row(entry.row, printed) for entry in table.entries}
+    rows = {row: printed.rows[name].values for row, name in names.items() if name}
+    entries = (replace(each, reference=rows.get(each.row, {}).get(each.column)) for each in table.entries)
+    summaries = (
+        replace(each, references={row: values[each.column] for row, values in rows.items()}) for each in table.summaries
+    )
+    better = {column: better == "lower" for column, better in printed.better.items()}
+    where = printed.reference
+    return replace(table, reference=where, lower_is_better=better, entries=tuple(entries), summaries=tuple(summaries))
+
+
+def _find_row(row: str, printed: PaperTable) -> str:
+    """Return the name of a row in the paper's table; empty if it has none."""
+    base, plus, _ = row.partition("+")
+    name = _PRINTED.get(row) or f"{_PRINTED.get(base)}{' + Ours' * bool(plus)}"
+    return next((found for found in (name, f"{name} (softmax)") if found in printed.rows), "")
