@@ -1,0 +1,209 @@
+"""Data frames hold exactly what the rows hold, from results folders and archives alike."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import driftproof.bench
+from driftproof.bench import Spec, Store, load, load_histograms, load_runs
+from driftproof.bench.archive import write_archive, write_frames
+from driftproof.bench.frames import HEALTH_STATES
+from driftproof.bench.tabulate import tabulate_runs
+from driftproof.errors import InputError, MissingPackageError, StateError
+
+DOMAINS = ("fog", "frost", "snow")
+MACHINE = {"device": "cuda", "hardware": "some card", "threads": 2, "torch": "2.11", "channels_last": True}
+ABOUT = ("run", "method", "model", "stream", "unknown", "setting", "task")
+COLUMNS = [*ABOUT, "round", "domain", "seed", "measure", "value", "count"]
+SPECS = [
+    Spec("tent", "x-c", "net", "other-c", options=(("lr", 0.1),), domains=DOMAINS, limit=40, seed=3),
+    Spec("source", "x-c", "net", domains=DOMAINS[:2]),
+    Spec("tent,eata", "x-c", "net", domains=("fog",), measures=(), task="costs"),
+]
+
+
+def make_row(draw, round, domain):
+    numbers = {"batches": draw.randrange(1, 9), "error": 100 * draw.random(), "precision": draw.random(), "iou": None}
+    lists = {"histogram/x": [draw.randrange(9) for _ in range(4)], "cosines": [[draw.random(), None], [1, 0.5]]}
+    counts = {"counts": {"error": draw.randrange(99), "precision": 7}}
+    return {"round": round, "domain": domain, **numbers, "health": draw.choice(HEALTH_STATES), **lists, **counts}
+
+
+def write_run(folder, spec, visits):
+    """Write a run with so many visits and return its rows and conditions."""
+    draw, run, domains = random.Random(spec.name), Store(folder).run(spec), spec.domains
+    places = [(index // len(domains) + 1, domains[index % len(domains)]) for index in range(visits)]
+    rows = [make_row(draw, *place) for place in places]
+    machines = [MACHINE | {"engine": "eager" if index < 2 else "graph"} for index in range(visits)]
+    costs = [{"seconds": draw.random(), "peak_memory": draw.randrange(2**40)} for _ in rows]
+    conditions = [cost | machine for cost, machine in zip(costs, machines, strict=True)]
+    with run.locked():
+        run.write_spec(spec, {"scope": "norm_affine()"})
+        run.append(rows, conditions)
+    return rows, conditions
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Store(tmp_path / "store").update_metadata({"limit": None})
+    for spec, visits in zip(SPECS, (8, 3, 1), strict=True):
+        write_run(tmp_path / "store", spec, visits)
+    return tmp_path / "store"
+
+
+def numbers_by_hand(folder):
+    """Yield the rows of the tidy table, read line by line."""
+    for home in sorted((folder / "cells").iterdir()):
+        spec = Spec.from_data(json.loads((home / "spec.json").read_text())["spec"])
+        lines = [(home / name).read_text().splitlines() for name in ("rows.jsonl", "conditions.jsonl")]
+        for row, condition in zip(*(map(json.loads, each) for each in lines), strict=True):
+            values = {key: value for key, value in row.items() if key not in ("round", "domain", "counts")}
+            values |= {key: condition[key] for key in ("seconds", "peak_memory")}
+            values["step/milliseconds"] = 1000 * condition["seconds"] / row["batches"]
+            for measure, value in values.items():
+                if not isinstance(value, list):
+                    value = HEALTH_STATES.index(value) if isinstance(value, str) else value
+                    count = row["batches"] if measure == "step/milliseconds" else row["counts"].get(measure)
+                    about = (spec.method, spec.model, spec.images, spec.unknown, spec.setting, spec.task)
+                    yield (spec.name, *about, row["round"], row["domain"], spec.seed, measure, value, count)
+
+
+def test_every_number_is_one_row(folder):
+    frame = load(folder)
+    assert frame.columns == COLUMNS
+    assert frame.rows() == list(numbers_by_hand(folder))
+    kinds = {"round": pl.Int64, "seed": pl.Int64, "value": pl.Float64, "count": pl.Int64}
+    assert dict(frame.schema) == {name: kinds.get(name, pl.String) for name in COLUMNS}
+
+
+def test_runs_and_histograms(folder):
+    runs = {row["run"]: row for row in load_runs(folder).rows(named=True)}
+    lists = load_histograms(folder)
+    for spec in SPECS:
+        run, row = Store(folder).run(spec), runs[spec.name]
+        assert Spec.from_data(json.loads(row["spec"])) == spec
+        assert (row["stream"], row["unknown"], row["limit"]) == (spec.images, spec.unknown, spec.limit)
+        assert (json.loads(row["options"]), row["domains"]) == (dict(spec.options), list(spec.domains))
+        assert json.loads(row["protocol"]) == run.protocol
+        assert row["seconds"] == pytest.approx(sum(each["seconds"] for each in run.conditions))
+        assert row["peak_memory"] == max(each["peak_memory"] for each in run.conditions)
+        stretches = json.loads(row["conditions"])
+        assert [
+            {key: each[key] for key in ("engine", *MACHINE)} for each in stretches for _ in range(each["rows"])
+        ] == [{key: each[key] for key in ("engine", *MACHINE)} for each in run.conditions]
+        found = lists.filter(run=spec.name).select("domain", "measure", "bins").rows()
+        assert found == [
+            (each["domain"], *pair)
+            for each in run.rows
+            for pair in (("histogram/x", each["histogram/x"]), ("cosines", [*each["cosines"][0], *each["cosines"][1]]))
+        ]
+    assert [runs[spec.name]["visits"] for spec in SPECS] == [8, 3, 1]
+    assert [runs[spec.name]["rounds"] for spec in SPECS] == [2, 1, 1]
+
+
+def test_archive_gives_same_frames_except_middle_histograms(folder, tmp_path):
+    write_run(folder, replace(SPECS[0], seed=4), 3 * 4 + 1)
+    write_archive([folder], tmp_path / "archive")
+    assert_frame_equal(load(tmp_path / "archive"), load(folder))
+    assert_frame_equal(load_runs(tmp_path / "archive").drop("folder"), load_runs(folder).drop("folder"))
+    last = dict(load_runs(folder).select("run", "rounds").rows())
+    kept = [row for row in load_histograms(folder).rows() if row[0].startswith("costs") or row[1] in (1, last[row[0]])]
+    assert load_histograms(tmp_path / "archive").rows() == kept
+    assert 0 < len(kept) < len(load_histograms(folder))
+
+
+def test_longest_of_several_runs_counts(folder, tmp_path):
+    longer, _ = write_run(tmp_path / "more", SPECS[0], 9)
+    write_run(tmp_path / "more", SPECS[1], 2)
+    write_run(tmp_path / "more", replace(SPECS[1], seed=1), 2)
+    write_archive([tmp_path / "more"], tmp_path / "archive")
+    for more in ("more", "archive"):
+        runs = load_runs(folder, tmp_path / more)
+        assert sorted(runs["visits"]) == [1, 2, 3, 9]
+        assert runs["run"].is_sorted()
+        errors = load(folder, tmp_path / more).filter(run=SPECS[0].name, measure="error")["value"]
+        assert errors.to_list() == [row["error"] for row in longer]
+
+
+def test_folder_without_results_suggests_subfolders(folder, tmp_path):
+    for name in ("b", "a"):
+        write_archive([folder], tmp_path / "results" / name)
+    with pytest.raises(InputError, match=r"there are none\. Choose one of its subfolders .*results/a, .*results/b\."):
+        load(tmp_path / "results")
+    with pytest.raises(InputError, match=r"there are none\. Run `driftproof bench run` first."):
+        load_runs(folder, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "domain": "fog", "error": "high"}, []])
+def test_damaged_row_is_refused(tmp_path, row):
+    run = Store(tmp_path).run(SPECS[1])
+    with run.locked():
+        run.write_spec(SPECS[1], {})
+        run.append([row], [{}])
+    with pytest.raises(StateError, match=r"line 1 lacks|a number for `error`, but got 'high'"):
+        load(tmp_path)
+
+
+def test_reading_without_polars_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    for name in ("frames", "tabulate"):
+        monkeypatch.delitem(sys.modules, f"driftproof.bench.{name}")
+    with pytest.raises(
+        MissingPackageError, match=r"needs polars. Install it with `pip install 'driftproof\[report\]'`"
+    ):
+        driftproof.bench.load("anywhere")
+    with pytest.raises(AttributeError, match="lod"):
+        driftproof.bench.lod  # noqa: B018
+
+
+LOAD_AND_FILL = """
+import resource, sys, time
+from driftproof.bench import Results, load
+from driftproof.bench.tables import Table, TableEntry
+begun = time.perf_counter()
+assert load(sys.argv[1]).height == int(sys.argv[2])
+results = Results(sys.argv[1])
+for metric in ("error", "m3"):
+    entries = tuple(TableEntry(spec.name, "x", (spec,), metric, 10) for spec in results.runs)
+    (filled,) = results.tables([Table("t", "T", entries)])
+    assert filled.frame["ours"].is_between(0, 1).all()
+print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+class EmptyRun:
+    rows, conditions, protocol = (), (), {"scope": "norm_affine()"}
+
+    def __init__(self, spec):
+        self.spec = spec
+
+
+def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
+    domains, rounds, visits, measures = (*DOMAINS, "rain", "dust"), 10, 50, ["error", *(f"m{i}" for i in range(9))]
+    specs = [
+        Spec("tent", "x", "y", "z", options=(("lr", rate),), domains=domains, seed=seed)
+        for rate in range(200)
+        for seed in range(5)
+    ]
+    runs = tabulate_runs(map(EmptyRun, specs), "").runs.sort("run")
+    columns = [pl.DataFrame({"run": runs["run"]}), pl.DataFrame({"round": range(1, rounds + 1)})]
+    columns += [pl.DataFrame({"domain": specs[0].domains}), pl.DataFrame({"measure": measures})]
+    table = columns[0].join(columns[1], how="cross").join(columns[2], how="cross").join(columns[3], how="cross")
+    value = (pl.int_range(pl.len()) * 7919 % 10_000) / 10_000
+    table = table.with_columns(value=value, count=pl.lit(10_000, dtype=pl.Int64))
+    write_frames(
+        tmp_path,
+        table,
+        pl.DataFrame(),
+        runs.with_columns(pl.lit(visits, pl.Int64).alias("visits"), pl.lit(rounds, pl.Int64).alias("rounds")),
+    )
+    command = [sys.executable, "-c", LOAD_AND_FILL, str(tmp_path), str(1000 * visits * len(measures))]
+    seconds, gibibytes = map(float, subprocess.check_output(command, text=True).split())
+    assert seconds < 15
+    assert gibibytes < 1
