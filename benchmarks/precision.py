@@ -9,6 +9,7 @@ that round go into one table, and no limit applies.
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 
 from driftproof.bench import Results, Spec
+from driftproof.bench.spec import distinguishing_fields
 from driftproof.files import atomic_write
-from driftproof.report.series import distinguishing_fields
 from driftproof.validation import distinguishing_items
 
 LIMIT = 0.3
@@ -58,15 +59,15 @@ class RunSummary:
 
 def summarize_run(results: Results, spec: Spec) -> RunSummary:
     """Summarize a run up to the first change from or to bfloat16."""
-    conditions = results.runs[spec].conditions
+    conditions = [stretch for stretch in results.runs[spec].stretches for _ in range(stretch["rows"])]
     kinds = [one.get("precision") or "PyTorch's default" for one in conditions]
     same = list(itertools.takewhile(lambda kind: (kind == "bf16") == (kinds[0] == "bf16"), kinds))
     each = len(spec.domains)
     rounds = len(same) // each
     engines = dict.fromkeys(one["engine"] for one in conditions[: rounds * each])
     precisions = [same[each * round : each * (round + 1)] for round in range(rounds)]
-    there = [measure for measure in SELECTION if measure in results.runs[spec].rows[0]]
-    selection = {measure: results.per_round(spec, measure)[:rounds] for measure in there}
+    shares = {measure: results.per_round(spec, measure)[:rounds] for measure in SELECTION}
+    selection = {measure: values for measure, values in shares.items() if not any(map(math.isnan, values))}
     return RunSummary(precisions, ", then ".join(engines), results.per_round(spec)[:rounds], selection)
 
 
