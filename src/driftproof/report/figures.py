@@ -36,6 +36,7 @@ def line_chart(
     title: str = "",
     baseline: float | None = None,
     known: Sequence[str] | None = None,
+    emphasis: str | None = None,
     width: Width = 640,
     height: int = 300,
 ) -> "alt.LayerChart":
@@ -51,6 +52,7 @@ def line_chart(
         title: Title of the figure.
         baseline: Where to draw a horizontal rule.
         known: All labels of a report, so that each has one color in all figures.
+        emphasis: Label of the line to draw thicker.
         width: In pixels, or that of the element that holds the chart.
         height: In pixels.
     """
@@ -58,18 +60,16 @@ def line_chart(
     styles = line_styles(labels if known is None else known)
     colors, dashes = ([styles[label][part] for label in labels] for part in (0, 1))
     is_number = frame[x].dtype.is_numeric()
-    axis = alt.Axis(title=x_title, grid=False, tickMinStep=1, labelAngle=0 if is_number else -35, labelOverlap=True)
+    integers = {"labelExpr": "datum.value % 1 ? '' : format(datum.value, 'd')"} if is_number else {"labelAngle": -35}
+    axis = alt.Axis(title=x_title, grid=False, labelOverlap=True, **integers)
     shown = alt.selection_point(fields=["label"], bind="legend", toggle="true")
     near = alt.selection_point(fields=["label", x], on="pointerover", nearest=True, empty=False, clear="pointerout")
     zoom = alt.selection_interval(
         bind="scales", zoom="wheel![event.shiftKey]", encodings=["x", "y"] if is_number else ["y"]
     )
-    legend = alt.Legend(
-        title=None,
-        columns=alt.ExprRef(f"max(1, floor(width / {45 + 7 * max(map(len, labels))}))"),
-        symbolType="stroke",
-        symbolSize=300,
-    )
+    room = "(containerSize()[0] > 0 ? containerSize()[0] : width)"  # of the page; in documents, of the chart
+    columns = alt.ExprRef(f"max(1, floor({room} / {45 + 7 * max(map(len, labels))}))")
+    legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=300)
     base = alt.Chart(_round_numbers(frame)).encode(
         x=alt.X(x, type="quantitative" if is_number else "nominal", sort=None, axis=axis, scale=alt.Scale(zero=False, nice=False) if is_number else alt.Undefined),
         color=alt.Color("label:N", sort=None, scale=alt.Scale(domain=labels, range=colors), legend=legend),
@@ -77,6 +77,7 @@ def line_chart(
     )  # fmt: skip
     vertical = alt.Y(y, type="quantitative", title=y_title, scale=alt.Scale(zero=False))
     dash = alt.StrokeDash("label:N", sort=None, scale=alt.Scale(domain=labels, range=dashes), legend=legend)
+    weight = alt.condition(alt.datum.label == emphasis, alt.value(4), alt.value(2))
     tips = [
         alt.Tooltip(name, format="" if name in (x, "round") else ".2f" if frame[name].dtype.is_float() else "")
         for name in frame.columns
@@ -87,7 +88,7 @@ def line_chart(
     if baseline is not None:
         rule = alt.Chart(pl.DataFrame({"at": [baseline]})).mark_rule(color="currentColor", opacity=0.5)
         layers.append(rule.encode(y=alt.Y("at:Q")))
-    layers.append(base.mark_line(strokeWidth=2).encode(y=vertical, strokeDash=dash).add_params(shown, zoom))
+    layers.append(base.mark_line().encode(y=vertical, strokeDash=dash, strokeWidth=weight).add_params(shown, zoom))
     if "event" in frame.columns and frame["event"].is_not_null().any():
         crosses = base.transform_filter("datum.event != null").mark_point(
             shape="cross", angle=45, size=110, filled=True
@@ -175,7 +176,7 @@ def histogram(frame: "pl.DataFrame", *, title: str = "", width: Width = 640, hei
 
 def to_spec(chart: "alt.TopLevelMixin") -> dict[str, Any]:
     """Return a chart as Vega-Lite, with its data; the page adds `CONFIG`."""
-    with alt.data_transformers.enable("default", max_rows=None, consolidate_datasets=False):
+    with alt.data_transformers.enable("default", max_rows=None):
         spec: dict[str, Any] = chart.to_dict(validate=False)
     return {key: value for key, value in spec.items() if key != "config"}
 
@@ -194,4 +195,4 @@ def save(chart: "alt.TopLevelMixin", path: Path) -> None:
 
 
 def _round_numbers(frame: "pl.DataFrame") -> "pl.DataFrame":
-    return frame.with_columns(pl.selectors.float().round(3))
+    return frame.with_columns(pl.selectors.float().round(2))

@@ -52,45 +52,55 @@ def label_runs(runs: "pl.DataFrame") -> "pl.DataFrame":
     return longest.unique(["place", "order", "seed"], keep="first").sort("place", "order", "seed")
 
 
-def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame") -> "pl.DataFrame":
+def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame", wanted: str = ".*") -> "pl.DataFrame":
     """Join the numbers of complete rounds with the labels of their runs, and `visit`, the domain's place in a round.
 
     Args:
         measures: Columns `run`, `round`, `domain`, `measure`, `value` and `count`; others are dropped.
         runs: As `label_runs` returns them.
+        wanted: Pattern of the names of measures.
     """
+    text, small = pl.Enum, pl.Int32
     names = runs.lazy().select("run", *SERIES, "seed", "stateless", "rounds", domain="domains")
     names = names.with_columns(visit=pl.int_ranges(0, pl.col("domain").list.len())).explode("domain", "visit")
+    names = names.with_columns(
+        pl.col("label").cast(text(runs["label"].unique())), pl.col("column").cast(text(runs["column"].unique())),
+        pl.col("place", "order", "visit", "rounds", "seed").cast(small),
+    )  # fmt: skip
     numbers = measures.lazy().select("run", "round", "domain", "measure", "value", "count")
-    return numbers.join(names, on=["run", "domain"]).filter(pl.col("round") <= pl.col("rounds")).collect()
+    known = numbers.filter(pl.col("measure").str.contains(f"^({wanted})$")).with_columns(pl.col("round").cast(small))
+    joined = known.join(names, on=["run", "domain"]).filter(pl.col("round") <= pl.col("rounds")).drop("run")
+    return joined.with_columns(pl.col("measure", "domain").cast(pl.Categorical)).collect(engine="streaming")
 
 
-def per_round(frame: "pl.DataFrame", measure: str, *, pooled: bool = False) -> "pl.DataFrame":
-    """Return the mean of a measure over domains and seeds for each round, with its spread over the seeds.
+def per_round(frame: "pl.DataFrame", *measures: str, pooled: bool = False) -> "pl.DataFrame":
+    """Return the mean of measures over domains and seeds for each round, with its spread over the seeds.
 
-    Columns are `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for one), `low`,
-    `high` and `seeds`. Seeds with fewer rounds than others are left out. Stateless methods go on to the last round of
-    their column. The mean is null where a domain has no number.
+    Columns are `measure`, `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for
+    one), `low`, `high` and `seeds`. Seeds with fewer rounds than others are left out. Stateless methods go on to the
+    last round of their column. The mean is null where a domain has no number.
 
     Args:
         frame: As `label_measures` returns it.
-        measure: Which numbers.
+        measures: Which numbers.
         pooled: Weigh domains by `count`, so that all samples of a round count alike, and leave out empty ones.
     """
-    value, count = pl.col("value"), pl.col("count")
+    value, count, keys = pl.col("value"), pl.col("count"), ["measure", *SERIES, "stateless", "rounds"]
     mean = (value * count).sum() / count.filter(value.is_not_null()).sum() if pooled else value.mean()
     known = pl.lit(True) if pooled else value.is_not_null().all()
-    keys = [*SERIES, "stateless", "rounds", "seed", "round"]
-    seeds = frame.filter(pl.col("measure") == measure).group_by(keys).agg(value=pl.when(known).then(mean))
-    longest = seeds.filter(pl.col("rounds") == pl.col("rounds").max().over(SERIES))
-    rounds = longest.group_by([*SERIES, "stateless", "rounds", "round"]).agg(
+    chosen = frame.lazy().filter(pl.col("measure").is_in(measures)).group_by(*keys, "seed", "round")
+    seeds = (
+        chosen.agg(value=pl.when(known).then(mean)).collect().with_columns(pl.col(pl.Enum, pl.Categorical).cast(str))
+    )
+    longest = seeds.filter(pl.col("rounds") == pl.col("rounds").max().over("measure", *SERIES))
+    rounds = longest.group_by(*keys, "round").agg(
         deviation=value.std(), low=value.min(), high=value.max(), seeds=pl.len(), value=value.mean()
     )
     last = pl.col("rounds").max().over("place")
     ends = rounds.with_columns(last=last).filter(pl.col("stateless") & (pl.col("round") == pl.col("rounds")))
-    later = ends.with_columns(round=pl.int_ranges(pl.col("round") + 1, pl.col("last") + 1)).drop("last")
+    later = ends.with_columns(round=pl.int_ranges(pl.col("round") + 1, pl.col("last") + 1, dtype=pl.Int32)).drop("last")
     extended = pl.concat([rounds, later.filter(pl.col("round").list.len() > 0).explode("round")])
-    return extended.sort(*SERIES, "round").drop("stateless", "rounds")
+    return extended.sort("measure", *SERIES, "round").drop("stateless", "rounds")
 
 
 def per_domain(frame: "pl.DataFrame", measure: str, *, last: bool = True) -> "pl.DataFrame":
@@ -108,7 +118,8 @@ def per_domain(frame: "pl.DataFrame", measure: str, *, last: bool = True) -> "pl
     )
     shown = longest.filter(pl.col("round") == pl.col("rounds")) if last else longest
     keys = [*SERIES, "round", "visit", "domain"]
-    return shown.group_by(keys).agg(pl.col("value").mean()).sort(*SERIES, "round", "visit")
+    means = shown.group_by(keys).agg(pl.col("value").mean()).with_columns(pl.col(pl.Enum, pl.Categorical).cast(str))
+    return means.sort(*SERIES, "round", "visit")
 
 
 def method_order(method: str) -> tuple[int, str]:

@@ -1,49 +1,25 @@
-"""Write the HTML page of scenes and its images."""
+"""Write the page of scenes and its images."""
 
-import base64
-import io
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from driftproof.analyses.scenes import FrameResult
 from driftproof.data.scenes import SceneClass
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.scenes.colorize import REJECTED_COLOR, UNKNOWN_COLOR, VOID_COLORS
-from driftproof.report.scenes.contact_sheet import (
-    Swatch,
-    TitledImage,
-    add_titles,
-    make_grid,
-    make_legend,
-    save_animation,
-    save_image,
-)
-from driftproof.report.scenes.panels import ALARM_COLOR, TITLES, FramePanel, make_panels
-from driftproof.report.scenes.pixel_stats import PixelStats, count_pixels
+from driftproof.report.pictures import data_url, scale_down
+from driftproof.report.render import render
+from driftproof.report.scenes.panels import PHOTOS, count_pixels, describe_counts, make_panels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["write_scenes"]
 
-_PAGE_WIDTH, _SHEET_WIDTH = 480, 320
-
-
-@dataclass(frozen=True)
-class _FrameEntry:
-    """A frame on the page: its number, statistics, image file, and panels as data URLs."""
-
-    index: int
-    sentences: Sequence[str]
-    skipped: str | None
-    strip: str
-    pictures: Mapping[str, str]
-    small: "Sequence[tuple[str, Image]]"
+_PAGE_WIDTH, _SHEET_WIDTH, _GAP = 480, 320, 8
 
 
 def write_scenes(
@@ -64,90 +40,62 @@ def write_scenes(
     Returns:
         The path of the page.
     """
-    for module in ("PIL", "jinja2"):
-        require(module, "Drawing scenes", "'driftproof[data,report]'")
-    (out / "frames").mkdir(parents=True, exist_ok=True)
-    entries, total, has_rejected = list[_FrameEntry](), PixelStats(), True
+    entries, rows, total = list[dict[str, Any]](), list[dict[str, Image]](), Counter[str]()
     for frame in frames:
-        stats, has_rejected = count_pixels(frame), frame.rejected is not None
-        total += stats
-        entries.append(_make_entry(frame, make_panels(frame, palette), stats, out))
+        panels, counts, has_rejected = make_panels(frame, palette), count_pixels(frame), frame.rejected is not None
+        total += counts
+        name = f"frames/{frame.index + 1:04}.png"
+        _save(make_grid([panels]), out / name)
+        rows.append({kind: _scale(image, kind, _SHEET_WIDTH) for kind, image in panels.items()})
+        pictures = {
+            kind: data_url(_scale(image, kind, _PAGE_WIDTH), "JPEG" if kind in PHOTOS else "PNG")
+            for kind, image in panels.items()
+        }
+        summary = describe_counts(counts, has_rejected=has_rejected)
+        entries.append(
+            {
+                "index": frame.index + 1,
+                "summary": summary,
+                "skipped": frame.skipped,
+                "strip": name,
+                "pictures": pictures,
+            }
+        )
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
-    rows = [add_titles(entry.small, f"{entry.index}: ") for entry in entries]
-    colors = ("Colors", make_legend(_swatches(palette, entries[0].pictures), entries[0].small[0][1].size))
-    save_image(make_grid([*rows, [colors]]), out / "contact-sheet.png")
-    sheets = [_wrap_images([*row, colors], 3) for row in rows]
-    save_animation(sheets, out / "scenes.webp")
-    still = _data_url(sheets[0], "JPEG")
-    page = _render_page(
-        title=title,
-        facts=facts,
-        entries=entries,
-        sentences=total.sentences(has_rejected=has_rejected),
-        palette=palette,
-        animation=f"data:image/webp;base64,{_base64((out / 'scenes.webp').read_bytes())}",
-        still=still,
-        size=sheets[0].size,
-    )
+    _save(make_grid(rows), out / "contact-sheet.png")
+    first, *others = [make_grid([row]) for row in rows]
+    _save(first, out / "scenes.webp", save_all=True, append_images=others, duration=800, loop=0, quality=80, method=2)
+    summary = describe_counts(total, has_rejected=has_rejected)
+    text = render("scenes.html", title=title, facts=facts, entries=entries, summary=summary, palette=palette)
     with atomic_write(out / "index.html") as unfinished:
-        unfinished.write_text(page, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
     return out / "index.html"
 
 
-def _swatches(palette: Sequence[SceneClass], kinds: Container[str]) -> list[Swatch]:
-    """The legend of panels of these kinds."""
-    swatches = [(each.name, each.color) for each in palette]
-    if "rejected" in kinds:
-        swatches.append(("rejected", REJECTED_COLOR))
-    if "truth" in kinds:
-        swatches += [("unknown class", UNKNOWN_COLOR), ("not labeled", VOID_COLORS[0])]
-    return swatches
-
-
-def _wrap_images(images: Sequence[TitledImage], columns: int) -> "Image":
-    return make_grid([images[start : start + columns] for start in range(0, len(images), columns)])
-
-
-def _make_entry(frame: FrameResult, panels: Sequence[FramePanel], stats: PixelStats, out: Path) -> _FrameEntry:
-    name = f"frames/{frame.index + 1:04}.png"
-    save_image(make_grid([add_titles([(panel.kind, panel.image) for panel in panels])]), out / name)
-    pictures = {
-        panel.kind: _data_url(panel.scaled(_PAGE_WIDTH), "JPEG" if panel.is_photo else "PNG") for panel in panels
-    }
-    small = [(panel.kind, panel.scaled(_SHEET_WIDTH)) for panel in panels]
-    sentences = stats.sentences(has_rejected=frame.rejected is not None)
-    return _FrameEntry(frame.index + 1, sentences, frame.skipped, name, pictures, small)
-
-
-def _data_url(image: "Image", kind: str) -> str:
-    content = io.BytesIO()
-    image.save(content, format=kind, **({"quality": 82} if kind == "JPEG" else {"optimize": True}))
-    return f"data:image/{kind.lower()};base64,{_base64(content.getvalue())}"
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def _render_page(**content: object) -> str:
-    import jinja2
-
-    files = resources.files("driftproof.report")
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+def make_grid(rows: "Sequence[Mapping[str, Image]]") -> "Image":
+    """Arrange images of one size below their titles, in rows and columns."""
+    (width, height), columns = next(iter(rows[0].values())).size, max(map(len, rows))
+    text = min(max(11, round(width / 16)), 28)
+    step = width + _GAP, height + _GAP + round(1.5 * text)
+    font = require("PIL.ImageFont", "Drawing scenes").load_default(text)
+    sheet: Image = require("PIL.Image", "Drawing scenes").new(
+        "RGB", (_GAP + step[0] * columns, _GAP + step[1] * len(rows)), "white"
     )
-    template = environment.from_string(files.joinpath("scenes/page.html").read_text(encoding="utf-8"))
-    styles = [files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "scenes/scenes.css")]
-    colors = {
-        "rejected": _css(REJECTED_COLOR),
-        "unknown": _css(UNKNOWN_COLOR),
-        "alarm": _css(ALARM_COLOR),
-        "void": [_css(color) for color in VOID_COLORS],
-    }
-    text: str = template.render(style="\n".join(styles), titles=TITLES, colors=colors, css=_css, **content)
-    return text
+    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
+    for row, images in enumerate(rows):
+        for column, (title, image) in enumerate(images.items()):
+            left, top = _GAP + column * step[0], _GAP + row * step[1]
+            draw.text((left, top), title, fill="black", font=font)
+            sheet.paste(image, (left, top + round(1.5 * text)))
+    return sheet
 
 
-def _css(color: tuple[int, int, int]) -> str:
-    return f"rgb{color}"
+def _scale(image: "Image", kind: str, width: int) -> "Image":
+    return scale_down(image, width, is_photo=kind in PHOTOS)
+
+
+def _save(image: "Image", path: Path, **options: Any) -> None:  # noqa: ANN401  # options of Pillow
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as unfinished:
+        image.save(unfinished, format=path.suffix.removeprefix(".").upper(), **options)

@@ -1,91 +1,89 @@
-"""The panels of one frame: input, prediction, rejected pixels, alarms and ground truth."""
+"""The panels of one frame, and its counts of pixels."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
-
-from driftproof.alarm import Event
 from driftproof.analyses.scenes import FrameResult
-from driftproof.data.scenes import SceneClass
+from driftproof.data.scenes import UNKNOWN, SceneClass
 from driftproof.optional import require
-from driftproof.report.scenes.colorize import REJECTED_COLOR, colorize
+from driftproof.report.numbers import format_number
+from driftproof.report.scenes.colorize import colorize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ALARM_COLOR", "TITLES", "FramePanel", "make_panels"]
+__all__ = ["ALARM_COLOR", "PHOTOS", "count_pixels", "describe_counts", "make_panels"]
 
 ALARM_COLOR = (255, 214, 0)
-
-TITLES = {
-    "input": "Input",
-    "prediction": "Prediction",
-    "rejected": "Rejected in black",
-    "alarm": "Alarms",
-    "truth": "Ground truth",
-}
+PHOTOS = ("Input", "Alarms")
+"""Panels that show the frame itself; the others are maps of classes."""
 
 
-@dataclass(frozen=True)
-class FramePanel:
-    """One image of a frame.
-
-    Attributes:
-        kind: A key of `TITLES`.
-        image: The image, in the frame's size.
-        is_photo: Whether it shows the frame itself; otherwise it is a class map, scaled by nearest neighbor.
-    """
-
-    kind: str
-    image: "Image"
-    is_photo: bool
-
-    def scaled(self, width: int) -> "Image":
-        """The image, scaled down to a maximum width."""
-        if self.image.width <= width:
-            return self.image
-        resampling = require("PIL.Image", "Drawing scenes").Resampling
-        height = max(1, round(self.image.height * width / self.image.width))
-        return self.image.resize((width, height), resampling.BICUBIC if self.is_photo else resampling.NEAREST)
-
-
-def make_panels(frame: FrameResult, palette: Sequence[SceneClass]) -> list[FramePanel]:
-    """Make the panels of a frame in the order of `TITLES`; panels without data are left out.
+def make_panels(frame: FrameResult, palette: Sequence[SceneClass]) -> "dict[str, Image]":
+    """Return the panels of a frame by title; those without data are left out.
 
     Args:
         frame: The frame with its predictions.
         palette: The model's classes.
     """
-    shown = [FramePanel("input", _frame_image(frame.image), is_photo=True)]
-    prediction = colorize(frame.predicted, palette)
-    shown.append(FramePanel("prediction", _to_image(prediction), is_photo=False))
+    make_image = require("PIL.Image", "Drawing scenes").fromarray
+    pixels, predicted = frame.image.permute(1, 2, 0).contiguous().numpy(), colorize(frame.predicted, palette)
+    panels = {"Input": make_image(pixels), "Prediction": make_image(predicted)}
     if frame.rejected is not None:
-        without = prediction.copy()
-        without[frame.rejected.numpy()] = REJECTED_COLOR
-        shown.append(FramePanel("rejected", _to_image(without), is_photo=False))
-    shown.append(FramePanel("alarm", _draw_boxes(_frame_image(frame.image), frame.events), is_photo=True))
+        panels["Rejected in black"] = make_image(predicted * ~frame.rejected.numpy()[..., None])
+    panels["Alarms"] = alarms = make_image(pixels)
+    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(alarms)
+    line = max(2, round(alarms.height / 120))
+    for top, left, bottom, right in (event.box for event in frame.events if event.box is not None):
+        around = (left - line, top - line, right - 1 + line, bottom - 1 + line)
+        draw.rectangle(
+            [side + (1 if end else -1) for end, side in zip((0, 0, 1, 1), around, strict=True)],
+            outline=0,
+            width=line + 1,
+        )
+        draw.rectangle(around, outline=ALARM_COLOR, width=line)
     if frame.labels is not None:
-        shown.append(FramePanel("truth", _to_image(colorize(frame.labels, palette)), is_photo=False))
-    return shown
+        panels["Ground truth"] = make_image(colorize(frame.labels, palette))
+    return panels
 
 
-def _frame_image(image: Tensor) -> "Image":
-    return _to_image(image.permute(1, 2, 0).contiguous().numpy())
+def count_pixels(frame: FrameResult) -> Counter[str]:
+    """Count pixels that are correct, wrong (of known classes) and unknown, how many of each are rejected, and alarms."""
+    rejected = frame.predicted < 0 if frame.rejected is None else frame.rejected
+    groups = {"": rejected | True}
+    if frame.labels is not None:
+        known, correct = frame.labels < UNKNOWN, frame.labels == frame.predicted
+        groups |= {"correct": known & correct, "wrong": known & ~correct, "unknown": frame.labels == UNKNOWN}
+    counts = Counter({name: int(group.sum()) for name, group in groups.items()})
+    counts.update({f"rejected {name}".strip(): int((group & rejected).sum()) for name, group in groups.items()})
+    return counts + Counter(alarms=len(frame.events))
 
 
-def _to_image(pixels: "np.typing.NDArray[np.uint8]") -> "Image":
-    image: Image = require("PIL.Image", "Drawing scenes").fromarray(pixels)
-    return image
+def describe_counts(counts: Mapping[str, int], *, has_rejected: bool) -> str:
+    """Describe counts in one sentence; shares are in percent.
+
+    Args:
+        counts: As `count_pixels` returns them, of one frame or of several.
+        has_rejected: Whether the method learns, so that rejected pixels mean something.
+
+    Examples:
+        >>> describe_counts({"": 100, "rejected": 30, "alarms": 1}, has_rejected=True)
+        '30.0 % of the pixels rejected; 1 alarm'
+    """
+    parts, known = [], counts.get("correct", 0) + counts.get("wrong", 0)
+    if known:
+        parts.append(f"{_share(counts['correct'], known)} of the known pixels correct")
+    if has_rejected:
+        shares = [
+            f"{_share(counts.get(f'rejected {group}', 0), counts[group])} of the {group}"
+            for group in ("correct", "wrong", "unknown") if counts.get(group)
+        ]  # fmt: skip
+        of_each = f" ({', '.join(shares)} ones)" if shares else ""
+        parts.append(f"{_share(counts.get('rejected', 0), counts[''])} of the pixels rejected{of_each}")
+    alarms = counts.get("alarms", 0)
+    return "; ".join([*parts, f"{alarms} alarm{'s' * (alarms != 1)}"])
 
 
-def _draw_boxes(image: "Image", events: Sequence[Event]) -> "Image":
-    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(image)
-    line = max(2, round(image.height / 120))
-    for top, left, bottom, right in (event.box for event in events if event.box is not None):
-        outer = (left - line, top - line, right - 1 + line, bottom - 1 + line)
-        draw.rectangle((outer[0] - 1, outer[1] - 1, outer[2] + 1, outer[3] + 1), outline=(0, 0, 0), width=line + 1)
-        draw.rectangle(outer, outline=ALARM_COLOR, width=line)
-    return image
+def _share(part: int, whole: int) -> str:
+    return f"{format_number(100 * part / whole)} %"
