@@ -56,6 +56,9 @@ def adapt_command(
     labels: LabelSource = None,
     top_k: Annotated[int, typer.Option(min=1, help="List so many of the most likely classes.")] = 1,
     alarm: Annotated[float | None, typer.Option(help="Novelty threshold of the alarm.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Output page with the images that were refused or raised alarms: .html.")
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """Adapt a model to images and write one row per image: class, probability, novelty, selected, quarantined, alarm.
@@ -94,6 +97,8 @@ def adapt_command(
         adapter.save(state)
     alarms = sum(row[list(columns).index("alarm")] is True for row in rows.values())
     _print_summary(out, summary, alarms, unreadable)
+    if report is not None:
+        _write_pictures(report, list(columns), {paths[index]: row for index, row in rows.items()}, summary, method)
     if unreadable:
         raise typer.Exit(ExitCode.NEGATIVE)
 
@@ -109,6 +114,29 @@ def _check_state_file(state: Path | None, out: Path) -> None:
         if state.resolve() == out.resolve():
             raise ConfigurationError(f"Expected `--state` and `--out` to be different files, but both are {out}.")
         state.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _write_pictures(out: Path, columns: list[str], rows: dict[Path, Row], summary: RunSummary, method: str) -> None:
+    """Write a page of the images that the steps did not learn from, that were quarantined, or that raised alarms."""
+    from driftproof.report.pictures import Picture, write_pictures
+
+    groups: dict[str, list[Picture]] = {"Alarms": [], "Quarantined": [], "Refused: not learned from": []}
+    for path, row in rows.items():
+        cells = dict(zip(columns, row, strict=True))
+        novelty = cells["novelty"]
+        predicted = cells.get("class", cells["predicted"])
+        picture = Picture(
+            path,
+            f"{predicted}, novelty {novelty:.3g}" if isinstance(novelty, float) else "no prediction",
+            novelty if isinstance(novelty, float) else float("inf"),
+        )
+        chosen = (cells["alarm"], cells["quarantined"], not cells["selected"])
+        for group, is_member in zip(groups.values(), chosen, strict=True):
+            group.extend([picture] * bool(is_member))
+    facts = {"Images": str(summary.images), "Method": method, "Learned from": str(summary.selected)}
+    state = f"The run ended {summary.state}." if summary.state else "Health was not measured."
+    shown = {heading: pictures for heading, pictures in groups.items() if pictures}
+    typer.echo(write_pictures(shown, out, title=f"Images seen by {method}", summary=state, facts=facts), err=True)
 
 
 def _print_summary(out: Path, summary: RunSummary, alarms: int, unreadable: int) -> None:
