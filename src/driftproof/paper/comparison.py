@@ -2,35 +2,57 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.corruptions import HELD_OUT
+from driftproof.optional import require
 from driftproof.paper.suites import all_tables
 from driftproof.report.numbers import format_number, format_signed
 
-__all__ = ["TableCell", "describe_table", "fill_tables", "format_cell", "format_markdown", "measured", "render_table"]
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = require("polars", "Comparing results", "'driftproof[report]'")
+
+__all__ = [
+    "TableCell",
+    "describe_table",
+    "fill_tables",
+    "format_cell",
+    "format_markdown",
+    "measured",
+    "render_table",
+    "to_frame",
+]
 
 _MAX_COLUMNS = 3
 
 
-@dataclass(frozen=True)
-class TableCell:
+class TableCell(NamedTuple):
     """One cell of a table as text.
 
     Attributes:
-        ours: Our number, with `±` and the deviation over seeds, and with `@7` if it is from round 7 and the table shows
-            a later one; a dash if it was not measured.
+        number: Our number; empty if it was not measured.
+        details: The deviation over seeds after `±`, and `@7` if the number is from round 7 and the table shows a later
+            one; mostly empty.
         paper: The paper's number; empty if there is none.
         difference: Ours minus the paper's; empty unless the round is the paper's.
         is_best: Whether no number of the column is better, among those with the most rounds.
     """
 
-    ours: str = "–"
+    number: str = ""
+    details: str = ""
     paper: str = ""
     difference: str = ""
     is_best: bool = False
+
+    @property
+    def markdown(self) -> str:
+        """Our number in Markdown; a dash if there is none."""
+        number = f"**{self.number}**" if self.is_best else self.number
+        return " ".join(filter(None, (number, self.details))) or "–"
 
 
 @cache
@@ -52,12 +74,23 @@ def format_cell(filled: FilledTable, row: str, column: str) -> TableCell:
     paper = "" if value.reference is None else format_number(value.reference, 2)
     if value.ours is None:
         return TableCell(paper=paper)
-    deviation = "" if value.deviation is None else f"±{format_number(value.deviation, 2)}"
-    early = "" if value.complete else f"@{value.round}"
-    is_best = _is_best(filled, value, column)
-    number = f"**{format_number(value.ours, 2)}**" if is_best else format_number(value.ours, 2)
+    deviation = [] if value.deviation is None else [f"±{format_number(value.deviation, 2)}"]
+    details = " ".join([*deviation, *([] if value.complete else [f"@{value.round}"])])
     difference = "" if value.difference is None or not value.complete else format_signed(value.difference, 2)
-    return TableCell(" ".join(filter(None, (number, deviation, early))), paper, difference, is_best)
+    return TableCell(format_number(value.ours, 2), details, paper, difference, _is_best(filled, value, column))
+
+
+def to_frame(filled: FilledTable) -> "pl.DataFrame":
+    """Return a table as text, as `driftproof.report` prints it: the paper's number and the difference in brackets."""
+    rows, columns = measured(filled)
+    cells: dict[str, list[str | None]] = {"": list(rows)}
+    for column in columns:
+        cells[column] = []
+        for number, details, paper, difference, is_best in (format_cell(filled, row, column) for row in rows):
+            compared = [f"({', '.join(filter(None, (paper, difference)))})"] if paper else []
+            text = " ".join(filter(None, (number, details, *compared)))
+            cells[column].append(f"*{text}" if is_best else text if number else None)
+    return pl.DataFrame(cells)
 
 
 def _is_best(filled: FilledTable, value: Value, column: str) -> bool:
@@ -93,7 +126,7 @@ def render_table(filled: FilledTable) -> str:
     """Render a table in Markdown; with the paper's numbers, one table per group of columns."""
     rows, columns = measured(filled)
     if not filled.table.reference:
-        lines = ([row, *(format_cell(filled, row, column).ours for column in columns)] for row in rows)
+        lines = ([row, *(format_cell(filled, row, column).markdown for column in columns)] for row in rows)
         return format_markdown(["", *columns], lines)
     return "\n\n".join(_render_group(filled, rows, group) for group in _group_columns(columns))
 
@@ -111,8 +144,8 @@ def _render_group(filled: FilledTable, rows: Sequence[str], columns: Sequence[st
     lines = []
     for row in rows:
         cells = [format_cell(filled, row, column) for column in columns]
-        if any(cell.ours != TableCell.ours for cell in cells):
-            lines.append([row, *itertools.chain.from_iterable((c.ours, c.paper, c.difference) for c in cells)])
+        if any(cell.number for cell in cells):
+            lines.append([row, *itertools.chain.from_iterable((c.markdown, c.paper, c.difference) for c in cells)])
     return format_markdown(head, lines)
 
 
