@@ -15,17 +15,25 @@ from unittest import mock
 
 import torch
 
+import driftproof as dp
 from driftproof.bench.executors import run_locally
 from driftproof.bench.jobs import Job
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.spec import Spec
 from driftproof.data import ArraySet
+from driftproof.named import hash_sources
 from driftproof.streams import Continual, Domain, OpenSet, Shuffled
 from networks import CLASSES, build
 
 METHODS = {"source": "closed", "tent": "open", "tent+crowd": "open", "eata": "closed", "swr": "open"}
 DOMAINS = ("fog", "frost", "snow")
 AT_ONCE = RunSettings(save_every=0.0)
+OWN = "small_bench:cautious"
+
+
+def cautious(model, *, lr=1e-3, **options):
+    """A method as a user would write it."""
+    return dp.tent(model, lr=lr, select=dp.ConfidenceDifference() & dp.EntropyBelow(), **options)
 
 
 @contextmanager
@@ -83,7 +91,7 @@ class SmallBench:
         images = random_images("source", count=20)
         return [(images.batch(range(20)).float().to(device) / 255, images.labels.to(device))]
 
-    def fingerprints(self, spec):
+    def fingerprints(self, spec, progress=None):
         return {"images": "random"}
 
 
@@ -105,7 +113,7 @@ class WaitingImages:
 
 def spec_of(method, *, domains=DOMAINS):
     unknown = "unknown" if METHODS.get(method) == "open" else None
-    return Spec(method, "random", "tiny", unknown, domains=domains, batch_size=6)
+    return Spec(method, "random", "tiny", unknown, domains=domains, batch_size=6, code=hash_sources(method))
 
 
 def small_jobs(rounds=2, domains=DOMAINS, methods=METHODS):

@@ -8,13 +8,13 @@ import pytest
 import scipy.io
 import torch
 
-from driftproof.bench import scenes
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
 from driftproof.data import FitHeight
+from driftproof.data.scenes import driving
 from driftproof.models import MODELS, save_checkpoint
 from driftproof.paper import suite
 from small_bench import ignore
@@ -71,8 +71,8 @@ def files(small_network, tmp_path_factory):
         path = root / "weights" / f"{NETWORK}_{trained_on}.safetensors"
         save_checkpoint(path, MODELS[NETWORK].build(19), {"arch": NETWORK})
     with pytest.MonkeyPatch.context() as patch:
-        for name, read in list(scenes._READERS.items()):
-            patch.setitem(scenes._READERS, name, partial(smaller, read))
+        for name, read in list(driving._READERS.items()):
+            patch.setitem(driving._READERS, name, partial(smaller, read))
         yield LocalFiles(root / "data", root / "weights")
 
 

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from driftproof import bench
 from driftproof.bench import Store
 from driftproof.bench.executors import on_ray, run_locally, run_on_ray
 from driftproof.bench.runner import RunSettings
 from driftproof.errors import ConfigurationError, ExecutionError, MissingPackageError
-from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs
+from small_bench import AT_ONCE, OWN, SmallBench, contents, ignore, small_jobs
+from test_bench_own import PROJECT, write_project
 
 ray = pytest.importorskip("ray")
 
@@ -56,7 +58,7 @@ def test_local_cluster_starts_and_stops_on_interruption(environment, tmp_path):
 
 
 def test_another_worker_resumes_run_of_killed_worker(cluster, tmp_path):
-    jobs, events, killed = small_jobs(rounds=2, methods=["tent", "source", "tent+crowd"]), [], []
+    jobs, events, killed = small_jobs(rounds=2, methods=["tent", "source", OWN]), [], []
     signals = tmp_path / "signals"
     signals.mkdir()
 
@@ -96,10 +98,15 @@ def test_failed_runs_are_reported_after_the_others_finish(cluster, tmp_path, mon
     assert len(Store(tmp_path).run(good.spec).rows) == 3
 
 
-def test_unexpected_error_is_raised_unchanged(cluster, tmp_path):
-    with pytest.raises(FileNotFoundError) as caught:
-        run_on_ray(small_jobs(1, methods=["source"]), tmp_path, SmallBench(missing=("source",)), AT_ONCE, ignore)
-    assert caught.value.filename == "images.npy"
+def test_functions_of_the_current_folder_run_on_workers(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path)
+    benchmark = {**PROJECT, "methods": ["tent+crowd", "my_methods:cautious", "my_methods:raising"]}
+    for executor in ("ray", "local"):
+        with pytest.raises(ExecutionError, match=r"1 of 3 runs failed.*\n.*no luck \(.*my_methods\.py:\d+\)"):
+            bench.run(**benchmark, out=tmp_path / executor, executor=executor)
+    assert len(contents(tmp_path / "local")) == 4
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_interruption_stops_workers_of_running_cluster(cluster, tmp_path):

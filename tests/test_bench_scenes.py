@@ -10,17 +10,17 @@ import torch
 from PIL import Image
 
 from driftproof.adapter import Adapter
-from driftproof.bench import methods
 from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
-from driftproof.bench.scenes import SourceScenes, camvid_scenes, driving
 from driftproof.bench.store import Store
-from driftproof.data.scenes import VOID, camvid
+from driftproof.data.scenes import VOID, SourceScenes, camvid
+from driftproof.data.scenes.driving import camvid_scenes, driving
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.methods import by_name
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
 from driftproof.paper import suite
 from driftproof.statistics import TTN
@@ -37,7 +37,7 @@ def small_network():
         build = partial(DeepLabV3Plus, depth=18, width=4)
         patch.setitem(MODELS, NETWORK, dataclasses.replace(MODELS[NETWORK], build=build))
         quick = TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4)
-        patch.setitem(methods._STATISTICS, "online ttn", quick)
+        patch.setitem(by_name._STATISTICS, "online ttn", quick)
         yield
 
 
@@ -79,7 +79,7 @@ def test_cotta_and_swr_prepare_and_adapt_on_scenes(files):
     batch = next(iter(files.stream(specs_of("camvid", "swr")["swr"], 1)))
     spec = specs_of("camvid", "swr+crowd")["swr+crowd"]
     for method, options in {"swr+crowd": dict(spec.options), "cotta": {"lr": 7.5e-6, "threshold": None}}.items():
-        adapter = methods.build_method(method, files.model(spec), options)
+        adapter = by_name.build_method(method, files.model(spec), options)
         adapter.prepare(files.source(spec, "cpu"))
         assert adapter(batch.images).shape == (2, 8, 24, 32)
         assert adapter.last.stepped

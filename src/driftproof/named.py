@@ -14,7 +14,7 @@ from torch import nn
 from driftproof.errors import ConfigurationError, DriftproofError, ModelError
 from driftproof.validation import check_choice
 
-__all__ = ["call_own", "hash_sources", "is_own", "load_named", "load_own_model", "name_of"]
+__all__ = ["call_own", "describe_own_error", "hash_sources", "is_own", "load_named", "load_own_model", "name_of"]
 
 _Result = TypeVar("_Result")
 _LIBRARIES = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen")
@@ -112,9 +112,16 @@ def call_own(
     except DriftproofError:
         raise
     except (Exception, SystemExit) as error:
-        raise error_type(
-            f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_format_location(error)}."
-        ) from error
+        raise describe_own_error(what, error, error_type) from error
+
+
+def describe_own_error(
+    what: str, error: BaseException, error_type: Callable[[str], DriftproofError] = ModelError
+) -> DriftproofError:
+    """Return an error that names what the user's code raised, and the file and line."""
+    return error_type(
+        f"Expected {what} to work, but it raised {type(error).__name__}: {error}{_format_location(error)}."
+    )
 
 
 def _import_module(name: str, what: str) -> ModuleType:

@@ -87,7 +87,8 @@ class Benchmark:
             raise ConfigurationError(f"Expected {' and '.join(missing)} in {origin}, but got none.")
         for name, kinds in _KINDS.items():
             if name in data and not isinstance(data[name], kinds):
-                raise ConfigurationError(f"Expected `{name}` in {origin} to be another type, but got {data[name]!r}.")
+                kind = {int: "a whole number", Mapping: "options by method"}.get(kinds, "a list")
+                raise ConfigurationError(f"Expected `{name}` in {origin} to be {kind}, but got {data[name]!r}.")
         return cls(**data)
 
     def suite(self, name: str = "own") -> Suite:
@@ -145,11 +146,9 @@ class Benchmark:
 
 
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("methods", "domains", "seeds", "measures"), list),
-    **dict.fromkeys(("model", "title"), str),
-    **dict.fromkeys(("severity", "batch_size", "limit", "rounds", "size"), int),
-    "options": dict,
-    "procedural_frost": bool,
+    **dict.fromkeys(("methods", "domains", "seeds", "measures"), (list, tuple)),
+    **dict.fromkeys(("severity", "batch_size", "rounds"), int),
+    "options": Mapping,
 }
 
 

@@ -6,31 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from driftproof import data
 from driftproof.components import Progress
 from driftproof.corruptions import CORRUPTIONS, procedural_frost
-from driftproof.data import (
-    ArraySet,
-    Corrupted,
-    ImageSet,
-    ResizeShorterSide,
-    array_folder,
-    cache_to_disk,
-    cifar10,
-    cifar10_c,
-    cifar100,
-    cifar100_c,
-    digits,
-    digits_unknown,
-    folder,
-    imagenet_c,
-    imagenet_o_c,
-    svhn_c,
-    tiny_imagenet,
-    tiny_imagenet_c,
-    to_image_set,
-)
 from driftproof.data.corrupted import PUBLISHED_QUALITY
-from driftproof.data.images import Size
+from driftproof.data.images import ImageSet, Size
 from driftproof.data.scenes import SceneImages, Scenes, camvid_classes
 from driftproof.data.scenes.driving import CLEAN, camvid_scenes, driving
 from driftproof.errors import ConfigurationError, InputError
@@ -104,8 +84,8 @@ def _generate(
     progress: Progress | None = None,
     **how: Any,  # noqa: ANN401  # relayed to `Corrupted`
 ) -> ImageSet:
-    images = Corrupted(clean(root), domain, severity, **how)
-    return cache_to_disk(images, root / f"{home}-made", make=make, progress=progress)
+    images = data.Corrupted(clean(root), domain, severity, **how)
+    return data.cache_to_disk(images, root / f"{home}-made", make=make, progress=progress)
 
 
 def _camvid(home: str, split: str, height: int | None = None) -> DatasetConfig:
@@ -129,44 +109,44 @@ def _frames(root: Path, domain: str, severity: int, *, split: str, **how: Any) -
 
 
 def _imagenet_other(root: Path) -> ImageSet:
-    return array_folder(root / "imagenet64-other")
+    return data.array_folder(root / "imagenet64-other")
 
 
 def _digits(root: Path, domain: str, severity: int, *, clean: Callable[[], ImageSet], **how: Any) -> ImageSet:  # noqa: ANN401  # likewise
     photos = procedural_frost() if domain == "frost" else None
-    images = Corrupted(clean(), domain, severity, constants=32, frost_photos=photos)
-    return ArraySet(images.batch(range(len(images))), images.labels, classes=images.classes, name=images.name)
+    images = data.Corrupted(clean(), domain, severity, constants=32, frost_photos=photos)
+    return data.ArraySet(images.batch(range(len(images))), images.labels, classes=images.classes, name=images.name)
 
 
 DATASETS: dict[str, DatasetConfig] = {
     "cifar10-c": DatasetConfig(
-        partial(_load_or_generate, published=cifar10_c, clean=cifar10, home="CIFAR-10-C"),
-        trained_on="cifar10", classes=10, source=partial(cifar10, train=True), clean=cifar10,
+        partial(_load_or_generate, published=data.cifar10_c, clean=data.cifar10, home="CIFAR-10-C"),
+        trained_on="cifar10", classes=10, source=partial(data.cifar10, train=True), clean=data.cifar10,
     ),
     "cifar100-c": DatasetConfig(
-        partial(_load_or_generate, published=cifar100_c, clean=cifar100, home="CIFAR-100-C"),
-        trained_on="cifar100", classes=100, source=partial(cifar100, train=True), clean=cifar100,
+        partial(_load_or_generate, published=data.cifar100_c, clean=data.cifar100, home="CIFAR-100-C"),
+        trained_on="cifar100", classes=100, source=partial(data.cifar100, train=True), clean=data.cifar100,
     ),
     "tiny-imagenet-c": DatasetConfig(
         partial(
-            _load_or_generate, published=tiny_imagenet_c, clean=tiny_imagenet, home="Tiny-ImageNet-C",
+            _load_or_generate, published=data.tiny_imagenet_c, clean=data.tiny_imagenet, home="Tiny-ImageNet-C",
             resave=PUBLISHED_QUALITY,
         ),
         shuffled=True, trained_on="tinyimagenet", classes=200,
-        source=partial(tiny_imagenet, train=True), clean=tiny_imagenet,
+        source=partial(data.tiny_imagenet, train=True), clean=data.tiny_imagenet,
     ),
     "imagenet-c": DatasetConfig(
-        lambda root, domain, severity, **how: imagenet_c(root, domain, severity),
+        lambda root, domain, severity, **how: data.imagenet_c(root, domain, severity),
         shuffled=True, trained_on="imagenet", classes=1000,
-        source=lambda root: folder(root / "imagenet" / "train", size=ResizeShorterSide(256, crop=224)),
+        source=lambda root: data.folder(root / "imagenet" / "train", size=data.ResizeShorterSide(256, crop=224)),
     ),
     "digits-c": DatasetConfig(
-        partial(_digits, clean=digits), trained_on="digits", classes=6, source=lambda root: digits(train=True)
+        partial(_digits, clean=data.digits), trained_on="digits", classes=6, source=lambda root: data.digits(train=True)
     ),
-    "digits-unknown-c": DatasetConfig(partial(_digits, clean=digits_unknown)),
-    "svhn-c": DatasetConfig(svhn_c),
-    "imagenet-o-c-64": DatasetConfig(partial(imagenet_o_c, side=64), shuffled=True),
-    "imagenet-o-c-224": DatasetConfig(partial(imagenet_o_c, side=224), shuffled=True),
+    "digits-unknown-c": DatasetConfig(partial(_digits, clean=data.digits_unknown)),
+    "svhn-c": DatasetConfig(data.svhn_c),
+    "imagenet-o-c-64": DatasetConfig(partial(data.imagenet_o_c, side=64), shuffled=True),
+    "imagenet-o-c-224": DatasetConfig(partial(data.imagenet_o_c, side=224), shuffled=True),
     "imagenet64-other-c": DatasetConfig(
         partial(_generate, clean=_imagenet_other, home="ImageNet64-Other-C", constants=64, resave=PUBLISHED_QUALITY),
         shuffled=True,
@@ -199,14 +179,14 @@ def find_dataset(name: str) -> DatasetConfig:
     def images(root: Path, domain: str, severity: int, **how: Any) -> ImageSet:  # noqa: ANN401  # not needed
         call = f"{name}({domain!r}, {severity})"
         read = load_named(name, what="the images")
-        return to_image_set(call_own(f"calling {call}", lambda: read(domain, severity), InputError), call)
+        return data.to_image_set(call_own(f"calling {call}", lambda: read(domain, severity), InputError), call)
 
     return DatasetConfig(images)
 
 
 def folder_dataset(path: Path, size: Size = None) -> DatasetConfig:
     """Return a folder of images, one sub-folder per class, as a dataset of corrupted versions."""
-    clean = partial(folder, path, size=size)
+    clean = partial(data.folder, path, size=size)
     home = f"{path.absolute().name}-c"
     return DatasetConfig(partial(_generate, clean=lambda _: clean(), home=home), shuffled=True)
 
@@ -214,8 +194,8 @@ def folder_dataset(path: Path, size: Size = None) -> DatasetConfig:
 def own_source(name: str, size: Size = None) -> ImageSet:
     """Read the user's labeled source images: a folder per class, or a function without arguments."""
     if is_own(name):
-        return to_image_set(call_own(f"calling {name}()", load_named(name), InputError), name)
-    return folder(Path(name), size=size)
+        return data.to_image_set(call_own(f"calling {name}()", load_named(name), InputError), name)
+    return data.folder(Path(name), size=size)
 
 
 def default_domains(images: str) -> tuple[str, ...]:

@@ -125,15 +125,15 @@ def _check_method(job: Job) -> None:
 
 def _describe_changes(store: Store, jobs: Sequence[Job]) -> list[str]:
     """Name the functions whose source text differs from that of earlier, otherwise equal runs."""
-    codes = {replace(job.spec, code=()): dict(job.spec.code) for job in jobs if job.spec.code}
-    earlier = [run.spec for run in store.runs()] if codes else []
-    current = {job.spec for job in jobs}
+    if not any(job.spec.code for job in jobs):
+        return []
+    earlier = {run.spec for run in store.runs()}
+    new = {replace(job.spec, code=()): dict(job.spec.code) for job in jobs if job.spec not in earlier}
     changed = {
         name
         for spec in earlier
-        if spec not in current and spec.code
-        for name, known in codes.get(replace(spec, code=()), {}).items()
-        if dict(spec.code).get(name) not in (None, known)
+        for name, source in spec.code
+        if new.get(replace(spec, code=()), {}).get(name, source) != source
     }
     return [
         f"The source of {name} has changed: its runs start anew, beside the earlier ones in {store.folder}."

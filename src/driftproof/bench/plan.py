@@ -52,12 +52,8 @@ class RunFilter:
 
     def matches(self, spec: Spec) -> bool:
         """Whether a run of the suite is included."""
-        return (
-            (not self.methods or spec.method in self.methods)
-            and (not self.images or spec.images in self.images)
-            and self.setting in (None, spec.setting)
-            and self.task in (None, spec.task)
-        )
+        in_lists = spec.method in (self.methods or [spec.method]) and spec.images in (self.images or [spec.images])
+        return in_lists and self.setting in (None, spec.setting) and self.task in (None, spec.task)
 
     def apply(self, spec: Spec, seed: int) -> Spec:
         """Return the spec with substitutes, limit, seed and trials applied."""
@@ -89,11 +85,10 @@ def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Jo
     """
     suites = [suites] if isinstance(suites, Suite) else suites
     names = " or ".join(suite.name for suite in suites)
-    own = [name for name in run_filter.methods if is_own(name)]
     available = _max_rounds(
         (spec, suite.rounds if run_filter.rounds is None else run_filter.rounds)
         for suite in suites
-        for spec in (*suite.specs(), *_add_methods(own, suite))
+        for spec in (*suite.specs(), *_own_runs(run_filter.methods, suite))
     )
     _check_names(run_filter, list(available), names)
     for name, count in {"rounds": run_filter.rounds, "trials": run_filter.trials}.items():
@@ -110,12 +105,14 @@ def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Jo
     return [Job(spec, rounds) for spec, rounds in selected.items()]
 
 
-def _add_methods(methods: Sequence[str], suite: Suite) -> Iterable[Spec]:
+def _own_runs(methods: Sequence[str], suite: Suite) -> Iterable[Spec]:
     """Return a run of each of the user's methods on every stream of a suite."""
+    in_suite = {spec.method for spec in suite.specs()}
     for spec in suite.specs():
         if spec.task == "stream":
             measures = ("iou" if "iou" in spec.measures else "error", "selection")
-            yield from (replace(spec, method=method, options=(), measures=measures) for method in methods)
+            own = [method for method in methods if is_own(method) and method not in in_suite]
+            yield from (replace(spec, method=method, options=(), measures=measures) for method in own)
 
 
 def _max_rounds(requests: Iterable[tuple[Spec, int]]) -> dict[Spec, int]:

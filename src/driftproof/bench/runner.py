@@ -141,7 +141,7 @@ def run_stream(context: RunContext) -> None:
     adapter = build()
     stream = resources.stream(spec, context.rounds, context.report)  # fails before any preparation if data are missing
     if spec.code:
-        _check_answers(spec, model, next(iter(stream)))
+        _check_answers(spec, model, stream)
     order = {"order": str(stream.order)} if spec.seed else {}  # seed 0 keeps the dataset's own order
     run.write_spec(spec, adapter.method.describe() | order)
     visits = run.resume(adapter)
@@ -192,19 +192,20 @@ def _build_adapter(
     return build_method(method or spec.method, model, keywords)
 
 
-def _check_answers(spec: Spec, model: nn.Module, batch: StreamBatch) -> None:
-    """Raise an error if the model cannot answer a batch of the stream, or has fewer classes than its labels."""
-    images = batch.images.to(next(model.parameters()).device)
+def _check_answers(spec: Spec, model: nn.Module, stream: Continual) -> None:
+    """Raise an error if the model cannot answer the first batch, or has fewer classes than the labels."""
+    images = next(iter(stream)).images.to(next(model.parameters()).device)
     problems = [problem for problem in check(model, images) if problem.severity == "error"]
     if problems:
         message = f"{problems[0].message}. {problems[0].fix}"
         raise ModelError(f"Expected {spec.model} to answer the images of {spec.images}, but it does not. {message}")
     with torch.no_grad():
         classes = read_logits(copy.deepcopy(model).eval()(images), None).shape[1]
-    if batch.labels.ndim == 1 and int(batch.labels.max()) >= classes:
+    largest = max(int(domain.images.labels.max()) for domain in stream.domains)
+    if largest >= classes:
         raise InputError(
-            f"Expected the labels of {spec.images} in 0..{classes - 1}, the classes of {spec.model}, but got "
-            f"{int(batch.labels.max())}. Remove these images, or pass them as unknown ones."
+            f"Expected the labels of {spec.images} in 0..{classes - 1}, the classes of {spec.model}, but got {largest}. "
+            "Leave these images out, or pass them as unknown ones."
         )
 
 

@@ -94,13 +94,9 @@ class Spec:
 
     def as_data(self) -> dict[str, Any]:
         """Return the fields as JSON types; `code` only if there is any, so that older specs keep their digest."""
-        data = asdict(self) | {
-            "options": dict(self.options),
-            "domains": list(self.domains),
-            "measures": list(self.measures),
-            "code": dict(self.code),
-        }
-        return data if self.code else {name: value for name, value in data.items() if name != "code"}
+        lists = {"domains": list(self.domains), "measures": list(self.measures)}
+        data = asdict(self) | lists | {"options": dict(self.options), "code": dict(self.code)}
+        return {name: value for name, value in data.items() if name != "code" or value}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
@@ -109,20 +105,14 @@ class Spec:
         try:
             if not isinstance(data, Mapping):
                 raise TypeError(f"got {data!r}.")
-            return cls(
-                **{check_choice("field of a spec", name, known): _parse_field(name, data[name]) for name in data}
-            )
+            names = [check_choice("field of a spec", name, known) for name in data]
+            return cls(**{name: _parse_field(name, data[name]) for name in names})
         except (TypeError, ValueError) as error:
             raise StateError(f"Expected the fields of a spec, but {error}") from error
 
 
-_FIELD_TYPES: dict[str, Any] = {
-    "unknown": str | None,
-    "severity": int,
-    "batch_size": int,
-    "limit": int | None,
-    "seed": int,
-}
+_FIELD_TYPES: dict[str, Any] = dict.fromkeys(("severity", "batch_size", "seed"), int)
+_FIELD_TYPES |= {"unknown": str | None, "limit": int | None}
 """Types of the scalar fields that are not strings."""
 
 

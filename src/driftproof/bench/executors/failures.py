@@ -8,7 +8,7 @@ from driftproof.bench.jobs import Job
 from driftproof.bench.runner import ProgressCallback, ProgressEvent
 from driftproof.bench.spec import Spec
 from driftproof.errors import DriftproofError, ExecutionError
-from driftproof.named import call_own
+from driftproof.named import describe_own_error
 
 __all__ = ["Failures", "to_named_error"]
 
@@ -21,13 +21,6 @@ class Failures:
 
     Args:
         callback: Receives an event for each failure.
-
-    Examples:
-        >>> from driftproof.bench.spec import Spec
-        >>> failures = Failures(callback=lambda event: print(event.stage))
-        >>> with failures.collect(Job(Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",)), rounds=1)):
-        ...     raise DriftproofError("Expected weights, but there are none.")
-        failed
     """
 
     def __init__(self, callback: ProgressCallback) -> None:
@@ -37,7 +30,7 @@ class Failures:
 
     @contextmanager
     def collect(self, job: Job) -> Iterator[None]:
-        """Collect an error raised while a job runs; one of the user's code gets the name of the run, file and line."""
+        """Collect an error raised while a job runs."""
         self._specs.add(job.spec)
         try:
             yield
@@ -64,14 +57,9 @@ def to_named_error(error: Exception, job: Job) -> DriftproofError:
     if isinstance(error, OSError) and error.errno in _FULL_DISK:
         raise error
 
-    def reraise() -> None:
-        raise error
-
-    try:
-        call_own(f"the run of {job.spec.method}", reraise, ExecutionError)
-    except DriftproofError as named:
-        return named
-    raise AssertionError  # `reraise` always raises
+    if isinstance(error, DriftproofError):
+        return error
+    return describe_own_error(f"the run of {job.spec.method}", error, ExecutionError)
 
 
 def _abbreviate(names: list[str]) -> str:
