@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.metrics import BinnedScores, ConfusionMatrix, ErrorRate, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.metrics import (
+    BinnedScores,
+    ConfusionMatrix,
+    ErrorRate,
+    SelectionQuality,
+    auroc,
+    average_precision,
+    calibration_error,
+    fpr_at_tpr,
+    h_score,
+    oscr,
+)
+from driftproof.metrics.ranking import auroc_from_counts
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -51,6 +63,37 @@ def test_auroc_equals_sklearn_and_pair_counting(scores):
     assert auroc(negatives, positives) == pytest.approx(1 - found, abs=1e-12)
 
 
+@given(sides())
+def test_average_precision_equals_sklearn(scores):
+    expected = sklearn.metrics.average_precision_score(*with_labels(*scores))
+    assert average_precision(*scores) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=9))
+def test_auroc_of_more_pairs_than_int64_counts(counts):
+    positives, negatives = torch.tensor(counts).T
+    many = auroc_from_counts(positives * 2**33, negatives * 2**33)
+    assert many == pytest.approx(auroc_from_counts(positives, negatives), nan_ok=True)
+
+
+@given(sides())
+def test_oscr_of_a_perfect_classifier_is_the_auroc(scores):
+    known = torch.arange(len(torch.cat(scores))) < len(scores[0])
+    assert oscr(torch.cat(scores), known, known) == pytest.approx(auroc(*scores), abs=1e-12)
+    assert oscr(torch.cat(scores), ~known, known) == 0
+    assert math.isnan(oscr(scores[0], known[: len(scores[0])], known[: len(scores[0])]))
+
+
+def test_harmonic_mean_and_calibration_at_their_limits():
+    assert (h_score(0.0, 0.0), h_score(80.0, 80.0)) == (0, 80)
+    assert math.isnan(h_score(1.0, math.nan))
+    assert math.isnan(calibration_error(torch.empty(0), torch.empty(0, dtype=torch.bool)))
+    sure, right = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([True, True, False])
+    assert (calibration_error(sure, right), calibration_error(sure, ~right)) == (0, 1)
+    with pytest.raises(ConfigurationError, match="bins"):
+        calibration_error(sure, right, bins=0)
+
+
 @given(sides(), levels)
 def test_fpr_at_tpr_equals_interpolated_sklearn_curve(scores, level):
     constant = len(torch.cat(scores).unique()) == 1
@@ -85,7 +128,7 @@ def test_ranking_keeps_full_precision_and_accepts_any_shape_dtype_and_infinity()
     assert auroc(large + 0.5, large) == pytest.approx(0.5 + 0.5 / 200_000, abs=1e-15)
 
 
-@pytest.mark.parametrize("metric", [auroc, fpr_at_tpr])
+@pytest.mark.parametrize("metric", [auroc, fpr_at_tpr, average_precision])
 def test_ranking_returns_nan_for_empty_input_and_raises_for_nan(metric):
     some, none, bad = torch.rand(3), torch.empty(0), torch.tensor([0.5, math.nan])
     assert all(math.isnan(metric(*scores)) for scores in [(some, none), (none, some), (none, none)])
