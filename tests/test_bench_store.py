@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftproof.bench import Spec, Store
-from driftproof.bench.executors import run_locally
 from driftproof.bench.store import Run
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
-from small_bench import AT_ONCE, SmallBench, contents, fast_runs, ignore, small_jobs, spec_of
+from small_bench import fast_runs, spec_of
 
 
 class Counter:
@@ -185,41 +183,6 @@ def test_failed_write_keeps_earlier_rows(room, at_a_time):
         assert len(run.conditions) == 8
 
 
-def test_benchmark_resumes_after_full_disk(tmp_path):
-    jobs = small_jobs(rounds=2, methods=["source", "tent"])
-    run_locally(jobs, tmp_path / "whole", SmallBench(), AT_ONCE, ignore)
-    with file_size_limit(1000), pytest.raises(OSError, match="too large"):
-        run_locally(jobs, tmp_path / "full", SmallBench(), AT_ONCE, ignore)
-    whole, full = contents(tmp_path / "whole"), contents(tmp_path / "full")
-    assert full
-    assert all(whole[name].startswith(found) for name, found in full.items())
-    run_locally(jobs, tmp_path / "full", SmallBench(), AT_ONCE, ignore)
-    assert contents(tmp_path / "full") == whole
-
-
-def test_unwritable_folder_is_reported(tmp_path):
-    (tmp_path / "results").write_text("a file in place of the folder")
-    with pytest.raises(OSError, match="results") as caught:
-        run_locally(small_jobs(methods=["source"]), tmp_path / "results", SmallBench(), AT_ONCE, ignore)
-    assert str(tmp_path / "results") in str(caught.value)
-    assert (tmp_path / "results").read_text() == "a file in place of the folder"
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can write anywhere")
-def test_folder_without_permission_is_reported_and_keeps_rows(tmp_path):
-    jobs = small_jobs(rounds=1, methods=["source"])
-    run_locally(jobs, tmp_path, SmallBench(), AT_ONCE, ignore)
-    before = contents(tmp_path)
-    (run,) = (tmp_path / "cells").iterdir()
-    run.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError, match=run.name):
-            run_locally(small_jobs(rounds=2, methods=["source"]), tmp_path, SmallBench(), AT_ONCE, ignore)
-    finally:
-        run.chmod(0o700)
-    assert contents(tmp_path) == before
-
-
 def test_run_with_other_spec_or_protocol_is_refused(tmp_path):
     run, spec = Run(tmp_path), spec_of("tent")
     run.write_spec(spec, {"statistics": "Batch()"})
@@ -254,52 +217,38 @@ def test_concurrent_metadata_updates_are_all_kept(tmp_path):
     assert Store(tmp_path).metadata == {name: digest for fact in facts for name, digest in fact.items()}
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 2}'])
-def test_damaged_metadata_are_refused(tmp_path, damage):
-    Store(tmp_path).update_metadata({"weights": "abc"})
-    (tmp_path / "folder.json").write_text(damage)
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 2}', '{"spec": 3}', '{"spec": {}}'])
+def test_damaged_files_are_refused_and_kept(tmp_path, damage):
+    run = Run(tmp_path)
+    for name in ("folder.json", "spec.json"):
+        (tmp_path / name).write_text(damage)
+    (tmp_path / "rows.jsonl").write_text('{"round": 1}\n{"round"\n')
     with pytest.raises(StateError, match=r"folder\.json"):
         Store(tmp_path).update_metadata({"weights": "abc"})
-    assert (tmp_path / "folder.json").read_text() == damage
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"spec": 3}', '{"spec": {}}'])
-def test_damaged_spec_is_refused(tmp_path, damage):
-    (tmp_path / "spec.json").write_text(damage)
-    with pytest.raises(StateError, match=r"spec"):
-        _ = Run(tmp_path).spec
-
-
-def test_damaged_rows_are_refused(tmp_path):
-    run = Run(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"round": 1}\n{"round"\n')
+    with pytest.raises(StateError, match="spec"):
+        _ = run.spec
     with pytest.raises(StateError, match=r"a row on each line of .*rows.jsonl, but it cannot be read"):
-        assert run.rows
+        _ = run.rows
+    assert (tmp_path / "folder.json").read_text() == (tmp_path / "spec.json").read_text() == damage
 
 
-def test_lock_is_exclusive(tmp_path):
-    with (
-        Run(tmp_path / "tent-digest").locked(),
-        pytest.raises(StateError, match="tent-digest to be free, but another process works on it"),
-        Run(tmp_path / "tent-digest").locked(),
-    ):
-        pass
-    with Run(tmp_path / "tent-digest").locked():
-        pass
-
-
-def test_partial_files_are_removed(tmp_path):
-    partial = tmp_path / ".snapshot-3.safetensors.0123.part"
-    partial.write_bytes(bytes(100))
-    with Run(tmp_path).locked():
-        assert not partial.exists()
+def test_lock_is_exclusive_and_removes_partial_files(tmp_path):
+    run = Run(tmp_path / "tent-digest")
+    for _ in range(2):
+        with run.locked():
+            assert not list(run.folder.glob("*.part"))
+            with (
+                pytest.raises(StateError, match="tent-digest to be free, but another process works on it"),
+                run.locked(),
+            ):
+                pass
+        (run.folder / ".snapshot-3.safetensors.0123.part").write_bytes(bytes(100))
 
 
 def test_store_lists_runs_by_name(tmp_path):
-    store = Store(tmp_path)
     specs = [spec_of(method) for method in ("tent", "eata", "source")]
     for spec in specs:
-        with store.run(spec).locked():
-            store.run(spec).write_spec(spec, {})
-    assert [run.spec.method for run in store.runs()] == ["eata", "source", "tent"]
-    assert store.run(specs[0]).rows == store.run(specs[0]).conditions == []
+        with Store(tmp_path).run(spec).locked():
+            Store(tmp_path).run(spec).write_spec(spec, {})
+    assert [run.spec.method for run in Store(tmp_path).runs()] == ["eata", "source", "tent"]
+    assert Store(tmp_path).run(specs[0]).rows == Store(tmp_path).run(specs[0]).conditions == []
