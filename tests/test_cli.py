@@ -31,7 +31,7 @@ from driftproof.data import FileSet
 from driftproof.health import Health
 from driftproof.paper import SUITES
 
-HEAVY = {"torch", "numpy", "scipy", "PIL", "matplotlib", "ray", "pyarrow", "sklearn", "safetensors"}
+HEAVY = {"torch", "numpy", "scipy", "PIL", "altair", "great_tables", "ray", "polars", "sklearn", "safetensors"}
 NAMES = itertools.count()
 
 PROJECT = """
@@ -390,7 +390,7 @@ def test_adapt_skips_and_reports_unreadable_images(project, tmp_path, capsys):
 
 
 def test_all_table_formats_hold_the_same_rows(tmp_path):
-    import pyarrow.parquet
+    import polars
 
     columns = make_columns(names=True, labels=True)
     rows = [(f'{n}, "é".png', n, "ä, b", n / 7, -n / 3, n % 2 == 0, n == 3, n > 4, n - 1) for n in range(9)]
@@ -401,7 +401,7 @@ def test_all_table_formats_hold_the_same_rows(tmp_path):
             write(rows[6:])
     dicts = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == dicts
-    assert pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist() == dicts
+    assert polars.read_parquet(tmp_path / "t.parquet").to_dicts() == dicts
     plain = [{name: "" if value is None else str(value) for name, value in row.items()} for row in dicts]
     for row in plain:
         row.update((name, row[name].lower()) for name in ("selected", "quarantined", "alarm"))
@@ -533,8 +533,8 @@ def test_adapt_names_missing_images(project, tmp_path, capsys):
     assert "Expected images in empty" in capsys.readouterr().err
 
 
-def test_parquet_without_pyarrow_fails_before_the_model_is_built(project, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+def test_parquet_without_polars_fails_before_the_model_is_built(project, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "polars", None)
     options = ("--model", f"{project}:interrupted", "--out", "predictions.parquet")
     assert run("adapt", save_images(tmp_path / "images", 2), *options) == 2
     assert "pip install 'driftproof[report]'" in capsys.readouterr().err

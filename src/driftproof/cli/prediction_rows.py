@@ -94,14 +94,9 @@ def _jsonl_writer(path: Path, columns: Mapping[str, type]) -> Iterator[WriteRows
 
 @contextmanager
 def _parquet_writer(path: Path, columns: Mapping[str, type]) -> Iterator[WriteRows]:
-    purpose, install = "Writing Parquet", "'driftproof[report]'"
-    arrow, parquet = (require(module, purpose, install) for module in ("pyarrow", "pyarrow.parquet"))
-    types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
-    with parquet.ParquetWriter(path, schema) as writer:
-        yield lambda rows: writer.write_table(
-            arrow.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows], schema)
-        )
+    polars, collected = require("polars", "Writing Parquet", "'driftproof[report]'"), list[Row]()
+    yield collected.extend
+    polars.DataFrame(collected, schema=dict(columns), orient="row").write_parquet(path)
 
 
 _WRITERS = {".csv": _csv_writer, ".jsonl": _jsonl_writer, ".parquet": _parquet_writer}

@@ -1,7 +1,7 @@
 """The figures: one function each, from a data frame to a chart of Vega-Lite.
 
 A chart is interactive in the page (hover, toggle in the legend, shift and wheel to zoom, drag to pan) and static in
-documents: `save` writes the same chart as SVG or PNG.
+documents: `save` writes the same chart as SVG or PNG. `width` is in pixels, or "container" for that of the page.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ __all__ = ["heatmap", "histogram", "line_chart", "save", "to_spec"]
 
 Width = int | Literal["container"]
 _ROW = 24
-_WHITE_ON_DARK = "white"
+_CLICKS: dict[str, Any] = {"bind": "legend", "toggle": "true"}
+_WHEEL = "wheel![event.shiftKey]"
+_INTEGERS = "datum.value % 1 ? '' : format(datum.value, 'd')"
+_ROOM = "(containerSize()[0] > 0 ? containerSize()[0] : width)"  # of the page; in documents, of the chart
 
 
 def line_chart(
@@ -44,7 +47,7 @@ def line_chart(
 
     Args:
         frame: Columns `label` (in the order of the legend), `x` and `y`. Optional: `low` and `high` for a band, and
-            `event`, a text where something happened, marked with a cross. Further columns show when hovering.
+            `event`, a text where something happened, marked with a cross. Hovering shows all columns.
         x: Column of the horizontal axis, numbers or names.
         y: Column of the vertical axis.
         x_title: Title of the horizontal axis.
@@ -53,51 +56,44 @@ def line_chart(
         baseline: Where to draw a horizontal rule.
         known: All labels of a report, so that each has one color in all figures.
         emphasis: Label of the line to draw thicker.
-        width: In pixels, or that of the element that holds the chart.
-        height: In pixels.
+        width: Of the plot.
+        height: Of the plot, in pixels.
     """
     labels = frame["label"].unique(maintain_order=True).to_list()
-    styles = line_styles(labels if known is None else known)
+    styles, is_number = line_styles(labels if known is None else known), frame[x].dtype.is_numeric()
     colors, dashes = ([styles[label][part] for label in labels] for part in (0, 1))
-    is_number = frame[x].dtype.is_numeric()
-    integers = {"labelExpr": "datum.value % 1 ? '' : format(datum.value, 'd')"} if is_number else {"labelAngle": -35}
-    axis = alt.Axis(title=x_title, grid=False, labelOverlap=True, **integers)
-    shown = alt.selection_point(fields=["label"], bind="legend", toggle="true")
+    shown = alt.selection_point(fields=["label"], **_CLICKS)
     near = alt.selection_point(fields=["label", x], on="pointerover", nearest=True, empty=False, clear="pointerout")
-    zoom = alt.selection_interval(
-        bind="scales", zoom="wheel![event.shiftKey]", encodings=["x", "y"] if is_number else ["y"]
-    )
-    room = "(containerSize()[0] > 0 ? containerSize()[0] : width)"  # of the page; in documents, of the chart
-    columns = alt.ExprRef(f"max(1, floor({room} / {45 + 7 * max(map(len, labels))}))")
+    zoom = alt.selection_interval(bind="scales", zoom=_WHEEL, encodings=["x", "y"] if is_number else ["y"])
+    columns = alt.ExprRef(f"max(1, floor({_ROOM} / {45 + 7 * max(map(len, labels))}))")
     legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=300)
+    ticks: dict[str, Any] = {"labelExpr": _INTEGERS} if is_number else {"labelAngle": -35}
+    axis = alt.Axis(title=x_title, grid=False, labelOverlap=True, **ticks)
+    scale = alt.Scale(zero=False, nice=False) if is_number else alt.Scale()
     base = alt.Chart(_round_numbers(frame)).encode(
-        x=alt.X(x, type="quantitative" if is_number else "nominal", sort=None, axis=axis, scale=alt.Scale(zero=False, nice=False) if is_number else alt.Undefined),
+        x=alt.X(x, type="quantitative" if is_number else "nominal", sort=None, axis=axis, scale=scale),
         color=alt.Color("label:N", sort=None, scale=alt.Scale(domain=labels, range=colors), legend=legend),
         opacity=alt.condition(shown, alt.value(1), alt.value(0.07)),
-    )  # fmt: skip
+    )
     vertical = alt.Y(y, type="quantitative", title=y_title, scale=alt.Scale(zero=False))
     dash = alt.StrokeDash("label:N", sort=None, scale=alt.Scale(domain=labels, range=dashes), legend=legend)
     weight = alt.condition(alt.datum.label == emphasis, alt.value(4), alt.value(2))
-    tips = [
-        alt.Tooltip(name, format="" if name in (x, "round") else ".2f" if frame[name].dtype.is_float() else "")
-        for name in frame.columns
-    ]
+    tips = _tooltips(frame, ".2f")
     layers: list[Any] = []
-    if {"low", "high"} <= set(frame.columns) and frame.select((pl.col("high") > pl.col("low")).any()).item():
+    if {"low", "high"} <= set(frame.columns) and (frame["high"] > frame["low"]).any():
         layers.append(base.mark_area(fillOpacity=0.15).encode(y=alt.Y("low:Q"), y2="high:Q"))
     if baseline is not None:
         rule = alt.Chart(pl.DataFrame({"at": [baseline]})).mark_rule(color="currentColor", opacity=0.5)
         layers.append(rule.encode(y=alt.Y("at:Q")))
     layers.append(base.mark_line().encode(y=vertical, strokeDash=dash, strokeWidth=weight).add_params(shown, zoom))
     if "event" in frame.columns and frame["event"].is_not_null().any():
-        crosses = base.transform_filter("datum.event != null").mark_point(
-            shape="cross", angle=45, size=110, filled=True
+        events = base.transform_filter("datum.event != null")
+        layers.append(
+            events.mark_point(shape="cross", angle=45, size=110, filled=True).encode(y=vertical, tooltip=tips)
         )
-        layers.append(crosses.encode(y=vertical, tooltip=tips))
-    dots = base.mark_point(filled=True, size=70).encode(
-        y=vertical, tooltip=tips, opacity=alt.condition(near, alt.value(1), alt.value(0))
-    )
-    return alt.layer(*layers, dots.add_params(near)).properties(title=title, width=width, height=height)
+    visible = alt.condition(near, alt.value(1), alt.value(0))
+    dots = base.mark_point(filled=True, size=70).encode(y=vertical, tooltip=tips, opacity=visible)
+    return alt.LayerChart(layer=[*layers, dots.add_params(near)], title=title, width=width, height=height)
 
 
 def heatmap(
@@ -105,7 +101,6 @@ def heatmap(
     *,
     x: str = "domain",
     y: str = "label",
-    value: str = "value",
     digits: int = 1,
     legend: str = "error, %",
     title: str = "",
@@ -117,32 +112,24 @@ def heatmap(
         frame: Columns `x`, `y` and `value`, in the order to show.
         x: Column of the horizontal axis.
         y: Column of the vertical axis.
-        value: The numbers.
-        digits: After the decimal point.
+        digits: Of the numbers, after the decimal point.
         legend: What the numbers are.
         title: Title of the figure.
-        width: In pixels, or that of the element that holds the chart.
+        width: Of the plot.
     """
-    columns, low, high = frame[x].n_unique(), frame[value].min(), frame[value].max()
+    low, high = (float(frame.select(pick).item() or 0) for pick in (pl.col("value").min(), pl.col("value").max()))
     base = alt.Chart(_round_numbers(frame)).encode(
         x=alt.X(x, type="nominal", sort=None, title=None, axis=alt.Axis(labelAngle=-40)),
         y=alt.Y(y, type="nominal", sort=None, title=None, axis=alt.Axis(labelLimit=220)),
-        tooltip=[
-            alt.Tooltip(name, format=f".{digits}f" if frame[name].dtype.is_float() else "") for name in frame.columns
-        ],
+        tooltip=_tooltips(frame, f".{digits}f"),
     )
-    scale = alt.Scale(scheme="cividis", domain=[low, high])
-    fill = alt.Color(
-        value, type="quantitative", scale=scale, legend=alt.Legend(title=legend, orient="top", gradientLength=160)
-    )
-    ink = alt.condition(f"datum['{value}'] < {(low + high) / 2}", alt.value("white"), alt.value("black"))  # type: ignore[operator]
-    room = alt.ExprRef(f"width / {columns} > {12 + 7 * (digits + 2)} ? 1 : 0")
-    numbers = base.mark_text(fontSize=11, opacity=room).encode(
-        alt.Text(value, type="quantitative", format=f".{digits}f"), color=ink
-    )
-    return alt.layer(base.mark_rect().encode(color=fill), numbers).properties(
-        title=title, width=width, height=_ROW * frame[y].n_unique()
-    )
+    key = alt.Legend(title=legend, orient="top", gradientLength=160)
+    fill = alt.Color("value:Q", scale=alt.Scale(scheme="cividis", domain=[low, high]), legend=key)
+    ink = alt.condition(alt.datum.value < (low + high) / 2, alt.value("white"), alt.value("black"))
+    room = alt.ExprRef(f"width / {frame[x].n_unique()} > {12 + 7 * (digits + 2)} ? 1 : 0")
+    numbers = base.mark_text(fontSize=11, opacity=room).encode(alt.Text("value:Q", format=f".{digits}f"), color=ink)
+    layers = [base.mark_rect().encode(color=fill), numbers]
+    return alt.LayerChart(layer=layers, title=title, width=width, height=_ROW * frame[y].n_unique())
 
 
 def histogram(frame: "pl.DataFrame", *, title: str = "", width: Width = 640, height: int = 220) -> "alt.Chart":
@@ -151,27 +138,22 @@ def histogram(frame: "pl.DataFrame", *, title: str = "", width: Width = 640, hei
     Args:
         frame: Columns `score` (one), `kind`, `low` and `high` (edges of a bin), and `share`, in percent of a kind.
         title: Title of the figure.
-        width: In pixels, or that of the element that holds the chart.
-        height: In pixels.
+        width: Of the plot.
+        height: Of the plot, in pixels.
     """
-    kinds, (score,) = frame["kind"].unique(maintain_order=True).to_list(), frame["score"].unique()
-    shown = alt.selection_point(fields=["kind"], bind="legend", toggle="true")
-    scale = alt.Scale(domain=kinds, range=list(PALETTE))
-    axis = alt.Axis(title=score.replace("_", " "), grid=False, format="~g")
-    return (
-        alt.Chart(_round_numbers(frame))
-        .mark_bar(fillOpacity=0.4, binSpacing=0)
-        .encode(
-            x=alt.X("low:Q", bin="binned", axis=axis),
-            x2="high:Q",
-            y=alt.Y("share:Q", title="% of each kind", stack=None),
-            color=alt.Color("kind:N", sort=None, scale=scale, legend=alt.Legend(title=None)),
-            opacity=alt.condition(shown, alt.value(1), alt.value(0)),
-            tooltip=["kind:N", "low:Q", "high:Q", alt.Tooltip("share:Q", format=".1f")],
-        )
-        .add_params(shown)
-        .properties(title=title, width=width, height=height)
-    )
+    shown = alt.selection_point(fields=["kind"], **_CLICKS)
+    kinds = alt.Scale(domain=frame["kind"].unique(maintain_order=True).to_list(), range=list(PALETTE))
+    axis = alt.Axis(title=str(frame["score"][0]).replace("_", " "), grid=False, format="~g")
+    bars: alt.Chart = alt.Chart(_round_numbers(frame), title=title, width=width, height=height)
+    chart: alt.Chart = bars.mark_bar(fillOpacity=0.4, binSpacing=0).add_params(shown).encode(
+        x=alt.X("low:Q", bin="binned", axis=axis),
+        x2="high:Q",
+        y=alt.Y("share:Q", title="% of each kind", stack=None),
+        color=alt.Color("kind:N", sort=None, scale=kinds, legend=alt.Legend(title=None)),
+        opacity=alt.condition(shown, alt.value(1), alt.value(0)),
+        tooltip=_tooltips(frame, "~g"),
+    )  # fmt: skip
+    return chart
 
 
 def to_spec(chart: "alt.TopLevelMixin") -> dict[str, Any]:
@@ -185,14 +167,18 @@ def save(chart: "alt.TopLevelMixin", path: Path) -> None:
     """Write a chart on white, as SVG or PNG by the suffix of the path."""
     convert = require("vl_convert", "Writing figures", "'driftproof[report]'")
     spec = {**to_spec(chart), "config": {**CONFIG, "background": "white"}}
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigurationError(f"Expected a path that ends with .svg or .png, but got {path}.")
     with atomic_write(path) as unfinished:
         if path.suffix == ".svg":
             unfinished.write_text(convert.vegalite_to_svg(spec), encoding="utf-8")
-        elif path.suffix == ".png":
-            unfinished.write_bytes(convert.vegalite_to_png(spec, scale=2))
         else:
-            raise ConfigurationError(f"Expected a path that ends with .svg or .png, but got {path}.")
+            unfinished.write_bytes(convert.vegalite_to_png(spec, scale=2))
+
+
+def _tooltips(frame: "pl.DataFrame", number: str) -> "list[alt.Tooltip]":
+    return [alt.Tooltip(name, format=number if frame[name].dtype.is_float() else "") for name in frame.columns]
 
 
 def _round_numbers(frame: "pl.DataFrame") -> "pl.DataFrame":
-    return frame.with_columns(pl.selectors.float().round(2))
+    return frame.with_columns(pl.selectors.float().round(3 if "share" in frame.columns else 2))

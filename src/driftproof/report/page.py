@@ -198,4 +198,8 @@ def _facts(runs: "pl.DataFrame", metadata: Iterable[Mapping[str, Any]]) -> dict[
     used = {name: runs[name].drop_nulls().unique(maintain_order=True).to_list() for name in _ENVIRONMENT}
     facts = {name: ", ".join(map(str, values)) for name, values in used.items() if values}
     others = (item for each in metadata for item in each.items() if item[1] and item[0] not in ("format", "commands"))
-    return facts | {"time measured": format_duration(runs["seconds"].sum())} | {key: str(fact) for key, fact in others}
+    return (
+        facts
+        | {"time measured": format_duration(float(runs["seconds"].sum()))}
+        | {key: str(fact) for key, fact in others}
+    )

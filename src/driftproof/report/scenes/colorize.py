@@ -47,4 +47,4 @@ def colorize(classes: Tensor, palette: Sequence[SceneClass]) -> npt.NDArray[np.u
     indices = classes.numpy().astype(np.uint8)
     image: npt.NDArray[np.uint8] = table[indices]
     stripes = np.add.outer(*map(np.arange, indices.shape)) // _STRIPE_WIDTH % 2
-    return np.where((indices == VOID)[..., None], np.uint8(150 + 35 * stripes)[..., None], image)
+    return np.where((indices == VOID)[..., None], (150 + 35 * stripes)[..., None], image).astype(np.uint8)

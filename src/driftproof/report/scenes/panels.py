@@ -49,7 +49,7 @@ def make_panels(frame: FrameResult, palette: Sequence[SceneClass]) -> "dict[str,
 
 
 def count_pixels(frame: FrameResult) -> Counter[str]:
-    """Count pixels that are correct, wrong (of known classes) and unknown, how many of each are rejected, and alarms."""
+    """Count correct, wrong and unknown pixels, how many of each are rejected, and alarms."""
     rejected = frame.predicted < 0 if frame.rejected is None else frame.rejected
     groups = {"": rejected | True}
     if frame.labels is not None:
