@@ -69,9 +69,9 @@ def _memory_notes(found: _Measured, results: Results) -> Iterator[str]:
     measures = results.frames.measures.filter(measure="peak").select("run", "domain", "value").drop_nulls()
     peaks = {(run, domain): peak for run, domain, peak in measures.collect().iter_rows()} if counted else {}
     places = ((entry.row, (run.name, entry.domain)) for entry, value in counted for run in value.runs)
-    texts = [f"{row} {peaks[place] / 2**20:.0f}" for row, place in places if place in peaks]
-    if texts:
-        yield f"Peak memory allocated on the device during a step, in MiB: {', '.join(texts)}."
+    if by_row := {row: peaks[place] / 2**20 for row, place in places if place in peaks}:
+        listed = ", ".join(f"{row} {peak:.0f}" for row, peak in by_row.items())
+        yield f"Peak memory allocated on the device during a step, in MiB: {listed}."
 
 
 def _timing_notes(found: _Measured, results: Results) -> Iterator[str]:
