@@ -35,11 +35,12 @@ def test_computed_scores_equal_the_metric_of_a_collapsed_network(script, classes
         [row[top] - float(top == left) for row, top in zip(confidence, confidence.argmax(dim=1), strict=True)]
     )
     metric = METRICS["scores"](torch.device("cpu"))
-    metric.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), SimpleNamespace(novelty=novelty))
+    record = SimpleNamespace(novelty=novelty, quarantined=labels < -1)
+    metric.update(collapsed, SimpleNamespace(labels=labels, known=labels >= 0), record)
     expected = metric.compute()
     found = script["compute_scores"](original, labels, left)
     for name in ("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr"):
-        assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"], nan_ok=True)
+        assert found[name] == pytest.approx(expected[f"confidence_difference/{name}"].value, nan_ok=True)
     taken = [
         top == left for top, label in zip(confidence.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0
     ]

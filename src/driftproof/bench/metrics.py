@@ -8,16 +8,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftproof import scores
 from driftproof.bench.health_log import health_columns
 from driftproof.bench.histograms import Histograms
-from driftproof.bench.open_world import OpenWorld, predict
+from driftproof.bench.open_world import OpenWorld, ScoreProtocols, predict
 from driftproof.bench.pixels import IoU, PixelScores
 from driftproof.bench.ratio import Ratio, make_ratio
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.health import Health
-from driftproof.metrics import ErrorRate, SelectionQuality, auroc, fpr_at_tpr
+from driftproof.metrics import ErrorRate, SelectionQuality
 from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import StreamBatch
 from driftproof.validation import check_choice
@@ -89,50 +88,12 @@ class _PaperSelection(_Selection):
         return {f"crowd/{name}": value for name, value in super().compute().items()}
 
 
-class _Scores:
-    """AUROC and FPR@TPR95 of four novelty scores in percent, for both of the paper's protocols.
-
-    Positives are correctly classified known images. Negatives are unknown images (`excluding`), or these and
-    misclassified known images (`including`). The confidence difference is read from the novelty, so the spec has to set
-    `novelty="confidence_difference"`.
-
-    Our reading where the paper is silent: every visit of a domain is ranked separately, and tables show the mean over
-    domains.
-    """
-
-    _FROM_LOGITS: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy)
-
-    def __init__(self, device: torch.device) -> None:
-        self._correct: list[Tensor] = []
-        self._known: list[Tensor] = []
-        self._scores: dict[str, list[Tensor]] = {}
-
-    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._correct.append((predict(logits) == batch.labels) & batch.known)
-        self._known.append(batch.known)
-        for score in self._FROM_LOGITS:
-            self._scores.setdefault(score.__name__, []).append(score(logits))
-        self._scores.setdefault(scores.confidence_difference.__name__, []).append(record.novelty)
-
-    def compute(self) -> dict[str, float]:
-        correct, known = torch.cat(self._correct), torch.cat(self._known)
-        found = {}
-        for name, batches in self._scores.items():
-            familiarity = -torch.cat(batches)
-            for protocol, negatives in {"including": ~correct, "excluding": ~known}.items():
-                pair = familiarity[correct], familiarity[negatives]
-                rankable = not familiarity.isnan().any()
-                found[f"{name}/{protocol}/auroc"] = 100 * auroc(*pair) if rankable else math.nan
-                found[f"{name}/{protocol}/fpr"] = 100 * fpr_at_tpr(*pair) if rankable else math.nan
-        return found
-
-
 METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
     "open": OpenWorld,
     "crowd": _PaperSelection,
-    "scores": _Scores,
+    "scores": ScoreProtocols,
     "histograms": Histograms,
     "iou": IoU,
     "pixels": PixelScores,

@@ -1,4 +1,4 @@
-"""Measures of an open stream: how well known images are classified and unknown ones told apart."""
+"""Measures of streams with unknown images: how well they are told apart from known ones."""
 
 import math
 from collections.abc import Callable
@@ -15,13 +15,12 @@ from driftproof.metrics.ranking import (
     counts_by_score,
     fpr_from_counts,
 )
-from driftproof.predictions import log_probabilities
 from driftproof.record import Record
 from driftproof.streams import StreamBatch
 
-__all__ = ["ANSWER_SCORES", "OpenWorld", "predict"]
+__all__ = ["OpenWorld", "ScoreProtocols", "predict"]
 
-ANSWER_SCORES: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy, scores.entropy)
+_ANSWER_SCORES: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy, scores.entropy)
 """Scores of the adapter's answer. They need no frozen network and no further pass."""
 
 
@@ -43,45 +42,35 @@ class OpenWorld:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._batches: dict[str, list[Tensor]] = {}
+        self._batches: list[dict[str, Tensor]] = []
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         """Add a batch, without a device synchronization."""
-        if batch.labels.ndim > 1:
-            return
-        tensors = {
-            "known": batch.known,
-            "correct": (predict(logits) == batch.labels) & batch.known,
-            "answered": ~record.quarantined,
-            "confidence": log_probabilities(logits).amax(dim=1).exp(),
-            "novelty": record.novelty,
-            **{score.__name__: score(logits) for score in ANSWER_SCORES},
-        }
-        for name, tensor in tensors.items():
-            self._batches.setdefault(name, []).append(tensor)
+        if batch.labels.ndim == 1:
+            facts = {"known": batch.known, "correct": (predict(logits) == batch.labels) & batch.known}
+            answer = {score.__name__: score(logits) for score in _ANSWER_SCORES}
+            self._batches.append({**facts, "answered": ~record.quarantined, "novelty": record.novelty, **answer})
+
+    def _join(self) -> dict[str, Tensor]:
+        return {name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]}
 
     def compute(self) -> dict[str, Ratio]:
         """Return the measures of a domain; NaN where a score is NaN, or nothing is known or unknown."""
         if not self._batches:
             return {}
-        joined = {name: torch.cat(tensors) for name, tensors in self._batches.items()}
-        known, correct, answered, confidence = (
-            joined.pop(name) for name in ("known", "correct", "answered", "confidence")
-        )
-        ranked = {name: score[answered] for name, score in joined.items()}
+        joined = self._join()
+        known, correct, answered = (joined.pop(name) for name in ("known", "correct", "answered"))
         found = {
             f"{name}/{measure}": Ratio(100 * value, int(answered.sum()))
-            for name, score in ranked.items()
-            for measure, value in _rank(score, known[answered]).items()
+            for name, novelty in joined.items()
+            for measure, value in _rank(novelty[answered], known[answered], ~known[answered]).items()
         }
         accuracy = 100 * int(correct.sum()) / max(int(known.sum()), 1)
-        # Without a score a known image is not accepted, and an unknown one is not ranked.
-        kept = answered | known
+        # A known image without a score is not accepted; an unknown one is not ranked.
+        kept, counted = known | answered, known & answered
         familiarity = (-joined["novelty"]).masked_fill(~answered, -math.inf)[kept]
-        has_nan = bool(ranked["novelty"].isnan().any())
-        area = math.nan if has_nan else oscr(familiarity, correct[kept], known[kept])
-        counted = known & answered
-        error = calibration_error(confidence[counted], correct[counted])
+        area = math.nan if familiarity.isnan().any() else oscr(familiarity, correct[kept], known[kept])
+        error = calibration_error(1 - joined["msp"][counted], correct[counted])
         return found | {
             "oscr": Ratio(100 * area, int(kept.sum())),
             "h_score": Ratio(h_score(accuracy, found["novelty/auroc"].value), int(kept.sum())),
@@ -89,11 +78,31 @@ class OpenWorld:
         }
 
 
-def _rank(novelty: Tensor, known: Tensor) -> dict[str, float]:
-    """Return AUROC and FPR with the known as positives, and the average precision of the unknown."""
+class ScoreProtocols(OpenWorld):
+    """AUROC and FPR@TPR95 of four scores in percent, with correctly classified images as positives.
+
+    Negatives are unknown images (`excluding`), or these and misclassified known images (`including`). The confidence
+    difference is read from the novelty, so the spec has to set `novelty="confidence_difference"`. Every visit of a
+    domain is ranked separately, and tables show the mean over domains.
+    """
+
+    def compute(self) -> dict[str, Ratio]:
+        """Return the measures of a domain; NaN where a score is NaN, or there is nothing to compare."""
+        joined = self._join()
+        correct, joined["confidence_difference"] = joined["correct"], joined["novelty"]
+        return {
+            f"{name}/{protocol}/{measure}": Ratio(100 * _rank(joined[name], correct, others)[measure], len(correct))
+            for name in ("msp", "max_logit", "energy", "confidence_difference")
+            for protocol, others in {"including": ~correct, "excluding": ~joined["known"]}.items()
+            for measure in ("auroc", "fpr")
+        }
+
+
+def _rank(novelty: Tensor, positives: Tensor, negatives: Tensor) -> dict[str, float]:
+    """Return AUROC and FPR of accepting the positives, and the average precision of finding the negatives."""
     if novelty.isnan().any():
         return dict.fromkeys(("auroc", "fpr", "aupr"), math.nan)
-    familiar, novel = counts_by_score(-novelty[known], -novelty[~known])
+    familiar, novel = counts_by_score(-novelty[positives], -novelty[negatives])
     return {
         "auroc": auroc_from_counts(familiar, novel),
         "fpr": fpr_from_counts(familiar, novel),
