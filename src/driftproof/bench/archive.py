@@ -9,7 +9,6 @@
 Whatever reads a results folder reads an archive as well. `driftproof.bench.load` reads both as data frames.
 """
 
-import itertools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftproof.bench.frames import FILES, merge_frames, read_frames
-from driftproof.bench.spec import Spec, differences
-from driftproof.bench.store import Row, Run, Store
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import Row, Run, Store, merge_metadata
 from driftproof.bench.tabulate import FROM_CONDITIONS, HEALTH_STATES, Frames
-from driftproof.errors import InputError, StateError
+from driftproof.errors import InputError
 from driftproof.files import atomic_write, sha256
 from driftproof.optional import require
 
@@ -33,7 +32,6 @@ else:
 __all__ = ["unpack", "write_archive", "write_frames"]
 
 _SNAPSHOTS = "snapshots"
-_COMMANDS = "commands"
 
 
 def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False) -> None:
@@ -51,7 +49,7 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
         raise InputError(f"Expected a folder of its own for the archive, but {out} is a results folder.")
     metadata: dict[str, Any] = {}
     for folder in folders:
-        metadata = _merge_metadata(metadata, Store(folder).metadata, folder)
+        metadata = merge_metadata(metadata, Store(folder).metadata, folder, "Write a separate archive for them.")
     found = [_with_snapshots(read_frames(folder)) for folder in folders]
     merged = merge_frames(found, *(["has_snapshot"] if snapshots else []))
     runs = merged.runs.filter(pl.col("visits") > 0)
@@ -85,7 +83,7 @@ def write_frames(out: Path, measures: "pl.DataFrame", histograms: "pl.DataFrame"
 
 
 def _write(frame: "pl.DataFrame", path: Path, **metadata: str) -> None:
-    frame.rechunk().write_parquet(path, compression="zstd", compression_level=19, statistics=False, metadata=metadata)
+    frame.rechunk().write_parquet(path, compression_level=19, statistics=False, metadata=metadata)
 
 
 def unpack(archive: Path, out: Path) -> None:
@@ -123,24 +121,21 @@ def _visits(frames: Frames, archived: Mapping[str, Any]) -> tuple[list[Row], lis
     """Return rows and conditions of an archived run as a results folder has them."""
     rows: dict[tuple[int, str], Row] = {}
     costs: dict[tuple[int, str], Row] = {}
-    of_run = pl.col("run") == archived["run"]
-    for _, round, domain, name, value, count in frames.measures.filter(of_run).collect().iter_rows():
-        row = rows.setdefault((round, domain), {"round": round, "domain": domain})
+    for _, round, domain, name, value, count in frames.measures.filter(run=archived["run"]).collect().iter_rows():
+        visit = round, domain
+        row = rows.setdefault(visit, {"round": round, "domain": domain})
         if name in FROM_CONDITIONS:
-            costs.setdefault((round, domain), {})[name] = value
-            continue
-        row[name] = HEALTH_STATES[int(value)] if name == "health" else value
-        if count is not None:
-            row.setdefault("counts", {})[name] = count
-    for _, round, domain, name, bins in frames.histograms.filter(of_run).collect().iter_rows():
+            costs.setdefault(visit, {})[name] = value
+        else:
+            row[name] = HEALTH_STATES[int(value)] if name == "health" else value
+            if count is not None:
+                row.setdefault("counts", {})[name] = count
+    for _, round, domain, name, bins in frames.histograms.filter(run=archived["run"]).collect().iter_rows():
         rows[round, domain][name] = [int(count) for count in bins]
-    stretches = json.loads(archived["conditions"])
-    constant = itertools.chain.from_iterable([stretch] * stretch["rows"] for stretch in stretches)
-    conditions = [
-        {name: costs[visit][name] for name in FROM_CONDITIONS[:2] if name in costs.get(visit, {})}
-        | {key: value for key, value in stretch.items() if key != "rows"}
-        for visit, stretch in zip(rows, constant, strict=True)
-    ]
+    stretches = [stretch for stretch in json.loads(archived["conditions"]) for _ in range(stretch["rows"])]
+    joined = [{**costs.get(visit, {}), **stretch} for visit, stretch in zip(rows, stretches, strict=True)]
+    derived = ("rows", FROM_CONDITIONS[-1])
+    conditions = [{key: value for key, value in each.items() if key not in derived} for each in joined]
     return list(rows.values()), conditions
 
 
@@ -175,16 +170,3 @@ def _copy(path: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as unfinished:
             shutil.copyfile(path, unfinished)
-
-
-def _merge_metadata(ours: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the metadata of both; the commands that made them are listed one after the other."""
-    both = (ours.keys() & theirs.keys()) - {_COMMANDS}
-    changed = differences({key: theirs[key] for key in both}, {key: ours[key] for key in both})
-    if changed:
-        raise StateError(
-            f"The results in {folder} were made differently: {'; '.join(changed)}. Write a separate archive for them."
-        )
-    commands = [*ours.get(_COMMANDS, []), *theirs.get(_COMMANDS, [])]
-    unique = [command for index, command in enumerate(commands) if command not in commands[:index]]
-    return {**ours, **theirs} | ({_COMMANDS: unique} if unique else {})

@@ -24,17 +24,6 @@ class Histograms:
 
     Args:
         device: Device of the batches.
-
-    Examples:
-        >>> from driftproof.record import Record
-        >>> images, labels = torch.zeros(2, 3, 1, 1), torch.tensor([0, 1])
-        >>> batch = StreamBatch(images, labels, "fog", round=1, known=torch.tensor([True, True]))
-        >>> histograms = Histograms(torch.device("cpu"))
-        >>> logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
-        >>> every = torch.tensor([True, True])
-        >>> histograms.update(logits, batch, Record(every, torch.tensor([0.0, 0.3]), quarantined=~every))
-        >>> histograms.compute()["histogram/confidence/wrong"][-1]
-        1
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,12 +49,7 @@ class Histograms:
 
 
 def edges(name: str) -> list[float]:
-    """Return the edges of a score's bins, one more than there are bins.
-
-    Examples:
-        >>> edges("confidence")[:3]
-        [0.0, 0.025, 0.05]
-    """
+    """Return the edges of a score's bins, one more than there are bins."""
     low, high = _RANGES[name]
     return [low + (high - low) * index / BINS for index in range(BINS + 1)]
 

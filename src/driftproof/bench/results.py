@@ -71,16 +71,15 @@ class FilledTable(NamedTuple):
     @property
     def frame(self) -> "pl.DataFrame":
         """The numbers: row, column, ours, reference, round, wanted, seeds, deviation, and the names of the runs."""
-        kinds = {"ours": pl.Float64, "reference": pl.Float64, "round": pl.Int64, "wanted": pl.Int64}
-        kinds |= {"seeds": pl.Int64, "deviation": pl.Float64}
-        places = [place for place in itertools.product(self.rows, self.columns) if place in self.values]
-        numbers = [[getattr(self.values[place], name) for name in kinds] for place in places]
-        names = [[run.name for run in self.values[place].runs] for place in places]
-        return pl.DataFrame(
-            [(*place, *found, runs) for place, found, runs in zip(places, numbers, names, strict=True)],
-            schema={"row": pl.String, "column": pl.String, **kinds, "runs": pl.List(pl.String)},
-            orient="row",
-        )
+        found = [
+            {"row": place[0], "column": place[1], **vars(value), "runs": [run.name for run in value.runs]}
+            for place in itertools.product(self.rows, self.columns)
+            if (value := self.values.get(place))
+        ]
+        kinds = (pl.String, pl.String, pl.Float64, pl.Float64, pl.Int64, pl.Int64, pl.Int64, pl.Float64)
+        names = ("row", "column", "ours", "reference", "round", "wanted", "seeds", "deviation")
+        schema = dict(zip(names, kinds, strict=True))
+        return pl.DataFrame(found, schema={**schema, "runs": pl.List(pl.String)})
 
 
 class RunFacts(NamedTuple):
@@ -103,9 +102,6 @@ class RunFacts(NamedTuple):
 
 class Results:
     """Results of a folder or an archive.
-
-    Args:
-        folder: A results folder or an archive.
 
     Attributes:
         folder: The folder.

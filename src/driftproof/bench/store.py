@@ -26,7 +26,7 @@ from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
 
-__all__ = ["ARCHIVE_FILE", "Row", "Run", "Store"]
+__all__ = ["ARCHIVE_FILE", "Row", "Run", "Store", "merge_metadata"]
 
 Row = dict[str, Any]
 
@@ -77,34 +77,32 @@ class Store:
                 f"Expected a results folder, but {self.folder} is an archive. Choose another folder: "
                 "`driftproof bench unpack` makes one from an archive with snapshots, `bench export` merges the two."
             )
-        if self._merged_metadata(facts) == self.metadata:
+        advice = "Choose another folder."
+        if merge_metadata(self.metadata, facts, self.folder, advice) == self.metadata:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         # Another process may update the metadata between our read and our write.
         with FileLock(self.folder / ".lock"):
-            self.write_metadata(self._merged_metadata(facts))
+            self.write_metadata(merge_metadata(self.metadata, facts, self.folder, advice))
 
     def write_metadata(self, facts: Mapping[str, Any]) -> None:
         """Replace the metadata."""
         _write_json(self.folder / "folder.json", {"format": _FORMAT, **facts})
 
-    def _merged_metadata(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        before = self.metadata
-        if "commands" in facts:
-            facts = {**facts, "commands": _join_commands(before.get("commands", []), facts["commands"])}
-        known = {key: before[key] for key in facts if key in before and key != "commands"}
-        changed = differences({key: facts[key] for key in known}, known)
-        if changed:
-            raise StateError(
-                f"The results in {self.folder} were made differently: {'; '.join(changed)}. Choose another folder."
-            )
-        return {**before, **facts}
 
+def merge_metadata(before: Mapping[str, Any], new: Mapping[str, Any], folder: Path, advice: str) -> dict[str, Any]:
+    """Return the metadata of both; raise a StateError if they contradict each other.
 
-def _join_commands(before: Sequence[Mapping[str, str]], new: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Append commands that differ from the recorded ones in more than their date."""
-    known = [{**command, "date": ""} for command in before]
-    return [*before, *(command for command in new if {**command, "date": ""} not in known)]
+    Commands are no contradiction: those that differ from the recorded ones in more than their date are appended.
+    """
+    both = (before.keys() & new.keys()) - {"commands"}
+    changed = differences({key: new[key] for key in new if key in both}, {key: before[key] for key in both})
+    if changed:
+        raise StateError(f"The results in {folder} were made differently: {'; '.join(changed)}. {advice}")
+    recorded = before.get("commands", [])
+    known = [{**command, "date": ""} for command in recorded]
+    commands = [*recorded, *(command for command in new.get("commands", []) if {**command, "date": ""} not in known)]
+    return {**before, **new} | ({"commands": commands} if commands else {})
 
 
 class Run:

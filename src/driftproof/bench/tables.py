@@ -98,10 +98,5 @@ class Suite:
 
     def specs(self) -> Iterator[Spec]:
         """Iterate over the runs, each once, in the order of the tables."""
-        seen: set[Spec] = set()
-        for table in self.tables:
-            for entry in table.entries:
-                for spec in entry.specs:
-                    if spec not in seen:
-                        seen.add(spec)
-                        yield spec
+        entries = (entry for table in self.tables for entry in table.entries)
+        yield from dict.fromkeys(spec for entry in entries for spec in entry.specs)
