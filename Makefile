@@ -42,10 +42,7 @@ docs: setup
 # Everything that quotes a number quotes it from here.
 results: setup
 	rm -rf results/figures
-	$(BIN)/driftproof analyze figures results/classification --out results/figures
-	$(BIN)/driftproof analyze figures results/gradients --out results/figures
-	$(BIN)/driftproof analyze figures results/tiny --out results/figures/tiny
-	$(BIN)/driftproof analyze figures results/camvid --out results/figures/camvid
+	$(BIN)/driftproof analyze figures $(addprefix results/,classification gradients tiny camvid) --out results/figures
 	$(BIN)/python benchmarks/precision.py $(addprefix results/,speed/fp32 classification speed/bf16 speed/bf16-compile) \
 	  --out results/speed/precision.md
 	$(BIN)/python benchmarks/precision.py $(addprefix results/speed/short-,fp32 bf16 bf16-graph) \

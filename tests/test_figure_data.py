@@ -157,7 +157,9 @@ def test_results_without_figure_data_are_an_error(tmp_path, capsys):
         assert (status, f"`analyze {name}` can draw, but found none" in error) == (2, True)
 
 
-@pytest.mark.parametrize(("folder", "figures"), [("classification", "figures"), ("tiny", "figures/tiny")])
+@pytest.mark.parametrize(
+    ("folder", "figures"), [("classification", "figures/classification"), ("tiny", "figures/tiny")]
+)
 def test_curves_in_the_repository_follow_from_the_archived_numbers(folder, figures):
     rounds = dict(load_runs(RESULTS / folder).select("run", "rounds").iter_rows())
     courses, errors = {}, load(RESULTS / folder).filter(measure="error").partition_by("run", as_dict=True)

@@ -50,9 +50,13 @@ def curves_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> 
     _draw("curves", folder, out, as_json)
 
 
-def figures_command(folder: Folder, out: Out = None, as_json: AsJson = False) -> None:
-    """Draw all of these that the results have numbers for."""
-    _draw("", folder, out, as_json)
+def figures_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders or archives.")],
+    out: Out = None,
+) -> None:
+    """Draw all of these that the results have numbers for; of several folders, each into a subfolder of its own."""
+    for folder in folders:
+        _draw("", folder, out / folder.name if out and len(folders) > 1 else out, as_json=False)
 
 
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
