@@ -132,7 +132,10 @@ def test_command_and_function_make_the_same_runs(project):
     assert [(row["round"], row["domain"], row["samples"]) for row in own] == [
         (round, domain, 16) for round in (1, 2) for domain in ("day", "night")
     ]
-    for name, command in {"words": "driftproof bench run --methods tent+", "functions": "driftproof.bench.run("}.items():
+    for name, command in {
+        "words": "driftproof bench run --methods tent+",
+        "functions": "driftproof.bench.run(",
+    }.items():
         (entry,) = Store(name).metadata["commands"]
         assert entry["command"].startswith(command)
         assert "my_methods:cautious" in entry["command"]
@@ -222,7 +225,9 @@ def test_failed_cells_are_named_and_the_others_go_on(capsys):
         assert any(f"│ {method} │" in line and reason in line for line in lines), output
     assert lines[-1] == "error: 6 of 7 runs failed; the others are done."
     assert len(rows_by_method("out")["my_methods:short"]) == 2
-    assert run("--methods", "my_methods:short,source", *WORDS, "--option", "my_methods:short.rate=1", "--out", "out") == 1
+    assert (
+        run("--methods", "my_methods:short,source", *WORDS, "--option", "my_methods:short.rate=1", "--out", "out") == 1
+    )
     assert "Expected a known option of my_methods:short, but got 'rate'" in capsys.readouterr().err
 
 
@@ -233,7 +238,7 @@ def test_failed_cells_are_named_and_the_others_go_on(capsys):
         ({"model": "my_nets:probabilities"}, ModelError, "returns probabilities, not logits"),
         ({"model": "my_nets:bild"}, ConfigurationError, "Did you mean build"),
         ({"model": "wrn40"}, ConfigurationError, "Did you mean wrn40_2"),
-        ({"images": "my_data:missing", "domains": ["fog"]}, InputError, r"FileNotFoundError: .*nowhere.npy.*my_data.py:\d+"),
+        ({"images": "my_data:missing", "domains": ["fog"]}, InputError, r"FileNotFoundError.*nowhere.*my_data.py:\d+"),
         ({"images": "my_data:too_many"}, InputError, r"labels of my_data:too_many in 0\.\.4.* but got 7"),
         ({"unknown": "my_data:strem"}, ConfigurationError, "Did you mean stream"),
         ({"weights": "nowhere.pt"}, InputError, "Expected nowhere.pt to be a file of weights for my_nets:build"),
@@ -249,7 +254,7 @@ def test_unusable_model_or_data_is_a_named_error_of_the_cell(changed, error, mes
 def test_model_that_differs_at_every_call_is_refused():
     benchmark = {**PROJECT, "methods": ["source"], "model": "my_nets:random"}
     bench.run(**benchmark, out="out")
-    with pytest.raises(StateError, match="weights my_nets:random my_data:stream was .* and is .* here"):
+    with pytest.raises(StateError, match=r"weights my_nets:random my_data:stream was .* and is .* here"):
         bench.run(**benchmark, out="out", rounds=2)
 
 
@@ -315,12 +320,21 @@ def test_functions_without_a_name_and_domains_are_refused():
     assert name_of(dp.tent) == "driftproof.methods.tent:tent"
 
 
+SHORTER = {
+    "zip(digits.images,": "zip(digits.images[:300],",
+    "range(10)": "range(2)",
+    "rounds=5": "rounds=1, limit=20",
+    '["gaussian_noise", "motion_blur", "fog", "contrast", "pixelate"]': '["contrast"]',
+}
+
+
 def test_page_can_be_followed_word_by_word(project, capsys, monkeypatch):
     """Write the files of docs/benchmarking.md and run its commands, on fewer images."""
     page = (Path(__file__).parents[1] / "docs" / "benchmarking.md").read_text()
     for name, text in re.findall(r'^```python title="(\S+)"\n(.*?)^```', page, flags=re.DOTALL | re.MULTILINE):
-        quick = text.replace("range(10)", "range(3)").replace("rounds=5", "rounds=1, limit=20")
-        (project / name).write_text(quick)
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        (project / name).write_text(text)
         sys.modules.pop(Path(name).stem, None)
     monkeypatch.syspath_prepend(project)
     blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
@@ -330,13 +344,14 @@ def test_page_can_be_followed_word_by_word(project, capsys, monkeypatch):
         if program == "python":
             runpy.run_path(words[0], run_name="__main__")
             continue
-        quick = ["1" if before == "--rounds" else word for before, word in zip(["", *words], words, strict=False)]
         assert program == "driftproof"
         with pytest.raises(SystemExit, match="0"):
-            main([*quick, *(["--limit", "20"] if "run" in words else [])])
+            main(
+                [*words, *(["--limit", "20", "--rounds", "1", "--domains", "contrast"] if "--rounds" in words else [])]
+            )
     before = rows_by_method("results")
     assert set(before) == {"source", "tent+crowd", "my_methods:cautious"}
-    assert {row["domain"] for row in rows_by_method("evening")["source"]} == {"noon", "dusk", "night"}
+    assert [row["domain"] for row in rows_by_method("evening")["source"]] == ["noon", "dusk", "night"]
     assert "my_methods:cautious" in (project / "results" / "report.html").read_text()
     capsys.readouterr()
     for script in ("look.py", "run.py"):

@@ -38,6 +38,7 @@ def cluster(environment):
     ray.shutdown()
 
 
+@pytest.mark.slow  # a cluster of its own
 def test_local_cluster_starts_and_stops_on_interruption(environment, tmp_path):
     jobs, signals = small_jobs(rounds=1, methods=["source"]), tmp_path / "signals"
     signals.mkdir()

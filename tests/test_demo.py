@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from driftproof.bench import Results
-from driftproof.bench.digits import Digits
+from driftproof.bench.local_files import LocalFiles
 from driftproof.cli import main
 from driftproof.data import digits
 from driftproof.paper import suite
+
+
+def files_of(folder):
+    return LocalFiles(folder, folder / "five_layers_digits-0.safetensors")
 
 
 def run_demo(*arguments):
@@ -54,21 +58,21 @@ def test_second_demo_shows_stored_results(folder, capsys):
 
 def test_another_network_is_refused_in_the_same_folder(folder, capsys):
     assert run_demo("--out", folder, "--rounds", 1, "--seed", 1) == 2
-    assert "were made differently: weights was" in " ".join(capsys.readouterr().err.split())
+    assert "were made differently: weights five_layers digits-c was" in " ".join(capsys.readouterr().err.split())
 
 
 def test_network_classifies_clean_digits(folder):
     (spec, *_) = Results(folder).runs
     images = digits()
     with torch.no_grad():
-        predicted = Digits(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
+        predicted = files_of(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
     assert (predicted == images.labels).float().mean() > 0.97
 
 
 def test_stream_severity_does_not_depend_on_earlier_streams(folder):
     (spec, *_) = Results(folder).runs
     harsh, mild = replace(spec, domains=("fog",)), replace(spec, domains=("fog",), severity=1)
-    digits_bench, fresh = Digits(folder), Digits(folder)
+    digits_bench, fresh = files_of(folder), files_of(folder)
     after_another = [next(iter(digits_bench.stream(one, 1))).images for one in (harsh, mild)][-1]
     assert torch.equal(after_another, next(iter(fresh.stream(mild, 1))).images)
     assert not torch.equal(after_another, next(iter(fresh.stream(harsh, 1))).images)
@@ -77,7 +81,7 @@ def test_stream_severity_does_not_depend_on_earlier_streams(folder):
 def test_batches_are_half_unknown(folder):
     results = Results(folder)
     (spec, *_) = results.runs
-    first = next(iter(Digits(folder).stream(spec, 1)))
+    first = next(iter(files_of(folder).stream(spec, 1)))
     assert (first.num_known, len(first.labels)) == (50, 100)
     known, unknown = len(digits()), round(50 * (len(digits()) % 50) / 50) + 50 * (len(digits()) // 50)
     assert all(row["samples"] == known + unknown for row in results.rows(spec))

@@ -1,6 +1,5 @@
 """`driftproof bench`: run benchmarks, compare and report them."""
 
-import importlib.util
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from driftproof.cli.bench_run import run_command
+from driftproof.cli.compare import compare_command
 from driftproof.cli.output import AsJson, make_table, print_json
+from driftproof.cli.report import report_command
 from driftproof.cli.suites import new_command
 from driftproof.cli.summarize import summarize_command
 
@@ -57,10 +58,8 @@ def list_command(
 
 bench_commands.command("run")(run_command)
 bench_commands.command("new")(new_command)
-for _name in ("compare", "report"):
-    if importlib.util.find_spec(f"driftproof.cli.{_name}"):
-        _module = importlib.import_module(f"driftproof.cli.{_name}")
-        bench_commands.command(_name)(getattr(_module, f"{_name}_command"))
+bench_commands.command("compare")(compare_command)
+bench_commands.command("report")(report_command)
 
 
 @bench_commands.command("export")
