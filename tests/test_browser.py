@@ -1,12 +1,10 @@
 """The report in a real browser: on a desk, on a phone, in the dark and on paper."""
 
-import re
 import shutil
 from functools import cache
 
 import pytest
 
-from driftproof.bench import Results
 from driftproof.report import write_report
 from test_analyze_scenes import draw_page
 from test_report import make_results
@@ -18,39 +16,19 @@ QUIET = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-FIGURES = """
-[...document.querySelectorAll("figure")].map(figure => ({
-    name: figure.id,
-    caption: figure.querySelector("figcaption").innerText,
-    variants: [...figure.querySelectorAll("[role=img]")].filter(part => part.checkVisibility()).map(part => {
-        const svg = part.querySelector("svg"), box = svg.getBoundingClientRect();
-        const scale = box.width / svg.viewBox.baseVal.width;
-        const texts = [...svg.querySelectorAll("text")].map(text => {
-            const at = text.getBoundingClientRect();
-            return {
-                words: text.textContent, size: scale * parseFloat(getComputedStyle(text).fontSize),
-                left: at.left - box.left, top: at.top - box.top, right: box.right - at.right,
-                bottom: box.bottom - at.bottom,
-            };
-        });
-        return {kind: part.className, label: part.getAttribute("aria-label"), left: box.left, right: box.right,
-            width: box.width, height: box.height, texts};
-    }),
-}))
-"""
-
 WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-
-BOXES = """
-[...document.querySelectorAll("table")].map(table => {
-    const box = table.parentElement, before = box.scrollLeft;
-    box.scrollLeft = 1e6;
-    const moved = box.scrollLeft;
-    box.scrollLeft = before;
-    return {table: table.scrollWidth, box: box.clientWidth, right: box.getBoundingClientRect().right, moved};
+CUT_OFF = """
+[...document.querySelectorAll(".chart svg")].flatMap(svg => {
+    const box = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("text")].filter(text => {
+        const at = text.getBoundingClientRect();
+        return text.checkVisibility() && at.width && (at.left < box.left - 1 || at.right > box.right + 1
+            || at.top < box.top - 1 || at.bottom > box.bottom + 1);
+    }).map(text => `${svg.closest(".chart").id}: ${text.textContent}`);
 })
 """
+COLORS = "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
+AXIS = "getComputedStyle(document.querySelector('#headline-0 .role-axis-label text')).fill"
 
 
 @pytest.fixture(scope="module")
@@ -66,109 +44,91 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def report(browser, tmp_path_factory):
+def visit(browser, tmp_path_factory):
+    """Opens pages in windows of many kinds, offline, and lists whatever went wrong meanwhile."""
     folder = tmp_path_factory.mktemp("browser")
-    return write_report(Results(make_results(folder / "results")), folder / "report")
-
-
-@pytest.fixture(scope="module")
-def visit(browser, report):
-    """Opens the page in windows of many kinds, and lists whatever went wrong meanwhile as `visit.complaints`."""
+    pages = {
+        "report": write_report(make_results(folder / "results"), folder / "page.html"),
+        "scenes": draw_page(folder / "scenes"),
+    }
+    problems = []
 
     @cache
-    def opened(width, height, **settings):
-        page = browser.new_context(viewport={"width": width, "height": height}, **settings).new_page()
-        page.on("console", lambda message: opened.complaints.append(message.text))
-        page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        page.on("request", lambda request: request.url == report.as_uri() or opened.complaints.append(request.url))
-        page.on("requestfailed", lambda request: opened.complaints.append(f"{request.url} {request.failure}"))
-        page.goto(report.as_uri())
+    def opened(name, size, **settings):
+        viewport = dict(zip(("width", "height"), size, strict=True))
+        page = browser.new_context(viewport=viewport, offline=True, **settings).new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("requestfailed", lambda request: problems.append(request.url))
+        page.goto(pages[name].as_uri())
+        if name == "report":
+            page.wait_for_selector("body[data-drawn]", state="attached")
         return page
 
-    opened.complaints = []
-    return opened
+    opened.problems = problems
+    yield opened
+    assert problems == []
 
 
 @SIZES
-def test_page_opens_without_errors_or_requests(visit, size):
-    visit(*size).wait_for_load_state("load")
-    assert visit.complaints == []
+@pytest.mark.parametrize("name", ["report", "scenes"])
+def test_page_fits_the_window(visit, name, size):
+    scrolled, seen = visit(name, size).evaluate(WIDTHS)
+    assert scrolled == seen == size[0]
+    assert visit.problems == []
 
 
 @SIZES
-def test_page_fits_the_window(visit, size):
-    whole, window = visit(*size).evaluate(WIDTHS)
-    assert whole <= window
+def test_every_chart_is_drawn_and_no_text_cut_off(visit, size):
+    page = visit("report", size)
+    charts = page.locator(".chart").count()
+    assert charts == page.locator(".chart svg").count() > 10
+    assert page.locator(".chart svg .mark-line path, .chart svg .mark-rect path").count() >= charts
+    assert page.evaluate(CUT_OFF) == []
 
 
 @SIZES
-def test_each_figure_shows_one_variant_inside_the_window(visit, size):
-    figures = visit(*size).evaluate(FIGURES)
-    assert {figure["name"].split("-")[0] for figure in figures} == {"rounds", "domains", "selected"}
-    for figure in figures:
-        (shown,) = figure["variants"]
-        assert shown["kind"] == ("wide" if size == DESK else "narrow")
-        assert 0 <= shown["left"] < shown["right"] <= size[0]
-        assert shown["width"] > 300
-        assert shown["height"] > 60
-        assert figure["caption"]
-        assert shown["label"].startswith(figure["caption"])
+def test_first_screen_shows_sentence_and_chart(visit, size):
+    page = visit("report", size)
+    sentence, chart = (page.locator(selector).bounding_box() for selector in (".verdict", "#headline-0 svg"))
+    assert sentence["y"] < chart["y"]
+    assert chart["y"] + 300 < size[1]
 
 
-@SIZES
-def test_figure_text_is_readable_and_not_clipped(visit, size):
-    for figure in visit(*size).evaluate(FIGURES):
-        (shown,) = figure["variants"]
-        assert shown["texts"]
-        for text in shown["texts"]:
-            assert text["size"] >= 10, text
-            assert min(text[side] for side in ("left", "top", "right", "bottom")) >= -1, (figure["name"], text)
+def test_hovering_shows_numbers(visit):
+    page = visit("report", DESK)
+    box = page.locator("#headline-0 svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 150)
+    tip = page.locator("#vg-tooltip-element.visible")
+    tip.wait_for(timeout=5000)
+    words = tip.inner_text().split()
+    assert {"label", "round", "difference"} <= set(words)
+    assert words[words.index("label") + 1] in ("source", "tent", "tent+crowd", "eata")
 
 
-def test_wide_tables_scroll_in_their_own_box_on_a_phone(visit):
-    tables = visit(*PHONE).evaluate(BOXES)
-    assert any(table["table"] > table["box"] for table in tables)
-    for table in tables:
-        assert table["right"] <= PHONE[0]
-        assert table["moved"] == pytest.approx(max(table["table"] - table["box"], 0), abs=1)
+def test_legend_singles_out_a_method_and_wheel_zooms(visit):
+    page = visit("report", DESK)
+    lines = "[...document.querySelectorAll('#rounds-0 .mark-line path')].map(path => +getComputedStyle(path).opacity)"
+    assert set(page.evaluate(lines)) == {1}
+    page.locator("#rounds-0 .role-legend-label text", has_text="eata").click()
+    assert sorted(page.evaluate(lines))[-2:] == [0.07, 1]
+    chart, labels = page.locator("#stream-0 svg"), page.locator("#stream-0 .role-axis-label text")
+    chart.scroll_into_view_if_needed()
+    before, box = labels.all_text_contents(), chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    page.keyboard.down("Shift")
+    page.mouse.wheel(0, -400)
+    page.keyboard.up("Shift")
+    page.wait_for_timeout(300)
+    assert labels.all_text_contents() != before
 
 
-def test_page_works_without_scripts_and_in_dark_mode(visit):
-    light = visit(*DESK, java_script_enabled=False)
-    dark = visit(*DESK, color_scheme="dark")
-    assert light.locator("h1").is_visible()
-    colors = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('text')).fill]"
-    paper, ink = (sum(map(int, re.findall(r"\d+", color)[:3])) for color in dark.evaluate(colors))
-    assert paper < 150
-    assert ink > 400
-
-
-def test_printed_page_is_not_clipped(visit):
-    page = visit(688, 1000)  # what the margins leave of A4
-    page.emulate_media(media="print")
-    whole, window = page.evaluate(WIDTHS)
-    assert whole <= window
-    assert all(table["right"] <= window and table["moved"] == 0 for table in page.evaluate(BOXES))
-    assert all(shown["kind"] == "wide" for figure in page.evaluate(FIGURES) for shown in figure["variants"])
-    printed = page.pdf(format="A4")
-    assert printed.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 3
-
-
-@SIZES
-def test_scene_page_fits_the_window_and_makes_no_requests(browser, tmp_path, size):
-    scenes, asked = draw_page(tmp_path).as_uri(), []
-    page = browser.new_context(viewport=dict(zip(("width", "height"), size, strict=True))).new_page()
-    page.on("request", lambda request: request.url.startswith(("data:", scenes)) or asked.append(request.url))
-    page.goto(scenes)
-    whole, window = page.evaluate(WIDTHS)
-    shown = page.evaluate(
-        "[...document.images].map(image => [image.naturalWidth, image.getBoundingClientRect().width, image.alt])"
-    )
-    assert asked == []
-    assert whole <= window
-    assert len(shown) == 3 * 5 + 1
-    for stored, width, words in shown:
-        assert stored > 0
-        assert 150 < width < size[0]
-        assert words
+def test_axes_follow_the_dark_page_and_paper_is_light(visit):
+    light, dark = (visit("report", DESK, color_scheme=scheme) for scheme in ("light", "dark"))
+    (ink, paper), (dark_ink, dark_paper) = light.evaluate(COLORS), dark.evaluate(COLORS)
+    assert len({ink, paper, dark_ink, dark_paper}) == 4
+    assert (light.evaluate(AXIS), dark.evaluate(AXIS)) == (ink, dark_ink)
+    dark.emulate_media(media="print")
+    assert dark.evaluate(COLORS) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
+    assert dark.evaluate(AXIS) == "rgb(0, 0, 0)"
+    assert len(dark.pdf(format="A4")) > 20_000

@@ -79,13 +79,13 @@ def line_chart(
     dash = alt.StrokeDash("label:N", sort=None, scale=alt.Scale(domain=labels, range=dashes), legend=legend)
     weight = alt.condition(alt.datum.label == emphasis, alt.value(4), alt.value(2))
     tips = _tooltips(frame, ".2f")
-    layers: list[Any] = []
+    lines = base.mark_line().encode(y=vertical, strokeDash=dash, strokeWidth=weight)
+    layers: list[Any] = [lines.add_params(shown, zoom)]  # first: the legend obeys the selection of the first layer
     if {"low", "high"} <= set(frame.columns) and (frame["high"] > frame["low"]).any():
         layers.append(base.mark_area(fillOpacity=0.15).encode(y=alt.Y("low:Q"), y2="high:Q"))
     if baseline is not None:
         rule = alt.Chart(pl.DataFrame({"at": [baseline]})).mark_rule(color="currentColor", opacity=0.5)
         layers.append(rule.encode(y=alt.Y("at:Q")))
-    layers.append(base.mark_line().encode(y=vertical, strokeDash=dash, strokeWidth=weight).add_params(shown, zoom))
     if "event" in frame.columns and frame["event"].is_not_null().any():
         events = base.transform_filter("datum.event != null")
         layers.append(

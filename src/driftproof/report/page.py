@@ -13,6 +13,7 @@ from driftproof.files import atomic_write
 from driftproof.optional import require
 from driftproof.report import sections
 from driftproof.report.figures import heatmap, histogram, line_chart, to_spec
+from driftproof.report.notes import metadata_notes
 from driftproof.report.numbers import format_duration, format_number
 from driftproof.report.render import render
 from driftproof.report.series import label_measures, label_runs, per_domain, per_round
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 else:
     pl = require("polars", "Reporting results", "'driftproof[report]'")
 
-__all__ = ["ReportTable", "metadata_notes", "write_report"]
+__all__ = ["ReportTable", "write_report"]
 
 MAX_FIGURES = 12
 """Figures of a section, one per setting; tables show all settings."""
@@ -105,23 +106,6 @@ def write_report(
     with atomic_write(page) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return page
-
-
-def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one sentence for each way in which a folder's runs are not what their names say.
-
-    Examples:
-        >>> list(metadata_notes({"limit": 40, "replaced": {"a-c": "b-c"}}))
-        ['Only the first 40 images of each domain.', 'b-c replaces a-c.']
-    """
-    if metadata.get("limit") is not None:
-        yield f"Only the first {metadata['limit']} images of each domain."
-    for old, new in metadata.get("replaced", {}).items():
-        yield f"{new} replaces {old}."
-    for name in metadata.get("prepared on test images", ()):
-        yield f"Methods that prepare on source images of {name} used its clean test images."
-    if metadata.get("frost") == "made up":
-        yield "Frost textures are procedural, not photographs."
 
 
 def _figures(

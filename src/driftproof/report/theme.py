@@ -48,6 +48,6 @@ def line_styles(labels: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
         # The paper's selection is solid, the plain method dashed, others are dotted.
         ordered = sorted(alike, key=lambda label: ("+crowd" not in label, "+" in label))
         start = 0 if "+crowd" in ordered[0] else 1
-        for turn, label in enumerate(ordered, start=start + index // len(PALETTE)):
+        for turn, label in enumerate(ordered, start=start + 2 * (index // len(PALETTE))):
             styles[label] = PALETTE[index % len(PALETTE)], _DASHES[turn % len(_DASHES)]
     return styles

@@ -40,7 +40,9 @@ def write_scenes(
     Returns:
         The path of the page.
     """
-    entries, rows, total = list[dict[str, Any]](), list[dict[str, Image]](), Counter[str]()
+    entries: list[dict[str, Any]] = []
+    rows: list[dict[str, Image]] = []
+    total: Counter[str] = Counter()
     for frame in frames:
         panels, counts, has_rejected = make_panels(frame, palette), count_pixels(frame), frame.rejected is not None
         total += counts
