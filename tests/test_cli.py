@@ -335,6 +335,12 @@ def test_adapt_raises_the_alarm_above_the_threshold(project, tmp_path, capsys):
     rows = table(Path("predictions.csv"))
     assert [row["alarm"] == "true" for row in rows] == [float(row["novelty"]) > threshold for row in rows]
     assert "4 alarms" in capsys.readouterr().err
+    assert run("adapt", folder, *options, "--alarm", threshold, "--report", "page.html") == 0
+    page = Path("page.html").read_text()
+    refused = [row for row in table(Path("predictions.csv")) if row["selected"] == "false"]
+    assert "<h2>Alarms: 4</h2>" in page
+    assert page.count("data:image/jpeg") == 4 + len(refused)
+    assert ("Refused: not learned from" in page) == bool(refused)
 
 
 def test_random_order_depends_on_the_seed_alone():

@@ -130,7 +130,7 @@ def _write_pictures(out: Path, columns: list[str], rows: dict[Path, Row], summar
             f"{predicted}, novelty {novelty:.3g}" if isinstance(novelty, float) else "no prediction",
             novelty if isinstance(novelty, float) else float("inf"),
         )
-        chosen = (cells["alarm"], cells["quarantined"], not cells["selected"])
+        chosen = (cells["alarm"], cells["quarantined"], summary.selected and not cells["selected"])
         for group, is_member in zip(groups.values(), chosen, strict=True):
             group.extend([picture] * bool(is_member))
     facts = {"Images": str(summary.images), "Method": method, "Learned from": str(summary.selected)}

@@ -53,6 +53,7 @@ def write_pictures(
         urls = [data_url(scale_down(open_image(each.path).convert("RGB"), _WIDTH), "JPEG") for each in first]
         shown[f"{heading}: {len(pictures)}"] = list(zip(first, urls, strict=True))
     text = render("pictures.html", title=title, summary=summary, groups=shown, facts=facts)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return out
