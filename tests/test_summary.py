@@ -15,12 +15,13 @@ from driftproof.bench.store import Store
 from driftproof.cli import main
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.paper import suite
+from driftproof.paper.citations import Citations, read_page, render_placeholders
 from driftproof.paper.claims import evaluate_claims
 from driftproof.paper.comparison import fill_tables
 from driftproof.paper.deviations import large_deviations
 from driftproof.paper.notes import table_notes
 from driftproof.paper.printed import paper_table
-from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
+from driftproof.paper.summary import load_archives, render_results_page
 
 ROOT = Path(__file__).parents[1]
 STATELESS = {"source": "Source()", "bn_adapt": "Batch()"}

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from driftproof.bench.gradients import ALL_DOMAINS
 from driftproof.bench.histograms import KINDS, edges
@@ -32,8 +32,7 @@ _SCORES = {"confidence": "msp", "confidence_difference": "confidence_difference"
 _WIDTH = 400
 
 
-@dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(NamedTuple):
     """One figure: the name of its files, its title and caption, the numbers it shows, and how to draw it."""
 
     name: str
@@ -47,18 +46,16 @@ def selection(results: Results) -> Iterator[PaperFigure]:
     """Precision and recall of TENT under each selection rule, and how many samples lose confidence."""
     rules = list(suite("rules").specs())
     methods = dict.fromkeys(spec.method for spec in rules)
-    groups = _group_by_stream(run for spec in rules for run in results.seeds(spec))
     quality, lost = _measure_selection(results, ""), _measure_selection(results, "crowd/")
+    groups = _group_by_stream(run for spec in rules for run in results.seeds(spec))
     for index, (title, specs) in enumerate(groups, start=1):
-        ran, runs = [spec.method for spec in specs], [spec.name for spec in specs]
-        labels = pl.DataFrame({"run": runs, "label": ran})
-        counted = labels.join(quality, on="run", maintain_order="left")
+        labels = pl.DataFrame({"run": [spec.name for spec in specs], "label": [spec.method for spec in specs]})
+        counted, losing = (labels.join(shares, on="run", maintain_order="left") for shares in (quality, lost))
         caption = "Precision and recall of the samples that TENT learned from under each selection rule, in each round."
-        caption += _list_names("Not run", [method for method in methods if method not in ran])
-        caption += _list_names("Not counted", [method for method in ran if method not in set(counted["label"])])
+        caption += _list_names("Not run", [name for name in methods if name not in labels["label"]])
+        caption += _list_names("Not counted", [name for name in labels["label"] if name not in counted["label"]])
         yield from _draw_shares(f"selection-{index}", title, caption, counted, "precision", "recall")
         caption = "Share of samples that lost confidence, and share of those that are wrong or unknown, in each round."
-        losing = labels.join(lost, on="run", maintain_order="left")
         yield from _draw_shares(f"rejected-{index}", title, caption, losing, "lost confidence", "wrong among those")
 
 
@@ -74,23 +71,28 @@ def _measure_selection(results: Results, prefix: str) -> "pl.DataFrame":
     names = {"samples": "samples"} | {f"{prefix}{name}": name for name in ("rejected", "precision", "npv")}
     rounds = results.frames.runs.lazy().select("run", "rounds")
     chosen = results.frames.measures.filter(pl.col("measure").is_in(list(names))).join(rounds, on="run")
-    chosen = chosen.filter(pl.col("round") <= pl.col("rounds")).with_columns(pl.col("measure").replace(names))
-    values = {name: pl.col("value").filter(pl.col("measure") == name).first() for name in names.values()}
+    value = {short: pl.col("value").filter(pl.col("measure") == name).first() for name, short in names.items()}
+    visits = chosen.filter(pl.col("round") <= pl.col("rounds")).group_by("run", "round", "domain").agg(**value)
     rejected = (pl.col("rejected") * pl.col("samples")).round()
     selected = pl.col("samples") - rejected
-    correct, wrong = ((pl.col(n).fill_null(0) * of).round() for n, of in (("precision", selected), ("npv", rejected)))
-    counts = chosen.group_by("run", "round", "domain").agg(**values).filter(pl.col("rejected").is_not_null())
-    each = {"selected": selected, "rejected": rejected, "correct": correct, "wrong": wrong}
-    total = counts.group_by("run", "round").agg(**{name: count.sum() for name, count in each.items()})
-    right, wrong, left, all_rejected = (pl.col(name) for name in ("correct", "wrong", "selected", "rejected"))
+    counts = {
+        "selected": selected,
+        "rejected": rejected,
+        "correct": (pl.col("precision").fill_null(0) * selected).round(),
+        "wrong": (pl.col("npv").fill_null(0) * rejected).round(),
+    }
+    totals = visits.filter(pl.col("rejected").is_not_null()).group_by("run", "round").agg(
+        **{name: count.sum() for name, count in counts.items()}
+    )  # fmt: skip
+    selected, rejected, correct, wrong = map(pl.col, counts)
     shares = {
-        "precision": right / left,
-        "recall": right / (right + all_rejected - wrong),
-        "lost confidence": all_rejected / (left + all_rejected),
-        "wrong among those": wrong / all_rejected,
+        "precision": correct / selected,
+        "recall": correct / (correct + rejected - wrong),
+        "lost confidence": rejected / (selected + rejected),
+        "wrong among those": wrong / rejected,
     }
     shown = {name: (100 * share).fill_nan(None) for name, share in shares.items()}
-    return total.select("run", "round", **shown).sort("run", "round").collect()
+    return totals.select("run", "round", **shown).sort("run", "round").collect()
 
 
 def _draw_shares(name: str, title: str, caption: str, frame: "pl.DataFrame", *panels: str) -> Iterator[PaperFigure]:
@@ -129,12 +131,13 @@ def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
     left_out = _list_names("Left out, without histograms of the round", [s.name for s in titles if s not in found])
     for index, (spec, counts) in enumerate(found.items(), start=1):
         last, title = wanted[spec], titles[spec]
-        aurocs = {score: results.per_round(spec, f"{n}/including/auroc")[last - 1] for score, n in _SCORES.items()}
+        means = {score: results.per_round(spec, f"{n}/including/auroc")[last - 1] for score, n in _SCORES.items()}
+        aurocs = {score: mean if math.isfinite(mean) else None for score, mean in means.items()}
         caption = f"{spec.method} in round {last}; AUROC of correct predictions, mean over domains.{left_out}"
         bins = {score: edges(score) for score in _SCORES}
         numbers = {"run": spec.name, "round": last, "auroc": aurocs, "edges": bins, "counts": counts}
-        draw = partial(_draw_histograms, title, aurocs, counts)
-        yield PaperFigure(f"scores-{index}", title, caption, _to_json(numbers), draw)
+        draw = partial(_draw_histograms, title, means, counts)
+        yield PaperFigure(f"scores-{index}", title, caption, numbers, draw)
 
 
 def _sum_histograms(results: Results, spec: Spec, round: int) -> dict[str, dict[str, list[int]]]:
@@ -185,7 +188,7 @@ def gradients(results: Results) -> Iterator[PaperFigure]:
         ]
         frame = pl.DataFrame(cells, schema={"class": pl.String, "as": pl.String, "value": pl.Float64}, orient="row")
         draw = partial(heatmap, frame, x="as", y="class", digits=2, legend="cosine", title=title)
-        yield PaperFigure(f"gradients-{index}", title, caption, _to_json(numbers), draw)
+        yield PaperFigure(f"gradients-{index}", title, caption, numbers, draw)
 
 
 def curves(results: Results) -> Iterator[PaperFigure]:
@@ -216,7 +219,7 @@ def curves(results: Results) -> Iterator[PaperFigure]:
         )
         parts = {str(column): part.select(kept) for (column,), part in lines.group_by("column", maintain_order=True)}
         draw = partial(_draw_lines, parts, "mIoU, %" if is_scenes else "error, %", known.to_list())
-        yield PaperFigure(f"rounds-{index}", title, caption, _to_json(numbers), draw)
+        yield PaperFigure(f"rounds-{index}", title, caption, numbers, draw)
 
 
 ANALYSES: dict[str, Callable[..., Iterator[PaperFigure]]] = {
@@ -262,12 +265,3 @@ def _drop_interaction(spec: Any) -> Any:  # noqa: ANN401  # any part of a chart
 
 def _list_names(label: str, names: Sequence[str]) -> str:
     return f" {label}: {', '.join(names)}." if names else ""
-
-
-def _to_json(value: Any) -> Any:  # noqa: ANN401  # any JSON value
-    """Replace NaN and infinity by None."""
-    if isinstance(value, dict):
-        return {key: _to_json(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,24 +1,22 @@
-"""Write the results page, and fill in the numbers that other pages cite."""
+"""Write the results page: tables, claims, deviations, figures, notes and protocol."""
 
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from driftproof.bench.results import FilledTable, Results, Value
+from driftproof.bench.results import FilledTable, Results
 from driftproof.bench.spec import Spec
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
-from driftproof.paper.claims import evaluate_claims
+from driftproof.paper.citations import Citations, read_page, render_placeholders
 from driftproof.paper.comparison import describe_table, fill_tables, format_markdown, measured, render_table
 from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.paper.notes import table_notes
-from driftproof.report.numbers import format_duration, format_number
-from driftproof.validation import check_choice
+from driftproof.report.numbers import format_duration
 
-__all__ = ["Citations", "load_archives", "read_page", "render_placeholders", "render_results_page"]
+__all__ = ["load_archives", "render_results_page"]
 
 _INTRODUCTION = (
     "# Results\n\n`make results` generates this page from the archives in this folder and the sections in `notes`. "
@@ -26,8 +24,6 @@ _INTRODUCTION = (
     "that asks for a later one: it is the last round that all its runs completed. Bold is the best of the numbers "
     "with the most rounds."
 )
-_PLACEHOLDER = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<content>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
-"""A placeholder of a page with its content; the content is None if it is not closed before the next one."""
 
 
 def load_archives(folder: Path) -> list[Results]:
@@ -49,15 +45,7 @@ def _archive_order(results: Results) -> tuple[bool, bool]:
     return not any(filled.table.reference for filled in fill_tables(results)), results.is_subset
 
 
-def read_page(path: Path) -> str:
-    """Read a page as UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"Expected {path} to be text in UTF-8, but decoding failed: {error}.") from error
-
-
-def render_results_page(folder: Path, page: Path, archives: Sequence[Results], citations: "Citations") -> str:
+def render_results_page(folder: Path, page: Path, archives: Sequence[Results], citations: Citations) -> str:
     """Render all tables, the paper's claims, large deviations, figures, notes and the protocol.
 
     Args:
@@ -135,18 +123,21 @@ def _render_protocol(archives: Sequence[Results]) -> str:
     head, rows = ["archive", "runs", "versions", "hardware", "engines", "time measured", "seeds", "metadata"], []
     for results in archives:
         visits = [stretch for run in results.runs.values() for stretch in run.stretches]
-        versions = (
-            f"{name} {_join(visit.get(name) for visit in visits)}" for name in ("driftproof", "torch", "python")
-        )
-        threads = [f", {visit.get('threads')} threads" if visit.get("device") == "cpu" else "" for visit in visits]
-        machines = (f"{v.get('hardware')} ({v.get('device')}{count})" for v, count in zip(visits, threads, strict=True))
+        versions = (f"{name} {_join(v.get(name) for v in visits)}" for name in ("driftproof", "torch", "python"))
         engines = (" ".join(filter(None, (v.get("engine"), v.get("precision")))) or None for v in visits)
         seconds = float(results.frames.runs["seconds"].sum())
-        seeds = sorted({spec.seed for spec in results.runs})
-        metadata = "; ".join(f"{key}: {text}" for key, text in _flatten(results.metadata))
-        facts = (", ".join(versions), _join(machines), _join(engines), format_duration(seconds), _join(seeds), metadata)
-        rows.append([results.folder.name, str(len(results.runs)), *facts])
+        facts = (
+            results.folder.name, str(len(results.runs)), ", ".join(versions), _join(map(_describe_machine, visits)),
+            _join(engines), format_duration(seconds), _join(sorted({spec.seed for spec in results.runs})),
+            "; ".join(f"{key}: {text}" for key, text in _flatten(results.metadata)),
+        )  # fmt: skip
+        rows.append(facts)
     return format_markdown(head, rows, rule="---")
+
+
+def _describe_machine(visit: Mapping[str, object]) -> str:
+    threads = f", {visit.get('threads')} threads" if visit.get("device") == "cpu" else ""
+    return f"{visit.get('hardware')} ({visit.get('device')}{threads})"
 
 
 def _join(values: Iterable[object]) -> str:
@@ -161,100 +152,3 @@ def _flatten(metadata: Mapping[str, object]) -> Iterable[tuple[str, str]]:
             yield key, ", ".join(map(str, value)) or "none"
         else:
             yield key, "none" if value is None else str(value)
-
-
-class Citations:
-    """What pages can cite, by name.
-
-    Names are `claims`, `verdicts`, a table such as `table1`, a number such as `table1/tent+crowd/CIFAR-10-C/Open`, with
-    `@5` that of round 5, and a page that a benchmark script wrote next to the archives, such as `speed/gpu`. Numbers
-    measured on only some of the images say so.
-
-    Args:
-        archives: The archives. The first that has a number provides it; archives on all images come first.
-        folder: Where the benchmark scripts' pages are.
-    """
-
-    def __init__(self, archives: Sequence[Results], folder: Path) -> None:
-        self._archives = sorted(archives, key=lambda results: results.is_subset)
-        pages = sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md")))
-        self._pages = {f"{page.parent.name}/{page.stem}": page for page in pages}
-        self._tables: dict[str, tuple[FilledTable, Results]] = {}
-        self._numbers: dict[str, tuple[FilledTable, Results, tuple[str, str]]] = {}
-        for results in self._archives:
-            for filled in fill_tables(results):
-                self._tables.setdefault(filled.table.name, (filled, results))
-                for place, value in filled.values.items():
-                    if value.ours is not None:
-                        self._numbers.setdefault("/".join((filled.table.name, *place)), (filled, results, place))
-
-    def __getitem__(self, name: str) -> str:
-        """Return what a placeholder is filled with."""
-        for find in (self._find_claims, self._find_page, self._find_table, self._find_number):
-            text = find(name)
-            if text is not None:
-                return text
-        return check_choice("result", name, ["claims", "verdicts", *self._pages, *self._tables, *self._numbers])
-
-    def _find_claims(self, name: str) -> str | None:
-        if name not in ("claims", "verdicts"):
-            return None
-        claims = evaluate_claims(self._archives)
-        head = ["claim", "verdict", "numbers"] if name == "claims" else ["claim", "in our runs"]
-        rows = [[each.text, each.verdict, "<br>".join(case.text for case in each.cases)] for each in claims]
-        return f"\n\n{format_markdown(head, [row[: len(head)] for row in rows], rule='---')}\n\n"
-
-    def _find_page(self, name: str) -> str | None:
-        return f"\n\n{read_page(self._pages[name]).strip()}\n\n" if name in self._pages else None
-
-    def _find_table(self, name: str) -> str | None:
-        if name not in self._tables:
-            return None
-        filled, results = self._tables[name]
-        note = f"\n\nOnly the first {results.metadata['limit']} images of each domain." if results.is_subset else ""
-        return f"\n\n{render_table(filled)}{note}\n\n"
-
-    def _find_number(self, name: str) -> str | None:
-        place, _, round = name.rpartition("@")
-        is_round = round.isdecimal() and name not in self._numbers
-        filled, results, at = self._numbers.get(place if is_round else name, (None, None, ("", "")))
-        if filled is None or results is None:
-            return None
-        value = filled.values[at]
-        if is_round:
-            value = _value_of_round(filled, results, at, int(round))
-        if value.ours is None:
-            return None
-        early = [] if value.complete else [f"round {value.round}"]
-        limit = [f"first {results.metadata['limit']} images"] if results.is_subset else []
-        return " ".join([format_number(value.ours), *([f"({', '.join([*early, *limit])})"] if early or limit else [])])
-
-
-def _value_of_round(filled: FilledTable, results: Results, place: tuple[str, str], round: int) -> Value:
-    """Return the number of a round; none if it is not complete, later than the table shows, or a summary."""
-    entries = [entry for entry in filled.table.entries if (entry.row, entry.column) == place]
-    last = results.value(entries[0]).round or 0 if entries else 0
-    return results.value(replace(entries[0], round=round)) if 0 < round <= last else Value()
-
-
-def render_placeholders(text: str, citations: "Citations | Mapping[str, str]") -> str:
-    """Fill the placeholders of a page, from `<!-- results:claims -->` to `<!-- /results -->`.
-
-    Args:
-        text: The page; earlier content of a placeholder is replaced.
-        citations: What can be cited, by name.
-
-    Examples:
-        >>> render_placeholders("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
-        'error <!-- results:x -->12.3<!-- /results --> %'
-    """
-
-    def fill(match: re.Match[str]) -> str:
-        content = citations[match["name"]]
-        if match["content"] is None:
-            raise InputError(
-                f"Expected `<!-- /results -->` after `<!-- results:{match['name']} -->`, but it is missing."
-            )
-        return f"<!-- results:{match['name']} -->{content}<!-- /results -->"
-
-    return _PLACEHOLDER.sub(fill, text)
