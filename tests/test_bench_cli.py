@@ -18,7 +18,6 @@ from torch import nn
 
 import driftproof as dp
 from driftproof.bench import Spec, Store
-from driftproof.bench.datasets import DATASETS
 from driftproof.bench.local_files import NETWORKS, LocalFiles
 from driftproof.bench.metrics import MEASURES
 from driftproof.bench.runner import ProgressEvent
@@ -30,6 +29,7 @@ from driftproof.models import MODELS, build_model, save_checkpoint
 from driftproof.models.normalized_model import NormalizedModel
 from driftproof.paper import SUITES, suite
 from driftproof.streams import Shuffled, Stored
+from driftproof.streams.datasets import DATASETS
 
 SIDE = 32
 

@@ -14,7 +14,6 @@ from PIL import Image
 import driftproof as dp
 from driftproof import bench
 from driftproof.bench import Benchmark, Store
-from driftproof.bench.datasets import find_dataset
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.spec import Spec
 from driftproof.cli import main
@@ -23,6 +22,7 @@ from driftproof.data import ArraySet, to_image_set
 from driftproof.errors import ConfigurationError, ExecutionError, InputError, ModelError, StateError
 from driftproof.models import save_checkpoint
 from driftproof.named import hash_sources, load_named, name_of
+from driftproof.streams.datasets import find_dataset
 from networks import CLASSES, build
 
 SOURCES = {
@@ -254,7 +254,7 @@ def test_unusable_model_or_data_is_a_named_error_of_the_cell(changed, error, mes
 def test_model_that_differs_at_every_call_is_refused():
     benchmark = {**PROJECT, "methods": ["source"], "model": "my_nets:random"}
     bench.run(**benchmark, out="out")
-    with pytest.raises(StateError, match=r"weights my_nets:random my_data:stream was .* and is .* here"):
+    with pytest.raises(StateError, match=r"weights my_nets:random \w+ my_data:stream \w+ was .* and is .* here"):
         bench.run(**benchmark, out="out", rounds=2)
 
 
@@ -354,7 +354,7 @@ def test_page_can_be_followed_word_by_word(project, capsys, monkeypatch):
     assert [row["domain"] for row in rows_by_method("evening")["source"]] == ["noon", "dusk", "night"]
     assert "my_methods:cautious" in (project / "results" / "report.html").read_text()
     capsys.readouterr()
-    for script in ("look.py", "run.py"):
+    for script in ("look.py", "draw.py", "run.py"):
         runpy.run_path(script)
     assert "my_methods:cautious" in capsys.readouterr().out
     assert len(Store("results").metadata["commands"]) == 2

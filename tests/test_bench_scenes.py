@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from driftproof.adapter import Adapter
-from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.plan import RunFilter, plan_runs
@@ -24,6 +23,7 @@ from driftproof.methods import by_name
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
 from driftproof.paper import suite
 from driftproof.statistics import TTN
+from driftproof.streams.datasets import DATASETS
 from small_bench import ignore
 from test_scene_streams import write_camvid
 

@@ -10,7 +10,6 @@ from torch import nn
 from typing_extensions import Self
 
 from driftproof.adapter import Adapter
-from driftproof.bench.datasets import DATASETS, default_domains
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.methods import METHODS
 from driftproof.bench.plan import RunFilter
@@ -19,6 +18,7 @@ from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.named import hash_sources, is_own, name_of
 from driftproof.optional import require
+from driftproof.streams.datasets import DATASETS, default_domains
 from driftproof.validation import check_choice
 
 __all__ = ["Benchmark"]
@@ -35,7 +35,7 @@ class Benchmark:
         methods: Methods, such as `tent+crowd`; or functions that take the model and keywords and return an `Adapter`.
         model: A network, such as `wrn40_2`; or a function without arguments that returns an `nn.Module`, which takes
             RGB images in 0..1.
-        images: A dataset, such as `cifar10-c`; a function, see `driftproof.bench.datasets.find_dataset`; or a folder
+        images: A dataset, such as `cifar10-c`; a function, see `driftproof.streams.datasets.find_dataset`; or a folder
             with one sub-folder per class, whose images are corrupted.
         unknown: The same for images of classes the model does not know; None for a closed stream.
         weights: File of weights, safetensors or a torch state dict, or for a network of the library a folder of them.

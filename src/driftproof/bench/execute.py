@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from driftproof.bench.executors import EXECUTORS, Failures
 from driftproof.bench.jobs import Job
 from driftproof.bench.methods import parse_method
 from driftproof.bench.plan import plan_runs
-from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings
+from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings, report_to
 from driftproof.bench.store import Store
 from driftproof.named import is_own, load_named, name_of
 from driftproof.validation import check_choice
@@ -49,18 +48,12 @@ def run(
         ExecutionError: If some runs failed; the others are complete.
     """
     settings, chosen = settings or RunSettings(), Benchmark.from_data(benchmark, "the arguments")
-    jobs = plan_runs(chosen.suite(), chosen.run_filter())
+    jobs, files = plan_runs(chosen.suite(), chosen.run_filter()), chosen.files(settings.device)
     given = ", ".join(f"{name}={_plain(value)!r}" for name, value in benchmark.items())
     execute(
-        jobs,
-        chosen.files(settings.device),
-        Path(out),
-        settings=settings,
-        callback=callback or (lambda event: None),
-        metadata=chosen.run_filter().metadata() | {"frost": "made up" if chosen.procedural_frost else "photos"},
-        executor=executor,
-        command=f"driftproof.bench.run({given})",
-    )
+        jobs, files, Path(out), settings=settings, callback=callback or (lambda event: None), executor=executor,
+        metadata=chosen.run_filter().metadata() | files.metadata(), command=f"driftproof.bench.run({given})",
+    )  # fmt: skip
     return Path(out)
 
 
@@ -78,16 +71,9 @@ def execute(
 ) -> None:
     """Run jobs whose names, weights and images are there; raise an error at the end if some failed.
 
-    Args:
-        jobs: The jobs.
-        resources: Provides model, stream and source data.
-        out: Results folder.
-        settings: How to execute the jobs.
-        callback: Receives progress events.
-        metadata: What all runs of the folder share; a contradiction raises an error before anything is computed.
-        command: What the user called, which the folder's metadata record.
-        executor: `local` or `ray`.
-        notify: Called with a sentence for each function whose source text has changed since an earlier run.
+    Besides what `run_locally` takes: `metadata` is what all runs of the folder share, and a contradiction raises an
+    error before anything is computed. The folder records the `command`. `notify` is called with a sentence for each
+    function whose source text has changed since an earlier run.
     """
     run_jobs = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
     store, facts = Store(out), dict(metadata)
@@ -99,7 +85,7 @@ def execute(
     for job in jobs:
         with failures.collect(job):
             _check_method(job)
-            facts |= resources.fingerprints(job.spec, partial(_report, job, callback))
+            facts |= resources.fingerprints(job.spec, report_to(callback, job.spec))
             ready.append(job)
     if not ready:
         failures.raise_if_any()
@@ -112,10 +98,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any argument
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return name_of(value) if callable(value) else str(value) if isinstance(value, Path) else value
-
-
-def _report(job: Job, callback: ProgressCallback, stage: str, done: int) -> None:
-    callback(ProgressEvent(job.spec, stage, done))
 
 
 def _check_method(job: Job) -> None:
@@ -135,10 +117,7 @@ def _describe_changes(store: Store, jobs: Sequence[Job]) -> list[str]:
         for name, source in spec.code
         if new.get(replace(spec, code=()), {}).get(name, source) != source
     }
-    return [
-        f"The source of {name} has changed: its runs start anew, beside the earlier ones in {store.folder}."
-        for name in sorted(changed)
-    ]
+    return [f"The source of {name} has changed: its runs start anew, beside the earlier ones." for name in changed]
 
 
 def _describe_command(command: str) -> dict[str, str]:

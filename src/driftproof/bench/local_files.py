@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from driftproof.bench.datasets import DatasetConfig, find_dataset, folder_dataset, own_source
 from driftproof.bench.spec import Spec
 from driftproof.components import Progress, SourceBatches
 from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_frost
@@ -21,6 +20,7 @@ from driftproof.files import sha256
 from driftproof.models import MODELS, build_from_checkpoint, build_model, load_checkpoint, read_checkpoint
 from driftproof.named import is_own, load_own_model
 from driftproof.streams import Continual, Domain, OpenSet
+from driftproof.streams.datasets import DatasetConfig, find_dataset, folder_dataset, own_source
 from driftproof.training.digits import FIVE_LAYERS, build_five_layers
 from driftproof.validation import check_choice
 
@@ -126,14 +126,20 @@ class LocalFiles:
         """Return checksums of weights and images; raise an error if anything is missing, frost photos included."""
         path = self._find_weights(spec)
         make = self._hash_own_model if path is None else lambda _: sha256(path)
-        found = {f"weights {spec.model} {spec.images}": self._cached(path or spec.model, lambda: make(spec.model))}
+        versions = {name: f"{name} {source}" for name, source in spec.code}  # a changed function is another one
+        model, images = (versions.get(name, name) for name in (spec.model, spec.images))
+        found = {f"weights {model} {images}": self._cached(path or spec.model, lambda: make(spec.model))}
         for name in filter(None, (spec.images, spec.unknown)):
             if "frost" in spec.domains and not is_own(name):
                 self._images(name, "frost", spec, None, make=False)
-            images = self._images(name, spec.domains[0], spec, progress)
-            label = f"images {name} {spec.domains[0]} {spec.severity}"
-            found[label] = self._cached(label, images.fingerprint)
+            read = self._images(name, spec.domains[0], spec, progress)
+            label = f"images {versions.get(name, name)} {spec.domains[0]} {spec.severity}"
+            found[label] = self._cached(label, read.fingerprint)
         return found
+
+    def metadata(self) -> dict[str, str]:
+        """Return what all runs of a results folder have to share."""
+        return {"frost": "made up" if self.use_procedural_frost else "photos"}
 
     def _own_model(self, name: str, path: Path | None) -> nn.Module:
         def build() -> nn.Module:
@@ -166,7 +172,13 @@ class LocalFiles:
         def read() -> ImageSet:
             how = {"frost_photos": self._photos(domain), "device": self.device, "make": make, "progress": progress}
             config = self._dataset(name)
-            return _check_classes(config, config.images(self.data, domain, spec.severity, **how))
+            images = config.images(self.data, domain, spec.severity, **how)
+            if config.classes is not None and images.classes and len(images.classes) != config.classes:
+                # A missing class folder would shift the labels of later classes.
+                raise InputError(
+                    f"Expected {images.name} to have all {config.classes} classes, but it has {len(images.classes)}."
+                )
+            return images
 
         images: ImageSet = self._cached((name, domain, spec.severity, make), read)
         return images
@@ -205,12 +217,3 @@ class LocalFiles:
                 f"{f' or {public}' if public else ''}, but they are not there. Train them with `driftproof train`."
             )
         return found[0]
-
-
-def _check_classes(config: DatasetConfig, images: ImageSet) -> ImageSet:
-    """Return the images; raise an error if a class folder is missing, which would shift the labels of later classes."""
-    if config.classes is not None and images.classes and len(images.classes) != config.classes:
-        raise InputError(
-            f"Expected {images.name} to have all {config.classes} classes, but it has {len(images.classes)}."
-        )
-    return images

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftproof.bench.datasets import DATASETS
 from driftproof.bench.jobs import Job
 from driftproof.bench.local_files import NETWORKS
 from driftproof.bench.methods import parse_method
@@ -12,6 +11,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
 from driftproof.named import hash_sources, is_own
+from driftproof.streams.datasets import DATASETS
 from driftproof.validation import check_choice
 
 __all__ = ["RunFilter", "plan_runs"]

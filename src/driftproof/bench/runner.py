@@ -32,7 +32,15 @@ from driftproof.problems import check
 from driftproof.statistics import Statistics
 from driftproof.streams import Continual, Prefetcher, StreamBatch
 
-__all__ = ["ProgressCallback", "ProgressEvent", "ResourceProvider", "RunContext", "RunSettings", "run_stream"]
+__all__ = [
+    "ProgressCallback",
+    "ProgressEvent",
+    "ResourceProvider",
+    "RunContext",
+    "RunSettings",
+    "report_to",
+    "run_stream",
+]
 
 
 class ResourceProvider(Protocol):
@@ -125,6 +133,11 @@ class RunContext:
         self.callback(ProgressEvent(self.spec, stage, done, total, row))
 
 
+def report_to(callback: ProgressCallback, spec: Spec) -> Progress:
+    """Return a `Progress` that sends events of a run."""
+    return lambda stage, done: callback(ProgressEvent(spec, stage, done))
+
+
 def run_stream(context: RunContext) -> None:
     """Run the method over its stream, from the last snapshot up to the target round.
 
@@ -173,12 +186,7 @@ def run_stream(context: RunContext) -> None:
 
 
 def _build_adapter(
-    spec: Spec,
-    model: nn.Module,
-    settings: RunSettings,
-    *,
-    method: str | None = None,
-    statistics: Statistics | None = None,
+    spec: Spec, model: nn.Module, settings: RunSettings, method: str | None = None, statistics: Statistics | None = None
 ) -> Adapter:
     """Build the run's adapter; optionally another method, or with statistics that are already prepared.
 
@@ -204,8 +212,8 @@ def _check_answers(spec: Spec, model: nn.Module, stream: Continual) -> None:
     largest = max(int(domain.images.labels.max()) for domain in stream.domains)
     if largest >= classes:
         raise InputError(
-            f"Expected the labels of {spec.images} in 0..{classes - 1}, the classes of {spec.model}, but got {largest}. "
-            "Leave these images out, or pass them as unknown ones."
+            f"Expected the labels of {spec.images} in 0..{classes - 1}, the classes of {spec.model}, "
+            f"but got {largest}. Leave these images out, or pass them as unknown ones."
         )
 
 
@@ -234,19 +242,17 @@ class _CheckpointWriter:
     def __init__(self, run: Run, adapter: Adapter, save_every: float) -> None:
         self._run, self._adapter, self._save_every = run, adapter, save_every
         self._last_write = time.monotonic()
-        self._rows: list[Row] = []
-        self._conditions: list[Row] = []
+        self._pairs: list[tuple[Row, Row]] = []
 
     def add(self, row: Row, conditions: Row) -> None:
         """Buffer a row; write the buffer if it is time."""
-        self._rows.append(row)
-        self._conditions.append(conditions)
+        self._pairs.append((row, conditions))
         if time.monotonic() - self._last_write >= self._save_every:
             self.flush()
 
     def flush(self) -> None:
         """Write the buffered rows and a snapshot."""
-        if self._rows:
-            self._run.commit(self._rows, self._conditions, self._adapter)
-            self._rows, self._conditions = [], []
-        self._last_write = time.monotonic()
+        if self._pairs:
+            rows, conditions = map(list, zip(*self._pairs, strict=True))
+            self._run.commit(rows, conditions, self._adapter)
+        self._pairs, self._last_write = [], time.monotonic()

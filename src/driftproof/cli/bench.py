@@ -29,11 +29,11 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """List suites, methods, measures, data sets and networks; with -v every run and its hyper-parameters."""
-    from driftproof.bench.datasets import DATASETS
     from driftproof.bench.local_files import NETWORKS
     from driftproof.bench.methods import method_names
     from driftproof.bench.metrics import MEASURES
     from driftproof.paper import SUITES
+    from driftproof.streams.datasets import DATASETS
 
     suites = [build() for build in SUITES.values()]
     names = {"methods": method_names(), "images": list(DATASETS), "networks": list(NETWORKS)}

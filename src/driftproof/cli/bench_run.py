@@ -136,7 +136,7 @@ def run_command(
         try:
             execute(
                 jobs, files, out, settings=settings, callback=on_progress, executor=executor,
-                metadata=metadata | {"frost": "made up" if files.use_procedural_frost else "photos"},
+                metadata=metadata | files.metadata(),
                 command=shlex.join(["driftproof", *context.obj]),
                 notify=lambda sentence: typer.echo(sentence, err=True),
             )  # fmt: skip

@@ -26,7 +26,7 @@ def demo_command(
     from driftproof.bench.execute import execute
     from driftproof.bench.local_files import LocalFiles
     from driftproof.bench.plan import RunFilter, plan_runs
-    from driftproof.bench.runner import ProgressEvent, RunSettings
+    from driftproof.bench.runner import RunSettings, report_to
     from driftproof.cli.bench_progress import progress_display
     from driftproof.paper import suite
     from driftproof.training.digits import train_digits
@@ -37,11 +37,12 @@ def demo_command(
         weights = train_digits(
             out / f"five_layers_digits-{seed}.safetensors",
             seed=seed,
-            progress=lambda stage, done: on_progress(ProgressEvent(jobs[0].spec, stage, done)),
+            progress=report_to(on_progress, jobs[0].spec),
         )
+        files = LocalFiles(out, weights, use_procedural_frost=True)
         execute(
-            jobs, LocalFiles(out, weights, use_procedural_frost=True), out,
-            settings=RunSettings(), callback=on_progress, metadata=run_filter.metadata() | {"frost": "made up"},
+            jobs, files, out,
+            settings=RunSettings(), callback=on_progress, metadata=run_filter.metadata() | files.metadata(),
             command=shlex.join(["driftproof", *context.obj]),
         )  # fmt: skip
     _show(out)

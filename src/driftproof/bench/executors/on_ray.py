@@ -42,27 +42,20 @@ def run_on_ray(
     Uses the cluster that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
     machine. If there is none, one is started and stopped again. Every task takes one CPU, and one GPU if the device is
     a GPU. All machines need the results folder, the files that `resources` reads, and modules of the user's at the same
-    paths.
-
-    Args:
-        jobs: The jobs.
-        folder: Results folder.
-        resources: Provides model, stream and source data; it is pickled for the workers.
-        settings: How to execute the jobs.
-        callback: Receives progress events in this process. A run that changes workers repeats some of its rows.
-        failures: Earlier failures to report together with those of these jobs.
+    paths. The arguments are those of `run_locally`; `resources` is pickled. A run that changes workers repeats some of
+    its events.
     """
     ray = _require("ray")
     failures = failures or Failures(callback)
-    with _connect(ray), _open_event_queue(callback) as events:
+    with _connect(ray), _open_queue() as queue:
         task, worker_settings = _make_task(ray, settings)
         shared, where = ray.put(resources), Path(folder).absolute()
         path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
-        running = {task.remote(job, where, shared, worker_settings, events.queue, path): job for job in jobs}
+        running = {task.remote(job, where, shared, worker_settings, queue, path): job for job in jobs}
         try:
             while running:
                 done, _ = ray.wait(list(running), timeout=_EVENT_INTERVAL)
-                events.dispatch()
+                _dispatch(queue, callback)
                 for reference in done:
                     with failures.collect(running.pop(reference)):
                         _reraise(ray, reference)
@@ -70,6 +63,7 @@ def run_on_ray(
             for reference in running:
                 ray.cancel(reference, force=True)
             raise
+        _dispatch(queue, callback)
     failures.raise_if_any()
 
 
@@ -154,25 +148,17 @@ class _EventSender:
             _require("ray").wait(self._pending, timeout=_TIMEOUT)
 
 
-class _EventQueue:
-    """Receives the workers' events."""
-
-    def __init__(self, callback: ProgressCallback) -> None:
-        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-        self.queue = _require("ray.util.queue").Queue(actor_options=options)
-        self._callback = callback
-
-    def dispatch(self) -> None:
-        """Pass the events that have arrived to the callback."""
-        for message in self.queue.get_nowait_batch(self.queue.size()):
-            self._callback(pickle.loads(message))
-
-
 @contextmanager
-def _open_event_queue(callback: ProgressCallback) -> Iterator[_EventQueue]:
-    events = _EventQueue(callback)
+def _open_queue() -> Iterator[Any]:
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+    queue = _require("ray.util.queue").Queue(actor_options=options)
     try:
-        yield events
-        events.dispatch()
+        yield queue
     finally:
-        events.queue.shutdown(force=True)
+        queue.shutdown(force=True)
+
+
+def _dispatch(queue: Any, callback: ProgressCallback) -> None:  # noqa: ANN401  # as above
+    """Pass the workers' events that have arrived to the callback."""
+    for message in queue.get_nowait_batch(queue.size()):
+        callback(pickle.loads(message))

@@ -15,7 +15,9 @@ from driftproof.data.scenes import SceneImages, Scenes, camvid_classes
 from driftproof.data.scenes.driving import CLEAN, camvid_scenes, driving
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.named import call_own, is_own, load_named
-from driftproof.streams import Domain, Order, Shuffled, Stored, make_scene_domain
+from driftproof.streams.domains import Domain
+from driftproof.streams.order import Order, Shuffled, Stored
+from driftproof.streams.scenes import make_scene_domain
 from driftproof.validation import check_choice
 
 __all__ = ["DATASETS", "DatasetConfig", "default_domains", "find_dataset", "folder_dataset", "own_source"]
