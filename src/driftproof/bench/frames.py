@@ -70,10 +70,6 @@ def load_runs(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
     complete `rounds`, `seconds` in all, the largest `peak_memory`, and the environment of the last visit. `spec` is the
     whole spec as JSON, `conditions` the environment of all visits (JSON, run-length encoded), `folder` where it was
     read.
-
-    Args:
-        folder: A results folder or an archive.
-        more: Further ones.
     """
     return read_frames(folder, *more).runs
 
@@ -83,10 +79,6 @@ def load_histograms(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
 
     Archives hold those of the first and the last complete round. The matrices of the task `gradients` are flattened,
     row by row.
-
-    Args:
-        folder: A results folder or an archive.
-        more: Further ones.
     """
     return read_frames(folder, *more).histograms.collect()
 
