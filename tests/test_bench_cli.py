@@ -7,11 +7,14 @@ import io
 import itertools
 import json
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.io
 import torch
+import typer
 from PIL import Image
 from rich.console import Console
 from torch import nn
@@ -21,7 +24,7 @@ from driftproof.bench import Spec, Store
 from driftproof.bench.local_files import NETWORKS, LocalFiles
 from driftproof.bench.metrics import MEASURES
 from driftproof.bench.runner import ProgressEvent
-from driftproof.cli import bench_progress, main
+from driftproof.cli import app, bench_progress, main
 from driftproof.cli.bounded_progress import BoundedProgress
 from driftproof.data import ArraySet, LabeledBatches, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
@@ -401,6 +404,24 @@ def test_usage_errors_exit_with_code_2_and_a_message(tmp_path, monkeypatch, caps
     assert run(*words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_option_names_agree_with_the_page():
+    """Each option of the table in docs/command-line.md belongs to exactly the commands it names."""
+    found = {}
+
+    def walk(command, *path):
+        for name, below in getattr(command, "commands", {}).items():
+            walk(below, *path, name)
+        for option in itertools.chain(*(parameter.opts for parameter in command.params)):
+            found.setdefault(option, set()).add(" ".join(path))
+
+    walk(typer.main.get_command(app))
+    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text()
+    rows = re.findall(r"^\| `(--[\w-]+)` \| [^|]+ \| ([^|]+) \|$", page, flags=re.MULTILINE)
+    assert {option: set(names.split(", ")) for option, names in rows} == {option: found[option] for option, _ in rows}
+    assert len(rows) > 20
+    assert not {"--set", "--sets", "--root", "--start"} & set(found), "former names"
 
 
 # Progress display
