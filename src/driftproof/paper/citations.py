@@ -48,7 +48,7 @@ class Citations:
         }
         self._entries: dict[str, tuple[Results, TableEntry, int]] = {}
         for page in sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md"))):
-            self._texts[f"{page.parent.name}/{page.stem}"] = partial(_render_page, page)
+            self._texts[f"{page.parent.name}/{page.stem}"] = partial("\n\n{}\n\n".format, read_page(page).strip())
         for results in archives:
             for filled in fill_tables(results):
                 self._add_table(filled, results)
@@ -79,10 +79,6 @@ def _render_claims(archives: Sequence[Results], head: Sequence[str]) -> str:
     return f"\n\n{format_markdown(head, [row[: len(head)] for row in rows], rule='---')}\n\n"
 
 
-def _render_page(page: Path) -> str:
-    return f"\n\n{read_page(page).strip()}\n\n"
-
-
 def _render_table(filled: FilledTable, results: Results) -> str:
     note = f"\n\nOnly the first {results.metadata['limit']} images of each domain." if results.is_subset else ""
     return f"\n\n{render_table(filled)}{note}\n\n"
@@ -95,11 +91,7 @@ def _format_value(value: Value, results: Results) -> str:
 
 
 def render_placeholders(text: str, citations: "Citations | Mapping[str, str]") -> str:
-    """Fill the placeholders of a page, from `<!-- results:claims -->` to `<!-- /results -->`.
-
-    Args:
-        text: The page; earlier content of a placeholder is replaced.
-        citations: What can be cited, by name.
+    """Fill the placeholders of a page, from `<!-- results:claims -->` to `<!-- /results -->`, whatever they hold.
 
     Examples:
         >>> render_placeholders("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})

@@ -16,30 +16,16 @@ if TYPE_CHECKING:
 else:
     pl = require("polars", "Comparing results", "'driftproof[report]'")
 
-__all__ = [
-    "TableCell",
-    "describe_table",
-    "fill_tables",
-    "format_cell",
-    "format_markdown",
-    "measured",
-    "render_table",
-    "to_frame",
-]
+__all__ = ["describe_table", "fill_tables", "format_markdown", "measured", "render_table", "to_frame"]
 
 _MAX_COLUMNS = 3
 
 
-class TableCell(NamedTuple):
-    """One cell of a table as text.
+class _Cell(NamedTuple):
+    """One cell of a table as text; what there is not is empty.
 
-    Attributes:
-        number: Our number; empty if it was not measured.
-        details: The deviation over seeds after `±`, and `@7` if the number is from round 7 and the table shows a later
-            one; mostly empty.
-        paper: The paper's number; empty if there is none.
-        difference: Ours minus the paper's; empty unless the round is the paper's.
-        is_best: Whether no number of the column is better, among those with the most rounds.
+    `details` are the deviation over seeds, and `@7` for a number of round 7 where the table shows a later one. There
+    is a difference only if the round is the paper's. The best number is one of those with the most rounds.
     """
 
     number: str = ""
@@ -68,16 +54,16 @@ def measured(filled: FilledTable) -> tuple[list[str], list[str]]:
     return [row for row in filled.rows if row in rows], [column for column in filled.columns if column in columns]
 
 
-def format_cell(filled: FilledTable, row: str, column: str) -> TableCell:
+def _format_cell(filled: FilledTable, row: str, column: str) -> _Cell:
     """Format the number of a row and column."""
     value = filled.values.get((row, column), Value())
     paper = "" if value.reference is None else format_number(value.reference, 2)
     if value.ours is None:
-        return TableCell(paper=paper)
+        return _Cell(paper=paper)
     deviation = [] if value.deviation is None else [f"±{format_number(value.deviation, 2)}"]
     details = " ".join([*deviation, *([] if value.complete else [f"@{value.round}"])])
     difference = "" if value.difference is None or not value.complete else format_signed(value.difference, 2)
-    return TableCell(format_number(value.ours, 2), details, paper, difference, _is_best(filled, value, column))
+    return _Cell(format_number(value.ours, 2), details, paper, difference, _is_best(filled, value, column))
 
 
 def to_frame(filled: FilledTable) -> "pl.DataFrame":
@@ -86,7 +72,7 @@ def to_frame(filled: FilledTable) -> "pl.DataFrame":
     cells: dict[str, list[str | None]] = {"": list(rows)}
     for column in columns:
         cells[column] = []
-        for number, details, paper, difference, is_best in (format_cell(filled, row, column) for row in rows):
+        for number, details, paper, difference, is_best in (_format_cell(filled, row, column) for row in rows):
             compared = [f"({', '.join(filter(None, (paper, difference)))})"] if paper else []
             text = " ".join(filter(None, (number, details, *compared)))
             cells[column].append(f"*{text}" if is_best else text if number else None)
@@ -126,7 +112,7 @@ def render_table(filled: FilledTable) -> str:
     """Render a table in Markdown; with the paper's numbers, one table per group of columns."""
     rows, columns = measured(filled)
     if not filled.table.reference:
-        lines = ([row, *(format_cell(filled, row, column).markdown for column in columns)] for row in rows)
+        lines = ([row, *(_format_cell(filled, row, column).markdown for column in columns)] for row in rows)
         return format_markdown(["", *columns], lines)
     return "\n\n".join(_render_group(filled, rows, group) for group in _group_columns(columns))
 
@@ -143,7 +129,7 @@ def _render_group(filled: FilledTable, rows: Sequence[str], columns: Sequence[st
     head = ["", *itertools.chain.from_iterable((column, "paper", "difference") for column in columns)]
     lines = []
     for row in rows:
-        cells = [format_cell(filled, row, column) for column in columns]
+        cells = [_format_cell(filled, row, column) for column in columns]
         if any(cell.number for cell in cells):
             lines.append([row, *itertools.chain.from_iterable((c.markdown, c.paper, c.difference) for c in cells)])
     return format_markdown(head, lines)

@@ -25,18 +25,11 @@ _LEGEND = (
     "than the paper's are not listed."
 )
 
-_Tables = Sequence[tuple[FilledTable, Results]]
-"""Tables, each with the archive that has its numbers."""
+_Tables = Sequence[tuple[FilledTable, Results]]  # each with the archive that has its numbers
 
 
 def large_deviations(archives: Sequence[Results]) -> str:
-    """List every number that deviates strongly from the paper's, as a Markdown table.
-
-    Runs on only some of the images are left out.
-
-    Args:
-        archives: The archives.
-    """
+    """List every number that deviates strongly from the paper's, except those on only some of the images."""
     tables = [(filled, results) for results in archives if not results.is_subset for filled in fill_tables(results)]
     found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for filled, results in tables:
@@ -106,8 +99,9 @@ def _ablation_effects(tables: _Tables, entry: TableEntry, method: str) -> list[s
 
 def _matching_ablations(table: Table, entry: TableEntry, method: str) -> Iterator[tuple[TableEntry, TableEntry]]:
     """The ablations of a method in a table, each with the entry that has the same options as `entry`."""
+    visits = entry.round * len(entry.specs[0].domains)  # an ablation is compared after about as many
     entries = [
-        replace(other, round=min(other.round, _equivalent_rounds(entry, other)))
+        replace(other, round=min(other.round, math.ceil(visits / len(other.specs[0].domains))))
         for other in (table.entries if table.name.startswith("choice_") else ())
         if other.specs[0].method == method and _is_relevant(other, entry)
     ]
@@ -115,11 +109,6 @@ def _matching_ablations(table: Table, entry: TableEntry, method: str) -> Iterato
     for other in entries:
         if _changed_options(other, entry) and other.column in references:
             yield other, references[other.column]
-
-
-def _equivalent_rounds(entry: TableEntry, ablation: TableEntry) -> int:
-    """The rounds of an ablation that have about as many domains as the rounds of an entry."""
-    return math.ceil(entry.round * len(entry.specs[0].domains) / len(ablation.specs[0].domains))
 
 
 def _changed_options(ablation: TableEntry, entry: TableEntry) -> set[str]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,16 +44,12 @@ class PaperFigure(NamedTuple):
 
 def selection(results: Results) -> Iterator[PaperFigure]:
     """Precision and recall of TENT under each selection rule, and how many samples lose confidence."""
-    rules = list(suite("rules").specs())
-    methods = dict.fromkeys(spec.method for spec in rules)
     quality, lost = _measure_selection(results, ""), _measure_selection(results, "crowd/")
-    groups = _group_by_stream(run for spec in rules for run in results.seeds(spec))
+    groups = _group_by_stream(run for spec in suite("rules").specs() for run in results.seeds(spec))
     for index, (title, specs) in enumerate(groups, start=1):
         labels = pl.DataFrame({"run": [spec.name for spec in specs], "label": [spec.method for spec in specs]})
         counted, losing = (labels.join(shares, on="run", maintain_order="left") for shares in (quality, lost))
         caption = "Precision and recall of the samples that TENT learned from under each selection rule, in each round."
-        caption += _list_names("Not run", [name for name in methods if name not in labels["label"]])
-        caption += _list_names("Not counted", [name for name in labels["label"] if name not in counted["label"]])
         yield from _draw_shares(f"selection-{index}", title, caption, counted, "precision", "recall")
         caption = "Share of samples that lost confidence, and share of those that are wrong or unknown, in each round."
         yield from _draw_shares(f"rejected-{index}", title, caption, losing, "lost confidence", "wrong among those")
@@ -62,11 +58,8 @@ def selection(results: Results) -> Iterator[PaperFigure]:
 def _measure_selection(results: Results, prefix: str) -> "pl.DataFrame":
     """Return shares over all samples of each complete round: `run`, `round`, and one column each.
 
-    The counts of a domain are whole numbers, so rounding restores those of older archives, which hold shares only.
-
-    Args:
-        results: The results folder.
-        prefix: `crowd/` for what the paper's selection would reject; empty for what the method itself rejects.
+    Those of what the method itself rejects, or with the prefix `crowd/` of what the paper's selection would reject. The
+    counts of a domain are whole numbers, so rounding restores those of older archives, which hold shares only.
     """
     names = {"samples": "samples"} | {f"{prefix}{name}": name for name in ("rejected", "precision", "npv")}
     rounds = results.frames.runs.lazy().select("run", "rounds")
@@ -81,9 +74,8 @@ def _measure_selection(results: Results, prefix: str) -> "pl.DataFrame":
         "correct": (pl.col("precision").fill_null(0) * selected).round(),
         "wrong": (pl.col("npv").fill_null(0) * rejected).round(),
     }
-    totals = visits.filter(pl.col("rejected").is_not_null()).group_by("run", "round").agg(
-        **{name: count.sum() for name, count in counts.items()}
-    )  # fmt: skip
+    sums = {name: count.sum() for name, count in counts.items()}
+    totals = visits.filter(pl.col("rejected").is_not_null()).group_by("run", "round").agg(**sums)
     selected, rejected, correct, wrong = map(pl.col, counts)
     shares = {
         "precision": correct / selected,
@@ -104,20 +96,14 @@ def _draw_shares(name: str, title: str, caption: str, frame: "pl.DataFrame", *pa
         yield PaperFigure(name, title, caption, numbers, partial(_draw_lines, parts, "%"))
 
 
-def _draw_lines(
-    parts: dict[str, "pl.DataFrame"], y_title: str, known: Sequence[str] | None = None
-) -> "alt.TopLevelMixin":
-    charts = (line_chart(part, title=t, y_title=y_title, width=_WIDTH, known=known) for t, part in parts.items())
-    return _put_side_by_side(charts)
+def _draw_lines(parts: dict[str, "pl.DataFrame"], y_title: str, **styles: Any) -> "alt.TopLevelMixin":  # noqa: ANN401
+    return _put_side_by_side(
+        line_chart(part, title=title, y_title=y_title, width=_WIDTH, **styles) for title, part in parts.items()
+    )
 
 
 def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
-    """Histograms of confidence and its change for correct, wrong and unknown samples in one round.
-
-    Args:
-        results: The results folder.
-        round: The round; None for the last complete one. Runs without it are left out and named in the caption.
-    """
+    """Histograms of confidence and its change for correct, wrong and unknown samples, in one round or the last one."""
     candidates = [spec for spec in results.runs if "histograms" in spec.measures and results.rounds(spec)]
     titles = {spec: title for title, group in _group_by_stream(candidates) for spec in group}
     wanted = {spec: results.rounds(spec) if round is None else round for spec in titles}
@@ -128,12 +114,11 @@ def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
             f"Expected histograms of {which}, but no run has completed it and kept them. "
             "Archives keep histograms of the first and the last round only."
         )
-    left_out = _list_names("Left out, without histograms of the round", [s.name for s in titles if s not in found])
     for index, (spec, counts) in enumerate(found.items(), start=1):
         last, title = wanted[spec], titles[spec]
         means = {score: results.per_round(spec, f"{n}/including/auroc")[last - 1] for score, n in _SCORES.items()}
         aurocs = {score: mean if math.isfinite(mean) else None for score, mean in means.items()}
-        caption = f"{spec.method} in round {last}; AUROC of correct predictions, mean over domains.{left_out}"
+        caption = f"{spec.method} in round {last}; AUROC of correct predictions, mean over domains."
         bins = {score: edges(score) for score in _SCORES}
         numbers = {"run": spec.name, "round": last, "auroc": aurocs, "edges": bins, "counts": counts}
         draw = partial(_draw_histograms, title, means, counts)
@@ -218,16 +203,12 @@ def curves(results: Results) -> Iterator[PaperFigure]:
             lines.sort("order")["label"].unique(maintain_order=True),
         )
         parts = {str(column): part.select(kept) for (column,), part in lines.group_by("column", maintain_order=True)}
-        draw = partial(_draw_lines, parts, "mIoU, %" if is_scenes else "error, %", known.to_list())
+        draw = partial(_draw_lines, parts, "mIoU, %" if is_scenes else "error, %", known=known.to_list())
         yield PaperFigure(f"rounds-{index}", title, caption, numbers, draw)
 
 
-ANALYSES: dict[str, Callable[..., Iterator[PaperFigure]]] = {
-    "selection": selection,
-    "scores": scores,
-    "gradients": gradients,
-    "curves": curves,
-}
+ANALYSES: dict[str, Callable[..., Iterator[PaperFigure]]]
+ANALYSES = {analysis.__name__: analysis for analysis in (selection, scores, gradients, curves)}
 """What `driftproof analyze` draws, by name."""
 
 
@@ -261,7 +242,3 @@ def _drop_interaction(spec: Any) -> Any:  # noqa: ANN401  # any part of a chart
         return {"value": condition["value"] if condition.get("empty", True) else spec["value"]}
     kept = {key: _drop_interaction(part) for key, part in spec.items() if key not in ("params", "$schema")}
     return kept | {"columns": 3} if isinstance(kept.get("columns"), dict) else kept  # of legends, by the chart's width
-
-
-def _list_names(label: str, names: Sequence[str]) -> str:
-    return f" {label}: {', '.join(names)}." if names else ""

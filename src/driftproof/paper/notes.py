@@ -14,12 +14,7 @@ _Measured = list[tuple[TableEntry, Value]]
 
 
 def table_notes(filled: FilledTable, results: Results) -> list[str]:
-    """Return all notes on a table: on its data, precision, memory and timing.
-
-    Args:
-        filled: The table with its numbers.
-        results: Where they are from.
-    """
+    """Return all notes on a table, filled from results: on its data, precision, memory and timing."""
     values = ((entry, filled.values[entry.row, entry.column]) for entry in filled.table.entries)
     found = [(entry, value) for entry, value in values if value.ours is not None]
     sources = (_prepared_notes, _precision_notes, _memory_notes, _timing_notes)
@@ -30,13 +25,7 @@ def table_notes(filled: FilledTable, results: Results) -> list[str]:
 def relevant_notes(
     entries: Iterable[TableEntry], metadata: Mapping[str, Any], keys: Iterable[str] | None = None
 ) -> list[str]:
-    """Return the notes on a folder's metadata that concern some entries.
-
-    Args:
-        entries: Which.
-        metadata: What all runs of the folder share.
-        keys: Only notes on these; None for all.
-    """
+    """Return the notes on a folder's metadata, or on some of its keys, that concern some entries."""
     specs, replaced = [spec for entry in entries for spec in entry.specs], metadata.get("replaced", {})
     named = {name for spec in specs for name in (spec.images, spec.unknown, spec.model)}
     run = {replaced.get(name, name) for name in named}
@@ -96,22 +85,20 @@ def _describe_timing(run: Spec, results: Results) -> str:
 
 def _precision_notes(found: _Measured, results: Results) -> Iterator[str]:
     """Which numbers were computed in bfloat16, and from which round on."""
-    rows: dict[str, dict[str, float | None]] = {}
+    firsts: dict[str, dict[str, float | None]] = {}
     for entry, value in found:
         rounds = [first for run in value.runs if (first := _first_bf16_round(run, results)) <= (value.round or 0)]
-        rows.setdefault(entry.row, {})[entry.column] = min(rounds, default=None)
-    if {first for columns in rows.values() for first in columns.values()} == {1}:
+        firsts.setdefault(entry.row, {})[entry.column] = min(rounds, default=None)
+    texts = []
+    for row, columns in firsts.items():
+        for first in dict.fromkeys(round for round in columns.values() if round is not None):
+            alike = [column for column in columns if columns[column] == first]
+            where = "" if len(alike) == len(columns) else f" on {', '.join(alike)}"
+            texts.append(f"{row}{where}" + ("" if first == 1 else f" from round {first:g} on"))
+    if {first for columns in firsts.values() for first in columns.values()} == {1}:
         yield "Computed in bfloat16."
-    elif listed := [text for row, columns in rows.items() for text in _describe_bf16(row, columns)]:
-        yield f"Computed in bfloat16: {'; '.join(listed)}."
-
-
-def _describe_bf16(row: str, first_rounds: Mapping[str, float | None]) -> Iterator[str]:
-    """The columns of a row in bfloat16, unless all are, and the first such round, unless it is round 1."""
-    for first in dict.fromkeys(first for first in first_rounds.values() if first is not None):
-        columns = [column for column in first_rounds if first_rounds[column] == first]
-        where = "" if len(columns) == len(first_rounds) else f" on {', '.join(columns)}"
-        yield f"{row}{where}" + ("" if first == 1 else f" from round {first:g} on")
+    elif texts:
+        yield f"Computed in bfloat16: {'; '.join(texts)}."
 
 
 def _first_bf16_round(run: Spec, results: Results) -> float:

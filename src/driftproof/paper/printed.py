@@ -27,12 +27,9 @@ class PaperTable:
 
     Attributes:
         reference: Where it is in the paper.
-        caption: Short caption.
-        setting: Experimental setting.
         notes: Known misprints and ambiguities.
-        units: By column.
         better: "lower" or "higher", by column, in order.
-        rows: By method, as printed; "TENT + Ours" is TENT with the paper's selection.
+        rows: By method; "TENT + Ours" is TENT with the paper's selection.
 
     Examples:
         >>> paper_table("T1_rounds50").value("TENT + Ours", "CIFAR-10-C/Open")
@@ -40,10 +37,7 @@ class PaperTable:
     """
 
     reference: str
-    caption: str
-    setting: str
     notes: tuple[str, ...]
-    units: Mapping[str, str]
     better: Mapping[str, str]
     rows: Mapping[str, PaperRow]
 
@@ -67,18 +61,12 @@ def load_tables() -> dict[str, PaperTable]:
 
 
 def _parse_table(entry: dict[str, Any]) -> PaperTable:
-    def by_column(values: Any) -> dict[str, Any]:  # noqa: ANN401
-        return dict(zip(entry["columns"], values, strict=True))
-
-    def each(values: str | list[str]) -> dict[str, str]:
-        return by_column([values] * len(entry["columns"]) if isinstance(values, str) else values)
-
+    columns = entry["columns"]
     rows = {}
     for row in entry["rows"]:
-        deltas = by_column(row["printed_delta"]) if "printed_delta" in row else {}
+        deltas = dict(zip(columns, row.get("printed_delta", [None] * len(columns)), strict=True))
         printed = {column: delta for column, delta in deltas.items() if delta is not None}
-        rows[row["method"]] = PaperRow(by_column(row["values"]), printed, frozenset(row.get("bold", ())))
-    return PaperTable(
-        entry["pdf_ref"], entry["caption_short"], entry["setting"], tuple(entry["notes"]),
-        each(entry["unit"]), each(entry["better"]), rows,
-    )  # fmt: skip
+        values = dict(zip(columns, row["values"], strict=True))
+        rows[row["method"]] = PaperRow(values, printed, frozenset(row.get("bold", ())))
+    better = [entry["better"]] * len(columns) if isinstance(entry["better"], str) else entry["better"]
+    return PaperTable(entry["pdf_ref"], tuple(entry["notes"]), dict(zip(columns, better, strict=True)), rows)

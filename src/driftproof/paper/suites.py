@@ -21,14 +21,6 @@ from driftproof.validation import check_choice
 
 __all__ = ["SUITES", "all_tables", "suite"]
 
-_PRINTED = {
-    "source": "Source", "bn_adapt": "BN Adapt", "gce": "GCE", "conjugate": "Conjugate", "ent": "ENT", "tent": "TENT",
-    "eata": "EATA", "swr": "SWR", "cotta": "CoTTA", "ttn": "TTN", "tent (no unknown pixels)": "TENT w/o open-set",
-    "tent+crowd (logits)": "TENT + Ours (logit)", "msp": "MSP", "max_logit": "Max Logit", "energy": "Energy",
-    "confidence_difference": "Ours",
-}  # fmt: skip
-"""Names of rows in the paper's tables."""
-
 _SPEC_FIELDS = {field.name for field in fields(Spec)} | {"analyzed"}
 
 
@@ -130,6 +122,6 @@ def _add_printed(table: Table, printed: PaperTable) -> Table:
 
 def _find_row(row: str, printed: PaperTable) -> str:
     """Return the name of a row in the paper's table; empty if it has none."""
-    base, plus, _ = row.partition("+")
-    name = _PRINTED.get(row) or f"{_PRINTED.get(base)}{' + Ours' * bool(plus)}"
+    known, (base, plus, _) = load_definitions()["printed"], row.partition("+")
+    name = known.get(row) or f"{known.get(base)}{' + Ours' * bool(plus)}"
     return next((found for found in (name, f"{name} (softmax)") if found in printed.rows), "")

@@ -27,11 +27,7 @@ _INTRODUCTION = (
 
 
 def load_archives(folder: Path) -> list[Results]:
-    """Load the archives of a folder: those with tables of the paper first, then those on all images.
-
-    Args:
-        folder: Such as `results`.
-    """
+    """Load the archives of a folder: those with the paper's tables first, those on few images last."""
     archives = [Results(path.parent) for path in sorted(folder.glob("*/runs.parquet"))]
     if not archives:
         raise InputError(
@@ -46,13 +42,9 @@ def _archive_order(results: Results) -> tuple[bool, bool]:
 
 
 def render_results_page(folder: Path, page: Path, archives: Sequence[Results], citations: Citations) -> str:
-    """Render all tables, the paper's claims, large deviations, figures, notes and the protocol.
+    """Render the page of a folder such as `results`, with figures in `figures` and sections in `notes`.
 
-    Args:
-        folder: Such as `results`, with sections in `notes`, which may cite numbers, and figures in `figures`.
-        page: Where the page will be written, for relative links to figures.
-        archives: Its archives.
-        citations: What can be cited.
+    Links to figures are relative to where `page` will be; the sections may cite numbers.
     """
     paths = sorted(folder.glob("figures/**/*.svg"), key=lambda path: (len(path.parts), path))
     parts = [
