@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from driftproof.report.notes import metadata_notes
+from driftproof.report.text import metadata_notes
 
 if TYPE_CHECKING:
     from driftproof.report.page import ReportTable, write_report

@@ -68,7 +68,7 @@ def line_chart(
     columns = alt.ExprRef(f"max(1, floor({_ROOM} / {45 + 7 * max(map(len, labels))}))")
     legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=300)
     ticks: dict[str, Any] = {"labelExpr": _INTEGERS} if is_number else {"labelAngle": -35}
-    axis = alt.Axis(title=x_title, grid=False, labelOverlap=True, **ticks)
+    axis = alt.Axis(title=x_title, grid=False, ticks=False, labelOverlap=True, **ticks)
     scale = alt.Scale(zero=False, nice=False) if is_number else alt.Scale()
     base = alt.Chart(_round_numbers(frame)).encode(
         x=alt.X(x, type="quantitative" if is_number else "nominal", sort=None, axis=axis, scale=scale),

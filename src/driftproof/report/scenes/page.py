@@ -10,9 +10,9 @@ from driftproof.data.scenes import SceneClass
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 from driftproof.optional import require
-from driftproof.report.pictures import data_url, scale_down
-from driftproof.report.render import render
+from driftproof.report.pictures import embed, scale_down
 from driftproof.report.scenes.panels import PHOTOS, count_pixels, describe_counts, make_panels
+from driftproof.report.text import write_page
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,7 +50,7 @@ def write_scenes(
         _save(make_grid([panels]), out / name)
         rows.append({kind: _scale(image, kind, _SHEET_WIDTH) for kind, image in panels.items()})
         pictures = {
-            kind: data_url(_scale(image, kind, _PAGE_WIDTH), "JPEG" if kind in PHOTOS else "PNG")
+            kind: embed(_scale(image, kind, _PAGE_WIDTH), "JPEG" if kind in PHOTOS else "PNG")
             for kind, image in panels.items()
         }
         summary = describe_counts(counts, has_rejected=has_rejected)
@@ -69,10 +69,9 @@ def write_scenes(
     first, *others = [make_grid([row]) for row in rows]
     _save(first, out / "scenes.webp", save_all=True, append_images=others, duration=800, loop=0, quality=80, method=2)
     summary = describe_counts(total, has_rejected=has_rejected)
-    text = render("scenes.html", title=title, facts=facts, entries=entries, summary=summary, palette=palette)
-    with atomic_write(out / "index.html") as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-    return out / "index.html"
+    return write_page(
+        "scenes.html", out / "index.html", title=title, facts=facts, entries=entries, summary=summary, palette=palette
+    )
 
 
 def make_grid(rows: "Sequence[Mapping[str, Image]]") -> "Image":
