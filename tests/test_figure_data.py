@@ -100,17 +100,6 @@ def test_selection_figure_counts_all_samples_of_a_round(made, capsys, folder):
         assert found == pytest.approx([100 * len(lost) / len(every), 100 * sum(not s[0] for s in lost) / len(lost)])
 
 
-def test_missing_and_uncounted_rules_are_named(tmp_path):
-    for spec in SPECS:
-        if spec.method in ("tent", "tent+crowd"):
-            counted = row_of([(True, True), (False, False)], "", 1) if "+" in spec.method else {}
-            rows = [{"round": 1, "domain": name, "samples": 2, "error": 20.0, **counted} for name in spec.domains]
-            write(tmp_path, spec, rows)
-    (figure,) = ANALYSES["selection"](Results(tmp_path))
-    assert set(figure.numbers) == {"tent+crowd"}
-    assert figure.caption.endswith(" Not run: tent+confident, tent+certain. Not counted: tent.")
-
-
 def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
     root, _, counts = made
     for words, round in ((("--round", 1), 1), ((), ROUNDS)):
@@ -124,18 +113,16 @@ def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
     assert "Archives keep histograms of the first and the last round only." in error
 
 
-def test_incomplete_round_is_left_out_and_named(tmp_path):
+def test_scores_leave_out_runs_without_the_round(tmp_path):
     begun = next(spec for spec in SPECS if spec.method == "tent")
     done = replace(begun, unknown="svhn-c")
     for spec, count in ((begun, 2 * len(begun.domains) + 1), (done, 3 * len(done.domains))):
         places = itertools.islice(itertools.product((1, 2, 3), spec.domains), count)
         bins = dict.fromkeys(HISTOGRAMS, [1] * BINS) | dict.fromkeys(AUROCS, 70.0)
         write(tmp_path, spec, [{"round": n, "domain": domain, "error": 9.0, **bins} for n, domain in places])
-    (figure,) = ANALYSES["scores"](Results(tmp_path), round=3)
-    assert figure.numbers["run"] == done.name
-    assert figure.caption.endswith(f" Left out, without histograms of the round: {begun.name}.")
-    both = {figure.numbers["run"]: figure.numbers["round"] for figure in ANALYSES["scores"](Results(tmp_path))}
-    assert both == {begun.name: 2, done.name: 3}
+    for round, shown in ((3, {done.name: 3}), (None, {begun.name: 2, done.name: 3})):
+        figures = ANALYSES["scores"](Results(tmp_path), round=round)
+        assert {figure.numbers["run"]: figure.numbers["round"] for figure in figures} == shown
 
 
 def test_all_figures_are_drawn_from_an_archive(made, capsys, tmp_path):
