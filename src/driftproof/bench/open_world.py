@@ -23,6 +23,9 @@ __all__ = ["OpenWorld", "ScoreProtocols", "predict"]
 _ANSWER_SCORES: tuple[Callable[[Tensor], Tensor], ...] = (scores.msp, scores.max_logit, scores.energy, scores.entropy)
 """Scores of the adapter's answer. They need no frozen network and no further pass."""
 
+_MAX_PENDING = 2**22
+"""Number of logits that are kept before they are reduced to scores: 16 MiB."""
+
 
 class OpenWorld:
     """Ranks known images against unknown ones by the method's novelty and by scores of its answer, in percent.
@@ -42,21 +45,32 @@ class OpenWorld:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._batches: list[dict[str, Tensor]] = []
+        self._pending: list[tuple[Tensor, ...]] = []
+        self._scored: list[dict[str, Tensor]] = []
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         """Add a batch, without a device synchronization."""
         if batch.labels.ndim == 1:
-            facts = {"known": batch.known, "correct": (predict(logits) == batch.labels) & batch.known}
-            answer = {score.__name__: score(logits) for score in _ANSWER_SCORES}
-            self._batches.append({**facts, "answered": ~record.quarantined, "novelty": record.novelty, **answer})
+            self._pending.append((logits, batch.labels, batch.known, record.quarantined, record.novelty))
+        if sum(pending[0].numel() for pending in self._pending) > _MAX_PENDING:
+            self._score_pending()
+
+    def _score_pending(self) -> None:
+        """Reduce the answers that were kept to scores; many batches at once, because each is small."""
+        logits, labels, known, quarantined, novelty = map(torch.cat, zip(*self._pending, strict=True))
+        facts = {"known": known, "correct": (predict(logits) == labels) & known, "answered": ~quarantined}
+        scored = {score.__name__: score(logits) for score in _ANSWER_SCORES}
+        self._scored.append({**facts, "novelty": novelty, **scored})
+        self._pending = []
 
     def _join(self) -> dict[str, Tensor]:
-        return {name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]}
+        if self._pending:
+            self._score_pending()
+        return {name: torch.cat([chunk[name] for chunk in self._scored]) for name in self._scored[0]}
 
     def compute(self) -> dict[str, Ratio]:
         """Return the measures of a domain; NaN where a score is NaN, or nothing is known or unknown."""
-        if not self._batches:
+        if not self._pending and not self._scored:
             return {}
         joined = self._join()
         known, correct, answered = (joined.pop(name) for name in ("known", "correct", "answered"))
