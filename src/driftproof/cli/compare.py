@@ -25,7 +25,7 @@ def compare_command(
     """Show tables of results, with the paper's numbers in brackets: every table that has any, or those of suites."""
     from driftproof.bench import Results
     from driftproof.paper import all_tables
-    from driftproof.paper.comparison import describe_table, to_frame
+    from driftproof.paper.comparison import caption_of, to_frame
     from driftproof.paper.notes import table_notes
     from driftproof.report.sections import result_table
     from driftproof.report.series import label_measures, label_runs
@@ -43,9 +43,7 @@ def compare_command(
         return
     console = Console()
     for table, results in filled:
-        brackets = "; in brackets the paper's number and the difference" if table.table.reference else ""
-        caption = f"{table.table.name}: {describe_table(table)}{brackets}"
-        console.print(frame_table(to_frame(table), title=table.table.title, caption=caption))
+        console.print(frame_table(to_frame(table), title=table.table.title, caption=caption_of(table)))
         console.print(*table_notes(table, results), "", sep="\n", highlight=False)
     for results in found if not filled and not suites else ():  # runs of no suite
         numbers = label_measures(results.frames.measures, label_runs(results.frames.runs))

@@ -18,7 +18,9 @@ def report_command(
     ] = None,
 ) -> None:
     """Write one HTML page: which method is best, is it safe, tables, curves, costs and protocol; works offline."""
-    from driftproof.report import write_report
+    from driftproof.bench import Results
+    from driftproof.paper.comparison import caption_of, fill_tables, to_frame
+    from driftproof.report import ReportTable, write_report
 
     if rows is not None and rows.suffix not in (".csv", ".parquet"):
         raise ConfigurationError(f"Expected `--rows` to end with .csv or .parquet, but got {rows}.")
@@ -32,4 +34,6 @@ def report_command(
         else:
             measures.write_parquet(rows)
         typer.echo(rows)
-    typer.echo(write_report(folders, out or folders[0] / "report.html"))
+    filled = [table for folder in folders for table in fill_tables(Results(folder)) if table.table.reference]
+    tables = [ReportTable(table.table.title, to_frame(table), caption_of(table)) for table in filled]
+    typer.echo(write_report(folders, out or folders[0] / "report.html", tables=tables))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     pl = require("polars", "Comparing results", "'driftproof[report]'")
 
-__all__ = ["describe_table", "fill_tables", "format_markdown", "measured", "render_table", "to_frame"]
+__all__ = ["caption_of", "describe_table", "fill_tables", "format_markdown", "measured", "render_table", "to_frame"]
 
 _MAX_COLUMNS = 3
 
@@ -69,7 +69,7 @@ def _format_cell(filled: FilledTable, row: str, column: str) -> _Cell:
 def to_frame(filled: FilledTable) -> "pl.DataFrame":
     """Return a table as text, as `driftproof.report` prints it: the paper's number and the difference in brackets."""
     rows, columns = measured(filled)
-    cells: dict[str, list[str | None]] = {"": list(rows)}
+    cells: dict[str, list[str | None]] = {"method": list(rows)}
     for column in columns:
         cells[column] = []
         for number, details, paper, difference, is_best in (_format_cell(filled, row, column) for row in rows):
@@ -87,6 +87,12 @@ def _is_best(filled: FilledTable, value: Value, column: str) -> bool:
     if lower is None or len(numbers) < 2 or value.round != last:
         return False
     return value.ours == (min(numbers) if lower else max(numbers))
+
+
+def caption_of(filled: FilledTable) -> str:
+    """Return how to read a table of `to_frame`."""
+    brackets = "; in brackets the paper's number and the difference" if filled.table.reference else ""
+    return f"{filled.table.name}: {describe_table(filled)}{brackets}"
 
 
 def describe_table(filled: FilledTable) -> str:
