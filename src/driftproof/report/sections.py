@@ -1,6 +1,5 @@
 """The contents of the page: frames for its figures and tables, from labeled numbers."""
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -145,29 +144,22 @@ def domain_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def health_table(numbers: "pl.DataFrame") -> "pl.DataFrame":
-    """Return one row per series that left the healthy state, on which guards acted, or with quarantined images."""
-    told = _pick(numbers, f"{_HEALTH}|guard/.*|quarantined")
-    worst, looks = (_value.filter(_measure == name).max() for name in ("health", "health/unhealthy"))
-    visits = told.group_by(*SERIES, "seed", "round", "rounds", "visit", "domain").agg(
-        state=worst, bad=(worst.fill_null(0) + looks.fill_null(0)) > 0
-    )
-    bad, at_end = pl.col("bad"), pl.col("state").filter(_round == pl.col("rounds")).max().cast(pl.Int64)
-    states = visits.sort("round", "visit").group_by(SERIES).agg(
-        pl.when(bad.any()).then(pl.format("{} of {} domains", bad.sum(), pl.len())).alias("not healthy"),
-        pl.format("round {}, {}", "round", "domain").filter("bad").first().alias("first"),
-        at_end.replace_strict(_STATES, return_dtype=pl.String).alias("worst at the end"),
+    """Return one row per series that left the healthy state, on which guards acted, or with quarantined images.
+
+    Says where it first left, the worst state in the last round, and how many batches or images were acted on.
+    """
+    told = _pick(numbers, f"{_HEALTH}|guard/.*|quarantined").sort("round", "visit")
+    is_state = _measure.is_in(_HEALTH.split("|"))
+    at_end = _value.filter(_measure == "health", _round == pl.col("rounds")).max().cast(pl.Int64)
+    states = told.group_by(SERIES).agg(
+        pl.format("round {}, {}", "round", "domain").filter(is_state & (_value > 0)).first().alias("first not healthy"),
+        at_end.replace_strict(_STATES, return_dtype=pl.String).alias("at the end"),
     )  # fmt: skip
-    sums = told.group_by(*SERIES, "measure").agg(_value.sum()).filter(_value > 0).sort("measure")
-    action = pl.format("{} {}", _measure.str.strip_prefix("guard/"), _count).filter(_measure.str.starts_with("guard/"))
-    acts = sums.group_by(SERIES).agg(
-        pl.when(action.len() > 0).then(action.str.join(", ")).alias("guards, in batches"),
-        _count.filter(_measure == "quarantined").first().alias("quarantined images"),
-    )  # fmt: skip
-    table = states.join(acts, on=SERIES, how="left").sort("place", "order").drop("place", "order")
-    found = pl.col("not healthy", "guards, in batches", "quarantined images").is_not_null()
-    return table.filter(pl.any_horizontal(found)).select(
-        "column", pl.col("label").alias("method"), pl.exclude("column", "label")
-    )
+    acts = told.filter(~is_state).with_columns(_measure.str.strip_prefix("guard/"), _count)
+    sums = acts.sort("measure").pivot(on="measure", index=SERIES, values="value", aggregate_function="sum")
+    table = states.join(sums, on=SERIES, how="left").sort("place", "order").drop("place", "order")
+    found = [pl.col("first not healthy").is_not_null(), *(pl.col(name) > 0 for name in sums.columns[len(SERIES) :])]
+    return table.filter(pl.any_horizontal(found)).select(pl.col("label").alias("method"), pl.exclude("label"))
 
 
 def cost_table(numbers: "pl.DataFrame") -> "tuple[pl.DataFrame, Headings]":
@@ -184,10 +176,12 @@ def histogram_shares(histograms: "pl.DataFrame", runs: "pl.DataFrame") -> "pl.Da
 
     `column` is a title: score, method, setting and round.
     """
-    named = histograms.filter(_measure.str.starts_with("histogram/")).join(
-        runs.select("run", "rounds", "seed", *SERIES), on="run"
+    names = runs.select("run", "rounds", "seed", *SERIES)
+    known = (
+        histograms.filter(_measure.str.starts_with("histogram/"))
+        .join(names, on="run")
+        .filter(_round <= pl.col("rounds"))
     )
-    known = named.filter(_round <= pl.col("rounds"))
     last = known.filter(_round == _round.max().over(SERIES), pl.col("seed") == pl.col("seed").min().over(SERIES))
     rows = []
     for (_, column, _, label, at, name), part in last.group_by(*SERIES, "round", "measure", maintain_order=True):
@@ -200,23 +194,14 @@ def histogram_shares(histograms: "pl.DataFrame", runs: "pl.DataFrame") -> "pl.Da
 
 
 def methods_table(runs: "pl.DataFrame") -> "pl.DataFrame":
-    """Return options and components of each method, and the settings where they differ from others."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for run in runs.sort("order", "place").iter_rows(named=True):
-        options = json.loads(run["options"]).items()
-        given = ", ".join(
-            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in options
-        )
-        parts = json.loads(run["protocol"]).items()
-        used = "; ".join(f"{axis.replace('_', ' ')} {part}" for axis, part in parts if part != "None")
-        rows.setdefault((run["label"], given, used), []).append(run["column"])
-    names = [label for label, _, _ in rows]
-    where = [
-        "everything" if names.count(name) == 1 else "; ".join(dict.fromkeys(on))
-        for name, on in zip(names, rows.values(), strict=True)
-    ]
-    columns = zip(names, where, *list(zip(*rows, strict=True))[1:], strict=True)
-    return pl.DataFrame(list(columns), schema=["method", "on", "hyper-parameters", "components"], orient="row")
+    """Return options and components of each method, and on which settings it has them."""
+    options = pl.col("options").str.replace_all('":', " ").str.replace_all(',"', ", ").str.replace_all('[{}"]', "")
+    parts = pl.col("protocol").str.replace_all(r'"\w+":"None",?', "").str.replace_all('":"', " ")
+    texts = {"hyper-parameters": options, "components": parts.str.replace_all('","', "; ").str.replace_all('[{}"]', "")}
+    grouped = runs.sort("order", "place").with_columns(**texts).group_by("label", *texts, maintain_order=True)
+    columns, settings = pl.col("column").unique(maintain_order=True), runs["column"].n_unique()
+    where = pl.when(columns.len() == settings).then(pl.lit("everything")).otherwise(columns.str.join("; "))
+    return grouped.agg(on=where).rename({"label": "method"})
 
 
 def settings_table(runs: "pl.DataFrame") -> "pl.DataFrame":
