@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftproof.bench import Spec, open_world
+from driftproof.bench import Spec
 from driftproof.bench.histograms import edges
 from driftproof.bench.metrics import MEASURES, MetricCollection
 from driftproof.errors import ConfigurationError
@@ -161,7 +161,7 @@ def test_ranking_matches_sklearn_in_every_protocol(found):
 
 @given(domain_batches(), st.sampled_from([0, 40, 2**22]))
 def test_open_world_measures_match_loops(found, pending):
-    with mock.patch.object(open_world, "_MAX_PENDING", pending):
+    with mock.patch("driftproof.metrics.open_set._MAX_PENDING", pending):
         row, every = compute_row(found, unknown="other"), list(iter_samples(found))
     known, unknown = [s for s in every if s.known], [s for s in every if not s.known and s.answered]
     if not known or not unknown:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from driftproof.bench.health_log import health_columns
 from driftproof.bench.histograms import Histograms
-from driftproof.bench.open_world import OpenWorld, ScoreProtocols, predict
 from driftproof.bench.pixels import IoU, PixelScores
-from driftproof.bench.ratio import Ratio, make_ratio
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.health import Health
-from driftproof.metrics import ErrorRate, SelectionQuality
+from driftproof.metrics import ErrorRate, OpenSetQuality, Ratio, SelectionQuality
+from driftproof.metrics.ratio import make_ratio
 from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import StreamBatch
 from driftproof.validation import check_choice
@@ -44,7 +43,7 @@ class _Error:
         self._errors = ErrorRate(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        self._errors.update(predict(logits), batch.labels, batch.known)
+        self._errors.update(_predict(logits), batch.labels, batch.known)
 
     def compute(self) -> dict[str, MetricValue]:
         wrong, known = self._errors.counts.tolist()
@@ -58,7 +57,7 @@ class _Selection:
         self._counts = SelectionQuality(device=device)
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (predict(logits) == batch.labels) & batch.known
+        correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.selected, correct, batch.known, batch.labeled)
 
     def compute(self) -> dict[str, MetricValue]:
@@ -81,19 +80,46 @@ class _PaperSelection(_Selection):
     """
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (predict(logits) == batch.labels) & batch.known
+        correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.novelty <= 0, correct, batch.known)
 
     def compute(self) -> dict[str, MetricValue]:
         return {f"crowd/{name}": value for name, value in super().compute().items()}
 
 
+class _OpenSet:
+    """Ranking of known against unknown images, OSCR, H-score and calibration; label maps are left to `PixelScores`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._quality: OpenSetQuality | None = None
+
+    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
+        if batch.labels.ndim == 1:
+            self._quality = self._quality or OpenSetQuality()
+            self._quality.update(logits, batch.labels, batch.known, record.novelty, record.quarantined)
+
+    def compute(self) -> dict[str, Ratio]:
+        return self._quality.compute() if self._quality else {}
+
+
+class _Scores(_OpenSet):
+    """Correctly classified images against unknown ones, also counting misclassified images as negatives.
+
+    Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`. Every
+    visit of a domain is ranked separately, and tables show the mean over domains.
+    """
+
+    def compute(self) -> dict[str, Ratio]:
+        found = self._quality.compute_protocols() if self._quality else {}
+        return {name.replace("novelty/", "confidence_difference/"): value for name, value in found.items()}
+
+
 METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
-    "open": OpenWorld,
+    "open": _OpenSet,
     "crowd": _PaperSelection,
-    "scores": ScoreProtocols,
+    "scores": _Scores,
     "histograms": Histograms,
     "iou": IoU,
     "pixels": PixelScores,
@@ -187,3 +213,8 @@ class MetricCollection:
             | {f"guard/{action}": count for action, count in self._actions.items()}
             | ({"counts": counts} if counts else {})
         )
+
+
+def _predict(logits: Tensor) -> Tensor:
+    """Return the predicted classes; -1, which is always wrong, for an image without an answer."""
+    return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)

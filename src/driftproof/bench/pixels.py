@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from driftproof.bench.ratio import Ratio, make_ratio
 from driftproof.data.scenes import VOID
-from driftproof.metrics import BinnedScores, ConfusionMatrix
+from driftproof.metrics import BinnedScores, ConfusionMatrix, Ratio
+from driftproof.metrics.ratio import make_ratio
 from driftproof.record import Record
 from driftproof.scores import msp
 from driftproof.streams import StreamBatch
