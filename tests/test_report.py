@@ -140,14 +140,22 @@ def test_labels_name_what_differs_and_order_is_the_registry(tmp_path):
     ]
 
 
-def test_pooled_means_weigh_domains_by_their_samples(tmp_path):
-    write_run(tmp_path, CLOSED, rounds=1, counts={"precision": 7})
-    frames = read_frames(tmp_path)
-    numbers = label_measures(frames.measures, label_runs(frames.runs))
-    weights = pl.Series([1, 2, 5])
-    weighed = numbers.filter(pl.col("measure") == "precision").sort("visit").with_columns(count=weights)
-    expected = (weighed["value"] * weights).sum() / 8
-    assert per_round(weighed, "precision", pooled=True)["value"].to_list() == [pytest.approx(expected)]
+def test_edited_method_is_another_row_and_edited_images_another_column(tmp_path):
+    own = replace(CLOSED, method="my.pkg:own")
+    write_run(tmp_path, replace(own, code=(("my.pkg:own", "aaaaaaaa"),)), rounds=1)
+    write_run(tmp_path, CLOSED, rounds=1)
+    labels = label_runs(read_frames(tmp_path).runs)
+    assert labels.select("column", "label").rows() == [
+        ("cifar10-c, closed", "tent"),
+        ("cifar10-c, closed", "my.pkg:own"),
+    ]
+    write_run(tmp_path, replace(own, code=(("my.pkg:own", "bbbbbbbb"),)), rounds=1)
+    assert label_runs(read_frames(tmp_path).runs)["label"].to_list()[1:] == [
+        "my.pkg:own, code=aaaaaa",
+        "my.pkg:own, code=bbbbbb",
+    ]
+    write_run(tmp_path, replace(CLOSED, code=(("cifar10-c", "aaaaaaaa"),)), rounds=1)
+    assert set(label_runs(read_frames(tmp_path).runs)["column"]) == {"cifar10-c, closed", "cifar10-c, closed #2"}
 
 
 # The verdict and the tables

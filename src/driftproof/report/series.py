@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,21 +35,26 @@ def label_runs(runs: "pl.DataFrame") -> "pl.DataFrame":
     """
     runs = runs.filter((pl.col("task") == "stream") & (pl.col("rounds") > 0))
     specs = [Spec.from_data(json.loads(text)) for text in runs["spec"]]
-    streams = sorted({_stream_of(spec) for spec in specs}, key=_stream_order)
-    places = {stream: place for place, stream in enumerate(streams)}
-    names = dict(_name_methods(specs))
-    order = sorted({(method_order(spec.method), name) for spec, name in names.items()})
-    orders = {name: position for position, (_, name) in enumerate(order)}
-    columns = _make_unique([_name_stream(stream, streams) for stream in streams])
-    new = {
-        "label": pl.Series([names[spec] for spec in specs], dtype=pl.String),
-        "order": pl.Series([orders[names[spec]] for spec in specs], dtype=pl.Int64),
-        "column": pl.Series([columns[places[_stream_of(spec)]] for spec in specs], dtype=pl.String),
-        "place": pl.Series([places[_stream_of(spec)] for spec in specs], dtype=pl.Int64),
-        "stateless": pl.Series([_is_stateless(json.loads(text)) for text in runs["protocol"]], dtype=pl.Boolean),
+    names, streams = _name_methods(specs), [_stream_of(spec) for spec in specs]
+    order = {
+        label: place
+        for place, (_, label) in enumerate(sorted({(method_order(spec.method), names[spec]) for spec in specs}))
     }
-    longest = runs.with_columns(**new).sort("rounds", descending=True, maintain_order=True)
-    return longest.unique(["place", "order", "seed"], keep="first").sort("place", "order", "seed")
+    columns = _name_streams(sorted(set(streams), key=_stream_order))
+    places = {stream: place for place, stream in enumerate(columns)}
+    new: dict[str, list[Any]] = {
+        "label": [names[spec] for spec in specs],
+        "order": [order[names[spec]] for spec in specs],
+        "column": [columns[stream] for stream in streams],
+        "place": [places[stream] for stream in streams],
+        "stateless": [_is_stateless(json.loads(text)) for text in runs["protocol"]],
+    }
+    types = {"order": pl.Int32, "place": pl.Int32, "stateless": pl.Boolean}
+    labeled = runs.with_columns(pl.Series(name, values, types.get(name, pl.String)) for name, values in new.items())
+    longest = labeled.sort("rounds", descending=True, maintain_order=True).unique(
+        ["place", "order", "seed"], keep="first"
+    )
+    return longest.sort("place", "order", "seed")
 
 
 def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame", wanted: str = ".*") -> "pl.DataFrame":
@@ -60,20 +65,17 @@ def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame"
         runs: As `label_runs` returns them.
         wanted: Pattern of the names of measures.
     """
-    text, small = pl.Enum, pl.Int32
     names = runs.lazy().select("run", *SERIES, "seed", "stateless", "rounds", domain="domains")
     names = names.with_columns(visit=pl.int_ranges(0, pl.col("domain").list.len())).explode("domain", "visit")
-    names = names.with_columns(
-        pl.col("label").cast(text(runs["label"].unique())), pl.col("column").cast(text(runs["column"].unique())),
-        pl.col("place", "order", "visit", "rounds", "seed").cast(small),
-    )  # fmt: skip
+    texts = [pl.col(name).cast(pl.Enum(runs[name].unique())) for name in ("label", "column")]
+    names = names.with_columns(*texts, pl.col("visit", "rounds", "seed").cast(pl.Int32))
     numbers = measures.lazy().select("run", "round", "domain", "measure", "value", "count")
-    known = numbers.filter(pl.col("measure").str.contains(f"^({wanted})$")).with_columns(pl.col("round").cast(small))
+    known = numbers.filter(pl.col("measure").str.contains(f"^({wanted})$")).with_columns(pl.col("round").cast(pl.Int32))
     joined = known.join(names, on=["run", "domain"]).filter(pl.col("round") <= pl.col("rounds")).drop("run")
     return joined.with_columns(pl.col("measure", "domain").cast(pl.Categorical)).collect(engine="streaming")
 
 
-def per_round(frame: "pl.DataFrame", *measures: str, pooled: bool = False) -> "pl.DataFrame":
+def per_round(frame: "pl.DataFrame", *measures: str) -> "pl.DataFrame":
     """Return the mean of measures over domains and seeds for each round, with its spread over the seeds.
 
     Columns are `measure`, `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for
@@ -83,15 +85,11 @@ def per_round(frame: "pl.DataFrame", *measures: str, pooled: bool = False) -> "p
     Args:
         frame: As `label_measures` returns it.
         measures: Which numbers.
-        pooled: Weigh domains by `count`, so that all samples of a round count alike, and leave out empty ones.
     """
-    value, count, keys = pl.col("value"), pl.col("count"), ["measure", *SERIES, "stateless", "rounds"]
-    mean = (value * count).sum() / count.filter(value.is_not_null()).sum() if pooled else value.mean()
-    known = pl.lit(True) if pooled else value.is_not_null().all()
-    chosen = frame.lazy().filter(pl.col("measure").is_in(measures)).group_by(*keys, "seed", "round")
-    seeds = (
-        chosen.agg(value=pl.when(known).then(mean)).collect().with_columns(pl.col(pl.Enum, pl.Categorical).cast(str))
-    )
+    value, keys = pl.col("value"), ["measure", *SERIES, "stateless", "rounds"]
+    mean = pl.when(value.is_not_null().all()).then(value.mean())
+    seeds = frame.filter(pl.col("measure").is_in(measures)).group_by(*keys, "seed", "round").agg(value=mean)
+    seeds = seeds.with_columns(pl.col(pl.Enum, pl.Categorical).cast(pl.String))
     longest = seeds.filter(pl.col("rounds") == pl.col("rounds").max().over("measure", *SERIES))
     rounds = longest.group_by(*keys, "round").agg(
         deviation=value.std(), low=value.min(), high=value.max(), seeds=pl.len(), value=value.mean()
@@ -113,13 +111,11 @@ def per_domain(frame: "pl.DataFrame", measure: str, *, last: bool = True) -> "pl
         measure: Which numbers.
         last: Of the last round of each series only.
     """
-    longest = frame.filter(
-        (pl.col("measure") == measure) & (pl.col("rounds") == pl.col("rounds").max().over("place", "order"))
-    )
+    is_longest = pl.col("rounds") == pl.col("rounds").max().over("place", "order")
+    longest = frame.filter(pl.col("measure") == measure).filter(is_longest)
     shown = longest.filter(pl.col("round") == pl.col("rounds")) if last else longest
-    keys = [*SERIES, "round", "visit", "domain"]
-    means = shown.group_by(keys).agg(pl.col("value").mean()).with_columns(pl.col(pl.Enum, pl.Categorical).cast(str))
-    return means.sort(*SERIES, "round", "visit")
+    means = shown.group_by(*SERIES, "round", "visit", "domain").agg(pl.col("value").mean())
+    return means.with_columns(pl.col(pl.Enum, pl.Categorical).cast(pl.String)).sort(*SERIES, "round", "visit")
 
 
 def method_order(method: str) -> tuple[int, str]:
@@ -130,39 +126,43 @@ def method_order(method: str) -> tuple[int, str]:
 
 def _stream_of(spec: Spec) -> Spec:
     measures = ("iou",) if "iou" in spec.measures else ("error",)
-    return replace(spec, method="", options=(), seed=0, measures=measures)
+    code = tuple(item for item in spec.code if item[0] != spec.method)
+    return replace(spec, method="", options=(), seed=0, measures=measures, code=code)
 
 
 def _stream_order(stream: Spec) -> tuple[Any, ...]:
     return stream.images, stream.model, stream.unknown or "", stream.domains, -stream.batch_size, stream.name
 
 
-def _name_stream(stream: Spec, streams: Sequence[Spec]) -> str:
-    setting = "" if "iou" in stream.measures else f"open ({stream.unknown})" if stream.unknown else "closed"
-    network = stream.model if any(o.images == stream.images and o.model != stream.model for o in streams) else ""
-    fields = distinguishing_fields(stream, [other for other in streams if other.unknown == stream.unknown])
-    return ", ".join(filter(None, (stream.images, setting, network, *fields)))
+def _name_streams(streams: Sequence[Spec]) -> dict[Spec, str]:
+    """Name streams by images and setting, and by what else distinguishes them."""
+    names: dict[Spec, str] = {}
+    for stream in streams:
+        setting = "" if "iou" in stream.measures else f"open ({stream.unknown})" if stream.unknown else "closed"
+        models = {other.model for other in streams if other.images == stream.images}
+        fields = distinguishing_fields(stream, [other for other in streams if other.unknown == stream.unknown])
+        parts = [stream.images, setting, stream.model if len(models) > 1 else "", *fields]
+        name = ", ".join(filter(None, parts))
+        again = sum(other.partition(" #")[0] == name for other in names.values())
+        names[stream] = f"{name} #{again + 1}" if again else name
+    return names
 
 
-def _make_unique(names: Sequence[str]) -> list[str]:
-    return [f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
-            for index, name in enumerate(names)]  # fmt: skip
-
-
-def _name_methods(specs: Iterable[Spec]) -> Iterator[tuple[Spec, str]]:
-    """Name runs by method and by the options in which the runs of that method on one stream differ."""
-
-    def key(spec: Spec) -> tuple[str, str]:
-        return _stream_of(spec).name, spec.method
-
-    for _, group in itertools.groupby(sorted(specs, key=key), key=key):
-        alike = list(group)
-        options = [dict(spec.options) for spec in alike]
-        varying = {
-            name for name in itertools.chain(*options) if len({repr(each.get(name, "")) for each in options}) > 1
-        }
-        for spec in alike:
-            yield spec, ", ".join([spec.method, *(_name_option(*item) for item in spec.options if item[0] in varying)])
+def _name_methods(specs: Iterable[Spec]) -> dict[Spec, str]:
+    """Name runs by method, and by the options and source texts in which its runs on one stream differ."""
+    groups: dict[tuple[str, str], dict[Spec, dict[str, Any]]] = {}
+    for spec in specs:
+        own = [("code", text[:6]) for name, text in spec.code if name == spec.method]
+        options = dict([*spec.options, *own])
+        groups.setdefault((_stream_of(spec).name, spec.method), {})[spec] = options
+    names = {}
+    for alike in groups.values():
+        keys = dict.fromkeys(itertools.chain(*alike.values()))
+        varying = [key for key in keys if len({repr(options.get(key, "")) for options in alike.values()}) > 1]
+        for spec, options in alike.items():
+            texts = [_name_option(key, options[key]) for key in varying if key in options]
+            names[spec] = ", ".join([spec.method, *texts])
+    return names
 
 
 def _name_option(name: str, value: object) -> str:

@@ -24,20 +24,17 @@ def frame_table(frame: "pl.DataFrame", *, title: str = "", caption: str = "", di
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(title, "bold") if title else None, caption=Text(caption) if caption else None, box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), title_justify="left", caption_justify="left",
-    )  # fmt: skip
-    first, *others = frame.columns
-    table.add_column(Text(first), no_wrap=True)
-    for column in others:
+    above, below = (Text(text, style) if text else None for text, style in ((title, "bold"), (caption, "")))
+    table = Table(title=above, caption=below, box=SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    table.add_column(Text(frame.columns[0]), no_wrap=True)
+    for column in frame.columns[1:]:
         table.add_column(Text(column), justify="right", overflow="fold")
     for name, *cells in frame.iter_rows():
-        texts = (
-            "–" if cell is None else format_number(cell, digits) if isinstance(cell, float) else str(cell)
+        texts = [
+            format_number(cell, digits) if isinstance(cell, float) else "–" if cell is None else str(cell)
             for cell in cells
-        )
+        ]
         table.add_row(
-            Text(str(name)), *(Text(text.removeprefix("*"), "bold" if text[:1] == "*" else "") for text in texts)
+            Text(str(name)), *(Text(text.lstrip("*"), "bold" if text.startswith("*") else "") for text in texts)
         )
     return table

@@ -47,7 +47,7 @@ def line_styles(labels: Sequence[str]) -> dict[str, tuple[str, list[int]]]:
     for index, alike in enumerate(by_base.values()):
         # The paper's selection is solid, the plain method dashed, others are dotted.
         ordered = sorted(alike, key=lambda label: ("+crowd" not in label, "+" in label))
-        start = 0 if "+crowd" in ordered[0] else 1
-        for turn, label in enumerate(ordered, start=start + 2 * (index // len(PALETTE))):
+        start = ("+crowd" not in ordered[0]) + 2 * (index // len(PALETTE))
+        for turn, label in enumerate(ordered, start):
             styles[label] = PALETTE[index % len(PALETTE)], _DASHES[turn % len(_DASHES)]
     return styles

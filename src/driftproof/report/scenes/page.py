@@ -25,7 +25,7 @@ _PAGE_WIDTH, _SHEET_WIDTH, _GAP = 480, 320, 8
 def write_scenes(
     frames: Iterable[FrameResult], palette: Sequence[SceneClass], out: Path, *, title: str, facts: Mapping[str, str]
 ) -> Path:
-    """Draw frames with the predictions, rejections and alarms of an adapter.
+    """Draw frames with the predictions, rejections and alarms of an adapter, and return the path of the page.
 
     Writes an image with all panels of each frame (`frames/0001.png`), a contact sheet, an animation (`scenes.webp`),
     and, last, a self-contained page (`index.html`).
@@ -36,9 +36,6 @@ def write_scenes(
         out: The output folder, created if missing.
         title: Of the page.
         facts: Facts about the run to show on the page, by name.
-
-    Returns:
-        The path of the page.
     """
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Image]] = []
@@ -46,54 +43,34 @@ def write_scenes(
     for frame in frames:
         panels, counts, has_rejected = make_panels(frame, palette), count_pixels(frame), frame.rejected is not None
         total += counts
-        name = f"frames/{frame.index + 1:04}.png"
-        _save(make_grid([panels]), out / name)
-        rows.append({kind: _scale(image, kind, _SHEET_WIDTH) for kind, image in panels.items()})
-        pictures = {
-            kind: embed(_scale(image, kind, _PAGE_WIDTH), "JPEG" if kind in PHOTOS else "PNG")
-            for kind, image in panels.items()
-        }
+        _save(_make_grid([panels]), out / (name := f"frames/{frame.index + 1:04}.png"))
+        rows.append({kind: scale_down(image, _SHEET_WIDTH, is_photo=kind in PHOTOS) for kind, image in panels.items()})
+        small = {kind: scale_down(image, _PAGE_WIDTH, is_photo=kind in PHOTOS) for kind, image in panels.items()}
+        pictures = {kind: embed(image, "JPEG" if kind in PHOTOS else "PNG") for kind, image in small.items()}
         summary = describe_counts(counts, has_rejected=has_rejected)
-        entries.append(
-            {
-                "index": frame.index + 1,
-                "summary": summary,
-                "skipped": frame.skipped,
-                "strip": name,
-                "pictures": pictures,
-            }
-        )
+        entries.append({"frame": frame, "summary": summary, "strip": name, "pictures": pictures})
     if not entries:
         raise InputError("Expected at least one frame to draw, but got none.")
-    _save(make_grid(rows), out / "contact-sheet.png")
-    first, *others = [make_grid([row]) for row in rows]
+    _save(_make_grid(rows), out / "contact-sheet.png")
+    first, *others = [_make_grid([row]) for row in rows]
     _save(first, out / "scenes.webp", save_all=True, append_images=others, duration=800, loop=0, quality=80, method=2)
-    summary = describe_counts(total, has_rejected=has_rejected)
-    return write_page(
-        "scenes.html", out / "index.html", title=title, facts=facts, entries=entries, summary=summary, palette=palette
-    )
+    summary, page = describe_counts(total, has_rejected=has_rejected), out / "index.html"
+    return write_page("scenes.html", page, title=title, facts=facts, entries=entries, summary=summary, palette=palette)
 
 
-def make_grid(rows: "Sequence[Mapping[str, Image]]") -> "Image":
+def _make_grid(rows: "Sequence[Mapping[str, Image]]") -> "Image":
     """Arrange images of one size below their titles, in rows and columns."""
-    (width, height), columns = next(iter(rows[0].values())).size, max(map(len, rows))
+    pillow, fonts, drawing = (require(f"PIL.{name}", "Drawing scenes") for name in ("Image", "ImageFont", "ImageDraw"))
+    width, height = next(iter(rows[0].values())).size
     text = min(max(11, round(width / 16)), 28)
-    step = width + _GAP, height + _GAP + round(1.5 * text)
-    font = require("PIL.ImageFont", "Drawing scenes").load_default(text)
-    sheet: Image = require("PIL.Image", "Drawing scenes").new(
-        "RGB", (_GAP + step[0] * columns, _GAP + step[1] * len(rows)), "white"
-    )
-    draw = require("PIL.ImageDraw", "Drawing scenes").Draw(sheet)
+    right, down = width + _GAP, height + _GAP + round(1.5 * text)
+    sheet: Image = pillow.new("RGB", (_GAP + right * max(map(len, rows)), _GAP + down * len(rows)), "white")
+    draw, font = drawing.Draw(sheet), fonts.load_default(text)
     for row, images in enumerate(rows):
         for column, (title, image) in enumerate(images.items()):
-            left, top = _GAP + column * step[0], _GAP + row * step[1]
-            draw.text((left, top), title, fill="black", font=font)
-            sheet.paste(image, (left, top + round(1.5 * text)))
+            draw.text((_GAP + column * right, _GAP + row * down), title, fill="black", font=font)
+            sheet.paste(image, (_GAP + column * right, (row + 1) * down - height))
     return sheet
-
-
-def _scale(image: "Image", kind: str, width: int) -> "Image":
-    return scale_down(image, width, is_photo=kind in PHOTOS)
 
 
 def _save(image: "Image", path: Path, **options: Any) -> None:  # noqa: ANN401  # options of Pillow

@@ -36,13 +36,9 @@ def make_panels(frame: FrameResult, palette: Sequence[SceneClass]) -> "dict[str,
     draw = require("PIL.ImageDraw", "Drawing scenes").Draw(alarms)
     line = max(2, round(alarms.height / 120))
     for top, left, bottom, right in (event.box for event in frame.events if event.box is not None):
-        around = (left - line, top - line, right - 1 + line, bottom - 1 + line)
-        draw.rectangle(
-            [side + (1 if end else -1) for end, side in zip((0, 0, 1, 1), around, strict=True)],
-            outline=0,
-            width=line + 1,
-        )
-        draw.rectangle(around, outline=ALARM_COLOR, width=line)
+        for margin, color in ((line + 1, (0, 0, 0)), (line, ALARM_COLOR)):
+            box = (left - margin, top - margin, right - 1 + margin, bottom - 1 + margin)
+            draw.rectangle(box, outline=color, width=margin)
     if frame.labels is not None:
         panels["Ground truth"] = make_image(colorize(frame.labels, palette))
     return panels
@@ -71,18 +67,19 @@ def describe_counts(counts: Mapping[str, int], *, has_rejected: bool) -> str:
         >>> describe_counts({"": 100, "rejected": 30, "alarms": 1}, has_rejected=True)
         '30.0 % of the pixels rejected; 1 alarm'
     """
-    parts, known = [], counts.get("correct", 0) + counts.get("wrong", 0)
-    if known:
-        parts.append(f"{_share(counts['correct'], known)} of the known pixels correct")
+    get = Counter(counts)
+    parts = (
+        [f"{_share(get['correct'], known)} of the known pixels correct"]
+        if (known := get["correct"] + get["wrong"])
+        else []
+    )
     if has_rejected:
-        shares = [
-            f"{_share(counts.get(f'rejected {group}', 0), counts[group])} of the {group}"
-            for group in ("correct", "wrong", "unknown") if counts.get(group)
-        ]  # fmt: skip
-        of_each = f" ({', '.join(shares)} ones)" if shares else ""
-        parts.append(f"{_share(counts.get('rejected', 0), counts[''])} of the pixels rejected{of_each}")
-    alarms = counts.get("alarms", 0)
-    return "; ".join([*parts, f"{alarms} alarm{'s' * (alarms != 1)}"])
+        groups = [group for group in ("correct", "wrong", "unknown") if get[group]]
+        shares = ", ".join(f"{_share(get[f'rejected {group}'], get[group])} of the {group}" for group in groups)
+        parts.append(
+            f"{_share(get['rejected'], get[''])} of the pixels rejected" + (f" ({shares} ones)" if shares else "")
+        )
+    return "; ".join([*parts, f"{get['alarms']} alarm{'s' * (get['alarms'] != 1)}"])
 
 
 def _share(part: int, whole: int) -> str:
