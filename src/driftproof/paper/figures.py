@@ -190,7 +190,8 @@ def curves(results: Results) -> Iterator[PaperFigure]:
         longest = group.group_by("place", "label").agg(pl.col("rounds").max())
         reached = lines.join(longest, on=["place", "label"]).filter(pl.col("round") <= pl.col("rounds"))
         numbers: dict[str, dict[str, list[float]]] = {}
-        ordered = reached.sort("place", "order", "round")
+        # Rounded, as the order of a sum of floats is not fixed.
+        ordered = reached.sort("place", "order", "round").with_columns(pl.col("value").round(9))
         for column, label, value in ordered.select("column", "label", "value").iter_rows():
             numbers.setdefault(column, {}).setdefault(label, []).append(value)
         domains = f"{len(stream.domains)} domains" if len(stream.domains) > 1 else stream.domains[0]
