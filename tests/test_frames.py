@@ -191,18 +191,14 @@ def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
         for rate in range(200)
         for seed in range(5)
     ]
-    runs = tabulate_runs(map(EmptyRun, specs), "").runs.sort("run")
+    empty = tabulate_runs(map(EmptyRun, specs), "")
+    runs = empty.runs.sort("run").with_columns(visits=pl.lit(visits, pl.Int64), rounds=pl.lit(rounds, pl.Int64))
     columns = [pl.DataFrame({"run": runs["run"]}), pl.DataFrame({"round": range(1, rounds + 1)})]
     columns += [pl.DataFrame({"domain": specs[0].domains}), pl.DataFrame({"measure": measures})]
     table = columns[0].join(columns[1], how="cross").join(columns[2], how="cross").join(columns[3], how="cross")
     value = (pl.int_range(pl.len()) * 7919 % 10_000) / 10_000
     table = table.with_columns(value=value, count=pl.lit(10_000, dtype=pl.Int64))
-    write_frames(
-        tmp_path,
-        table,
-        pl.DataFrame(),
-        runs.with_columns(pl.lit(visits, pl.Int64).alias("visits"), pl.lit(rounds, pl.Int64).alias("rounds")),
-    )
+    write_frames(tmp_path, table, empty.histograms.collect(), runs)
     command = [sys.executable, "-c", LOAD_AND_FILL, str(tmp_path), str(1000 * visits * len(measures))]
     seconds, gibibytes = map(float, subprocess.check_output(command, text=True).split())
     assert seconds < 15
