@@ -70,17 +70,6 @@ def test_suites_list_each_run_once_for_as_many_rounds_as_their_tables_show():
         suite("tabel1")
 
 
-def test_tables_share_runs():
-    shared = set(SPECS["table1"])
-    assert set(SPECS["table2"]) == shared
-    assert set(SPECS["table5"]) < shared
-    assert {spec for spec in SPECS["table6"] if spec.task == "stream"} < shared
-    assert {spec for spec in SPECS["s5"] if ("on", "logits") not in spec.options} < shared
-    assert {"tent", "tent+crowd"} == {spec.method for spec in set(SPECS["rules"]) & shared}
-    assert set(SPECS["s1"]) & set(SPECS["s3b"]) & set(SPECS["table3"])
-    assert {(e.row, e.specs) for e in TABLES["s5_rejected"].entries} <= {(e.row, e.specs) for e in TABLES["s5"].entries}
-
-
 def test_entries_use_the_runs_and_rounds_of_their_row_and_column():
     rounds = {"table1": 50, "table2": 1, "table5a": 50, "table7a": 50, "table7b": 1, "table8a": 10, "s2a": 10, "s5": 50}
     models = {"ResNet50": "resnet50_cifar", "WRN28": "wrn28_10"}
@@ -257,16 +246,10 @@ def test_segmentation_hyper_parameters_match_paper(name):
 
 
 def test_camvid_rates_are_searched_on_other_data():
-    for suite_name, spec in ((name, spec) for name in CAMVID for spec in SPECS[name]):
-        is_search, weather = (
-            suite_name == "camvid_rates",
-            ("clean", "fog", "snow", "brightness", "frost", "motion_blur"),
-        )
-        assert (spec.severity, spec.measures) == (3, ("iou", "selection", "pixels"))
-        assert spec.images == ("camvid-train-c" if is_search else "camvid-c")
-        assert spec.domains == (HELD_OUT if is_search else weather)
-    assert set(SPECS["camvid_x100"]) < set(SPECS["camvid_parts"])
-    assert len({spec.with_options(mean_entropy=0.0) for spec in SPECS["camvid_parts"]}) == 4, "nothing else differs"
+    for spec in (spec for name in CAMVID[:-1] for spec in SPECS[name]):
+        assert (spec.severity, spec.images) == (3, "camvid-c")
+        assert spec.domains == ("clean", "fog", "snow", "brightness", "frost", "motion_blur")
+    assert {(spec.images, spec.domains) for spec in SPECS["camvid_rates"]} == {("camvid-train-c", HELD_OUT)}
 
 
 # Our ablations

@@ -3,20 +3,18 @@
 import itertools
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from driftproof.bench import Results, load, load_runs
+from driftproof.bench import load, load_runs
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Store
 from driftproof.cli import main
 from driftproof.paper import suite
-from driftproof.paper.figures import ANALYSES
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROUNDS = 3
@@ -111,18 +109,6 @@ def test_histograms_sum_over_the_domains_of_a_round(made, capsys):
     status, _, error = analyze(capsys, "scores", root / "kept", "--round", 2)
     assert status == 2
     assert "Archives keep histograms of the first and the last round only." in error
-
-
-def test_scores_leave_out_runs_without_the_round(tmp_path):
-    begun = next(spec for spec in SPECS if spec.method == "tent")
-    done = replace(begun, unknown="svhn-c")
-    for spec, count in ((begun, 2 * len(begun.domains) + 1), (done, 3 * len(done.domains))):
-        places = itertools.islice(itertools.product((1, 2, 3), spec.domains), count)
-        bins = dict.fromkeys(HISTOGRAMS, [1] * BINS) | dict.fromkeys(AUROCS, 70.0)
-        write(tmp_path, spec, [{"round": n, "domain": domain, "error": 9.0, **bins} for n, domain in places])
-    for round, shown in ((3, {done.name: 3}), (None, {begun.name: 2, done.name: 3})):
-        figures = ANALYSES["scores"](Results(tmp_path), round=round)
-        assert {figure.numbers["run"]: figure.numbers["round"] for figure in figures} == shown
 
 
 def test_all_figures_are_drawn_from_an_archive(made, capsys, tmp_path):
