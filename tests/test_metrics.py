@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from driftproof.errors import ConfigurationError, InputError
+from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.metrics import (
     BinnedScores,
     ConfusionMatrix,
     ErrorRate,
+    OpenSetQuality,
     SelectionQuality,
     auroc,
     average_precision,
@@ -92,6 +93,18 @@ def test_harmonic_mean_and_calibration_at_their_limits():
     assert (calibration_error(sure, right), calibration_error(sure, ~right)) == (0, 1)
     with pytest.raises(ConfigurationError, match="bins"):
         calibration_error(sure, right, bins=0)
+
+
+def test_open_set_quality_needs_batches_of_one_shape_and_forgets_them():
+    quality, known = OpenSetQuality(), torch.tensor([True, False])
+    for shapes in ((2, 3), (3, 2)):
+        with pytest.raises(InputError, match="of one shape"):
+            quality.update(torch.rand(shapes[0], 4), torch.zeros(2), known, torch.rand(shapes[1]))
+    quality.update(torch.rand(2, 4), torch.zeros(2), known, torch.rand(2))
+    assert math.isfinite(quality.compute()["oscr"].value)
+    quality.reset()
+    with pytest.raises(StateError, match="Call `update` first"):
+        quality.compute()
 
 
 @given(sides(), levels)

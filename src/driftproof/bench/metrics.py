@@ -15,7 +15,6 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row
 from driftproof.health import Health
 from driftproof.metrics import ErrorRate, OpenSetQuality, Ratio, SelectionQuality
-from driftproof.metrics.ratio import make_ratio
 from driftproof.record import LazyOutcome, Outcome, Record
 from driftproof.streams import StreamBatch
 from driftproof.validation import check_choice
@@ -45,9 +44,8 @@ class _Error:
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         self._errors.update(_predict(logits), batch.labels, batch.known)
 
-    def compute(self) -> dict[str, MetricValue]:
-        wrong, known = self._errors.counts.tolist()
-        return {"error": make_ratio(wrong, known, scale=100)}
+    def compute(self) -> dict[str, Ratio]:
+        return {"error": self._errors.compute_ratio()}
 
 
 class _Selection:
@@ -60,21 +58,12 @@ class _Selection:
         correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.selected, correct, batch.known, batch.labeled)
 
-    def compute(self) -> dict[str, MetricValue]:
-        selected, rejected, correct, known, *_ = self._counts.counts.tolist()
-        counts = {
-            "precision": selected,
-            "recall": correct,
-            "npv": rejected,
-            "rejected": selected + rejected,
-            "selected_known": known,
-            "selected_unknown": selected + rejected - known,
-        }
-        return {name: Ratio(value, counts[name]) for name, value in self._counts.compute().items()}
+    def compute(self) -> dict[str, Ratio]:
+        return self._counts.compute_ratios()
 
 
-class _PaperSelection(_Selection):
-    """Quality of the paper's selection, computed alongside whatever the method itself selects.
+class _CrowdSelection(_Selection):
+    """Quality of the selection by the confidence difference, whatever the method itself selects.
 
     Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`.
     """
@@ -83,7 +72,7 @@ class _PaperSelection(_Selection):
         correct = (_predict(logits) == batch.labels) & batch.known
         self._counts.update(record.novelty <= 0, correct, batch.known)
 
-    def compute(self) -> dict[str, MetricValue]:
+    def compute(self) -> dict[str, Ratio]:
         return {f"crowd/{name}": value for name, value in super().compute().items()}
 
 
@@ -118,7 +107,7 @@ METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
     "open": _OpenSet,
-    "crowd": _PaperSelection,
+    "crowd": _CrowdSelection,
     "scores": _Scores,
     "histograms": Histograms,
     "iou": IoU,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from driftproof.metrics.ratio import Ratio, make_ratio
 from driftproof.metrics.shapes import check_same_shape
 
 __all__ = ["ErrorRate"]
@@ -42,8 +43,12 @@ class ErrorRate:
 
     def compute(self) -> float:
         """Return the error in percent; NaN without any known sample."""
+        return self.compute_ratio().value
+
+    def compute_ratio(self) -> Ratio:
+        """Return the error in percent with the number of known samples."""
         wrong, known = self.counts.tolist()
-        return 100 * wrong / known if known else float("nan")
+        return make_ratio(wrong, known, scale=100)
 
     def reset(self) -> None:
         """Clear the counts."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from driftproof import scores
+from driftproof.errors import StateError
 from driftproof.metrics.calibration import calibration_error
 from driftproof.metrics.ranking import (
     auroc,
@@ -16,6 +17,7 @@ from driftproof.metrics.ranking import (
     fpr_from_counts,
 )
 from driftproof.metrics.ratio import Ratio
+from driftproof.metrics.shapes import check_same_shape
 
 __all__ = ["OpenSetQuality", "h_score", "oscr"]
 
@@ -105,6 +107,7 @@ class OpenSetQuality:
                 count as misclassified, and are neither ranked nor in `ece`.
         """
         quarantined = torch.zeros_like(known) if quarantined is None else quarantined
+        check_same_shape(labels=labels, known=known, novelty=novelty, quarantined=quarantined, answers=logits[:, 0])
         self._pending.append((logits, labels, known, novelty, quarantined))
         if sum(pending[0].numel() for pending in self._pending) > _MAX_PENDING:
             self._score_pending()
@@ -160,6 +163,8 @@ class OpenSetQuality:
     def _join(self) -> dict[str, Tensor]:
         if self._pending:
             self._score_pending()
+        if not self._scored:
+            raise StateError("Expected batches to measure, but got none. Call `update` first.")
         return {name: torch.cat([chunk[name] for chunk in self._scored]) for name in self._scored[0]}
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from driftproof.metrics.ratio import Ratio, make_ratio
 from driftproof.metrics.shapes import check_same_shape
 
 __all__ = ["SelectionQuality"]
@@ -56,21 +57,21 @@ class SelectionQuality:
             (negative predictive value): wrong among the rejected; `rejected`: rejected among all; `selected_known`:
             selected among the known; `selected_unknown`: selected among the unknown.
         """
+        return {name: ratio.value for name, ratio in self.compute_ratios().items()}
+
+    def compute_ratios(self) -> dict[str, Ratio]:
+        """Return what `compute` returns, with the number of samples that each ratio is over."""
         selected, rejected, correct, known, selected_correct, selected_known = self.counts.tolist()
         total = selected + rejected
         return {
-            "precision": _ratio(selected_correct, selected),
-            "recall": _ratio(selected_correct, correct),
-            "npv": _ratio(rejected - (correct - selected_correct), rejected),
-            "rejected": _ratio(rejected, total),
-            "selected_known": _ratio(selected_known, known),
-            "selected_unknown": _ratio(selected - selected_known, total - known),
+            "precision": make_ratio(selected_correct, selected),
+            "recall": make_ratio(selected_correct, correct),
+            "npv": make_ratio(rejected - (correct - selected_correct), rejected),
+            "rejected": make_ratio(rejected, total),
+            "selected_known": make_ratio(selected_known, known),
+            "selected_unknown": make_ratio(selected - selected_known, total - known),
         }
 
     def reset(self) -> None:
         """Clear the counts."""
         self.counts = torch.zeros_like(self.counts)
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else float("nan")
