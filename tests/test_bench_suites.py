@@ -2,10 +2,15 @@
 
 import dataclasses
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from driftproof.bench import Results, Spec
 from driftproof.bench.methods import build_method
 from driftproof.bench.metrics import METRICS
 from driftproof.errors import ConfigurationError
@@ -14,6 +19,7 @@ from driftproof.paper import SUITES, suite
 from driftproof.paper.printed import load_tables
 from networks import build
 
+RESULTS = Path(__file__).parents[1] / "results"
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
@@ -298,3 +304,29 @@ def test_specs_use_existing_methods_options_metrics_and_networks(name):
         assert set(spec.measures) <= set(METRICS)
         assert spec.model in MODELS or name == "demo"
         assert dataclasses.replace(spec, seed=1).name != spec.name
+
+
+# Names of runs
+
+
+@pytest.mark.parametrize("folder", [path.parent for path in RESULTS.glob("*/runs.parquet")], ids=lambda path: path.name)
+def test_archived_runs_are_in_the_suites_under_their_names(folder):
+    """Digests are the same in every process and version, else results would be lost."""
+    results = Results(folder)
+    listed = {run for specs in SPECS.values() for spec in specs for run in results.seeds(spec)}
+    assert {spec.name for spec in results.runs} == {run.name for run in results.runs.values()}
+    assert listed == {spec for spec in results.runs if results.rounds(spec)}
+
+
+VALUES = {
+    "method": "eata", "images": "b", "model": "c", "unknown": "d", "options": (("lr", 0.5),), "domains": ("fog", "x"),
+    "severity": 4, "batch_size": 7, "limit": 3, "seed": 1, "measures": ("error",), "task": "costs",
+}  # fmt: skip
+
+
+@given(st.sets(st.sampled_from([*VALUES])), st.sets(st.sampled_from([*VALUES])))
+def test_digest_depends_on_every_field(some, others):
+    plain = Spec("tent", "a", "b", domains=("fog",))
+    first, second = (dataclasses.replace(plain, **{name: VALUES[name] for name in names}) for names in (some, others))
+    assert (first.digest == second.digest) == (first.name == second.name) == (some == others)
+    assert Spec.from_data(json.loads(json.dumps(first.as_data()))) == first
