@@ -161,16 +161,19 @@ def test_edited_method_is_another_row_and_edited_images_another_column(tmp_path)
 # The verdict and the tables
 
 
-def test_verdict_names_the_best_method_that_finished(numbers):
-    verdict = sections.verdict(numbers)
-    last = {
-        spec: per_round(numbers, "error").filter(label=spec, round=3)["value"].to_list()
-        for spec in ("tent+crowd", "tent")
-    }
+def test_verdict_compares_methods_that_finished_on_the_same_settings(numbers):
+    main = sections.main_settings(numbers)
+    assert set(main["label"]) == {"source", "tent", "tent+crowd", "eata"}, "one method ran on a setting of its own"
+    verdict = sections.verdict(main)
+    ends = per_round(numbers, "error").filter(label="tent+crowd", round=3)["value"]
     assert verdict["best"] == "tent+crowd", "eata did not finish on the open stream"
-    assert verdict["value"] == pytest.approx(statistics.fmean(last["tent+crowd"]))
-    assert verdict["difference"] == pytest.approx(verdict["value"] - 30)
-    assert (verdict["settings"], verdict["has_health"], verdict["left"], verdict["end"]) == (2, True, None, "healthy")
+    assert (verdict["value"], verdict["source"]) == (pytest.approx(ends.mean()), 30)
+    assert verdict["settings"] == ["cifar10-c, closed", "cifar10-c, open (svhn-c)"]
+    assert (verdict["rounds"], verdict["has_health"], verdict["left"], verdict["end"]) == ([3], True, None, "healthy")
+    course = sections.headline_course(main)
+    assert course.filter(label="eata")["round"].to_list() == [1, 2]
+    assert course.filter(label="tent+crowd")["difference"][-1] == pytest.approx(ends.mean() - 30)
+    assert course.filter(label="tent", round=2)["event"][0].count("collapsed, rolled back ×12") == 2
 
 
 def test_unhealthy_best_method_is_told(tmp_path):

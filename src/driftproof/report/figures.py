@@ -66,7 +66,7 @@ def line_chart(
     near = alt.selection_point(fields=["label", x], on="pointerover", nearest=True, empty=False, clear="pointerout")
     zoom = alt.selection_interval(bind="scales", zoom=_WHEEL, encodings=["x", "y"] if is_number else ["y"])
     columns = alt.ExprRef(f"max(1, floor({_ROOM} / {45 + 7 * max(map(len, labels))}))")
-    legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=300)
+    legend = alt.Legend(title=None, columns=columns, symbolType="stroke", symbolSize=300, symbolLimit=0)
     ticks: dict[str, Any] = {"labelExpr": _INTEGERS} if is_number else {"labelAngle": -35}
     axis = alt.Axis(title=x_title, grid=False, ticks=False, labelOverlap=True, **ticks)
     scale = alt.Scale(zero=False, nice=False) if is_number else alt.Scale()

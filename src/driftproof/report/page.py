@@ -86,7 +86,8 @@ def write_report(
         "page.html",
         out if out.suffix == ".html" else out / "index.html",
         title=title or f"Results of {', '.join(path.resolve().name for path in paths)}",
-        verdict=sections.verdict(numbers) if has_streams else None,
+        verdict=sections.verdict(sections.main_settings(numbers)) if has_streams else None,
+        setting_count=settings,
         measure=sections.primary_measure(numbers)[1],
         has_health=(numbers["measure"] == "health").any(),
         notes=dict.fromkeys(notes),
@@ -108,11 +109,12 @@ def _figures(
     name, title, is_lower_better = sections.primary_measure(numbers)
     labels = runs.sort("order")["label"].unique(maintain_order=True).to_list()
     lines: dict[str, Any] = {"known": labels, "y_title": f"{title}, %"}
-    course = sections.headline_course(numbers).with_columns(column=pl.lit(""))
+    main = sections.main_settings(numbers)
+    course = sections.headline_course(main).with_columns(column=pl.lit(""))
     first = {
         "x": course.columns[1],
         "x_title": course.columns[1],
-        "emphasis": sections.verdict(numbers)["best"],
+        "emphasis": sections.verdict(main)["best"],
         "height": 340,
     }
     if course["difference"].is_not_null().any():

@@ -16,7 +16,7 @@ else:
 
 __all__ = [
     "cost_table", "domain_course", "headline_course", "health_events", "health_table", "histogram_shares",
-    "measure_table", "methods_table", "primary_measure", "result_table", "settings_table", "verdict",
+    "main_settings", "measure_table", "methods_table", "primary_measure", "result_table", "settings_table", "verdict",
 ]  # fmt: skip
 
 MAX_POINTS = 6_000
@@ -54,11 +54,27 @@ def health_events(numbers: "pl.DataFrame", at: str = "round") -> "pl.DataFrame":
     return events.group_by(*SERIES, at).agg(pl.col("event").sort().str.join(", "))
 
 
+def main_settings(numbers: "pl.DataFrame") -> "pl.DataFrame":
+    """Return the numbers of the most methods on the most settings, each method on all of them: their means compare."""
+    measured = numbers.filter(_measure == primary_measure(numbers)[0]).select("place", "label").unique()
+    places = dict(measured.group_by("label").agg("place").rows())
+    sets = {label: frozenset(each) for label, each in places.items()}
+    best = max(
+        sorted(set(sets.values()), key=sorted),
+        key=lambda each: (sum(each <= s for s in sets.values()) * len(each), len(each)),
+    )
+    labels = [label for label, each in sets.items() if best <= each]
+    return numbers.filter(pl.col("place").is_in(list(best)), pl.col("label").is_in(labels))
+
+
 def headline_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
     """Return each method against the source, round by round, or domain by domain where there is one round.
 
-    Columns are `label`, `round` or `domain`, `value`, `difference` (to the source on the same settings; null without
-    one) and `event`. Settings are averaged, in rounds that a method has reached on all of its settings.
+    Columns are `label`, `round` or `domain`, `value`, `difference` (to the source; null without one) and `event`.
+    Settings are averaged, in rounds that a method has reached on all of them.
+
+    Args:
+        numbers: As `main_settings` returns them.
     """
     name, _, _ = primary_measure(numbers)
     rounds = per_round(numbers, name).with_columns(visit=0)
@@ -66,34 +82,34 @@ def headline_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
     source = shown.filter(label="source").select("place", at, source="value")
     joined = shown.join(source, on=["place", at], how="left")
     joined = joined.join(health_events(numbers, at), on=[*SERIES, at], how="left")
-    event = pl.format("{}: {}", "column", "event") if joined["place"].n_unique() > 1 else pl.col("event")
-    settings = pl.col("place").n_unique().over("label") if at == "round" else pl.lit(1)
-    means = joined.with_columns(settings=settings, event=event).group_by("order", "label", at).agg(
-        _value.mean(), pl.col("settings").first(), pl.len(), pl.col("visit").min(),
-        difference=(_value - pl.col("source")).mean(),
-        event=pl.when(pl.col("event").is_not_null().any()).then(pl.col("event").drop_nulls().sort().str.join("; ")),
+    settings, event = joined["place"].n_unique(), pl.col("event")
+    joined = joined.with_columns(event=pl.format("{}: {}", "column", "event") if settings > 1 else event)
+    means = joined.group_by("order", "label", at).agg(
+        _value.mean(), pl.len(), pl.col("visit").min(), difference=(_value - pl.col("source")).mean(),
+        event=pl.when(event.is_not_null().any()).then(event.drop_nulls().sort().str.join("; ")),
     )  # fmt: skip
-    whole = means.filter(pl.col("len") >= pl.col("settings")).sort("order", "visit", at)
-    return whole.select("label", at, "value", "difference", "event")
+    whole = means.filter(pl.col("len") == settings) if at == "round" else means
+    return whole.sort("order", "visit", at).select("label", at, "value", "difference", "event")
 
 
 def verdict(numbers: "pl.DataFrame") -> dict[str, Any]:
-    """Return what the first sentence says: the best method, its number, the source's, and its health.
+    """Return what the first sentence says: the best method in the last round, its number, the source's, its health.
 
-    The best method has the best mean over settings in the last round, among those that ran on the most settings.
+    Args:
+        numbers: As `main_settings` returns them.
     """
     name, _, is_lower_better = primary_measure(numbers)
     last = per_round(numbers, name).filter(_round == _round.max().over("place"), _value.is_not_null())
     means = last.group_by("order", "label").agg(_value.mean(), pl.len()).sort("order")
-    ranked = means.filter(pl.col("len") == pl.col("len").max())
-    best = ranked.sort("value", descending=not is_lower_better, maintain_order=True).row(0, named=True)
-    source = next(iter(means.filter(label="source")["value"]), None)
+    finished = means.filter(pl.col("len") == pl.col("len").max())
+    best = finished.sort("value", descending=not is_lower_better, maintain_order=True).row(0, named=True)
+    source = next(iter(finished.filter(label="source")["value"]), None)
     health = _pick(numbers.filter(pl.col("label") == best["label"]), _HEALTH)
     end = health.filter(_round == pl.col("rounds"), _measure == "health")["value"].max()
     return {
-        "best": best["label"], "value": best["value"], "settings": best["len"], "rounds": last["round"].max(),
-        "source": source, "difference": None if source is None else best["value"] - source,
-        "adapts": best["label"] != "source", "is_lower_better": is_lower_better, "has_health": not health.is_empty(),
+        "best": best["label"], "value": best["value"], "source": source, "adapts": best["label"] != "source",
+        "is_lower_better": is_lower_better, "settings": last["column"].unique().sort().to_list(),
+        "rounds": last["round"].unique().sort().to_list(), "has_health": not health.is_empty(),
         "left": health_events(health)["round"].min(), "end": None if end is None else _STATES[int(end)],  # type: ignore[arg-type]
     }  # fmt: skip
 
