@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 
 from driftproof.cli.output import AsJson, print_json
-from driftproof.cli.suites import find_suite
+from driftproof.cli.suites import find_suite, is_toml
+from driftproof.validation import check_choice
 
 __all__ = ["compare_command"]
 
@@ -24,7 +25,7 @@ def compare_command(
 ) -> None:
     """Show tables of results, with the paper's numbers in brackets: every table that has any, or those of suites."""
     from driftproof.bench import Results
-    from driftproof.paper import all_tables
+    from driftproof.paper import SUITES, all_tables
     from driftproof.paper.comparison import caption_of, to_frame
     from driftproof.paper.notes import table_notes
     from driftproof.report.sections import result_table
@@ -32,7 +33,7 @@ def compare_command(
     from driftproof.report.terminal import frame_table
 
     names = [word for word in words or () if not Path(word).is_dir()]
-    suites = [find_suite(name) for name in names]
+    suites = [find_suite(n if is_toml(n) else check_choice("results folder or suite", n, SUITES)) for n in names]
     chosen = tuple(table for suite in suites for table in suite.tables) if suites else all_tables()
     found = [Results(Path(word)) for word in words or () if word not in names] or [Results(Path("bench"))]
     filled = [(table, results) for results in found for table in results.tables(chosen)]
