@@ -288,14 +288,8 @@ def test_scenes_command_defaults_match_the_suites(method):
 
 
 def test_page_notes_procedural_frost(camvid, tmp_path):
-    words = (
-        *MODEL,
-        *"--images camvid --frames 1 --corruption frost".split(),
-        "--data",
-        camvid,
-        "--out",
-        camvid / "out",
-    )
+    scenes = ("--images", "camvid", "--frames", 1, "--corruption", "frost")
+    words = (*MODEL, *scenes, "--data", camvid, "--out", camvid / "out")
     assert run(*words, "--frost", tmp_path) == 2, "the folder holds no photos"
     assert run(*words, "--procedural-frost") == 0
     assert "frost, severity 5, made up" in (camvid / "out" / "index.html").read_text()
