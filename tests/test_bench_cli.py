@@ -118,17 +118,6 @@ def test_missing_set_is_generated_once_and_cached(files, monkeypatch):
     assert torch.equal(images_of(again), expected.flatten(0, 1))
 
 
-def test_half_of_each_open_set_batch_is_unknown(files):
-    write_cifar10_c(files.data, "fog")
-    batches = list(files.stream(on_cifar10("fog", unknown="svhn-c"), rounds=1))
-    assert [batch.known.tolist() for batch in batches] == [[True, True, False, False]] * 6
-    assert all((batch.labels == -1).equal(~batch.known) for batch in batches)
-    digits = torch.from_numpy(pixels(9, seed=7)).permute(0, 3, 1, 2)
-    unknown = torch.cat([batch.images[~batch.known] for batch in batches])
-    foggy = dp.corruptions.corrupt(digits, "fog", 5, dataset="svhn", constants=32) / 255
-    assert torch.equal(unknown, torch.cat([foggy, foggy[:3]])), "all images, then again from the first"
-
-
 def test_missing_frost_photos_are_named_before_anything_runs(files, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     write_weights(files.weights)
@@ -394,7 +383,7 @@ def test_runs_with_missing_weights_do_not_stop_the_others(files_at, tmp_path, ca
         (("run", "table1", "--limit", "0"), "`limit` to be at least 1, but got 0"),
         (("run", "table1", "--device", "abacus"), "`--device` to be available on this machine"),
         (("run", "--option", "lr=1"), "`--option` to be METHOD.NAME=VALUE, but got 'lr=1'"),
-        (("compare", "nowhere"), "known suite, but got 'nowhere'"),
+        (("compare", "nowhere"), "known results folder or suite, but got 'nowhere'"),
         (("compare",), "Expected results in bench, but there are none."),
         (("export", "nowhere", "kept"), "Expected results in nowhere, but there are none."),
     ],
@@ -443,6 +432,8 @@ class RecordedProgress:
 
 def test_progress_has_one_line_per_run():
     shown, spec = RecordedProgress(), Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
+    similar = [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
+    assert len(set(bench_progress._make_titles(similar).values())) == len(similar)
     seeded = dataclasses.replace(spec, unknown="svhn-c", seed=3)
     costs = dataclasses.replace(spec, method="tent,eata", task="costs")
     on_progress = bench_progress._ProgressLines(shown, [spec, seeded, costs])
@@ -455,16 +446,6 @@ def test_progress_has_one_line_per_run():
     assert shown.lines[1] == ("tent on cifar10-c, open, seed 3: failed", 0, None)
     on_progress(ProgressEvent(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
     assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
-
-
-def test_progress_titles_of_similar_runs_are_distinct():
-    shown, specs = RecordedProgress(), [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
-    on_progress = bench_progress._ProgressLines(shown, specs)
-    for spec in specs:
-        on_progress(ProgressEvent(spec, "measured", 1, 2, {"round": 1, "domain": "fog", "error": 12.34}))
-    titles = [description.partition(":")[0] for description, *_ in shown.lines.values()]
-    assert len(set(titles)) == len(specs)
-    assert titles[0] == "source on tiny-imagenet-c, closed", "a unique title stays short"
 
 
 def test_log_prints_results_every_ten_seconds_and_every_failure(capsys, monkeypatch):

@@ -38,23 +38,15 @@ def cluster(environment):
     ray.shutdown()
 
 
-@pytest.mark.slow  # a cluster of its own
-def test_local_cluster_starts_and_stops_on_interruption(environment, tmp_path):
-    jobs, signals = small_jobs(rounds=1, methods=["source"]), tmp_path / "signals"
-    signals.mkdir()
-
-    def interrupt(event):
-        assert ray.cluster_resources()["CPU"] >= 1
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_on_ray(jobs, tmp_path / "ray", SmallBench(signals, waiting=("source",)), AT_ONCE, interrupt)
-    assert not ray.is_initialized()
-    assert len(Store(tmp_path / "ray").run(jobs[0].spec).rows) < 3
-    (worker,) = workers(signals, jobs[0].spec)
-    assert has_ended(worker)
-    for folder in ("ray", "local"):
-        run_locally(jobs, tmp_path / folder, SmallBench(), AT_ONCE, ignore)
+def test_functions_of_the_current_folder_run_on_workers(environment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path)
+    benchmark = {**PROJECT, "methods": ["tent+crowd", "my_methods:cautious", "my_methods:raising"]}
+    for executor in ("ray", "local"):
+        with pytest.raises(ExecutionError, match=r"1 of 3 runs failed.*\n.*no luck \(.*my_methods\.py:\d+\)"):
+            bench.run(**benchmark, out=tmp_path / executor, executor=executor)
+        assert not ray.is_initialized(), "a cluster that was started is stopped"
+    assert len(contents(tmp_path / "local")) == 4
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
@@ -99,17 +91,6 @@ def test_failed_runs_are_reported_after_the_others_finish(cluster, tmp_path, mon
     assert len(Store(tmp_path).run(good.spec).rows) == 3
 
 
-def test_functions_of_the_current_folder_run_on_workers(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_project(tmp_path)
-    benchmark = {**PROJECT, "methods": ["tent+crowd", "my_methods:cautious", "my_methods:raising"]}
-    for executor in ("ray", "local"):
-        with pytest.raises(ExecutionError, match=r"1 of 3 runs failed.*\n.*no luck \(.*my_methods\.py:\d+\)"):
-            bench.run(**benchmark, out=tmp_path / executor, executor=executor)
-    assert len(contents(tmp_path / "local")) == 4
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-
-
 def test_interruption_stops_workers_of_running_cluster(cluster, tmp_path):
     jobs, signals = small_jobs(rounds=1, methods=["source"]), tmp_path / "signals"
     signals.mkdir()
@@ -124,12 +105,9 @@ def test_interruption_stops_workers_of_running_cluster(cluster, tmp_path):
     assert has_ended(worker)
 
 
-def test_missing_gpu_is_refused(cluster, tmp_path):
+def test_gpu_is_requested_for_cuda_device(cluster, tmp_path):
     with pytest.raises(ConfigurationError, match="Ray cluster with a GPU"):
         run_on_ray(small_jobs(methods=["source"]), tmp_path, SmallBench(), RunSettings(device="cuda"), ignore)
-
-
-def test_gpu_is_requested_for_cuda_device():
     options = {}
     one_gpu = SimpleNamespace(
         cluster_resources=lambda: {"CPU": 4.0, "GPU": 1.0}, remote=lambda **keywords: options.update(keywords) or str
@@ -137,9 +115,6 @@ def test_gpu_is_requested_for_cuda_device():
     _, settings = on_ray._make_task(one_gpu, RunSettings(device="cuda:3", save_every=7.0))
     assert settings == RunSettings(device="cuda", save_every=7.0), "a worker sees only its own GPU"
     assert (options["num_cpus"], options["num_gpus"]) == (1, 1)
-    _, settings = on_ray._make_task(one_gpu, RunSettings())
-    assert settings == RunSettings()
-    assert (options["num_cpus"], options["num_gpus"]) == (1, 0)
 
 
 def test_missing_ray_message_says_how_to_install_it(tmp_path, monkeypatch):

@@ -1,12 +1,8 @@
 """A benchmark that is killed and resumed ends with the same results."""
 
 import errno
-import random
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -20,7 +16,6 @@ from driftproof.methods.by_name import _STATISTICS
 from driftproof.statistics import TTN
 from small_bench import (
     AT_ONCE,
-    METHODS,
     OWN,
     KillableRunner,
     SmallBench,
@@ -30,8 +25,6 @@ from small_bench import (
     small_jobs,
     spec_of,
 )
-
-MANY_DOMAINS = tuple(f"domain {index}" for index in range(6))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,23 +45,6 @@ def two_rounds(fast, tmp_path_factory):
 def runner():
     with KillableRunner() as process:
         yield process
-
-
-@pytest.mark.slow  # the next test kills at every file access
-def test_run_killed_at_random_moments_ends_with_same_bytes(runner, tmp_path):
-    jobs, rng = small_jobs(rounds=2, domains=MANY_DOMAINS, methods=[*METHODS, OWN]), random.Random(0)
-    assert runner.run(tmp_path / "whole", jobs) == 0
-    kills, status = 0, -signal.SIGKILL
-    while kills < 10 and status == -signal.SIGKILL:
-        pause = partial(time.sleep, rng.uniform(0, 0.03))
-        status = runner.run(tmp_path / "killed", jobs, at_event=rng.randint(1, 24), before_kill=pause)
-        kills += status == -signal.SIGKILL
-    assert kills >= 7
-    assert runner.run(tmp_path / "killed", jobs) == 0
-    assert len(contents(tmp_path / "whole")) == 2 * len(METHODS) + 2
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    for run in Store(tmp_path / "killed").runs():
-        assert len(run.conditions) == len(run.rows) == 2 * len(MANY_DOMAINS)
 
 
 @pytest.mark.parametrize(("method", "stride"), [(OWN, 3), pytest.param("eata", 1, marks=pytest.mark.slow)])
@@ -94,19 +70,6 @@ def test_extended_run_equals_longer_run(two_rounds, tmp_path):
         run_locally(small_jobs(rounds), tmp_path, SmallBench(), AT_ONCE, ignore)
     assert contents(tmp_path) == contents(two_rounds)
     assert all(len(run.rows) == 6 for run in Store(tmp_path).runs())
-
-
-def test_run_in_another_order_is_refused(tmp_path):
-    first, other = (replace(spec_of("tent"), seed=seed) for seed in (0, 1))
-    run_locally([Job(first, 1), Job(other, 1)], tmp_path, SmallBench(), AT_ONCE, ignore)
-    store = Store(tmp_path)
-    assert "order" not in store.run(first).protocol
-    assert store.run(other).protocol["order"] == "Shuffled(seed=1)"
-    path = store.run(other).folder / "spec.json"
-    path.write_text(path.read_text().replace("Shuffled(seed=1)", "Stored()"))
-    with pytest.raises(ExecutionError, match=r"order was .Stored\(\). and is .Shuffled\(seed=1\). here"):
-        run_locally([Job(other, 2)], tmp_path, SmallBench(), AT_ONCE, ignore)
-    assert store.run(other).length == len(other.domains)
 
 
 def test_save_interval_does_not_change_results(two_rounds, tmp_path):
@@ -170,31 +133,6 @@ def test_run_is_locked_while_another_process_works_on_it(runner, tmp_path):
     assert runner.run(tmp_path / "shared", jobs, at_event=3, slack=0, before_kill=run_concurrently) == -signal.SIGKILL
     assert runner.run(tmp_path / "shared", jobs) == 0
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
-
-
-def test_waiting_process_gets_run_when_its_process_dies(runner, tmp_path):
-    (job,) = jobs = small_jobs(1, methods=["tent"])
-    assert runner.run(tmp_path / "whole", jobs) == 0
-    with ThreadPoolExecutor(1) as pool:
-        waiting = []
-
-        def wait_for_lock():
-            waiting.append(pool.submit(run_job, job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore, timeout=60))
-            time.sleep(0.2)
-            assert not waiting[0].done()
-
-        runner.run(tmp_path / "shared", jobs, at_event=4, slack=0, before_kill=wait_for_lock)
-        waiting[0].result()
-    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
-
-
-def test_small_bench_is_not_trivial(two_rounds):
-    """Rows differ between methods and change over rounds, so that equal bytes are meaningful."""
-    rows = {run.spec.method: run.rows for run in Store(two_rounds).runs()}
-    snapshots = {path.read_bytes() for path in two_rounds.rglob("snapshot-6.safetensors")}
-    assert len(snapshots) == len(METHODS)
-    for method in ("tent", "swr", "eata"):
-        assert [row["error"] for row in rows[method]] != [row["error"] for row in rows["source"]], method
 
 
 class CountedPasses(list):

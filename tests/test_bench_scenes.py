@@ -1,15 +1,12 @@
 """The driving suites on tiny files in the official formats."""
 
 import dataclasses
-import gc
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from driftproof.adapter import Adapter
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.plan import RunFilter, plan_runs
@@ -17,7 +14,7 @@ from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
 from driftproof.data.scenes import VOID, SourceScenes, camvid
-from driftproof.data.scenes.driving import camvid_scenes, driving
+from driftproof.data.scenes.driving import camvid_scenes
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.methods import by_name
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
@@ -75,16 +72,6 @@ def test_camvid_run_fills_tables(files, tmp_path):
     assert table.values["ttn", "Round 1"].ours is None
 
 
-def test_cotta_and_swr_prepare_and_adapt_on_scenes(files):
-    batch = next(iter(files.stream(specs_of("camvid", "swr")["swr"], 1)))
-    spec = specs_of("camvid", "swr+crowd")["swr+crowd"]
-    for method, options in {"swr+crowd": dict(spec.options), "cotta": {"lr": 7.5e-6, "threshold": None}}.items():
-        adapter = by_name.build_method(method, files.model(spec), options)
-        adapter.prepare(files.source(spec, "cpu"))
-        assert adapter(batch.images).shape == (2, 8, 24, 32)
-        assert adapter.last.stepped
-
-
 def test_corrupted_frames_have_clean_labels(files):
     spec = specs_of("camvid", "source")["source"]
     batches = list(files.stream(spec, 1))
@@ -123,34 +110,6 @@ def test_unknown_domain_is_reported_before_preparation(files, tmp_path):
     with pytest.raises(ConfigurationError, match="Did you mean fog"):
         run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda event: stages.append(event.stage))
     assert not any("TTN" in stage for stage in stages)
-
-
-def test_only_one_adapter_is_alive_while_adapting(files, tmp_path):
-    alive = []
-
-    def adapters():
-        return sum(type(thing) is Adapter for thing in gc.get_objects())
-
-    gc.collect()
-    before = adapters()
-    for spec in specs_of("camvid", "tent+crowd", "bn_adapt").values():
-        short = dataclasses.replace(spec, domains=("clean",), limit=2)
-        run_job(Job(short, 1), tmp_path, files, RunSettings(), lambda event: alive.append((event.stage, adapters())))
-    assert {count for stage, count in alive if stage == "adapting"} == {before + 1}
-
-
-def test_driving_domains_are_read_at_height_800(tmp_path):
-    frames, labels = tmp_path / "bdd100k/images/10k/val", tmp_path / "bdd100k/labels/sem_seg/masks/val"
-    for folder, mode in ((frames, "RGB"), (labels, "L")):
-        folder.mkdir(parents=True)
-        Image.new(mode, (128, 72)).save(folder / "a.png")
-    scenes = driving(tmp_path, "bdd100k", split="val")
-    assert scenes.extent == (800, 1422)
-    with pytest.raises(ConfigurationError, match="Did you mean bdd100k"):
-        driving(tmp_path, "bdd10k", split="val")
-    domain = DATASETS["driving-val"].domain("bdd100k", tmp_path, DATASETS["driving-val"].images(tmp_path, "bdd100k", 5))
-    assert domain.size == (800, 1422)
-    assert {"driving-train", "driving-val", "camvid-c"} <= set(DATASETS)
 
 
 def test_segmentation_costs_use_options_of_each_method(files, tmp_path, monkeypatch):
