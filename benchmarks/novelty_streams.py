@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from driftproof.data.scenes.driving import CLEAN, camvid_scenes
 from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.data.scenes import UNKNOWN, SceneImages
+from driftproof.data.scenes.driving import CLEAN, camvid_scenes
 from driftproof.data.svhn import svhn
 from driftproof.streams import Domain, OpenSet
 from driftproof.training import load_labeled_scenes

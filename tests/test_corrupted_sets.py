@@ -315,6 +315,11 @@ def test_corrupt_command(photos, tmp_path, capsys):
     options = ("--corruption", "contrast", "--size", 32, "--format", "jpeg")
     assert run("corrupt", photos, tmp_path / "published", *options) == 0
     assert len(list((tmp_path / "published").rglob("*.JPEG"))) == 6
+    few = ("--corruption", "fog", "--limit", 2)
+    assert run("corrupt", arrays, tmp_path / "few", *few) == run("corrupt", photos, tmp_path / "some", *few) == 0
+    found = torch.from_numpy(np.load(tmp_path / "few" / "fog" / "5.npy")).permute(0, 3, 1, 2)
+    assert torch.equal(found, expected[:2]), "the first images, as in the whole set"
+    assert len(list((tmp_path / "some").rglob("*.png"))) == 2
     capsys.readouterr()
     assert run("corrupt", arrays, out, "--corruption", "contrst") == 2
     assert "Did you mean contrast" in " ".join(capsys.readouterr().err.split())

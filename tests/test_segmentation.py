@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import driftproof as dp
 from driftproof.bench.methods import build_method
 from driftproof.bench.metrics import METRICS
-from driftproof.methods.oracle import Oracle, find_oracle
 from driftproof.bench.spec import Spec
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.errors import InputError
+from driftproof.methods.oracle import Oracle, find_oracle
 from driftproof.metrics import BinnedScores, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.models import DeepLabV3Plus
 from driftproof.record import Record

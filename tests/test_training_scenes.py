@@ -233,13 +233,26 @@ def test_train_command_on_scenes_records_its_initial_weights(tmp_path, capsys, m
     assert run(*options, "--out", second) == 2, "resumed a run with other initial weights"
     assert "`begun_from` was" in capsys.readouterr().err
     assert run(*options, "--out", second, "--weights", first) == 0
-    assert run("train", "--model", "deeplabv3plus_small", "--images", "cifar10", "--data", tmp_path, "--out", first) == 2
+    assert (
+        run("train", "--model", "deeplabv3plus_small", "--images", "cifar10", "--data", tmp_path, "--out", first) == 2
+    )
 
 
 def test_train_command_resizes_frames_and_fits_the_crop(tmp_path):
     write_camvid(tmp_path)
     out = tmp_path / "weights.safetensors"
-    options = ("--model", "deeplabv3plus_small", "--images", "camvid", "--height", 18, "--data", tmp_path, "--epochs", 1)
+    options = (
+        "--model",
+        "deeplabv3plus_small",
+        "--images",
+        "camvid",
+        "--height",
+        18,
+        "--data",
+        tmp_path,
+        "--epochs",
+        1,
+    )
     assert run("train", *options, "--out", out) == 0
     assert read_checkpoint(out).meta["height"] == 18
     assert torch.load(out.with_suffix(".training.pt"), weights_only=True)["recipe"]["crop"] == 16
@@ -247,7 +260,9 @@ def test_train_command_resizes_frames_and_fits_the_crop(tmp_path):
 
 @pytest.mark.parametrize("option", [("--mixed",), ("--height", 32)])
 def test_scene_options_are_rejected_for_classifiers(option, tmp_path, capsys):
-    assert run("train", "--model", "wrn10_1", *option, "--data", tmp_path, "--out", tmp_path / "weights.safetensors") == 2
+    assert (
+        run("train", "--model", "wrn10_1", *option, "--data", tmp_path, "--out", tmp_path / "weights.safetensors") == 2
+    )
     assert f"Expected `{option[0]}` with one of deeplabv3plus" in capsys.readouterr().err
 
 
