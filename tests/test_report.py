@@ -281,6 +281,12 @@ def test_segmentation_is_drawn_within_domains(tmp_path):
     assert course["position"].to_list() == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
     assert sections.primary_measure(numbers) == ("mean_iou", "mean IoU", False)
     assert "highest mean IoU" in write_report(tmp_path, tmp_path / "a.html").read_text()
+    write_run(tmp_path, replace(CLOSED, images="cifar100-c"), rounds=1)
+    both = write_report(tmp_path, tmp_path / "a.html").read_text()
+    assert "lowest error" in both
+    assert all(
+        f'id="{name}"' in both for name in ("table-results-0", "table-results-1", "domains-0", "domains-scenes-0")
+    )
 
 
 # The page

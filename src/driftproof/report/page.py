@@ -71,7 +71,9 @@ def write_report(
     wanted = "|".join((_SELECTION, _NOVELTY, _OTHERS, *FROM_CONDITIONS))
     numbers = label_measures(frames.measures, runs, wanted)
     has_streams, settings = not numbers.is_empty(), runs["place"].n_unique()
-    figures = dict(_figures(numbers, runs, frames.histograms.collect())) if has_streams else {}
+    figures: dict[str, list[Figure]] = {}
+    for section, drawn in _figures(numbers, runs, frames.histograms.collect()) if has_streams else ():
+        figures.setdefault(section, []).extend(drawn)
     own = [(each, html_table(each.frame, name=f"table-own-{index}")) for index, each in enumerate(tables)]
     notes = [note for metadata in shared for note in metadata_notes(metadata)]
     if settings > MAX_FIGURES:
@@ -88,7 +90,7 @@ def write_report(
         title=title or f"Results of {', '.join(path.resolve().name for path in paths)}",
         verdict=sections.verdict(sections.main_settings(numbers)) if has_streams else None,
         setting_count=settings,
-        measure=sections.primary_measure(numbers)[1],
+        measures=[sections.primary_measure(part)[1] for part in sections.split_by_measure(numbers)],
         has_health=(numbers["measure"] == "health").any(),
         notes=dict.fromkeys(notes),
         tables=dict(_analyses(frames)) | (dict(_tables(numbers, runs)) if has_streams else {}),
@@ -105,34 +107,31 @@ def write_report(
 def _figures(
     numbers: "pl.DataFrame", runs: "pl.DataFrame", histograms: "pl.DataFrame"
 ) -> Iterator[tuple[str, list[Figure]]]:
-    """Yield the figures of each section, one per setting."""
-    name, title, is_lower_better = sections.primary_measure(numbers)
+    """Yield the figures of sections, one per setting; a section may come twice."""
     labels = runs.sort("order")["label"].unique(maintain_order=True).to_list()
-    lines: dict[str, Any] = {"known": labels, "y_title": f"{title}, %"}
     main = sections.main_settings(numbers)
+    title, is_lower_better = sections.primary_measure(main)[1:]
     course = sections.headline_course(main).with_columns(column=pl.lit(""))
-    first = {
-        "x": course.columns[1],
-        "x_title": course.columns[1],
-        "emphasis": sections.verdict(main)["best"],
-        "height": 340,
-    }
+    at, best = course.columns[1], sections.verdict(main)["best"]
+    first: dict[str, Any] = {"x": at, "x_title": at, "emphasis": best, "height": 340, "known": labels}
     if course["difference"].is_not_null().any():
-        better = "lower" if is_lower_better else "higher"
-        first |= {
-            "y": "difference",
-            "y_title": f"{title} minus the source's, points; {better} is better",
-            "baseline": 0.0,
+        unit = f"{title} minus the source's, points; {'lower' if is_lower_better else 'higher'} is better"
+        first |= {"y": "difference", "y_title": unit, "baseline": 0.0}
+    yield "headline", _draw(course, "headline", line_chart, **{"y_title": f"{title}, %"} | first)
+    several, value = pl.col("round").max().over("place") > 1, pl.col("value")
+    for index, part in enumerate(sections.split_by_measure(numbers)):
+        name, title, _ = sections.primary_measure(part)
+        lines = {"known": labels, "y_title": f"{title}, %"}
+        drawn: dict[str, tuple[pl.DataFrame, Callable[..., Any], dict[str, Any]]] = {
+            "rounds": (per_round(part, name).filter(several), line_chart, lines),
+            "stream": (sections.domain_course(part), line_chart, lines | {"x": "position", "x_title": "domains seen"}),
+            "domains": (per_domain(part, name), heatmap, {"legend": f"{title}, %"}),
         }
-    yield "headline", _draw(course, "headline", line_chart, **lines | first)
-    several = pl.col("round").max().over("place") > 1
-    yield "rounds", _draw(per_round(numbers, name).filter(several), "rounds", line_chart, **lines)
-    position = {"x": "position", "x_title": "domains seen"}
-    yield "stream", _draw(sections.domain_course(numbers), "stream", line_chart, **lines | position)
-    yield "domains", _draw(per_domain(numbers, name), "domains", heatmap, legend=f"{title}, %")
-    precision = per_round(numbers, "precision").filter(several, pl.col("value").is_not_null())
+        for section, (frame, draw, options) in drawn.items():
+            yield section, _draw(frame, f"{section}{'-scenes' * index}", draw, **options)
+    precision = per_round(numbers, "precision").filter(several, value.is_not_null())
     percent = precision.with_columns(pl.col("value", "low", "high") * 100)
-    yield "selection", _draw(percent, "selection", line_chart, **lines | {"y_title": "precision, %"})
+    yield "selection", _draw(percent, "selection", line_chart, known=labels, y_title="precision, %")
     yield "novelty", _draw(sections.histogram_shares(histograms, runs), "novelty", histogram)
 
 
@@ -146,11 +145,14 @@ def _draw(frame: "pl.DataFrame", name: str, draw: Callable[..., Any], **options:
 
 def _tables(numbers: "pl.DataFrame", runs: "pl.DataFrame") -> Iterator[tuple[str, str]]:
     """Yield the table of each section; empty without rows."""
-    for name, (frame, headings) in {
-        "results": sections.result_table(numbers),
-        "costs": sections.cost_table(numbers),
-    }.items():
-        yield name, html_table(frame, name=f"table-{name}", spanners=headings)
+    parts = [sections.result_table(part) for part in sections.split_by_measure(numbers)]
+    named = enumerate(parts)
+    yield (
+        "results",
+        "".join(html_table(frame, name=f"table-results-{i}", spanners=heads) for i, (frame, heads) in named),
+    )
+    costs, headings = sections.cost_table(numbers)
+    yield "costs", html_table(costs, name="table-costs", spanners=headings)
     novelty = sections.measure_table(numbers, _NOVELTY)
     split = {name: name.rpartition("/")[::2] for name in novelty.columns[2:]}
     yield "novelty", _group(novelty, "novelty", digits=1, spanners=split)

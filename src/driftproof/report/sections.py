@@ -16,7 +16,8 @@ else:
 
 __all__ = [
     "cost_table", "domain_course", "headline_course", "health_events", "health_table", "histogram_shares",
-    "main_settings", "measure_table", "methods_table", "primary_measure", "result_table", "settings_table", "verdict",
+    "main_settings", "measure_table", "methods_table", "primary_measure", "result_table", "settings_table",
+    "split_by_measure", "verdict",
 ]  # fmt: skip
 
 MAX_POINTS = 6_000
@@ -35,6 +36,12 @@ def primary_measure(numbers: "pl.DataFrame") -> tuple[str, str, bool]:
     """Return the measure that ranks methods, its title, and whether lower is better."""
     has_error = (numbers["measure"] == "error").any()
     return ("error", "error", True) if has_error else ("mean_iou", "mean IoU", False)
+
+
+def split_by_measure(numbers: "pl.DataFrame") -> "list[pl.DataFrame]":
+    """Return the numbers of streams of images, and those of streams of scenes: their primary measures differ."""
+    has_error = pl.col("place").is_in(numbers.filter(_measure == "error")["place"].unique().to_list())
+    return [part for part in (numbers.filter(has_error), numbers.filter(~has_error)) if part.height]
 
 
 def health_events(numbers: "pl.DataFrame", at: str = "round") -> "pl.DataFrame":
