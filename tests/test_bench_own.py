@@ -30,7 +30,7 @@ SOURCES = {
 import driftproof as dp
 
 def cautious(model, *, lr=0.001, **options):
-    return dp.tent(model, lr=lr, select=dp.ConfidenceDifference(), novelty="confidence_difference", **options)
+    return dp.tent(model, lr=lr, select=dp.ConfidenceDifference(), **options)
 
 def short(model, *, lr=0.001):
     return dp.tent(model, lr=lr)
@@ -173,7 +173,11 @@ def test_folders_become_a_corrupted_stream(project):
     assert run(*folders, *words, "--option", "eata.fisher_samples=10", "--out", "out") == 0
     runs = {run.spec.method: run for run in Store("out").runs()}
     spec = runs["source"].spec
-    assert (spec.images, spec.unknown, dict(runs["eata"].spec.options)) == ("known", "strange", {"fisher_samples": 10})
+    assert (spec.images, spec.unknown, dict(runs["eata"].spec.options)) == (
+        "known",
+        "strange",
+        {"fisher_samples": 10, "novelty": "default"},
+    )
     given = {"model": "my_nets:build", "images": "known", "unknown": Path("strange"), "domains": ["fog"]}
     files = Benchmark(methods=["source"], **given).files()
     batches = list(files.stream(spec, 1))

@@ -126,7 +126,8 @@ class Benchmark:
     def _spec(self, method: str) -> Spec:
         images, unknown = _image_name(self.images), None if self.unknown is None else _image_name(self.unknown)
         model = name_of(self.model)
-        options = {**self.options.get(method.partition("+")[0], {}), **self.options.get(method, {})}
+        novelty: dict[str, Option] = {} if is_own(method) else {"novelty": "default"}  # as functions of the user's have
+        options = {**novelty, **self.options.get(method.partition("+")[0], {}), **self.options.get(method, {})}
         return Spec(
             method,
             images,

@@ -86,7 +86,7 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "guard": _GUARDS,
-    "novelty": {"paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
+    "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
 
