@@ -210,9 +210,9 @@ def histogram_shares(histograms: "pl.DataFrame", runs: "pl.DataFrame") -> "pl.Da
     for (_, column, _, label, at, name), part in last.group_by(*SERIES, "round", "measure", maintain_order=True):
         _, score, kind = str(name).split("/")
         counts = [sum(column) for column in zip(*part["bins"], strict=True)]
-        for low, high, count in zip(edges(score), edges(score)[1:], counts, strict=False):
+        for low, high, count in zip(edges(score), edges(score)[1:], counts, strict=False) if any(counts) else ():
             title = f"{score.replace('_', ' ')} of {label}, {column}, round {at}"
-            rows.append((title, score, kind, low, high, 100 * count / (sum(counts) or 1)))
+            rows.append((title, score, kind, low, high, 100 * count / sum(counts)))
     return pl.DataFrame(rows, schema=["column", "score", "kind", "low", "high", "share"], orient="row")
 
 

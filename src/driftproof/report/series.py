@@ -150,11 +150,11 @@ def _name_streams(streams: Sequence[Spec]) -> dict[Spec, str]:
 
 def _name_methods(specs: Iterable[Spec]) -> dict[Spec, str]:
     """Name runs by method, and by the options and source texts in which its runs on one stream differ."""
-    groups: dict[tuple[str, str], dict[Spec, dict[str, Any]]] = {}
+    groups: dict[tuple[Spec, str], dict[Spec, dict[str, Any]]] = {}
     for spec in specs:
         own = [("code", text[:6]) for name, text in spec.code if name == spec.method]
         options = dict([*spec.options, *own])
-        groups.setdefault((_stream_of(spec).name, spec.method), {})[spec] = options
+        groups.setdefault((_stream_of(spec), spec.method), {})[spec] = options
     names = {}
     for alike in groups.values():
         keys = dict.fromkeys(itertools.chain(*alike.values()))
