@@ -106,15 +106,17 @@ def same_state(first, second):
     return first.keys() == second.keys() and all(_is_equal(first[name], second[name]) for name in first)
 
 
-def same_but_batch_count(first, second):
-    """Whether two states are the same but for the number of batches, which counts skipped ones too."""
-    return same_state(_without_batch_count(first), _without_batch_count(second))
+def same_but_bookkeeping(first, second):
+    """Whether two states are the same but for what skipped batches change too: their number, the scale of images."""
+    return same_state(_without_bookkeeping(first), _without_bookkeeping(second))
 
 
-def _without_batch_count(state):
+def _without_bookkeeping(state):
     meta = json.loads(bytes(state["meta"].tolist()))
     del meta["digest"]
     meta["guard_counters"].pop("num_batches", None)
+    meta["tensors"].pop("quarantine.log_scale", None)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith("quarantine.")}
     return state | {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8)}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_batch_count, same_state, shifted, source_data, state_of
+from cases import adapter_for, batches, same_but_bookkeeping, same_state, shifted, source_data, state_of
 from networks import CLASSES, DataclassNet, DictNet, GroupNormNet, TupleNet, WideResNet, build, randomize
 
 
@@ -193,7 +193,7 @@ def test_nan_logits_are_skipped_and_leave_the_state_unchanged(case):
     assert adapter.last.skipped == "NaN or Inf in the model's logits"
     assert adapter.last.kept == 0
     assert not adapter.last.quarantined.any()
-    assert same_but_batch_count(before, state_of(adapter))
+    assert same_but_bookkeeping(before, state_of(adapter))
     assert adapter(second).isfinite().all()
     assert adapter.last.skipped is None
 
@@ -212,7 +212,7 @@ def test_infinite_learning_rate_is_undone(model, make):
         assert adapter.last.skipped == "NaN or Inf in the gradient or the updated parameters"
         assert not adapter.last.stepped
         adapter.optimizer.param_groups[0]["lr"] = 1e-3
-        assert same_but_batch_count(before, state_of(adapter))
+        assert same_but_bookkeeping(before, state_of(adapter))
         adapter(second)
         assert adapter.last.stepped
 
@@ -241,7 +241,7 @@ def test_infinite_gradient_is_skipped(accumulate):
     for images in batches(3):
         assert adapter(images).isfinite().all()
         assert adapter.last.skipped == "NaN or Inf in the gradient or the updated parameters"
-    assert same_but_batch_count(before, state_of(adapter))
+    assert same_but_bookkeeping(before, state_of(adapter))
 
 
 class Failing(torch.optim.SGD):

@@ -17,7 +17,7 @@ from cases import (
     adapter_for,
     batches,
     rotate_kinds,
-    same_but_batch_count,
+    same_but_bookkeeping,
     same_state,
     source_data,
     state_of,
@@ -192,7 +192,7 @@ def test_bad_input_raises_or_is_skipped_and_leaves_the_state_unchanged(finished,
         assert adapter(damaged).isnan().all()
         assert adapter.last.skipped.startswith("NaN or Inf in the images")
         assert adapter.last.quarantined.all()
-        assert same_but_batch_count(before, state_of(adapter))
+        assert same_but_bookkeeping(before, state_of(adapter))
     assert torch.equal(adapter(third), expected[2])
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_batch_count, same_state, source_data, state_of
+from cases import adapter_for, batches, same_but_bookkeeping, same_state, source_data, state_of
 from driftproof import kernels
 from driftproof.adapter import Method, copies, engines
 from driftproof.adapter import storage as storage_module
@@ -377,7 +377,7 @@ def test_random_numbers_follow_good_batches():
     with_nan = [*stream[:5], stream[5] * torch.nan, *stream[5:]]
     expected = adapt(EagerEngine, stream)
     assert same_state(expected, adapt(StaticEngine, stream))
-    assert same_but_batch_count(expected, adapt(StaticEngine, with_nan))
+    assert same_but_bookkeeping(expected, adapt(StaticEngine, with_nan))
 
 
 # --- teacher, index and schedule --------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def test_nan_batch_leaves_teacher_unchanged(choices, engine):
         assert same_state(before, teacher_of(adapter))
     run(adapter, stream[4:])
     run(clean, stream)
-    assert same_but_batch_count(state_of(clean), state_of(adapter))
+    assert same_but_bookkeeping(state_of(clean), state_of(adapter))
 
 
 class IndexLog(dp.selection.Selection):
@@ -677,7 +677,7 @@ def test_component_buffers_are_on_the_device_of_the_model(monkeypatch):
         **choices,
     )
     assert {buffer.device.type for buffer in adapter.state.buffers()} == {"meta"}
-    assert len(list(adapter.state.components.buffers())) == 5
+    assert len(list(adapter.state.components.buffers())) == 4
 
 
 def test_at_most_max_shapes_have_static_steps():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_batch_count, shifted, source_data, state_of
+from cases import adapter_for, batches, same_but_bookkeeping, shifted, source_data, state_of
 from driftproof.norms import batch_norms
 from networks import CONTRACT_NETWORKS, WideResNet, build, randomize
 
@@ -232,7 +232,7 @@ def test_nan_batch_leaves_cotta_unchanged():
         clean(images)
     for images in (good[0], bad, *good[1:]):
         interrupted(images)
-    assert same_but_batch_count(state_of(interrupted), state_of(clean))
+    assert same_but_bookkeeping(state_of(interrupted), state_of(clean))
 
 
 def test_cotta_per_pixel_by_hand():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_batch_count, same_state, source_data, state_of
+from cases import adapter_for, batches, same_but_bookkeeping, same_state, source_data, state_of
 from networks import CLASSES, WideResNet, build
 
 
@@ -111,7 +111,7 @@ def test_nan_batch_leaves_optimizer_groups_unchanged(model, in_place):
     for images in (first, last):
         other(images)
     assert adapter.last.stepped
-    assert same_but_batch_count(state_of(adapter), state_of(other))
+    assert same_but_bookkeeping(state_of(adapter), state_of(other))
     ours, theirs = (one.optimizer.param_groups[0] for one in (adapter, other))
     assert ours["scale"] == theirs["scale"]
     assert ours["seen"] == theirs["seen"]

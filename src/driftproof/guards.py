@@ -13,7 +13,7 @@ __all__ = ["GUARDS", "LOOK_EVERY", "Control", "FallBack", "Guard", "Pause", "Res
 
 LOOK_EVERY = 10
 """Batches between two looks at health."""
-_FIRST_PAUSE, _PAUSE_FACTOR = 200, 4
+_PAUSE, _PAUSE_FACTOR = 1000, 4
 
 
 class Control(Protocol):
@@ -103,7 +103,8 @@ class FallBack(Guard):
 class RollBack(Guard):
     """Return to the last healthy snapshot when the weights have collapsed; to the source if there is none.
 
-    Each time, learning pauses before it goes on: for 200 batches at first, then four times as long as the last time.
+    What collapsed once will collapse again, so learning pauses: for 1,000 batches at first, then four times as long as
+    the last time. Averages show a collapse late, so a snapshot counts only once as many batches after it were healthy.
 
     Args:
         keep: How many snapshots to keep in memory. Each rollback uses one up, so the next goes further back.
@@ -121,15 +122,17 @@ class RollBack(Guard):
     def reset(self) -> None:
         """Drop the snapshots."""
         self._snapshots: list[Any] = []
+        self._candidate: Any = None
         self._last = 0
-        self._pause = _FIRST_PAUSE
+        self._pause = _PAUSE
 
     def act(self, health: Health, control: Control) -> None:
         """Take a snapshot, or return to one."""
         if health.state == "healthy":
             if control.num_batches - self._last >= self.every:
-                self._snapshots = [*self._snapshots[1 - self.keep :], control.take_snapshot()][-self.keep :]
-                self._last = control.num_batches
+                if self._candidate is not None:
+                    self._snapshots = [*self._snapshots, self._candidate][-self.keep :]
+                self._candidate, self._last = control.take_snapshot(), control.num_batches
         elif health.state == "collapsed" and not health.blames_statistics:
             control.warn(health)
             if self._snapshots:
@@ -138,7 +141,7 @@ class RollBack(Guard):
                 control.reset_weights(1.0)
             control.pause(self._pause)
             self._pause *= _PAUSE_FACTOR
-            self._last = control.num_batches
+            self._candidate, self._last = None, control.num_batches
 
 
 class Reset(Guard):

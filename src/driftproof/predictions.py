@@ -48,14 +48,13 @@ def gather_probability(log_p: Tensor, classes: Tensor) -> Tensor:
     return log_p.gather(1, classes.unsqueeze(1)).squeeze(1).exp()
 
 
-def confidence_change(log_p: Tensor, source_logits: Tensor) -> Tensor:
+def confidence_change(log_p: Tensor, source_log_p: Tensor, source_classes: Tensor) -> Tensor:
     """Return the gain in confidence of the class that the source model predicts.
 
     ŷ^{c_o} − ỹ^{c_o} with c_o = argmax ỹ, the class of the *source* model, not of the adapted one. Exactly zero for
     equal logits, in every precision.
     """
-    classes = source_logits.argmax(dim=1)
-    return gather_probability(log_p, classes) - gather_probability(log_probabilities(source_logits), classes)
+    return gather_probability(log_p, source_classes) - gather_probability(source_log_p, source_classes)
 
 
 def logit_change(logits: Tensor, source_logits: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from driftproof.components import Component, Step
@@ -53,7 +54,8 @@ def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
         tensor([True])
     """
     # 0 − x, not −x: an unchanged confidence gives 0, not −0.
-    return 0 - confidence_change(log_probabilities(logits), source_logits)
+    change = confidence_change(log_probabilities(logits), log_probabilities(source_logits), source_logits.argmax(dim=1))
+    return 0 - change
 
 
 def msp(logits: Tensor) -> Tensor:
@@ -94,7 +96,10 @@ def cosine(features: Tensor, rows: Tensor) -> Tensor:
         >>> cosine(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), rows=torch.eye(2))
         tensor([0., 1.])
     """
-    return 1 - (normalize(upcast(features)) @ normalize(upcast(rows)).T).amax(dim=1)
+    features = upcast(features)
+    projections = (features @ normalize(upcast(rows)).T).amax(dim=1)
+    lengths: Tensor = vector_norm(features, dim=1)
+    return 1 - projections / lengths.clamp(min=1e-12)
 
 
 class NoveltyScore(Component):

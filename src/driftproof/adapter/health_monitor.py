@@ -1,6 +1,7 @@
 """Keeps the moving averages that health is judged by."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +54,16 @@ class HealthMonitor(Component):
         """Take in a batch during its step."""
         self.compares = step.used_source
         p, ranks = step.probabilities.detach(), step.distributed
-        half = step.classes + 1
-        averages = _empty(p, 2 * half + 2) if self.averages is None else self.averages
-        self.trained = torch.zeros_like(averages[1:half]) if self.trained is None else self.trained
-        ours = torch.cat([mean_prediction(p, ranks), ranks.mean(selected.to(p.dtype)).reshape(1)])
-        source = _compare(step.logits.detach(), step.source_logits, ranks) if step.used_source else averages[half:-2]
-        now = torch.cat([ours, source, averages[-2:]])
-        samples = ranks.global_count(selected.numel())
-        self.averages = torch.lerp(averages, now, min(1.0, max(_LEAST, samples / _WINDOW)))
+        size = 2 * (step.classes + 1) + 2
+        averages = _empty(p, size) if self.averages is None else self.averages.clone()
+        self.trained = torch.zeros_like(averages[: step.classes]) if self.trained is None else self.trained
+        parts = [p, selected]
+        if step.used_source:
+            parts += [step.source_log_probabilities.exp(), step.logits.argmax(dim=1) != step.source_classes]
+        now = _means(parts, ranks)
+        weight = min(1.0, max(_LEAST, ranks.global_count(selected.numel()) / _WINDOW))
+        averages[: len(now)].lerp_(now, weight)
+        self.averages = averages
 
     def measure(
         self,
@@ -114,9 +117,21 @@ def _empty(like: Tensor, size: int) -> Tensor:
 
 def _compare(logits: Tensor, source_logits: Tensor, distributed: Distributed) -> Tensor:
     """The frozen network's mean prediction (C), and the share of predictions that differ from its own."""
-    mean = mean_prediction(log_probabilities(source_logits).exp(), distributed)
-    differ = (logits.argmax(dim=1) != source_logits.argmax(dim=1)).to(mean.dtype)
-    return torch.cat([mean, distributed.mean(differ).reshape(1)])
+    p, differ = log_probabilities(source_logits).exp(), logits.argmax(dim=1) != source_logits.argmax(dim=1)
+    return _means([p, differ], distributed)
+
+
+def _means(parts: Sequence[Tensor], distributed: Distributed) -> Tensor:
+    """The means over the samples of all ranks: predictions class by class, then masks, in one vector."""
+    samples = parts[-1].numel()
+    sums = torch.cat([_sum_over_samples(part, like=parts[-1]) for part in parts])
+    return distributed.sum(sums)[0] / distributed.global_count(samples)
+
+
+def _sum_over_samples(part: Tensor, like: Tensor) -> Tensor:
+    if part.ndim == like.ndim:
+        return part.sum().reshape(1)
+    return part.sum(dim=[0, *range(2, part.ndim)])
 
 
 def _diversity(logits: Tensor, distributed: Distributed) -> Tensor:

@@ -69,9 +69,12 @@ class Storage:
         self.buffers = [slot for slot in slots if slot.group != "parameter"]
         self.host_optimizer = optimizer if optimizer is not None and HostState.is_needed(optimizer, device) else None
         values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
+        num_parameters = len(unique := {id(tensor): tensor for tensor in values})
         if optimizer is not None:
-            values += [tensor for tensor in iter_tensors(optimizer) if tensor.device == device]
-        self.values = TensorList(list({id(tensor): tensor for tensor in values}.values()), others)
+            unique |= {id(tensor): tensor for tensor in iter_tensors(optimizer) if tensor.device == device}
+        # To look at each tensor of the optimizer takes a noticeable part of a step.
+        fixed = len(unique) - num_parameters if self.host_optimizer is None else 0
+        self.values = TensorList(list(unique.values()), others, fixed=fixed)
 
     def backup(self) -> "Backup":
         """Remember everything a step may change."""
@@ -127,6 +130,12 @@ class Backup:
             self._storage.is_stale |= undone or bool(self._created_by_optimizer())
         self._storage.values.keep_where(stepped, self._values)
 
+    def keep_buffers(self, owner: str) -> None:
+        """Keep what was replaced among the buffers of one choice, whatever becomes of the step."""
+        for held in self._buffers:
+            if held.slot.owner == owner:
+                held.put(held.slot.tensor)
+
     def keep_buffers_where(self, condition: Tensor, owners: Collection[str] | None = None) -> None:
         """Keep buffers that were replaced only where a 0-d condition holds; those of the model's own stay.
 
@@ -149,7 +158,7 @@ class Backup:
     def _keep_buffer(self, held: "_Held", condition: Tensor) -> None:
         new, old, is_model = held.slot.tensor, held.tensor, held.slot.group == "model"
         if new is not None and old is not None and new.shape == old.shape:
-            value = new.detach().to(old.dtype)
+            value = (new.detach() if new.requires_grad else new).to(old.dtype)
             # A component's own tensor stays as it was until `commit`, so that a later error can undo this.
             held.put(old.copy_(value) if is_model else torch.where(condition, value, old))
             return

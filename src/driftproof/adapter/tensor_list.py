@@ -24,6 +24,7 @@ class TensorList:
     Args:
         tensors: What to back up and undo together.
         others: Tensors that may share memory with them.
+        fixed: How many of the last tensors are never given other memory.
 
     Attributes:
         vectors: The current values of all tensors, in few ones; not a copy.
@@ -39,7 +40,7 @@ class TensorList:
         [tensor([1., 1.]), tensor([1., 1., 1.])]
     """
 
-    def __init__(self, tensors: Sequence[Tensor], others: Iterable[Tensor] = ()) -> None:
+    def __init__(self, tensors: Sequence[Tensor], others: Iterable[Tensor] = (), *, fixed: int = 0) -> None:
         self.tensors = list(tensors)
         if _can_relocate(tensors, others):
             groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
@@ -48,7 +49,8 @@ class TensorList:
             self.vectors = [_relocate(group) for group in groups.values()]
         else:
             self.vectors = [tensor.detach() for tensor in tensors]
-        self._views = [tensor.detach() for tensor in tensors]
+        self._watched = self.tensors[: len(tensors) - fixed]
+        self._views = [tensor.detach() for tensor in self._watched]
         self._addresses = [view.data_ptr() for view in self._views]
 
     def clone(self) -> list[Tensor]:
@@ -71,9 +73,9 @@ class TensorList:
 
     def reattach(self) -> None:
         """Move tensors back that were given other memory."""
-        if [tensor.data_ptr() for tensor in self.tensors] == self._addresses:
+        if [tensor.data_ptr() for tensor in self._watched] == self._addresses:
             return
-        for tensor, view in zip(self.tensors, self._views, strict=True):
+        for tensor, view in zip(self._watched, self._views, strict=True):
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view.copy_(tensor.detach())
 
@@ -83,12 +85,12 @@ def are_finite(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
     with torch.no_grad():
         # One pass over each tensor, where `isfinite` takes five: NaN and Inf both show in the largest absolute value.
         largest = [torch.linalg.vector_norm(tensor, math.inf) for group in groups for tensor in group]
-        dtype = reduce(torch.promote_types, (norm.dtype for norm in largest))
-        finite = torch.stack([norm.to(dtype) for norm in largest]) < math.inf
-        return tuple(
-            piece[0] if len(piece) == 1 else piece.all()
-            for piece in torch.split(finite, [len(group) for group in groups])
-        )
+        if len({norm.dtype for norm in largest}) > 1:
+            largest = [norm.double() for norm in largest]
+        finite = torch.stack(largest) < math.inf
+        flags = iter(finite.unbind())
+        found = [[next(flags) for _ in group] for group in groups]
+        return tuple(reduce(torch.logical_and, group) if group else torch.ones_like(finite[0]) for group in found)
 
 
 def _can_relocate(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> bool:

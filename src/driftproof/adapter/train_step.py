@@ -52,9 +52,15 @@ def train_step(
     make_step = make_step or state.make_step
     before = state.storage.backup()
     try:
-        good, scales = state.quarantine.judge(images)
-        step = make_step(replace_bad(images, good))
-        state.quarantine.update(scales, state.distributed)
+        good, largest = state.quarantine.judge(images)
+        images = replace_bad(images, good)
+        if method.statistics.wants_trial:
+            with torch.no_grad():
+                method.statistics.on_batch(make_step(images))
+            state.network.rollback()
+        step = make_step(images)
+        state.quarantine.update(largest, state.distributed)
+        before.keep_buffers("quarantine")
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
@@ -121,18 +127,18 @@ def _learn(
             act.after_step(learned, state)
 
         # Whether to keep it.
-        sums = list(gradients) if state.accumulated_grads else []
-        groups = (before.changed_values(), sums, [objective.loss], [step.images], [step.logits])
-        stepped_ok, sums_ok, loss_ok, images_ok, logits_ok = are_finite(*groups)
-        finite = loss_ok & (torch.where(due, stepped_ok, sums_ok) if sums else stepped_ok)
+        stepped_ok, loss_ok, logits_ok = are_finite(before.changed_values(), [objective.loss], [step.logits])
+        if due is not None:
+            stepped_ok = torch.where(due, stepped_ok, *are_finite(gradients))
+        finite = loss_ok & stepped_ok
         finite = finite if method.memory is None else finite & logits_ok
         can_learn = method.statistics.can_learn()
         held_back = state.paused if can_learn is None else state.paused | ~can_learn
-        good = finite & objective.has_signal & ~held_back
-        stepped = good & due
+        allowed = finite & ~held_back
+        good = allowed & objective.has_signal
+        stepped = good if due is None else good & due
 
-        # Keep it, or none of it. A batch without a good image is undone, but what it shows of the scale is kept.
-        before.keep_buffers_where(finite | ~state.distributed.all_true(images_ok), ["quarantine"])
+        # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
         before.keep_buffers_where(stepped, state.after_names)
         for component in method.components.values():
@@ -149,10 +155,10 @@ def _learn(
         # The record. Nothing can fail once the counters have changed.
         selected = objective.selected if learn_from is step else _per_sample(good_images, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
-        learned_from = selected & finite & ~held_back
+        learned_from = selected & allowed
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
-        flags = [finite, objective.has_signal, stepped, images_ok, logits_ok, loss_ok, held_back]
+        flags = [finite, objective.has_signal, stepped, good_images.any(), logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
         result = _answer(state, output, learned_from, novelty, good_images, objective.loss.detach(), outcome)
         before.commit()
@@ -162,8 +168,7 @@ def _learn(
 
 def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
-    finite, images_ok = state.distributed.all_true(torch.stack(are_finite([step.logits], [step.images])))
-    before.keep_buffers_where(finite | ~images_ok, ["quarantine"])
+    finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), good_images.any()]))
     for component in method.components.values():
         component.on_batch(step)
     before.keep_buffers_where(finite)
@@ -207,11 +212,12 @@ def _per_sample(good_images: Tensor, step: Step) -> Tensor:
 
 def _accumulate(
     method: Method, state: State, gradients: tuple[Tensor, ...], images: int
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The sum of the gradients that wait for a step, and whether the step is due."""
-    if state.accumulated_grads:
-        gradients = tuple(torch._foreach_add(state.accumulated_grads, gradients))
-    return gradients, state.accumulated_batches + 1 >= method.accumulate_for(state.distributed.global_count(images))
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """The sum of the gradients that wait for a step, and whether the step is due; None is always."""
+    if not state.accumulated_grads:
+        return gradients, None
+    batches = method.accumulate_for(state.distributed.global_count(images))
+    return tuple(torch._foreach_add(state.accumulated_grads, gradients)), state.accumulated_batches + 1 >= batches
 
 
 def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], images: int) -> None:

@@ -16,7 +16,7 @@ from driftproof.warn import warn_caller
 
 __all__ = ["Watch"]
 
-_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL = (5, 10, 20, 50), 100, 20
+_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 3
 _SMALL = 64
 
 _FOR_STATISTICS = 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.'
@@ -30,7 +30,8 @@ class Watch:
 
     Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
-    of its training. `statistics.Auto` asks for a third pass. Without guards it does nothing.
+    of its training. `statistics.Auto` asks for a third pass, and for all three after the third batch. Without guards it
+    does nothing.
 
     Args:
         method: Its guards act on health, in their order.
@@ -77,6 +78,7 @@ class Watch:
         is_small = self._state.distributed.global_count(len(images)) < _SMALL
         interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
+        measures |= self._statistics.probes and number == _PROBE
         if measures:
             result = self._measure(images, result)
         if measures or number % LOOK_EVERY == 0:

@@ -11,7 +11,7 @@ from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
-from driftproof.predictions import confidence_change, log_probabilities, logit_change, upcast
+from driftproof.predictions import confidence_change, log_probabilities, logit_change
 
 __all__ = ["Step", "batch_seed", "flatten"]
 
@@ -83,7 +83,7 @@ class Step:
                 else:
                     self.logits = network(images)
         self.output = self.logits
-        self.weights = torch.ones_like(upcast(self.logits[:, 0].detach()))
+        self.weights = _ones_per_sample(self.logits)
 
     @contextmanager
     def _run_source_on(self, side_stream: torch.cuda.Stream | None) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Step:
     @lazy_property
     def weights(self) -> Tensor:
         """One for every sample, for a `sample_mask`, which is computed before the adapting network runs."""
-        return torch.ones_like(upcast(self.source_logits[:, 0]))
+        return _ones_per_sample(self.source_logits)
 
     @property
     def distributed(self) -> Distributed:
@@ -165,6 +165,16 @@ class Step:
             logits, self._source_features = self.source.try_features(self.images)
             return logits
 
+    @lazy_property
+    def source_log_probabilities(self) -> Tensor:
+        """Ln ỹ of the frozen network."""
+        return log_probabilities(self.source_logits)
+
+    @lazy_property
+    def source_classes(self) -> Tensor:
+        """The classes c_o that the frozen network predicts."""
+        return self.source_logits.argmax(dim=1)
+
     @property
     def teacher(self) -> Network:
         """The moving average of the adapting network."""
@@ -184,7 +194,8 @@ class Step:
 
         Zero while the networks are equal: a difference would be the rounding of different kernels.
         """
-        return self._zero_at_source(confidence_change(self.log_probabilities.detach(), self.source_logits))
+        log_p = self.log_probabilities.detach()
+        return self._zero_at_source(confidence_change(log_p, self.source_log_probabilities, self.source_classes))
 
     @lazy_property
     def logit_change(self) -> Tensor:
@@ -222,6 +233,11 @@ class Step:
     def used_rng(self) -> bool:
         """Whether a component read the generator."""
         return "generator" in self.__dict__
+
+
+def _ones_per_sample(logits: Tensor) -> Tensor:
+    shape = (logits.shape[0], *logits.shape[2:])
+    return torch.ones(shape, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
 
 
 def batch_seed(seed: int, index: int) -> int:

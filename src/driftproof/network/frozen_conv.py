@@ -12,18 +12,48 @@ from torch.autograd.function import once_differentiable
 
 from driftproof.network.forward_override import is_overridden, is_overridden_by, replace_forward
 
-__all__ = ["cache_bf16_weights", "clear_bf16_cache", "conv_forward", "use_frozen_weight_convs"]
+__all__ = ["FrozenConvs", "cache_bf16_weights", "clear_cache", "conv_forward"]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MIN_BYTES = 2**26
-"""On a GPU, run eagerly, smaller inputs are not worth the host time of an autograd function written in Python."""
 
 
-def use_frozen_weight_convs(model: nn.Module) -> None:
-    """Have plain convolutions save their input only while their weight requires a gradient."""
-    for layer in model.modules():
-        if type(layer) in _CONVS and _is_plain(layer):
-            replace_forward(layer, conv_forward)
+class FrozenConvs:
+    """The plain convolutions of a model, which save their input only while their weight requires a gradient.
+
+    On a GPU, run eagerly, inputs below 64 MiB are not worth the host time of an autograd function written in Python.
+    After one pass over images of a size, such layers run their own forward.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [layer for layer in model.modules() if type(layer) in _CONVS and _is_plain(layer)]
+        self._matched: tuple[torch.Size, bool] | None = None
+        self._is_settled = False
+        self._replace()
+
+    def match(self, images: Tensor, *, is_compiled: bool) -> None:
+        """Choose the forward of each layer for the next pass.
+
+        Args:
+            images: The batch.
+            is_compiled: Whether the pass is compiled; captured ones are recognized.
+        """
+        if not images.is_cuda:
+            return
+        now = (images.shape, is_compiled or torch.cuda.is_current_stream_capturing())
+        if now != self._matched:
+            self._matched, self._is_settled = now, now[1]
+            self._replace()
+        elif not self._is_settled:
+            self._is_settled = True
+            for layer in self._layers:
+                if vars(layer).pop("_has_small_input", False):
+                    del layer.forward
+
+    def _replace(self) -> None:
+        for layer in self._layers:
+            if not is_overridden(layer):
+                replace_forward(layer, conv_forward)
 
 
 def cache_bf16_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -44,10 +74,10 @@ def cache_bf16_weights(model: nn.Module, dtype: torch.dtype) -> None:
             cache["_bf16_from"] = now
 
 
-def clear_bf16_cache(model: nn.Module) -> None:
-    """Undo `cache_bf16_weights`, for a copy."""
+def clear_cache(model: nn.Module) -> None:
+    """Forget what is kept in layers, for a copy."""
     for layer in model.modules():
-        for name in ("_bf16_weight", "_bf16_from"):
+        for name in ("_bf16_weight", "_bf16_from", "_has_small_input"):
             vars(layer).pop(name, None)
 
 
@@ -63,11 +93,14 @@ def conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call 
     bias: Tensor | None = parameters["bias"]
     if weight is None or weight.requires_grad or (bias is not None and bias.requires_grad) or x.ndim < weight.ndim:
         return type(layer).forward(layer, x)
+    is_small = x.requires_grad and not _is_worth_it(x)
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         cached = vars(layer).get("_bf16_weight", weight)
         x, weight, bias = x.to(dtype), cached.to(dtype), None if bias is None else bias.to(dtype)
-    if not (x.requires_grad and torch.is_grad_enabled() and _is_worth_it(x)):
+    elif is_small:
+        vars(layer)["_has_small_input"] = True
+    if is_small or not (x.requires_grad and torch.is_grad_enabled()):
         return cast("Tensor", layer._conv_forward(x, weight, bias))
     window = (layer.stride, layer.padding, layer.dilation, layer.groups)
     convolved: Tensor = _FrozenWeightConv.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from driftproof.errors import DistributedError, EngineError, ForwardError, Model
 from driftproof.network.batch_norm_hook import BatchNormHook, PassSettings, StatisticsRule, hooked_forward
 from driftproof.network.buffer_guard import BufferGuard
 from driftproof.network.forward_override import restore_forwards
-from driftproof.network.frozen_conv import cache_bf16_weights, clear_bf16_cache, conv_forward, use_frozen_weight_convs
+from driftproof.network.frozen_conv import FrozenConvs, cache_bf16_weights, clear_cache, conv_forward
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, autocast_mode, to_float32
 from driftproof.network.recurrent import recurrent_forward, use_native_recurrence
@@ -74,8 +74,8 @@ class Network(nn.Module):
         self._has_attention = any(isinstance(module, _WITH_FASTPATH) for module in self._every_module)
         self._guard = BufferGuard(model) if frozen else None
         self._feature_hook: _FeatureHook | None = None
-        if not frozen or precision == "bf16":  # a frozen network saves nothing for gradients
-            use_frozen_weight_convs(model)
+        # A frozen network saves nothing for gradients.
+        self._convs = FrozenConvs(model) if not frozen or precision == "bf16" else None
         use_native_recurrence(model)
         for hook in self._hooks:
             hook.distributed, hook.settings = self.distributed, self._pass
@@ -89,6 +89,8 @@ class Network(nn.Module):
             self.model.eval()
         if self.precision == "bf16":
             cache_bf16_weights(self.model, torch.bfloat16)
+        if self._convs is not None:
+            self._convs.match(images, is_compiled=self.compiled_forward is not None)
         try:
             with self._preserve_buffers(), self._no_fastpath(), autocast_mode(self.precision, images.device):
                 # The model gets a copy, since it may write into its input and the other networks see the same images.
@@ -162,7 +164,7 @@ class Network(nn.Module):
         attached += [] if self._feature_hook is None else [self._feature_hook]
         plain = copy.deepcopy(self.model, {id(hook): hook for hook in attached})
         restore_forwards(plain, conv_forward, hooked_forward, recurrent_forward)
-        clear_bf16_cache(plain)
+        clear_cache(plain)
         handles = [hook.handle.id for hook in attached if hook.handle is not None]
         for layer in plain.modules():
             for handle in handles:

@@ -17,6 +17,8 @@ from driftproof.statistics.blend import BlendHook, InterpolatedStatistics
 __all__ = ["Auto"]
 
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
+_MOVED = 0.1
+_LEAST_CAP = 0.25
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -33,24 +35,28 @@ class Auto(InterpolatedStatistics):
 
     - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
       with more than 32 × 32 positions an image counts for more.
-    - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap. Balanced
-      means that the entropy of the mean prediction is close to that of a stream half as the one so far, half uniform.
-      The further it falls below, the further α falls, to zero: the statistics of training. Predictions are those of the
-      frozen network where the method runs it. A mixture mixes classes up and hides that they were ordered, so the
-      threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the expected entropy. If predictions become
-      much less sure just after α has risen, by 0.06 ln C, α falls to zero for ten batches, the next time for
-      twenty, and so on: more of the batch's statistics should have helped.
+    - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap; the first
+      batch is tried before it is answered. Balanced means that the entropy of the mean prediction is close to that of
+      a stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
+      statistics of training. While the mean prediction moves from batch to batch by more than chance explains, by
+      0.1 + √(C / πN) in total variation, α does not rise either. Predictions are those of the frozen network where the
+      method runs it. A mixture mixes classes up and hides that they were ordered, so the threshold is higher for a
+      larger α: 0.985 − 0.285 exp(−α / 0.12) of the expected entropy. If predictions become much less sure just after α
+      has risen, by 0.06 ln C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's
+      statistics should have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
-    try α = 1. If the frozen network is hardly less sure then, by less than 0.05 ln C, the mean prediction of that
-    moment is taken as normal, and the next ones are compared with it instead of a uniform one.
+    try α = 1. If the frozen network is hardly less sure then, by less than 0.05 ln C, and mean predictions have hardly
+    moved from batch to batch, the mean prediction of that moment is taken as normal, and the next ones are compared
+    with it instead of a uniform one.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
     have hardly moved are better left alone.
 
-    While α is below half of its cap, nothing is learned: steps on batches of one class forget the others. The weight of
-    the mean-entropy term follows α too, and falls with the number of images below `window`. Label maps hold many
+    While α is below half of its cap, nothing is learned: steps on batches of one class forget the others. Nor while the
+    cap is below a quarter of `share`: where nothing has shifted, learning can only do harm. The weight of the
+    mean-entropy term follows α too, and falls with the number of images below `window`. Label maps hold many
     samples each, and the classes in view change from scene to scene, so α is always at its cap there.
 
     Open choices taken: share, window and threshold come from two networks (WRN-40-2 with AugMix and a small ResNet) on
@@ -64,12 +70,14 @@ class Auto(InterpolatedStatistics):
         alpha: α, as a tensor of one element.
         cap: The largest α for now, likewise.
         vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
+        moved: How much more the mean prediction moves from batch to batch than chance explains, likewise.
     """
 
     alpha: Tensor
     cap: Tensor
     vouched: Tensor
     doubts: Tensor
+    moved: Tensor
     recent: Tensor | None
     overall: Tensor | None
 
@@ -88,6 +96,7 @@ class Auto(InterpolatedStatistics):
         self.register_buffer("cap", torch.full((1,), share))
         self.register_buffer("vouched", torch.zeros(1, dtype=torch.bool))
         self.register_buffer("doubts", torch.zeros(6))
+        self.register_buffer("moved", torch.zeros(1))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
 
@@ -97,7 +106,13 @@ class Auto(InterpolatedStatistics):
         self.cap = torch.full_like(self.cap, self.share)
         self.vouched = torch.zeros_like(self.vouched)
         self.doubts = torch.zeros_like(self.doubts)
+        self.moved = torch.zeros_like(self.moved)
         self.recent = self.overall = None
+
+    @property
+    def wants_trial(self) -> bool:  # type: ignore[override]  # a class attribute for other rules
+        """Whether no batch has been seen."""
+        return self.recent is None
 
     def alpha_for(self, index: int) -> Tensor:
         """The same for all layers."""
@@ -115,8 +130,8 @@ class Auto(InterpolatedStatistics):
         return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
     def can_learn(self) -> Tensor:
-        """Whether α is at least half of its cap."""
-        return self.alpha[0] >= 0.5 * self.cap[0]
+        """Whether α is at least half of its cap, and the stream is far enough from training."""
+        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
 
     @contextmanager
     def probing(self) -> Iterator[None]:
@@ -132,7 +147,8 @@ class Auto(InterpolatedStatistics):
         """Compare how sure the frozen network is."""
         lost = distributed.mean(entropy(log_probabilities(probed)) - entropy(log_probabilities(trained)))
         is_full = self.doubts[-1] >= 2  # until then running statistics are mostly those of training
-        vouches = (is_full & (lost < _VOUCH * math.log(max(2, probed.shape[1])))).reshape(1)
+        is_sure = lost < _VOUCH * math.log(max(2, probed.shape[1]))
+        vouches = (is_full & is_sure).reshape(1) & (self.moved <= 0)
         if self.recent is not None and self.overall is not None:
             self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
         self.vouched.copy_(vouches)
@@ -145,26 +161,32 @@ class Auto(InterpolatedStatistics):
         if logits.ndim > 2:
             self.alpha = self.cap
             return
-        count, classes = step.distributed.global_count(logits.shape[0]), logits.shape[1]
-        now = mean_prediction(logits.softmax(dim=1), step.distributed)
-        overall = torch.full_like(now, 1.0 / classes) if self.overall is None else self.overall
-        memory = torch.where(self.vouched, _VOUCHED_MEMORY, _MEMORY)
-        self.overall = torch.lerp(overall, now, (count / (count + memory)).to(now.dtype))
-        recent = now if self.recent is None else self.recent
-        self.recent = torch.lerp(recent, now, min(1.0, count / self.window))
-        # A few samples of many classes have less entropy than the classes have.
-        usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 / classes))
-        expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))
-        relative = _entropy(self.recent) / expected.clamp(min=1e-3)
-        threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
-        margin = relative - threshold
+        count, largest = step.distributed.global_count(logits.shape[0]), math.log(logits.shape[1])
         size = min(1.0, count / self.window)
+        margin = self._measure_balance(mean_prediction(logits.softmax(dim=1), step.distributed), count)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
+        change = torch.where(self.moved > 0, change.clamp(max=0.0), change)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
-        entropies = step.distributed.mean(entropy(log_probabilities(logits)))
-        doubts = self._doubt(entropies, math.log(classes), size)
+        doubts = self._doubt(step.distributed.mean(entropy(log_probabilities(logits))), largest, size)
         self.alpha = torch.where(doubts, 0.0, alpha)
         self.vouched = self.vouched & ~doubts
+
+    def _measure_balance(self, now: Tensor, count: int) -> Tensor:
+        """How far the entropy of the recent mean prediction is above what α asks for, relative to what is expected."""
+        uniform = torch.full_like(now, 1.0 / len(now))
+        memory = torch.where(self.vouched, _VOUCHED_MEMORY, _MEMORY)
+        overall = uniform if self.overall is None else self.overall
+        self.overall = torch.lerp(overall, now, (count / (count + memory)).to(now.dtype))
+        recent, size = now if self.recent is None else self.recent, min(1.0, count / self.window)
+        if size == 1.0:  # the mean prediction of a few images moves anyway
+            moved = 0.5 * (now - recent).abs().sum() - _MOVED - math.sqrt(len(now) / (math.pi * count))
+            self.moved = torch.lerp(self.moved, moved, 0.5)
+        self.recent = torch.lerp(recent, now, size)
+        usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 * uniform))
+        # A few samples of many classes have less entropy than the classes have.
+        expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))
+        threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
+        return _entropy(self.recent) / expected.clamp(min=1e-3) - threshold
 
     def _measure_shift(self, network: Network) -> Tensor:
         """How far the statistics of the current pass are from those of training."""

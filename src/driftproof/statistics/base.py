@@ -25,9 +25,11 @@ class Statistics(Component):
 
     Attributes:
         probes: Whether the rule wants extra passes that show what it would do, see `probing`.
+        wants_trial: Whether the rule wants to see the next batch once before it is answered, through `on_batch`.
     """
 
     probes = False
+    wants_trial = False
 
     def __init__(self, of: Component | None = None) -> None:
         super().__init__()
