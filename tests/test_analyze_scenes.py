@@ -15,15 +15,14 @@ from torch import nn
 
 import driftproof as dp
 from driftproof.analyses.scenes import Corruption, FrameResult, adapt_to_frames
-from driftproof.bench.methods import build_method
 from driftproof.cli import main
 from driftproof.cli.analyze_scenes import _paper_defaults
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
+from driftproof.methods.by_name import build_method
 from driftproof.paper.settings import make_spec
-from driftproof.report.scenes import colorize, count_pixels, default_palette, make_panels, write_scenes
-from driftproof.report.scenes.panels import ALARM_COLOR, describe_counts
+from driftproof.report.scenes import colorize, count_pixels, default_palette, describe_counts, make_panels, write_scenes
 
 HEIGHT, WIDTH = 24, 36
 
@@ -194,8 +193,8 @@ def test_rejected_pixels_are_black_and_alarms_framed():
     original = frame.permute(1, 2, 0).numpy()
     assert (shown["Input"] == original).all()
     assert (shown["Alarms"][10:20, 30:45] == original[10:20, 30:45]).all()
-    assert (shown["Alarms"][9, 30:45] == ALARM_COLOR).all()
-    assert (shown["Alarms"][10:20, 45] == ALARM_COLOR).all()
+    assert (shown["Alarms"][9, 30:45] == (255, 214, 0)).all()
+    assert (shown["Alarms"][10:20, 45] == (255, 214, 0)).all()
 
 
 # The page

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from driftproof.report import write_report
+from driftproof.report.page import write_report
 from test_analyze_scenes import draw_page
 from test_report import make_results
 

@@ -13,13 +13,14 @@ from PIL import Image
 
 from driftproof.bench import Spec, Store
 from driftproof.bench.frames import load, read_frames
-from driftproof.cli import main
 from driftproof.errors import InputError
-from driftproof.report import ReportTable, figures, sections, write_report
+from driftproof.report import figures, sections
+from driftproof.report.figures import PALETTE, PAPERS, line_styles
+from driftproof.report.page import ReportTable, write_report
 from driftproof.report.pictures import Picture, write_pictures
 from driftproof.report.series import label_measures, label_runs, per_domain, per_round
-from driftproof.report.terminal import frame_table
-from driftproof.report.theme import PALETTE, PAPERS, line_styles
+from driftproof.report.tables import frame_table
+from rows_on_disk import run_command, visits_of, write_rows
 
 ODD = 'odd<i>&"$x^2$"'
 DOMAINS = ("fog", "snow", "frost")
@@ -34,10 +35,8 @@ def write_run(folder, spec, *, rounds, extra=0, health=(), protocol=None, **fixe
 
     `health` names the state of each round; numbers in `fixed` replace random ones.
     """
-    draw, run = Random(spec.name), Store(folder).run(spec)
-    visits = [(number, domain) for number in range(1, rounds + 2) for domain in spec.domains]
-    visits, rows = visits[: rounds * len(spec.domains) + extra], []
-    for number, domain in visits:
+    draw, rows = Random(spec.name), []
+    for number, domain in visits_of(spec, rounds, extra):
         level = 12 + 8 * draw.random() + (7 * number if spec.method == "tent" else 0)
         row = {"round": number, "domain": domain, "batches": 4, "samples": 800, "error": level}
         row |= {"precision": draw.random(), "recall": draw.random(), "msp/auroc": 100 * draw.random(), "oscr": None}
@@ -52,9 +51,8 @@ def write_run(folder, spec, *, rounds, extra=0, health=(), protocol=None, **fixe
         rows.append(row | fixed)
     machine = {"device": "cpu", "hardware": "some <processor>", "torch": "2.6.0", "python": "3.12.1"}
     costs = [{"seconds": draw.uniform(1, 9), "peak_memory": draw.randrange(2**28, 2**29)} for _ in rows]
-    with run.locked():
-        run.write_spec(spec, protocol or {"scope": "norm_affine()", "statistics": "Batch()"})
-        run.append(rows, [cost | machine for cost in costs])
+    protocol = protocol or {"scope": "norm_affine()", "statistics": "Batch()"}
+    write_rows(folder, spec, rows, [cost | machine for cost in costs], protocol)
 
 
 def make_results(folder):
@@ -341,9 +339,7 @@ def test_folder_without_rows_is_refused(tmp_path):
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])
 def test_missing_package_is_named(folder, tmp_path, monkeypatch, capsys, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SystemExit) as ending:
-        main(["bench", "report", str(folder), "--out", str(tmp_path / "page.html")])
-    assert ending.value.code == 2
+    assert run_command("bench", "report", folder, "--out", tmp_path / "page.html") == 2
     assert "pip install 'driftproof[report]'" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "page.html").exists()
 
@@ -351,9 +347,7 @@ def test_missing_package_is_named(folder, tmp_path, monkeypatch, capsys, package
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_command_writes_page_and_rows(folder, tmp_path, capsys, kind):
     rows = tmp_path / f"rows.{kind}"
-    with pytest.raises(SystemExit) as ending:
-        main(["bench", "report", str(folder), "--out", str(tmp_path / "p.html"), "--rows", str(rows)])
-    assert ending.value.code == 0
+    assert run_command("bench", "report", folder, "--out", tmp_path / "p.html", "--rows", rows) == 0
     assert capsys.readouterr().out.split() == [str(rows), str(tmp_path / "p.html")]
     read = pl.read_csv(rows, schema=load(folder).schema) if kind == "csv" else pl.read_parquet(rows)
     assert read.equals(load(folder))

@@ -30,7 +30,7 @@ def compare_command(
     from driftproof.paper.notes import table_notes
     from driftproof.report.sections import result_table
     from driftproof.report.series import label_measures, label_runs
-    from driftproof.report.terminal import frame_table
+    from driftproof.report.tables import frame_table
 
     names = [word for word in words or () if not Path(word).is_dir()]
     suites = [find_suite(n if is_toml(n) else check_choice("results folder or suite", n, SUITES)) for n in names]

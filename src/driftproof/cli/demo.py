@@ -50,10 +50,10 @@ def demo_command(
 
 def _show(out: Path) -> None:
     from driftproof.bench.frames import read_frames
-    from driftproof.report import write_report
+    from driftproof.report.page import write_report
     from driftproof.report.sections import result_table
     from driftproof.report.series import label_measures, label_runs
-    from driftproof.report.terminal import frame_table
+    from driftproof.report.tables import frame_table
 
     frames = read_frames(out)
     table, _ = result_table(label_measures(frames.measures, label_runs(frames.runs)))

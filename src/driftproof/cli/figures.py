@@ -62,8 +62,8 @@ def figures_command(
 def _draw(name: str, folder: Path, out: Path | None, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     from driftproof.bench import Results
     from driftproof.paper.figures import ANALYSES
-    from driftproof.report import metadata_notes
     from driftproof.report.figures import save
+    from driftproof.report.text import metadata_notes
 
     results = Results(folder)
     drawn = [figure for each in ([name] if name else ANALYSES) for figure in ANALYSES[each](results, **options)]

@@ -20,7 +20,7 @@ def report_command(
     """Write one HTML page: which method is best, is it safe, tables, curves, costs and protocol; works offline."""
     from driftproof.bench import Results
     from driftproof.paper.comparison import caption_of, fill_tables, to_frame
-    from driftproof.report import ReportTable, write_report
+    from driftproof.report.page import ReportTable, write_report
 
     if rows is not None and rows.suffix not in (".csv", ".parquet"):
         raise ConfigurationError(f"Expected `--rows` to end with .csv or .parquet, but got {rows}.")

@@ -11,7 +11,7 @@ from driftproof.bench.tables import TableEntry
 from driftproof.errors import InputError
 from driftproof.paper.claims import evaluate_claims
 from driftproof.paper.comparison import fill_tables, format_markdown, render_table
-from driftproof.report.numbers import format_number
+from driftproof.report.text import format_number
 from driftproof.validation import check_choice
 
 __all__ = ["Citations", "read_page", "render_placeholders"]

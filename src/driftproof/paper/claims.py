@@ -15,7 +15,7 @@ from driftproof.bench.results import Results, Value, fill_table
 from driftproof.bench.tables import Table, TableEntry
 from driftproof.paper.notes import relevant_notes
 from driftproof.paper.suites import all_tables
-from driftproof.report.numbers import format_number, format_signed
+from driftproof.report.text import format_number, format_signed
 
 __all__ = ["Claim", "ClaimCase", "evaluate_claims"]
 

@@ -9,7 +9,7 @@ from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.corruptions import HELD_OUT
 from driftproof.optional import require
 from driftproof.paper.suites import all_tables
-from driftproof.report.numbers import format_number, format_signed
+from driftproof.report.text import format_number, format_signed
 
 if TYPE_CHECKING:
     import polars as pl

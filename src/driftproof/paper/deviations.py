@@ -10,7 +10,7 @@ from driftproof.bench.tables import Table, TableEntry
 from driftproof.paper.comparison import fill_tables, format_markdown
 from driftproof.paper.notes import relevant_notes
 from driftproof.paper.settings import FILTER_OPTIONS, options_for
-from driftproof.report.numbers import format_number, format_signed
+from driftproof.report.text import format_number, format_signed
 
 __all__ = ["LARGE_DEVIATION", "large_deviations"]
 

@@ -15,8 +15,8 @@ from driftproof.errors import InputError
 from driftproof.optional import require
 from driftproof.paper.suites import suite
 from driftproof.report.figures import heatmap, histogram, line_chart, to_spec
-from driftproof.report.numbers import format_number
 from driftproof.report.series import label_measures, label_runs, per_round
+from driftproof.report.text import format_number
 
 if TYPE_CHECKING:
     import altair as alt

@@ -6,7 +6,7 @@ from typing import Any
 from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import TableEntry
-from driftproof.report import metadata_notes
+from driftproof.report.text import metadata_notes
 
 __all__ = ["relevant_notes", "table_notes"]
 

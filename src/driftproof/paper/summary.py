@@ -14,7 +14,7 @@ from driftproof.paper.citations import Citations, read_page, render_placeholders
 from driftproof.paper.comparison import describe_table, fill_tables, format_markdown, measured, render_table
 from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.paper.notes import table_notes
-from driftproof.report.numbers import format_duration
+from driftproof.report.text import format_duration
 
 __all__ = ["load_archives", "render_results_page"]
 

@@ -4,24 +4,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from driftproof.bench.frames import Frames, load_metadata, read_frames
 from driftproof.bench.tabulate import FROM_CONDITIONS
 from driftproof.errors import InputError
-from driftproof.optional import require
+from driftproof.optional import pl, require
 from driftproof.report import sections
-from driftproof.report.figures import heatmap, histogram, line_chart, to_spec
-from driftproof.report.numbers import format_duration, format_number
+from driftproof.report.figures import CONFIG, heatmap, histogram, line_chart, to_spec
 from driftproof.report.series import label_measures, label_runs, per_domain, per_round
 from driftproof.report.tables import html_table
-from driftproof.report.text import metadata_notes, write_page
-from driftproof.report.theme import CONFIG
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Reporting results", "'driftproof[report]'")
+from driftproof.report.text import format_duration, format_number, metadata_notes, write_page
 
 __all__ = ["ReportTable", "write_report"]
 
@@ -48,7 +41,7 @@ class ReportTable:
     """
 
     title: str
-    frame: "pl.DataFrame"
+    frame: pl.DataFrame
     note: str = ""
 
 
@@ -104,9 +97,7 @@ def write_report(
     )
 
 
-def _figures(
-    numbers: "pl.DataFrame", runs: "pl.DataFrame", histograms: "pl.DataFrame"
-) -> Iterator[tuple[str, list[Figure]]]:
+def _figures(numbers: pl.DataFrame, runs: pl.DataFrame, histograms: pl.DataFrame) -> Iterator[tuple[str, list[Figure]]]:
     """Yield the figures of sections, one per setting; a section may come twice."""
     labels = runs.sort("order")["label"].unique(maintain_order=True).to_list()
     main = sections.main_settings(numbers)
@@ -135,7 +126,7 @@ def _figures(
     yield "novelty", _draw(sections.histogram_shares(histograms, runs), "novelty", histogram)
 
 
-def _draw(frame: "pl.DataFrame", name: str, draw: Callable[..., Any], **options: Any) -> list[Figure]:  # noqa: ANN401
+def _draw(frame: pl.DataFrame, name: str, draw: Callable[..., Any], **options: Any) -> list[Figure]:  # noqa: ANN401
     groups = itertools.islice(frame.group_by("column", maintain_order=True) if frame.height else (), MAX_FIGURES)
     shown = pl.exclude("measure", "place", "column", "order", "deviation", "visit", "seeds")
     with require("altair.utils.schemapi", "Drawing figures").debug_mode(arg=False):  # without checks of our own charts
@@ -143,7 +134,7 @@ def _draw(frame: "pl.DataFrame", name: str, draw: Callable[..., Any], **options:
         return [(f"{name}-{index}", column, to_spec(chart)) for index, (column, chart) in enumerate(charts)]
 
 
-def _tables(numbers: "pl.DataFrame", runs: "pl.DataFrame") -> Iterator[tuple[str, str]]:
+def _tables(numbers: pl.DataFrame, runs: pl.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield the table of each section; empty without rows."""
     parts = [sections.result_table(part) for part in sections.split_by_measure(numbers)]
     named = enumerate(parts)
@@ -171,7 +162,7 @@ def _analyses(frames: Frames) -> Iterator[tuple[str, str]]:
         yield f"task {task}", _group(wide, str(task))
 
 
-def _group(frame: "pl.DataFrame", name: str, **options: Any) -> str:  # noqa: ANN401
+def _group(frame: pl.DataFrame, name: str, **options: Any) -> str:  # noqa: ANN401
     """Return a table grouped by setting where there are several."""
     several = "column" in frame.columns and frame["column"].n_unique() > 1
     shown = frame if several else frame.drop("column", strict=False)

@@ -1,18 +1,13 @@
 """The contents of the page: frames for its figures and tables, from labeled numbers."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from driftproof.bench.histograms import edges
 from driftproof.bench.tabulate import FROM_CONDITIONS, HEALTH_STATES
-from driftproof.optional import require
-from driftproof.report.numbers import format_bytes, format_number
+from driftproof.optional import pl
 from driftproof.report.series import SERIES, per_domain, per_round
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Reporting results", "'driftproof[report]'")
+from driftproof.report.text import format_bytes, format_number
 
 __all__ = [
     "cost_table", "domain_course", "headline_course", "health_events", "health_table", "histogram_shares",
@@ -32,19 +27,19 @@ _value, _measure, _round = pl.col("value"), pl.col("measure"), pl.col("round")
 _count = _value.cast(pl.Int64)
 
 
-def primary_measure(numbers: "pl.DataFrame") -> tuple[str, str, bool]:
+def primary_measure(numbers: pl.DataFrame) -> tuple[str, str, bool]:
     """Return the measure that ranks methods, its title, and whether lower is better."""
     has_error = (numbers["measure"] == "error").any()
     return ("error", "error", True) if has_error else ("mean_iou", "mean IoU", False)
 
 
-def split_by_measure(numbers: "pl.DataFrame") -> "list[pl.DataFrame]":
+def split_by_measure(numbers: pl.DataFrame) -> list[pl.DataFrame]:
     """Return the numbers of streams of images, and those of streams of scenes: their primary measures differ."""
     has_error = pl.col("place").is_in(numbers.filter(_measure == "error")["place"].unique().to_list())
     return [part for part in (numbers.filter(has_error), numbers.filter(~has_error)) if part.height]
 
 
-def health_events(numbers: "pl.DataFrame", at: str = "round") -> "pl.DataFrame":
+def health_events(numbers: pl.DataFrame, at: str = "round") -> pl.DataFrame:
     """Return what happened to a series at a round or domain: the first state that is not healthy, and guards' actions.
 
     Args:
@@ -61,7 +56,7 @@ def health_events(numbers: "pl.DataFrame", at: str = "round") -> "pl.DataFrame":
     return events.group_by(*SERIES, at).agg(pl.col("event").sort().str.join(", "))
 
 
-def main_settings(numbers: "pl.DataFrame") -> "pl.DataFrame":
+def main_settings(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return the numbers of the most methods on the most settings, each method on all of them: their means compare."""
     measured = numbers.filter(_measure == primary_measure(numbers)[0]).select("place", "label").unique()
     places = dict(measured.group_by("label").agg("place").rows())
@@ -74,7 +69,7 @@ def main_settings(numbers: "pl.DataFrame") -> "pl.DataFrame":
     return numbers.filter(pl.col("place").is_in(list(best)), pl.col("label").is_in(labels))
 
 
-def headline_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
+def headline_course(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return each method against the source, round by round, or domain by domain where there is one round.
 
     Columns are `label`, `round` or `domain`, `value`, `difference` (to the source; null without one) and `event`.
@@ -99,7 +94,7 @@ def headline_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
     return whole.sort("order", "visit", at).select("label", at, "value", "difference", "event")
 
 
-def verdict(numbers: "pl.DataFrame") -> dict[str, Any]:
+def verdict(numbers: pl.DataFrame) -> dict[str, Any]:
     """Return what the first sentence says: the best method in the last round, its number, the source's, its health.
 
     Args:
@@ -121,7 +116,7 @@ def verdict(numbers: "pl.DataFrame") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def result_table(numbers: "pl.DataFrame") -> "tuple[pl.DataFrame, Headings]":
+def result_table(numbers: pl.DataFrame) -> tuple[pl.DataFrame, Headings]:
     """Return the last number of each method (rows) on each setting (columns), and headings of the columns.
 
     Texts are `12.34 ±0.12 @7`: mean and deviation over seeds, and the round if others went further. A star leads the
@@ -140,7 +135,7 @@ def result_table(numbers: "pl.DataFrame") -> "tuple[pl.DataFrame, Headings]":
     return table, headings
 
 
-def measure_table(numbers: "pl.DataFrame", pattern: str, scale: float = 1.0) -> "pl.DataFrame":
+def measure_table(numbers: pl.DataFrame, pattern: str, scale: float = 1.0) -> pl.DataFrame:
     """Return measures (columns) of each method on each setting (rows), in the last round."""
     found = per_round(numbers, *_names(numbers, pattern)).filter(_value.is_not_null())
     ends = found.filter(_round == _round.max().over("place", "order")).with_columns(_value * scale)
@@ -148,7 +143,7 @@ def measure_table(numbers: "pl.DataFrame", pattern: str, scale: float = 1.0) -> 
     return wide.rename({"label": "method"}).select("method", pl.exclude("method", "place", "order"))
 
 
-def domain_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
+def domain_course(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return the primary measure through the stream: `position` counts domains, with their rounds and names.
 
     Streams of one round are drawn within each domain, where the measure of the frames seen so far was recorded.
@@ -166,7 +161,7 @@ def domain_course(numbers: "pl.DataFrame") -> "pl.DataFrame":
     return shown.select("place", "column", "label", "position", "value", "round", "domain")
 
 
-def health_table(numbers: "pl.DataFrame") -> "pl.DataFrame":
+def health_table(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return one row per series that left the healthy state, on which guards acted, or with quarantined images.
 
     Says where it first left, the worst state in the last round, and how many batches or images were acted on.
@@ -185,7 +180,7 @@ def health_table(numbers: "pl.DataFrame") -> "pl.DataFrame":
     return table.filter(pl.any_horizontal(found)).select(pl.col("label").alias("method"), pl.exclude("label"))
 
 
-def cost_table(numbers: "pl.DataFrame") -> "tuple[pl.DataFrame, Headings]":
+def cost_table(numbers: pl.DataFrame) -> tuple[pl.DataFrame, Headings]:
     """Return the time of a step and the peak memory of each method (rows) on each setting (columns), and headings."""
     _, peak, step = (_value.filter(_measure == name) for name in FROM_CONDITIONS)
     costs = _pick(numbers, "|".join(FROM_CONDITIONS)).group_by(SERIES).agg(step=step.mean(), peak=peak.max())
@@ -194,7 +189,7 @@ def cost_table(numbers: "pl.DataFrame") -> "tuple[pl.DataFrame, Headings]":
     return _pivot(known, texts, "time, memory")
 
 
-def histogram_shares(histograms: "pl.DataFrame", runs: "pl.DataFrame") -> "pl.DataFrame":
+def histogram_shares(histograms: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Return the share of samples in each bin, for each kind, over the last round with histograms of each series.
 
     `column` is a title: score, method, setting and round.
@@ -216,7 +211,7 @@ def histogram_shares(histograms: "pl.DataFrame", runs: "pl.DataFrame") -> "pl.Da
     return pl.DataFrame(rows, schema=["column", "score", "kind", "low", "high", "share"], orient="row")
 
 
-def methods_table(runs: "pl.DataFrame") -> "pl.DataFrame":
+def methods_table(runs: pl.DataFrame) -> pl.DataFrame:
     """Return options and components of each method, and on which settings it has them."""
     options = pl.col("options").str.replace_all('":', " ").str.replace_all(',"', ", ").str.replace_all('[{}"]', "")
     parts = pl.col("protocol").str.replace_all(r'"\w+":"None",?', "").str.replace_all('":"', " ")
@@ -227,7 +222,7 @@ def methods_table(runs: "pl.DataFrame") -> "pl.DataFrame":
     return grouped.agg(on=where).rename({"label": "method"})
 
 
-def settings_table(runs: "pl.DataFrame") -> "pl.DataFrame":
+def settings_table(runs: pl.DataFrame) -> pl.DataFrame:
     """Return what was streamed in each setting."""
     first = pl.col("stream", "unknown", "model", "severity", "batch_size", "limit", "domains").first()
     grouped = runs.group_by("place", "column").agg(
@@ -238,17 +233,17 @@ def settings_table(runs: "pl.DataFrame") -> "pl.DataFrame":
     return table.drop("place").rename({"column": "setting", "model": "network", "batch_size": "batch"})
 
 
-def _names(numbers: "pl.DataFrame", pattern: str) -> list[str]:
+def _names(numbers: pl.DataFrame, pattern: str) -> list[str]:
     return sorted(name for name in numbers["measure"].unique() if re.fullmatch(pattern, name))
 
 
-def _pick(numbers: "pl.DataFrame", pattern: str) -> "pl.DataFrame":
+def _pick(numbers: pl.DataFrame, pattern: str) -> pl.DataFrame:
     """Return the numbers of measures that match a pattern, with names as text."""
     chosen = numbers.filter(_measure.is_in(_names(numbers, pattern)))
     return chosen.with_columns(pl.col(pl.Enum, pl.Categorical).cast(pl.String))
 
 
-def _pivot(frame: "pl.DataFrame", texts: list[str], title: str) -> "tuple[pl.DataFrame, Headings]":
+def _pivot(frame: pl.DataFrame, texts: list[str], title: str) -> tuple[pl.DataFrame, Headings]:
     """Return texts by method and setting, and for each column its stream and what else distinguishes it."""
     named = frame.with_columns(text=pl.Series(texts, dtype=pl.String)).sort("place")
     table = named.pivot(on="column", index=["order", "label"], values="text").sort("order").drop("order")

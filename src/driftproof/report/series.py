@@ -4,16 +4,11 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from driftproof.bench.methods import METHODS
 from driftproof.bench.spec import Spec, distinguishing_fields
-from driftproof.optional import require
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Reporting results", "'driftproof[report]'")
+from driftproof.methods.by_name import METHODS
+from driftproof.optional import pl
 
 __all__ = ["SERIES", "label_measures", "label_runs", "method_order", "per_domain", "per_round"]
 
@@ -22,7 +17,7 @@ SERIES = ["place", "column", "order", "label"]
 """Columns that name a series and sort it."""
 
 
-def label_runs(runs: "pl.DataFrame") -> "pl.DataFrame":
+def label_runs(runs: pl.DataFrame) -> pl.DataFrame:
     """Name the method and the setting of every run of a stream that has a complete round.
 
     Adds `label` (the method, with the options in which its runs on a setting differ) and its `order` (that of the
@@ -57,7 +52,7 @@ def label_runs(runs: "pl.DataFrame") -> "pl.DataFrame":
     return longest.sort("place", "order", "seed")
 
 
-def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame", wanted: str = ".*") -> "pl.DataFrame":
+def label_measures(measures: pl.DataFrame | pl.LazyFrame, runs: pl.DataFrame, wanted: str = ".*") -> pl.DataFrame:
     """Join the numbers of complete rounds with the labels of their runs, and `visit`, the domain's place in a round.
 
     Args:
@@ -75,7 +70,7 @@ def label_measures(measures: "pl.DataFrame | pl.LazyFrame", runs: "pl.DataFrame"
     return joined.with_columns(pl.col("measure", "domain").cast(pl.Categorical)).collect(engine="streaming")
 
 
-def per_round(frame: "pl.DataFrame", *measures: str) -> "pl.DataFrame":
+def per_round(frame: pl.DataFrame, *measures: str) -> pl.DataFrame:
     """Return the mean of measures over domains and seeds for each round, with its spread over the seeds.
 
     Columns are `measure`, `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for
@@ -101,7 +96,7 @@ def per_round(frame: "pl.DataFrame", *measures: str) -> "pl.DataFrame":
     return extended.sort("measure", *SERIES, "round").drop("stateless", "rounds")
 
 
-def per_domain(frame: "pl.DataFrame", measure: str, *, last: bool = True) -> "pl.DataFrame":
+def per_domain(frame: pl.DataFrame, measure: str, *, last: bool = True) -> pl.DataFrame:
     """Return the mean of a measure over seeds for each domain.
 
     Columns are `place`, `column`, `order`, `label`, `round`, `visit`, `domain` and `value`.

@@ -1,22 +1,20 @@
-"""Tables of the page, from data frames of text and numbers."""
+"""Tables of the page and of the terminal, from data frames of text and numbers."""
 
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from driftproof.optional import require
+from driftproof.optional import pl, require
+from driftproof.report.text import format_number
 
 if TYPE_CHECKING:
-    import great_tables as gt
-    import polars as pl
-else:
-    gt, pl = (require(name, "Writing tables", "'driftproof[report]'") for name in ("great_tables", "polars"))
+    from rich.table import Table
 
-__all__ = ["html_table"]
+__all__ = ["frame_table", "html_table"]
 
 
 def html_table(
-    frame: "pl.DataFrame",
+    frame: pl.DataFrame,
     *,
     name: str,
     group: str | None = None,
@@ -34,6 +32,7 @@ def html_table(
         digits: Of numbers, after the decimal point.
         align: Of all columns but the first; texts on the left wrap.
     """
+    gt = require("great_tables", "Writing tables", "'driftproof[report]'")
     first, *others = [column for column in frame.columns if column != group]
     texts = frame.with_columns(pl.selectors.string().exclude(first).str.strip_prefix("*"))
     table = gt.GT(texts, rowname_col=first, groupname_col=group, id=name).tab_stubhead(first)
@@ -48,3 +47,22 @@ def html_table(
         table = table.cols_label({column: own})
         table = table.tab_spanner(heading, columns=alike) if column == alike[0] else table
     return re.sub(r"<style>.*?</style>", "", table.as_raw_html(), flags=re.DOTALL)
+
+
+def frame_table(frame: pl.DataFrame, *, title: str = "", caption: str = "") -> "Table":
+    """Return a data frame as a table of `rich`; the first column names the rows, and a text after `*` is bold."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    above, below = (Text(text, style) if text else None for text, style in ((title, "bold"), (caption, "")))
+    table = Table(title=above, caption=below, box=SIMPLE_HEAD, title_justify="left", caption_justify="left")
+    first, *others = (Text(column) for column in frame.columns)
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", overflow="fold")
+    for name, *cells in frame.iter_rows():
+        known = ("–" if cell is None else cell for cell in cells)
+        texts = (format_number(cell, 2) if isinstance(cell, float) else str(cell) for cell in known)
+        table.add_row(Text(str(name)), *(Text(each.lstrip("*"), "bold" * each.startswith("*")) for each in texts))
+    return table

@@ -1,4 +1,4 @@
-"""Pages from templates, and notes on what the runs of a folder share."""
+"""Numbers and notes for readers, and pages from templates."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,20 +8,54 @@ from driftproof import __version__
 from driftproof.files import atomic_write
 from driftproof.optional import require
 
-__all__ = ["metadata_notes", "write_page"]
+__all__ = ["format_bytes", "format_duration", "format_number", "format_signed", "metadata_notes", "write_page"]
 
 
-def write_page(template: str, out: Path, **content: object) -> Path:
-    """Fill in a template of this package and write it atomically; texts are escaped."""
-    jinja2 = require("jinja2", "Writing a page", "'driftproof[report]'")
-    loader = jinja2.PackageLoader("driftproof.report")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    text = environment.get_template(template).render(version=__version__, **content)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(out) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-    return out
+def format_number(value: float, digits: int = 1) -> str:
+    """Format a number with a fixed number of digits after the decimal point.
+
+    Examples:
+        >>> format_number(-0.04), format_number(14.06, 2)
+        ('0.0', '14.06')
+    """
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def format_signed(value: float, digits: int = 1) -> str:
+    """Format a difference with its sign.
+
+    Examples:
+        >>> format_signed(-6.94), format_signed(0.31), format_signed(-0.01)
+        ('−6.9', '+0.3', '0.0')
+    """
+    text = format_number(value, digits)
+    return f"+{text}" if round(value, digits) > 0 else text
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time in its two largest units.
+
+    Examples:
+        >>> format_duration(0.25), format_duration(75), format_duration(3 * 3600 + 125)
+        ('0.2 s', '1 min 15 s', '3 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def format_bytes(size: int | None) -> str:
+    """Format a number of bytes in binary units; a dash for None.
+
+    Examples:
+        >>> format_bytes(3 * 2**20), format_bytes(5 * 2**30), format_bytes(None)
+        ('3 MiB', '5.0 GiB', '–')
+    """
+    if size is None:
+        return "–"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -39,3 +73,16 @@ def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
         yield f"Methods that prepare on source images of {name} used its clean test images."
     if metadata.get("frost") == "made up":
         yield "Frost textures are procedural, not photographs."
+
+
+def write_page(template: str, out: Path, **content: object) -> Path:
+    """Fill in a template of this package and write it atomically; texts are escaped."""
+    jinja2 = require("jinja2", "Writing a page", "'driftproof[report]'")
+    loader = jinja2.PackageLoader("driftproof.report")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    text = environment.get_template(template).render(version=__version__, **content)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+    return out
