@@ -25,9 +25,9 @@ from torch import Tensor
 import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.bench.local_files import LocalFiles
-from driftproof.bench.methods import METHODS, SELECTIONS, parse_method
 from driftproof.bench.spec import Spec
 from driftproof.corruptions import CORRUPTIONS, find_frost_photos, procedural_frost
+from driftproof.methods.by_name import METHODS, SELECTIONS, parse_method
 from driftproof.metrics import BinnedScores, ConfusionMatrix, auroc, fpr_at_tpr
 from driftproof.metrics.ranking import auroc_from_counts, fpr_from_counts
 from driftproof.paper.settings import options_for

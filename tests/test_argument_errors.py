@@ -7,8 +7,8 @@ import torch
 
 import driftproof as dp
 from driftproof import losses, scopes, statistics
-from driftproof.bench.methods import METHODS
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.methods.by_name import METHODS
 from networks import WideResNet
 
 LEARNING = [name for name in METHODS if name not in ("source", "bn_adapt", "ttn")]

@@ -18,9 +18,8 @@ import torch
 import driftproof as dp
 from driftproof.analyses import count_memory, method_memory
 from driftproof.bench import METHODS, Spec, Store, build_method, costs, runner
-from driftproof.bench.health_log import HealthLog
+from driftproof.bench.health_log import HealthLog, benchmark_guards
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.methods import benchmark_guards
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.errors import ConfigurationError

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftproof.bench import Results, Spec
-from driftproof.bench.methods import build_method
 from driftproof.bench.metrics import METRICS
 from driftproof.errors import ConfigurationError
+from driftproof.methods.by_name import build_method
 from driftproof.models import MODELS
 from driftproof.paper import SUITES, suite
 from driftproof.paper.printed import load_tables

@@ -20,7 +20,6 @@ from PIL import Image
 import driftproof as dp
 from driftproof import cli, corruptions, data, models, training
 from driftproof.bench import METHODS
-from driftproof.bench.methods import parse_method
 from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
 from driftproof.cli.order import arrange
@@ -29,6 +28,7 @@ from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 from driftproof.health import Health
+from driftproof.methods.by_name import parse_method
 from driftproof.paper import SUITES
 
 HEAVY = {"torch", "numpy", "scipy", "PIL", "altair", "great_tables", "ray", "polars", "sklearn", "safetensors"}

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftproof as dp
-from driftproof.bench.methods import build_method
 from driftproof.bench.metrics import METRICS
 from driftproof.bench.spec import Spec
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.errors import InputError
+from driftproof.methods.by_name import build_method
 from driftproof.methods.oracle import Oracle, find_oracle
 from driftproof.metrics import BinnedScores, SelectionQuality, auroc, fpr_at_tpr
 from driftproof.models import DeepLabV3Plus

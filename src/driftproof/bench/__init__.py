@@ -8,34 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from driftproof.bench.benchmark import Benchmark
 from driftproof.bench.execute import run
-from driftproof.bench.methods import METHODS, build_method
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Store
+from driftproof.methods.by_name import METHODS, build_method
 
 if TYPE_CHECKING:
     from driftproof.bench.frames import load, load_histograms, load_runs
-    from driftproof.bench.results import FilledTable, Results, Value, fill_table
+    from driftproof.bench.results import Results, fill_table
 
-__all__ = [
-    "METHODS",
-    "Benchmark",
-    "FilledTable",
-    "Results",
-    "Spec",
-    "Store",
-    "Value",
-    "build_method",
-    "fill_table",
-    "load",
-    "load_histograms",
-    "load_runs",
-    "run",
-]
+_NEED_POLARS = {"load": "frames", "load_histograms": "frames", "load_runs": "frames"}
+_NEED_POLARS |= {"Results": "results", "fill_table": "results"}
 
-_NEED_POLARS = {
-    **dict.fromkeys(("load", "load_histograms", "load_runs"), "frames"),
-    **dict.fromkeys(("FilledTable", "Results", "Value", "fill_table"), "results"),
-}
+__all__ = ["METHODS", "Benchmark", "Results", "Spec", "Store", "build_method", "fill_table"]
+__all__ += ["load", "load_histograms", "load_runs", "run"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # as Python calls it

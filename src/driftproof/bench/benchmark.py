@@ -11,11 +11,11 @@ from typing_extensions import Self
 
 from driftproof.adapter import Adapter
 from driftproof.bench.local_files import LocalFiles
-from driftproof.bench.methods import METHODS
 from driftproof.bench.plan import RunFilter
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.methods.by_name import METHODS
 from driftproof.named import hash_sources, is_own, name_of
 from driftproof.optional import require
 from driftproof.streams.datasets import DATASETS, default_domains

@@ -14,10 +14,11 @@ from driftproof import __version__
 from driftproof.bench.benchmark import Benchmark
 from driftproof.bench.executors import EXECUTORS, Failures
 from driftproof.bench.jobs import Job
-from driftproof.bench.methods import parse_method
+from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.plan import plan_runs
-from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings, report_to
+from driftproof.bench.runner import ProgressCallback, RunSettings, report_to
 from driftproof.bench.store import Store
+from driftproof.methods.by_name import parse_method
 from driftproof.named import is_own, load_named, name_of
 from driftproof.validation import check_choice
 
@@ -59,7 +60,7 @@ def run(
 
 def execute(
     jobs: Sequence[Job],
-    resources: ResourceProvider,
+    resources: LocalFiles,
     out: Path,
     *,
     settings: RunSettings,

@@ -19,9 +19,6 @@ __all__ = ["ALL_DOMAINS", "run_gradients"]
 ALL_DOMAINS = "all"
 """Domain of the row that pools all domains."""
 
-_TASK_OPTIONS = ("layer", "mixing")
-_EXECUTION = {"engine": "eager", "precision": "fp32", "channels_last": False}
-
 
 def run_gradients(context: RunContext) -> None:
     """Measure mean cosines between per-sample gradients, for each domain and for all domains pooled.
@@ -30,17 +27,16 @@ def run_gradients(context: RunContext) -> None:
     `cosines`, `wrong` the mean of the rest. The spec's options are the `layer`, and whether samples are `mixing` behind
     it. Precision is always fp32.
     """
-    spec, run, resources, device = context.spec, context.run, context.resources, context.settings.device
-    if run.length:
+    spec, resources, device = context.spec, context.resources, context.settings.device
+    if context.run.length:
         return
     options: dict[str, Any] = dict(spec.options)
     for option in options:
-        check_choice("option of gradients", option, _TASK_OPTIONS)
+        check_choice("option of gradients", option, ("layer", "mixing"))
     monitor, model = ResourceMonitor(device), resources.model(spec).to(device)
     sample_gradients = SampleGradients(model, options["layer"], mixing=options["mixing"])
-    run.write_spec(
-        spec, {"statistics": "Batch()", "loss": "Entropy()", **{name: str(options[name]) for name in options}}
-    )
+    described = {name: str(value) for name, value in options.items()}
+    context.run.write_spec(spec, {"statistics": "Batch()", "loss": "Entropy()", **described})
     stream = resources.stream(spec, 1, context.report)
     found: dict[str, GradientCosine] = {}
     for done, batch in enumerate(Prefetcher(stream, device=device), start=1):
@@ -50,25 +46,21 @@ def run_gradients(context: RunContext) -> None:
         for domain in (batch.domain, ALL_DOMAINS):
             found.setdefault(domain, GradientCosine(logits.shape[1], device=device)).update(*known)
         context.report("differentiating", done, len(stream))
-    rows = [_make_row(domain, cosine) for domain, cosine in found.items()]
-    run.append(rows, [monitor.measure(len(rows)) | _EXECUTION] * len(rows))
-    for row in rows:
-        context.report("measured", len(stream), len(stream), row)
+    rows = [{"round": 1, "domain": domain} | _measure(cosine) for domain, cosine in found.items()]
+    context.append(rows, monitor, {"engine": "eager", "precision": "fp32", "channels_last": False})
 
 
-def _make_row(domain: str, cosine: GradientCosine) -> Row:
+def _measure(cosine: GradientCosine) -> Row:
     cosines = cosine.compute()
-    off_diagonal = ~torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
+    diagonal = torch.eye(len(cosines), dtype=torch.bool, device=cosines.device)
     return {
-        "round": 1,
-        "domain": domain,
-        "right": _mean(cosines.diagonal()),
-        "wrong": _mean(cosines[off_diagonal]),
+        "right": _to_json(cosines[diagonal].nanmean()),
+        "wrong": _to_json(cosines[~diagonal].nanmean()),
         "sizes": cosine.sizes.tolist(),
-        "cosines": [[None if math.isnan(value) else value for value in row] for row in cosines.tolist()],
+        "cosines": [[_to_json(value) for value in row] for row in cosines.cpu()],
     }
 
 
-def _mean(values: Tensor) -> float | None:
-    mean = float(values.nanmean())
-    return None if math.isnan(mean) else mean
+def _to_json(value: Tensor) -> float | None:
+    """Return the number; None for NaN, which JSON does not have."""
+    return None if math.isnan(value) else float(value)

@@ -1,14 +1,16 @@
-"""Health of a run, written into its rows in place of a warning."""
+"""Guards of a benchmark run; its health is written into its rows in place of a warning."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 
-from driftproof.adapter import Adapter
+from driftproof.bench.spec import Option
 from driftproof.bench.store import Row
 from driftproof.guards import Control, Guard
 from driftproof.health import Health
+from driftproof.methods.by_name import parse_method, resolve_option
 
-__all__ = ["HealthLog", "find_health_log", "health_columns"]
+__all__ = ["HealthLog", "benchmark_guards", "health_columns"]
 
 
 class HealthLog(Guard):
@@ -33,9 +35,17 @@ class HealthLog(Guard):
         return counts
 
 
-def find_health_log(adapter: Adapter) -> HealthLog | None:
-    """Return the log among an adapter's guards; None if a method of the user's takes no guards."""
-    return next((guard for guard in adapter.method.guards if isinstance(guard, HealthLog)), None)
+def benchmark_guards(name: str, options: Mapping[str, Option]) -> tuple[Guard, ...]:
+    """Return the guards of a benchmark run: those its options name, else the method's own, without the warning.
+
+    So published methods run as published. `adapt` falls back and rolls back.
+
+    Examples:
+        >>> benchmark_guards("tent+crowd", {}), benchmark_guards("tent", {"guard": "pause"})
+        ((), (Pause(),))
+    """
+    own = "fall_back+roll_back" if parse_method(name)[0] == "adapt" else "none"
+    return tuple(resolve_option("guard", options.get("guard") or own))
 
 
 def health_columns(health: Health) -> Row:

@@ -6,10 +6,10 @@ from typing import Any
 
 from driftproof.bench.jobs import Job
 from driftproof.bench.local_files import NETWORKS
-from driftproof.bench.methods import parse_method
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite
 from driftproof.errors import ConfigurationError
+from driftproof.methods.by_name import parse_method
 from driftproof.named import hash_sources, is_own
 from driftproof.streams.datasets import DATASETS
 from driftproof.validation import check_choice

@@ -7,10 +7,9 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,13 +17,14 @@ from torch import nn
 from driftproof.adapter import Adapter
 from driftproof.adapter.method import check_engine_options
 from driftproof.bench.environment import ResourceMonitor
-from driftproof.bench.health_log import HealthLog, find_health_log
-from driftproof.bench.methods import benchmark_guards, build_method
+from driftproof.bench.health_log import HealthLog, benchmark_guards
+from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.metrics import MetricCollection
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.store import Row, Run
 from driftproof.components import Progress, SourceBatches
 from driftproof.errors import InputError, ModelError
+from driftproof.methods.by_name import build_method
 from driftproof.methods.oracle import find_oracle
 from driftproof.named import is_own
 from driftproof.network import read_logits
@@ -32,31 +32,7 @@ from driftproof.problems import check
 from driftproof.statistics import Statistics
 from driftproof.streams import Continual, Prefetcher, StreamBatch
 
-__all__ = [
-    "ProgressCallback",
-    "ProgressEvent",
-    "ResourceProvider",
-    "RunContext",
-    "RunSettings",
-    "report_to",
-    "run_stream",
-]
-
-
-class ResourceProvider(Protocol):
-    """Provides model, stream and source data of a run."""
-
-    def model(self, spec: Spec) -> nn.Module:
-        """Return the trained source model."""
-
-    def stream(self, spec: Spec, rounds: int, progress: Progress) -> Continual:
-        """Return the stream from its beginning; report to `progress` which datasets are generated first."""
-
-    def source(self, spec: Spec, device: str) -> SourceBatches:
-        """Return labeled source images, for methods that prepare."""
-
-    def fingerprints(self, spec: Spec, progress: Progress | None = None) -> dict[str, str]:
-        """Return checksums of weights and images; raise an error if anything is missing."""
+__all__ = ["ProgressCallback", "ProgressEvent", "RunContext", "RunSettings", "report_to", "run_stream"]
 
 
 @dataclass(frozen=True)
@@ -110,20 +86,11 @@ ProgressCallback = Callable[[ProgressEvent], None]
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a task works with.
-
-    Attributes:
-        spec: The run.
-        run: Its results on disk, locked by the caller.
-        resources: Provides model, stream and source data.
-        rounds: Target number of rounds, counted from the beginning.
-        settings: How to execute it.
-        callback: Receives progress events.
-    """
+    """What a task works with: a run, locked by the caller, and its target number of rounds from the beginning."""
 
     spec: Spec
     run: Run
-    resources: ResourceProvider
+    resources: LocalFiles
     rounds: int
     settings: RunSettings
     callback: ProgressCallback
@@ -131,6 +98,12 @@ class RunContext:
     def report(self, stage: str, done: int, total: int | None = None, row: Row | None = None) -> None:
         """Send a progress event; a stage and a count are enough, so this is also a `Progress`."""
         self.callback(ProgressEvent(self.spec, stage, done, total, row))
+
+    def append(self, rows: Sequence[Row], monitor: ResourceMonitor, execution: Row) -> None:
+        """Write the rows of an analysis, which is not resumed, with equal shares of its time."""
+        self.run.append(rows, [monitor.measure(len(rows)) | execution] * len(rows))
+        for row in rows:
+            self.report("measured", len(rows), len(rows), row)
 
 
 def report_to(callback: ProgressCallback, spec: Spec) -> Progress:
@@ -166,8 +139,9 @@ def run_stream(context: RunContext) -> None:
     gc.collect()  # adapters of other runs, or used only to prepare, would count as memory of this run
     total = len(stream)
     stream = stream.start_from(visits // len(spec.domains) + 1, visits % len(spec.domains))
-    writer, done = _CheckpointWriter(run, adapter, settings.save_every), total - len(stream)
-    oracle, log, in_source = find_oracle(adapter), find_health_log(adapter), adapter.method.prepared_values
+    done, started, rows, conditions = total - len(stream), time.monotonic(), list[Row](), list[Row]()
+    oracle, in_source = find_oracle(adapter), adapter.method.prepared_values
+    log = next((guard for guard in adapter.method.guards if isinstance(guard, HealthLog)), None)
     constant = settings.step | ({"found": in_source} if in_source else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Adaptation is", RuntimeWarning)  # rows say the same
@@ -180,9 +154,12 @@ def run_stream(context: RunContext) -> None:
                 done += 1
                 context.report("adapting", done, total)
             row = metrics.compute() | (log.take_counts() if log else {})
-            writer.add(row, monitor.measure() | constant)
+            rows.append(row)
+            conditions.append(monitor.measure() | constant)
+            if done == total or time.monotonic() - started >= settings.save_every:
+                run.commit(rows, conditions, adapter)
+                started, rows, conditions = time.monotonic(), [], []
             context.report("measured", done, total, row)
-    writer.flush()
 
 
 def _build_adapter(
@@ -234,25 +211,3 @@ def _prepare_shared_statistics(
 
 def _visit(batch: StreamBatch) -> tuple[int, str]:
     return batch.round, batch.domain
-
-
-class _CheckpointWriter:
-    """Buffers rows and writes them with a snapshot every `save_every` seconds."""
-
-    def __init__(self, run: Run, adapter: Adapter, save_every: float) -> None:
-        self._run, self._adapter, self._save_every = run, adapter, save_every
-        self._last_write = time.monotonic()
-        self._pairs: list[tuple[Row, Row]] = []
-
-    def add(self, row: Row, conditions: Row) -> None:
-        """Buffer a row; write the buffer if it is time."""
-        self._pairs.append((row, conditions))
-        if time.monotonic() - self._last_write >= self._save_every:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the buffered rows and a snapshot."""
-        if self._pairs:
-            rows, conditions = map(list, zip(*self._pairs, strict=True))
-            self._run.commit(rows, conditions, self._adapter)
-        self._pairs, self._last_write = [], time.monotonic()

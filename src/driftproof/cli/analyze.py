@@ -63,7 +63,7 @@ def costs_command(
     import torch
 
     from driftproof.analyses import measure_costs
-    from driftproof.bench.methods import parse_method
+    from driftproof.methods.by_name import parse_method
 
     names = [name.strip() for name in methods.split(",")]
     for name in names:
@@ -89,7 +89,7 @@ def _row(item: tuple[str, dict[str, float | None]]) -> tuple[str, ...]:
 def _build_prepared(name: str, model: "nn.Module", images: "Tensor", engine: str) -> "Adapter":
     import torch
 
-    from driftproof.bench.methods import build_method
+    from driftproof.methods.by_name import build_method
 
     with torch.no_grad():
         labels = model(images).argmax(1)

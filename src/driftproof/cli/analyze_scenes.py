@@ -91,7 +91,7 @@ def scenes_command(
     from driftproof import __version__
     from driftproof.alarm import Alarm
     from driftproof.analyses.scenes import Corruption, adapt_to_frames
-    from driftproof.bench.methods import build_method
+    from driftproof.methods.by_name import build_method
     from driftproof.report.scenes import default_palette, write_scenes
 
     target, options = resolve_device(device), _paper_defaults(method, parse_method_options(option))
@@ -148,7 +148,7 @@ def _describe_corruption(corruption: "Corruption") -> str:
 
 
 def _paper_defaults(method: str, given: "dict[str, Option]") -> "dict[str, Option]":
-    from driftproof.bench.methods import accepted_options
+    from driftproof.methods.by_name import accepted_options
 
     accepted, base = accepted_options(method), method.partition("+")[0]
     papers = {**_PAPER_DEFAULTS, **_METHOD_DEFAULTS.get(base, {}), **_METHOD_DEFAULTS.get(method, {})}

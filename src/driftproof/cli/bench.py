@@ -30,8 +30,8 @@ def list_command(
 ) -> None:
     """List suites, methods, measures, data sets and networks; with -v every run and its hyper-parameters."""
     from driftproof.bench.local_files import NETWORKS
-    from driftproof.bench.methods import method_names
     from driftproof.bench.metrics import MEASURES
+    from driftproof.methods.by_name import method_names
     from driftproof.paper import SUITES
     from driftproof.streams.datasets import DATASETS
 

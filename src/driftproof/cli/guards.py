@@ -42,7 +42,7 @@ def build_guarded(
         options: Options of the method.
         guards: Names of guards, or "none"; None or empty for falling back and rolling back.
     """
-    from driftproof.bench.methods import build_method
+    from driftproof.methods.by_name import build_method
 
     keywords: dict[str, Any] = {**options, "guard": _make_guards(guards or _DEFAULT)}
     return build_method(method, model, keywords)

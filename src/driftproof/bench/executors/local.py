@@ -1,19 +1,72 @@
-"""Run jobs one after the other in this process."""
+"""Run jobs one after the other in this process, and collect the errors of some until the others are done."""
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from driftproof.bench.executors.failures import Failures
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import ProgressCallback, ResourceProvider, RunSettings
+from driftproof.bench.local_files import LocalFiles
+from driftproof.bench.runner import ProgressCallback, ProgressEvent, RunSettings
+from driftproof.bench.spec import Spec
+from driftproof.errors import DriftproofError, ExecutionError
+from driftproof.named import describe_own_error
 
-__all__ = ["run_locally"]
+__all__ = ["Failures", "run_locally", "to_named_error"]
+
+_MAX_NAMES = 3
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Failures:
+    """Runs that failed, and their errors; a full disk, which would stop the other runs as well, is not collected.
+
+    Args:
+        callback: Receives an event for each failure.
+    """
+
+    def __init__(self, callback: ProgressCallback) -> None:
+        self._callback = callback
+        self._specs: set[Spec] = set()
+        self._errors: dict[Spec, DriftproofError] = {}
+
+    @contextmanager
+    def collect(self, job: Job) -> Iterator[None]:
+        """Collect an error raised while a job runs."""
+        self._specs.add(job.spec)
+        try:
+            yield
+        except Exception as error:
+            self._errors[job.spec] = to_named_error(error, job)
+            self._callback(ProgressEvent(job.spec, "failed", 0))
+
+    def raise_if_any(self) -> None:
+        """Raise one error that lists the failed runs; of runs with the same error, the first few."""
+        if not self._errors:
+            return
+        done = "; the others are done" if len(self._errors) < len(self._specs) else ""
+        lines = [f"{len(self._errors)} of {len(self._specs)} runs failed{done}."]
+        for message in dict.fromkeys(map(str, self._errors.values())):
+            names = [spec.name for spec, error in self._errors.items() if str(error) == message]
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            lines.append(f"{', '.join(names[:_MAX_NAMES])}{more}: {message}")
+        first = next(iter(self._errors.values()))
+        raise ExecutionError("\n".join(lines), failures=self._errors) from first
+
+
+def to_named_error(error: Exception, job: Job) -> DriftproofError:
+    """Return an error with the run's method, file and line; the library's errors name what is wrong already."""
+    if isinstance(error, OSError) and error.errno in _FULL_DISK:
+        raise error
+    if isinstance(error, DriftproofError):
+        return error
+    return describe_own_error(f"the run of {job.spec.method}", error, ExecutionError)
 
 
 def run_locally(
     jobs: Sequence[Job],
     folder: Path,
-    resources: ResourceProvider,
+    resources: LocalFiles,
     settings: RunSettings,
     callback: ProgressCallback,
     failures: Failures | None = None,

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from driftproof.bench.executors.failures import Failures, to_named_error
+from driftproof.bench.executors.local import Failures, to_named_error
 from driftproof.bench.jobs import Job, run_job
-from driftproof.bench.runner import ProgressCallback, ProgressEvent, ResourceProvider, RunSettings
+from driftproof.bench.local_files import LocalFiles
+from driftproof.bench.runner import ProgressCallback, ProgressEvent, RunSettings
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
 from driftproof.optional import require
 
@@ -32,7 +33,7 @@ _require = partial(require, purpose="Running cells on a cluster", install="'drif
 def run_on_ray(
     jobs: Sequence[Job],
     folder: Path,
-    resources: ResourceProvider,
+    resources: LocalFiles,
     settings: RunSettings,
     callback: ProgressCallback,
     failures: Failures | None = None,
@@ -51,7 +52,7 @@ def run_on_ray(
         task, worker_settings = _make_task(ray, settings)
         shared, where = ray.put(resources), Path(folder).absolute()
         path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
-        running = {task.remote(job, where, shared, worker_settings, queue, path): job for job in jobs}
+        running = {task.remote(queue, path, job, where, shared, worker_settings): job for job in jobs}
         try:
             while running:
                 done, _ = ray.wait(list(running), timeout=_EVENT_INTERVAL)
@@ -93,12 +94,12 @@ def _make_task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # n
 
 
 def _run_remote(
-    job: Job,
-    folder: Path,
-    resources: ResourceProvider,
-    settings: RunSettings,
     queue: Any,  # noqa: ANN401  # as above
     path: Sequence[str],
+    job: Job,
+    folder: Path,
+    resources: LocalFiles,
+    settings: RunSettings,
 ) -> DriftproofError | None:
     """Run a job on a worker; errors are returned, because Ray would wrap a raised one."""
     torch.set_num_threads(_CPUS)
@@ -106,7 +107,7 @@ def _run_remote(
     sender = _EventSender(queue)
     try:
         # The lost worker that had the run before may still hold its lock.
-        run_job(job, folder, resources, settings, sender.send, timeout=_TIMEOUT)
+        run_job(job, folder, resources, settings, sender.send, wait=_TIMEOUT)
     except Exception as error:
         return to_named_error(error, job).with_traceback(None)
     finally:
@@ -120,9 +121,8 @@ def _reraise(ray: Any, reference: Any) -> None:  # noqa: ANN401  # as above
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as lost:
-        raise ExecutionError(
-            f"The run's worker died {_MAX_RETRIES + 1} times. Run it again to resume: {lost}"
-        ) from lost
+        times = _MAX_RETRIES + 1
+        raise ExecutionError(f"The run's worker died {times} times. Run it again to resume: {lost}") from lost
     if error is not None:
         raise error
 
