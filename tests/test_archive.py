@@ -35,7 +35,7 @@ def contents(folder):
 
 
 def test_archive_is_small_and_deterministic(tmp_path):
-    rows, _ = write_run(tmp_path / "store", SPECS[0], 750)
+    rows = write_run(tmp_path / "store", SPECS[0], 750)
     for name in ("one", "two"):
         write_archive([tmp_path / "store"], tmp_path / name)
     write_archive([tmp_path / "one"], tmp_path / "again")

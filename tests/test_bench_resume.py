@@ -2,43 +2,23 @@
 
 import errno
 import signal
-from dataclasses import replace
 
 import pytest
 
 from cases import shifted
-from driftproof.bench import Store
 from driftproof.bench.executors import run_locally
 from driftproof.bench.jobs import Job, run_job
 from driftproof.bench.runner import RunSettings
-from driftproof.errors import ExecutionError, StateError
+from driftproof.errors import StateError
 from driftproof.methods.by_name import _STATISTICS
 from driftproof.statistics import TTN
-from small_bench import (
-    AT_ONCE,
-    OWN,
-    KillableRunner,
-    SmallBench,
-    contents,
-    fast_runs,
-    ignore,
-    small_jobs,
-    spec_of,
-)
+from small_bench import AT_ONCE, OWN, KillableRunner, SmallBench, contents, fast_runs, ignore, small_jobs, spec_of
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fast():
     with fast_runs():
         yield
-
-
-@pytest.fixture(scope="module")
-def two_rounds(fast, tmp_path_factory):
-    """Results of two rounds of every method, without an interruption."""
-    folder = tmp_path_factory.mktemp("two rounds")
-    run_locally(small_jobs(2), folder, SmallBench(), AT_ONCE, ignore)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +45,6 @@ def test_run_killed_at_a_file_access_ends_with_same_bytes(runner, tmp_path, meth
     assert access > 20
 
 
-def test_extended_run_equals_longer_run(two_rounds, tmp_path):
-    for rounds in (1, 2):
-        run_locally(small_jobs(rounds), tmp_path, SmallBench(), AT_ONCE, ignore)
-    assert contents(tmp_path) == contents(two_rounds)
-    assert all(len(run.rows) == 6 for run in Store(tmp_path).runs())
-
-
-def test_save_interval_does_not_change_results(two_rounds, tmp_path):
-    jobs = small_jobs(2, methods=["tent+crowd"])
-    run_locally(jobs, tmp_path, SmallBench(), RunSettings(save_every=1e9), ignore)
-    rare = contents(tmp_path)
-    assert rare == {name: content for name, content in contents(two_rounds).items() if name in rare}
-    assert len(rare) == 2
-
-
 @pytest.mark.parametrize("save_every", [0.0, 1e9])
 def test_interrupted_run_resumes(tmp_path, save_every):
     jobs = small_jobs(2, methods=["source", "tent", OWN])
@@ -97,20 +62,6 @@ def test_interrupted_run_resumes(tmp_path, save_every):
     for _ in range(2):  # the second call finds a complete run
         run_locally(jobs, tmp_path / "interrupted", SmallBench(), settings, ignore)
         assert contents(tmp_path / "interrupted") == whole
-
-
-def test_failed_runs_are_reported_after_the_others_finish(tmp_path):
-    invalid, missing, good = small_jobs(1, methods=["swr", "tent", "source"])
-    invalid, events = replace(invalid, spec=invalid.spec.with_options(rate=0.1)), []
-    with pytest.raises(ExecutionError) as caught:
-        run_locally([invalid, missing, good], tmp_path, SmallBench(missing=("tent",)), AT_ONCE, events.append)
-    first, *lines = str(caught.value).splitlines()
-    assert first == "2 of 3 runs failed; the others are done."
-    assert [line.partition(": ")[0] for line in lines] == [invalid.spec.name, missing.spec.name]
-    assert "Expected a known option of swr, but got 'rate'." in lines[0]
-    assert "FileNotFoundError: [Errno 2] No such file or directory: 'images.npy' (" in lines[1]
-    assert list(caught.value.failures) == [event.spec for event in events if event.stage == "failed"]
-    assert len(Store(tmp_path).run(good.spec).rows) == 3
 
 
 def test_full_disk_stops_all_runs(tmp_path, monkeypatch):

@@ -89,33 +89,20 @@ def restore(folder, content):
     return Run(folder)
 
 
-@given(st.lists(st.integers(1, 3), min_size=4, max_size=4), st.data())
-def test_run_killed_repeatedly_at_random_writes_resumes(at_a_time, data):
-    with tempfile.TemporaryDirectory() as temporary:
-        content = {}
-        for process in range(3):
-            run = restore(Path(temporary, str(process)), content)
-            with crash_points(run.folder) as points:
-                measure(run, until=2 * process + 2, at_a_time=at_a_time[process])
-            content = data.draw(st.sampled_from(points))
-        run = restore(Path(temporary, "last"), content)
-        measure(run, until=9, at_a_time=at_a_time[3])
-        assert run.rows == expected_rows(9)
-        assert len(run.conditions) == 9
-        assert [path.name for path in run.folder.glob("snapshot-*")] == ["snapshot-9.safetensors"]
-
-
-def test_run_killed_at_each_write_resumes(tmp_path):
+def test_run_killed_at_each_write_and_again_at_each_resumes(tmp_path):
     with crash_points(tmp_path / "run") as points:
         measure(Run(tmp_path / "run"), until=4, at_a_time=2)
     assert len(points) > 10
     for index, content in enumerate(points):
         run = restore(tmp_path / str(index), content)
         assert run.rows == expected_rows(len(run.rows))
-        for until in (4, 5):
-            measure(run, until=until, at_a_time=2)
-            assert run.rows == expected_rows(until)
-            assert len(run.conditions) == until
+        with crash_points(run.folder) as again:
+            measure(run, until=5, at_a_time=1)
+        for number, left in enumerate(again):
+            run = restore(tmp_path / f"{index}-{number}", left)
+            measure(run, until=6, at_a_time=3)
+            assert (run.rows, len(run.conditions)) == (expected_rows(6), 6)
+            assert [path.name for path in run.folder.glob("snapshot-*")] == ["snapshot-6.safetensors"]
 
 
 @given(st.integers(0, 40), st.sampled_from(["rows.jsonl", "conditions.jsonl"]))
@@ -243,12 +230,3 @@ def test_lock_is_exclusive_and_removes_partial_files(tmp_path):
             ):
                 pass
         (run.folder / ".snapshot-3.safetensors.0123.part").write_bytes(bytes(100))
-
-
-def test_store_lists_runs_by_name(tmp_path):
-    specs = [spec_of(method) for method in ("tent", "eata", "source")]
-    for spec in specs:
-        with Store(tmp_path).run(spec).locked():
-            Store(tmp_path).run(spec).write_spec(spec, {})
-    assert [run.spec.method for run in Store(tmp_path).runs()] == ["eata", "source", "tent"]
-    assert Store(tmp_path).run(specs[0]).rows == Store(tmp_path).run(specs[0]).conditions == []

@@ -12,9 +12,8 @@ from driftproof.bench import load, load_runs
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Store
-from driftproof.cli import main
 from driftproof.paper import suite
+from rows_on_disk import run_command, write_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROUNDS = 3
@@ -38,13 +37,6 @@ def row_of(samples, prefix, chosen):
     }
 
 
-def write(folder, spec, rows):
-    run = Store(folder).run(spec)
-    run.folder.mkdir(parents=True)
-    run.write_spec(spec, {"loss": "Entropy()"})
-    run.append(rows, [{"seconds": 1.0}] * len(rows))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A results folder, an archive of it, and the samples of every round."""
@@ -63,19 +55,17 @@ def made(tmp_path_factory):
                 counts.setdefault(round, []).append(bins)
                 row |= row_of(few, "crowd/", 2) | bins | dict.fromkeys(AUROCS, 60.0 + round)
             rows.append(row)
-        write(root / "store", spec, rows)
+        write_rows(root / "store", spec, rows, protocol={"loss": "Entropy()"})
     cosines = [[None if row == column == 3 else (row - column) / 10 for column in range(10)] for row in range(10)]
     row = {"domain": "all", "round": 1, "sizes": [[1] * 10] * 10, "cosines": cosines, "right": 0.0, "wrong": None}
-    write(root / "store", MATRIX, [row | {"domain": "fog"}, row])
+    write_rows(root / "store", MATRIX, [row | {"domain": "fog"}, row])
     write_archive([root / "store"], root / "kept")
     return root, samples, counts
 
 
 def analyze(capsys, *words):
-    with pytest.raises(SystemExit) as ending:
-        main(["analyze", *map(str, words)])
-    output = capsys.readouterr()
-    return ending.value.code, output.out, " ".join(output.err.split())
+    status, output = run_command("analyze", *words), capsys.readouterr()
+    return status, output.out, " ".join(output.err.split())
 
 
 @pytest.mark.parametrize("folder", ["store", "kept"])
@@ -123,24 +113,21 @@ def test_all_figures_are_drawn_from_an_archive(made, capsys, tmp_path):
 
 
 def test_results_without_figure_data_are_an_error(tmp_path, capsys):
-    spec = Spec("tent", "x", "y", domains=("fog",))
-    write(tmp_path, spec, [{"round": 1, "domain": "fog", "error": 9.0}])
+    write_rows(tmp_path, Spec("tent", "x", "y", domains=("fog",)), [{"round": 1, "domain": "fog", "error": 9.0}])
     for name in ("selection", "scores", "gradients", "curves", "figures"):
         status, _, error = analyze(capsys, name, tmp_path)
         assert (status, f"`analyze {name}` can draw, but found none" in error) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("folder", "figures"), [("classification", "figures/classification"), ("tiny", "figures/tiny")]
-)
-def test_curves_in_the_repository_follow_from_the_archived_numbers(folder, figures):
+@pytest.mark.parametrize("folder", ["classification", "tiny"])
+def test_curves_in_the_repository_follow_from_the_archived_numbers(folder):
     rounds = dict(load_runs(RESULTS / folder).select("run", "rounds").iter_rows())
     courses, errors = {}, load(RESULTS / folder).filter(measure="error").partition_by("run", as_dict=True)
     for (run,), numbers in errors.items():
         by_round = numbers.partition_by("round", maintain_order=True)
         means = [statistics.fmean(each["value"]) for each in by_round[: rounds[run]]]
         courses[run] = [round(mean, 6) for mean in means]
-    drawn = [json.loads(path.read_text())["numbers"] for path in (RESULTS / figures).glob("rounds-*.json")]
+    drawn = [json.loads(path.read_text())["numbers"] for path in (RESULTS / "figures" / folder).glob("rounds-*.json")]
     shown = [[round(v, 6) for v in course] for each in drawn for stream in each.values() for course in stream.values()]
     assert shown
     assert all(course in courses.values() for course in shown)

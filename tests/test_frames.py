@@ -16,6 +16,7 @@ from driftproof.bench.archive import write_archive, write_frames
 from driftproof.bench.frames import HEALTH_STATES
 from driftproof.bench.tabulate import tabulate_runs
 from driftproof.errors import InputError, MissingPackageError, StateError
+from rows_on_disk import visits_of, write_rows
 
 DOMAINS = ("fog", "frost", "snow")
 MACHINE = {"device": "cuda", "hardware": "some card", "threads": 2, "torch": "2.11", "channels_last": True}
@@ -36,17 +37,14 @@ def make_row(draw, round, domain):
 
 
 def write_run(folder, spec, visits):
-    """Write a run with so many visits and return its rows and conditions."""
-    draw, run, domains = random.Random(spec.name), Store(folder).run(spec), spec.domains
-    places = [(index // len(domains) + 1, domains[index % len(domains)]) for index in range(visits)]
+    """Write a run with so many visits and return its rows."""
+    draw, places = random.Random(spec.name), visits_of(spec, *divmod(visits, len(spec.domains)))
     rows = [make_row(draw, *place) for place in places]
     machines = [MACHINE | {"engine": "eager" if index < 2 else "graph"} for index in range(visits)]
     costs = [{"seconds": draw.random(), "peak_memory": draw.randrange(2**40)} for _ in rows]
     conditions = [cost | machine for cost, machine in zip(costs, machines, strict=True)]
-    with run.locked():
-        run.write_spec(spec, {"scope": "norm_affine()"})
-        run.append(rows, conditions)
-    return rows, conditions
+    write_rows(folder, spec, rows, conditions, {"scope": "norm_affine()"})
+    return rows
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def test_archive_gives_same_frames_except_middle_histograms(folder, tmp_path):
 
 
 def test_longest_of_several_runs_counts(folder, tmp_path):
-    longer, _ = write_run(tmp_path / "more", SPECS[0], 9)
+    longer = write_run(tmp_path / "more", SPECS[0], 9)
     write_run(tmp_path / "more", SPECS[1], 2)
     write_run(tmp_path / "more", replace(SPECS[1], seed=1), 2)
     write_archive([tmp_path / "more"], tmp_path / "archive")
@@ -142,10 +140,7 @@ def test_folder_without_results_suggests_subfolders(folder, tmp_path):
 
 @pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "domain": "fog", "error": "high"}, []])
 def test_damaged_row_is_refused(tmp_path, row):
-    run = Store(tmp_path).run(SPECS[1])
-    with run.locked():
-        run.write_spec(SPECS[1], {})
-        run.append([row], [{}])
+    write_rows(tmp_path, SPECS[1], [row])
     with pytest.raises(StateError, match=r"line 1 lacks|a number for `error`, but got 'high'"):
         load(tmp_path)
 

@@ -10,6 +10,7 @@ import pytest
 from driftproof.bench import Results, Spec, Store, fill_table
 from driftproof.bench.tables import Summary, Table, TableEntry
 from driftproof.errors import InputError, StateError
+from rows_on_disk import write_rows
 
 DOMAINS = ("fog", "frost", "snow")
 
@@ -29,19 +30,19 @@ def write_run(folder, spec, errors, *, protocol=None, precisions=("fp32",), **mo
         | {name: values[index] for name, values in more.items()}
         for index, error in enumerate(itertools.chain(*errors))
     ]
-    run, each = Store(folder).run(spec), itertools.islice(itertools.cycle(precisions), len(rows))
-    with run.locked():
-        run.write_spec(spec, protocol or {})
-        run.append(rows, [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each])
+    each = itertools.islice(itertools.cycle(precisions), len(rows))
+    conditions = [{"seconds": 1.0, "engine": "eager", "precision": precision} for precision in each]
+    write_rows(folder, spec, rows, conditions, protocol)
 
 
 def entry(spec, **more):
     return TableEntry(spec.method, "here", (spec,), **more)
 
 
-def test_value_is_mean_over_domains_of_requested_round(tmp_path):
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_value_is_mean_over_domains_of_requested_or_last_complete_round(tmp_path, begun):
     errors = random_errors(0, rounds=4)
-    write_run(tmp_path, tiny("tent"), errors, precision=list(range(12)))
+    write_run(tmp_path, tiny("tent"), [*errors, [1.0] * begun], precision=list(range(14)))
     results = Results(tmp_path)
     for round in range(1, 5):
         value = results.value(entry(tiny("tent"), round=round, reference=30.0))
@@ -52,15 +53,8 @@ def test_value_is_mean_over_domains_of_requested_round(tmp_path):
     assert results.per_round(tiny("tent")) == pytest.approx([np.mean(row) for row in errors])
     assert results.per_round(tiny("tent"), "precision") == pytest.approx([1, 4, 7, 10])
     assert results.value(entry(tiny("tent"), round=2, domain="frost")).ours == errors[1][1]
-
-
-@pytest.mark.parametrize("begun", [0, 1, 2])
-def test_incomplete_run_shows_last_complete_round(tmp_path, begun):
-    errors = random_errors(1, rounds=2)
-    write_run(tmp_path, tiny("tent"), [*errors, [1.0] * begun])
-    value = Results(tmp_path).value(entry(tiny("tent"), round=50))
-    assert value.ours == pytest.approx(np.mean(errors[1]))
-    assert (value.round, value.wanted, value.complete) == (2, 50, False)
+    last = results.value(entry(tiny("tent"), round=50))
+    assert (last.ours, last.round, last.wanted, last.complete) == (pytest.approx(np.mean(errors[3])), 4, 50, False)
 
 
 def test_missing_value_is_none(tmp_path):
@@ -174,14 +168,8 @@ def test_limit_and_replaced_datasets_of_folder_are_applied(tmp_path):
 def test_costs_are_read_by_method_and_with_the_most_trials(tmp_path):
     spec = Spec("swr,eata", "x", "y", domains=("fog",), measures=(), task="costs")
     for trials in (300, 20):
-        run = Store(tmp_path).run(spec.with_options(trials=trials, warm_up=2))
-        with run.locked():
-            run.write_spec(spec.with_options(trials=trials, warm_up=2), {})
-            rows = [
-                {"round": 1, "domain": name, "milliseconds": trials + 1.0 * (name == "eata")}
-                for name in ("swr", "eata")
-            ]
-            run.append(rows, [{}] * 2)
+        rows = [{"round": 1, "domain": n, "milliseconds": trials + 1.0 * (n == "eata")} for n in ("swr", "eata")]
+        write_rows(tmp_path, spec.with_options(trials=trials, warm_up=2), rows)
     wanted = entry(spec.with_options(trials=200, warm_up=2), metric="milliseconds", domain="eata")
     assert Results(tmp_path).value(wanted).ours == 301
 
