@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from driftproof import bench
 from driftproof.bench import Benchmark, Store
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.spec import Spec
-from driftproof.cli import main
 from driftproof.cli.suites import find_suite
 from driftproof.data import ArraySet, to_image_set
 from driftproof.errors import ConfigurationError, ExecutionError, InputError, ModelError, StateError
@@ -24,6 +24,7 @@ from driftproof.models import save_checkpoint
 from driftproof.named import hash_sources, load_named, name_of
 from driftproof.streams.datasets import find_dataset
 from networks import CLASSES, build
+from rows_on_disk import run_command
 
 SOURCES = {
     "my_methods": """
@@ -110,10 +111,7 @@ def project(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def run(*words):
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "run", *map(str, words)])
-    return ended.value.code
+run = partial(run_command, "bench", "run")
 
 
 def rows_by_method(folder):
@@ -132,10 +130,7 @@ def test_command_and_function_make_the_same_runs(project):
     assert [(row["round"], row["domain"], row["samples"]) for row in own] == [
         (round, domain, 16) for round in (1, 2) for domain in ("day", "night")
     ]
-    for name, command in {
-        "words": "driftproof bench run --methods tent+",
-        "functions": "driftproof.bench.run(",
-    }.items():
+    for name, command in {"words": "driftproof bench run --methods", "functions": "driftproof.bench.run("}.items():
         (entry,) = Store(name).metadata["commands"]
         assert entry["command"].startswith(command)
         assert "my_methods:cautious" in entry["command"]
@@ -173,11 +168,8 @@ def test_folders_become_a_corrupted_stream(project):
     assert run(*folders, *words, "--option", "eata.fisher_samples=10", "--out", "out") == 0
     runs = {run.spec.method: run for run in Store("out").runs()}
     spec = runs["source"].spec
-    assert (spec.images, spec.unknown, dict(runs["eata"].spec.options)) == (
-        "known",
-        "strange",
-        {"fisher_samples": 10, "novelty": "default"},
-    )
+    assert (spec.images, spec.unknown) == ("known", "strange")
+    assert dict(runs["eata"].spec.options) == {"fisher_samples": 10, "novelty": "default"}
     given = {"model": "my_nets:build", "images": "known", "unknown": Path("strange"), "domains": ["fog"]}
     files = Benchmark(methods=["source"], **given).files()
     batches = list(files.stream(spec, 1))
@@ -229,9 +221,8 @@ def test_failed_cells_are_named_and_the_others_go_on(capsys):
         assert any(f"│ {method} │" in line and reason in line for line in lines), output
     assert lines[-1] == "error: 6 of 7 runs failed; the others are done."
     assert len(rows_by_method("out")["my_methods:short"]) == 2
-    assert (
-        run("--methods", "my_methods:short,source", *WORDS, "--option", "my_methods:short.rate=1", "--out", "out") == 1
-    )
+    words = ("--methods", "my_methods:short,source", "--option", "my_methods:short.rate=1")
+    assert run(*words, *WORDS, "--out", "out") == 1
     assert "Expected a known option of my_methods:short, but got 'rate'" in capsys.readouterr().err
 
 
@@ -263,19 +254,15 @@ def test_model_that_differs_at_every_call_is_refused():
 
 
 def test_suite_is_a_file_to_fill_in(project, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["bench", "new", "my_suite.toml"])
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", "new", "my_suite.toml"])
+    assert [run_command("bench", "new", "my_suite.toml") for _ in range(2)] == [0, 2]
     suite = find_suite("my_suite.toml")
     assert [spec.method for spec in suite.specs()] == ["source", "tent+crowd", "my_methods:cautious"]
     assert {(spec.images, spec.unknown, spec.severity) for spec in suite.specs()} == {("known", "unknown", 5)}
     write_folder(project / "photos" / "known", CLASSES)
     write_folder(project / "photos" / "unknown", 1)
     assert run("my_suite.toml", "--domains", "fog", "--batch-size", 10, "--out", "out") == 0
-    assert {method: len(rows) for method, rows in rows_by_method("out").items()} == dict.fromkeys(
-        ("source", "tent+crowd", "my_methods:cautious"), 2
-    )
+    methods = ("source", "tent+crowd", "my_methods:cautious")
+    assert {name: len(rows) for name, rows in rows_by_method("out").items()} == dict.fromkeys(methods, 2)
     Path("bad.toml").write_text('methods = ["tent"]\nmodle = "x"\n')
     for words, message in {
         ("bad.toml",): "Expected a known entry of bad.toml, but got 'modle'. Did you mean model?",
@@ -349,10 +336,8 @@ def test_page_can_be_followed_word_by_word(project, capsys, monkeypatch):
             runpy.run_path(words[0], run_name="__main__")
             continue
         assert program == "driftproof"
-        with pytest.raises(SystemExit, match="0"):
-            main(
-                [*words, *(["--limit", "20", "--rounds", "1", "--domains", "contrast"] if "--rounds" in words else [])]
-            )
+        fewer = ("--limit", 20, "--rounds", 1, "--domains", "contrast") if "--rounds" in words else ()
+        assert run_command(*words, *fewer) == 0
     before = rows_by_method("results")
     assert set(before) == {"source", "tent+crowd", "my_methods:cautious"}
     assert [row["domain"] for row in rows_by_method("evening")["source"]] == ["noon", "dusk", "night"]
