@@ -45,16 +45,3 @@ def test_computed_scores_equal_the_metric_of_a_collapsed_network(script, classes
         top == left for top, label in zip(confidence.argmax(dim=1).tolist(), labels.tolist(), strict=True) if label < 0
     ]
     assert found["taken"] == pytest.approx(100 * sum(taken) / len(taken) if taken else float("nan"), nan_ok=True)
-
-
-def test_page_shows_a_range_of_classes_sorted_by_score(script):
-    def scores(rank):
-        return dict.fromkeys(("including/auroc", "including/fpr", "excluding/auroc", "excluding/fpr", "taken"), rank)
-
-    page = script["format_page"]({str(left): scores(float(99 - left)) for left in range(100)}, {"images": "some"})
-    shown = [int(line.split()[1]) for line in page.splitlines() if line.startswith("| ") and line.split()[1].isdigit()]
-    assert len(shown) == script["MAX_ROWS"]
-    assert shown == sorted(shown, reverse=True)
-    assert (shown[0], shown[-1]) == (99, 0)
-    assert "99 | 0.0 | 0.0" in page
-    assert page.endswith("images some\n")
