@@ -55,7 +55,7 @@ def test_every_number_of_the_paper_stands_next_to_one_of_ours():
     for reference, table in ours.items():
         numbers = [entry.reference for entry in table.entries if entry.reference is not None]
         numbers += [number for summary in table.summaries for number in summary.references.values()]
-        assert sorted(numbers) == sorted(n for row in printed[reference].rows.values() for n in row.values.values())
+        assert sorted(numbers) == sorted(n for row in printed[reference].rows.values() for n in row.values())
         columns = [*dict.fromkeys(e.column for e in table.entries), *(summary.column for summary in table.summaries)]
         assert sorted(columns) == sorted(printed[reference].better)
         assert {c: table.is_lower_better(c) for c in columns} == {

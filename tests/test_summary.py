@@ -99,7 +99,7 @@ def test_page_shows_our_numbers_the_papers_and_the_difference(finished):
         for spec, by_round in means.items():
             if spec.method in names:
                 ours = by_round[min(round, len(by_round)) - 1]
-                theirs = paper_table(paper).value(names[spec.method], f"CIFAR-10-C/{spec.setting.title()}")
+                theirs = paper_table(paper).rows[names[spec.method]][f"CIFAR-10-C/{spec.setting.title()}"]
                 cells = lines[spec.method][5:8] if spec.unknown else lines[spec.method][2:5]
                 shown = [float(cell.strip().strip("*").replace("−", "-")) for cell in cells]
                 assert shown == pytest.approx([ours, theirs, ours - theirs], abs=0.0051)

@@ -4,16 +4,15 @@
 to be better, by the margin where there is one. Or it compares the deviations of two rows over the columns of a table.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from driftproof.bench.results import Results, Value, fill_table
 from driftproof.bench.tables import Table, TableEntry
 from driftproof.paper.notes import relevant_notes
+from driftproof.paper.printed import read_json
 from driftproof.paper.suites import all_tables
 from driftproof.report.text import format_number, format_signed
 
@@ -70,8 +69,8 @@ def evaluate_claims(archives: Sequence[Results]) -> list[Claim]:
     A case takes all its numbers from the first archive that has them; those with only some of the images come last.
     """
     ordered = sorted(archives, key=lambda results: results.is_subset)
-    text = resources.files("driftproof.paper").joinpath("claims.json").read_text(encoding="utf-8")
-    found = {claim["text"]: [_evaluate(test, ordered) for test in claim["tests"]] for claim in json.loads(text)}
+    claims = read_json("claims.json")
+    found = {claim["text"]: [_evaluate(test, ordered) for test in claim["tests"]] for claim in claims}
     return [Claim(text, [case for case in cases if case is not None]) for text, cases in found.items()]
 
 

@@ -3,18 +3,13 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.corruptions import HELD_OUT
-from driftproof.optional import require
+from driftproof.optional import pl
 from driftproof.paper.suites import all_tables
 from driftproof.report.text import format_number, format_signed
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Comparing results", "'driftproof[report]'")
 
 __all__ = ["caption_of", "describe_table", "fill_tables", "format_markdown", "measured", "render_table", "to_frame"]
 
@@ -39,6 +34,13 @@ class _Cell(NamedTuple):
         """Our number in Markdown; a dash if there is none."""
         number = f"**{self.number}**" if self.is_best else self.number
         return " ".join(filter(None, (number, self.details))) or "–"
+
+    @property
+    def text(self) -> str | None:
+        """Our number, in brackets the paper's and the difference; the best is marked with a star."""
+        compared = f"({', '.join(filter(None, (self.paper, self.difference)))})" if self.paper else ""
+        text = " ".join(filter(None, (self.number, self.details, compared)))
+        return f"{'*' * self.is_best}{text}" if self.number else None
 
 
 @cache
@@ -66,17 +68,12 @@ def _format_cell(filled: FilledTable, row: str, column: str) -> _Cell:
     return _Cell(format_number(value.ours, 2), details, paper, difference, _is_best(filled, value, column))
 
 
-def to_frame(filled: FilledTable) -> "pl.DataFrame":
+def to_frame(filled: FilledTable) -> pl.DataFrame:
     """Return a table as text, as `driftproof.report` prints it: the paper's number and the difference in brackets."""
     rows, columns = measured(filled)
-    cells: dict[str, list[str | None]] = {"method": list(rows)}
-    for column in columns:
-        cells[column] = []
-        for number, details, paper, difference, is_best in (_format_cell(filled, row, column) for row in rows):
-            compared = [f"({', '.join(filter(None, (paper, difference)))})"] if paper else []
-            text = " ".join(filter(None, (number, details, *compared)))
-            cells[column].append(f"*{text}" if is_best else text if number else None)
-    return pl.DataFrame(cells)
+    return pl.DataFrame(
+        {"method": rows} | {name: [_format_cell(filled, row, name).text for row in rows] for name in columns}
+    )
 
 
 def _is_best(filled: FilledTable, value: Value, column: str) -> bool:
@@ -99,28 +96,29 @@ def describe_table(filled: FilledTable) -> str:
     """Return the paper's name of a table, its unit, what is better, its round and its corruptions."""
     table = filled.table
     directions = {table.is_lower_better(column) for column in filled.columns}
-    better = {True: "lower is better", False: "higher is better", None: ""}[
-        directions.pop() if len(directions) == 1 else None
-    ]
+    better = {True: "lower is better", False: "higher is better", None: ""}
+    direction = better[directions.pop()] if len(directions) == 1 else ""
     streams = [(entry.round, spec) for entry in table.entries for spec in entry.specs if spec.task == "stream"]
     rounds, domains = {round for round, _ in streams}, {spec.domains for _, spec in streams}
-    labels = (
-        table.reference,
-        "" if table.unit == "mixed" else table.unit,
-        better,
-        f"round {min(rounds)}" if len(rounds) == 1 else "",
-        "held-out corruptions" if domains == {HELD_OUT} else "",
-    )
-    return ", ".join(filter(None, labels))
+    unit, round = "" if table.unit == "mixed" else table.unit, f"round {min(rounds)}" if len(rounds) == 1 else ""
+    held_out = "held-out corruptions" if domains == {HELD_OUT} else ""
+    return ", ".join(filter(None, (table.reference, unit, direction, round, held_out)))
 
 
 def render_table(filled: FilledTable) -> str:
     """Render a table in Markdown; with the paper's numbers, one table per group of columns."""
     rows, columns = measured(filled)
-    if not filled.table.reference:
-        lines = ([row, *(_format_cell(filled, row, column).markdown for column in columns)] for row in rows)
-        return format_markdown(["", *columns], lines)
-    return "\n\n".join(_render_group(filled, rows, group) for group in _group_columns(columns))
+    heads = ("paper", "difference") if filled.table.reference else ()
+    tables = []
+    for group in _group_columns(columns) if heads else [columns]:
+        by_row = {row: [_format_cell(filled, row, column) for column in group] for row in rows}
+        lines = [
+            [row, *itertools.chain.from_iterable((c.markdown, c.paper, c.difference)[: 1 + len(heads)] for c in cells)]
+            for row, cells in by_row.items()
+            if any(cell.number for cell in cells)
+        ]
+        tables.append(format_markdown(["", *itertools.chain.from_iterable((name, *heads) for name in group)], lines))
+    return "\n\n".join(tables)
 
 
 def _group_columns(columns: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -129,16 +127,6 @@ def _group_columns(columns: Sequence[str]) -> Iterator[Sequence[str]]:
         members = list(group)
         width = len(members) if name else _MAX_COLUMNS
         yield from (members[start : start + width] for start in range(0, len(members), width))
-
-
-def _render_group(filled: FilledTable, rows: Sequence[str], columns: Sequence[str]) -> str:
-    head = ["", *itertools.chain.from_iterable((column, "paper", "difference") for column in columns)]
-    lines = []
-    for row in rows:
-        cells = [_format_cell(filled, row, column) for column in columns]
-        if any(cell.number for cell in cells):
-            lines.append([row, *itertools.chain.from_iterable((c.markdown, c.paper, c.difference) for c in cells)])
-    return format_markdown(head, lines)
 
 
 def format_markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "---:") -> str:

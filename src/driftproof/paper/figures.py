@@ -5,24 +5,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from driftproof.bench.gradients import ALL_DOMAINS
 from driftproof.bench.histograms import KINDS, edges
 from driftproof.bench.results import Results
 from driftproof.bench.spec import Spec, distinguishing_fields
 from driftproof.errors import InputError
-from driftproof.optional import require
+from driftproof.optional import alt, pl
 from driftproof.paper.suites import suite
-from driftproof.report.figures import heatmap, histogram, line_chart, to_spec
+from driftproof.report.figures import heatmap, histogram, line_chart
 from driftproof.report.series import label_measures, label_runs, per_round
 from driftproof.report.text import format_number
-
-if TYPE_CHECKING:
-    import altair as alt
-    import polars as pl
-else:
-    alt, pl = (require(name, "Drawing figures", "'driftproof[report]'") for name in ("altair", "polars"))
 
 __all__ = ["ANALYSES", "PaperFigure"]
 
@@ -39,7 +33,7 @@ class PaperFigure(NamedTuple):
     title: str
     caption: str
     numbers: dict[str, Any]
-    draw: Callable[[], "alt.TopLevelMixin"]
+    draw: Callable[[], alt.TopLevelMixin]
 
 
 def selection(results: Results) -> Iterator[PaperFigure]:
@@ -55,7 +49,7 @@ def selection(results: Results) -> Iterator[PaperFigure]:
         yield from _draw_shares(f"rejected-{index}", title, caption, losing, "lost confidence", "wrong among those")
 
 
-def _measure_selection(results: Results, prefix: str) -> "pl.DataFrame":
+def _measure_selection(results: Results, prefix: str) -> pl.DataFrame:
     """Return shares over all samples of each complete round: `run`, `round`, and one column each.
 
     Those of what the method itself rejects, or with the prefix `crowd/` of what the paper's selection would reject. The
@@ -87,7 +81,7 @@ def _measure_selection(results: Results, prefix: str) -> "pl.DataFrame":
     return totals.select("run", "round", **shown).sort("run", "round").collect()
 
 
-def _draw_shares(name: str, title: str, caption: str, frame: "pl.DataFrame", *panels: str) -> Iterator[PaperFigure]:
+def _draw_shares(name: str, title: str, caption: str, frame: pl.DataFrame, *panels: str) -> Iterator[PaperFigure]:
     labels = frame["label"].unique(maintain_order=True)
     numbers = {label: {panel: frame.filter(label=label)[panel].to_list() for panel in panels} for label in labels}
     rule = pl.col("label").str.strip_prefix("tent+")  # so that each has a color of its own
@@ -96,10 +90,9 @@ def _draw_shares(name: str, title: str, caption: str, frame: "pl.DataFrame", *pa
         yield PaperFigure(name, title, caption, numbers, partial(_draw_lines, parts, "%"))
 
 
-def _draw_lines(parts: dict[str, "pl.DataFrame"], y_title: str, **styles: Any) -> "alt.TopLevelMixin":  # noqa: ANN401
-    return _put_side_by_side(
-        line_chart(part, title=title, y_title=y_title, width=_WIDTH, **styles) for title, part in parts.items()
-    )
+def _draw_lines(parts: dict[str, pl.DataFrame], y_title: str, **styles: Any) -> alt.TopLevelMixin:  # noqa: ANN401
+    fixed: dict[str, Any] = {"y_title": y_title, "is_static": True, "width": _WIDTH, **styles}
+    return _put_side_by_side(line_chart(part, title=title, **fixed) for title, part in parts.items())
 
 
 def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
@@ -138,7 +131,7 @@ def _sum_histograms(results: Results, spec: Spec, round: int) -> dict[str, dict[
     }
 
 
-def _draw_histograms(title: str, aurocs: dict[str, float], counts: dict[str, Any]) -> "alt.TopLevelMixin":
+def _draw_histograms(title: str, aurocs: dict[str, float], counts: dict[str, Any]) -> alt.TopLevelMixin:
     charts = []
     for score, kinds in counts.items():
         lows, highs = edges(score)[:-1], edges(score)[1:]
@@ -149,7 +142,9 @@ def _draw_histograms(title: str, aurocs: dict[str, float], counts: dict[str, Any
             for low, high, count in zip(lows, highs, bins, strict=True)
         ]
         frame = pl.DataFrame(rows, schema=["score", "kind", "low", "high", "share"], orient="row")
-        charts.append(histogram(frame, title=f"{title}, AUROC {format_number(aurocs[score])}", width=_WIDTH))
+        charts.append(
+            histogram(frame, title=f"{title}, AUROC {format_number(aurocs[score])}", is_static=True, width=_WIDTH)
+        )
     return _put_side_by_side(charts)
 
 
@@ -225,21 +220,7 @@ def _group_by_stream(specs: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
     return sorted(groups.items())
 
 
-def _put_side_by_side(charts: Iterable["alt.TopLevelMixin"]) -> "alt.TopLevelMixin":
-    panels = [_drop_interaction(to_spec(chart)) for chart in charts]
-    data = dict(item for panel in panels for item in panel.pop("datasets", {}).items())
-    apart = {"scale": {"color": "independent", "strokeDash": "independent"}}
-    return alt.HConcatChart.from_dict({"hconcat": panels, "resolve": apart, "datasets": data})
-
-
-def _drop_interaction(spec: Any) -> Any:  # noqa: ANN401  # any part of a chart
-    """Show a chart as it is before anyone selects anything: charts side by side cannot share names of selections."""
-    if isinstance(spec, list):
-        return [_drop_interaction(part) for part in spec]
-    if not isinstance(spec, dict):
-        return spec
-    condition = spec.get("condition", {})
-    if isinstance(condition, dict) and "param" in condition:
-        return {"value": condition["value"] if condition.get("empty", True) else spec["value"]}
-    kept = {key: _drop_interaction(part) for key, part in spec.items() if key not in ("params", "$schema")}
-    return kept | {"columns": 3} if isinstance(kept.get("columns"), dict) else kept  # of legends, by the chart's width
+def _put_side_by_side(charts: Iterable[alt.Chart | alt.LayerChart]) -> alt.HConcatChart:
+    return alt.HConcatChart(
+        hconcat=list(charts), resolve={"scale": dict.fromkeys(("color", "strokeDash"), "independent")}
+    )

@@ -1,17 +1,18 @@
 """The paper's hyper-parameters of each method on each dataset."""
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from driftproof.bench.spec import Option, Spec
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.data.scenes.driving import PADDED
+from driftproof.paper.printed import read_json
 
-__all__ = ["FILTER_OPTIONS", "load_definitions", "make_spec", "options_for"]
+__all__ = ["DEFINITIONS", "FILTER_OPTIONS", "make_spec", "options_for"]
+
+DEFINITIONS: dict[str, Any] = read_json("suites.json")
+"""The paper's options, datasets and networks, and the suites."""
 
 FILTER_OPTIONS = ("redundancy",)
 """Options of a method's own sample filter, which a selection replaces."""
@@ -21,14 +22,6 @@ _ANALYZED = ("cifar10-c", "cifar100-c")
 _ANALYSIS_METRICS = ("scores", "crowd", "histograms")
 
 
-@cache
-def load_definitions() -> dict[str, Any]:
-    """Return the paper's options, datasets and networks, and the suites, as `suites.json` has them."""
-    text = resources.files("driftproof.paper").joinpath("suites.json").read_text(encoding="utf-8")
-    definitions: dict[str, Any] = json.loads(text)
-    return definitions
-
-
 def options_for(method: str, images: str, domains: Collection[str] = ()) -> dict[str, Option]:
     """Return the paper's hyper-parameters of a method on a dataset, or our documented choice.
 
@@ -36,7 +29,7 @@ def options_for(method: str, images: str, domains: Collection[str] = ()) -> dict
         >>> options_for("eata+crowd", "cifar10-c")["fisher"]
         1.0
     """
-    known, (base, _, selection) = load_definitions()["options"], method.partition("+")
+    known, (base, _, selection) = DEFINITIONS["options"], method.partition("+")
     if "," in method:  # several methods, of which the costs are compared
         return {}
     if images.startswith(_SCENES):
@@ -63,7 +56,7 @@ def make_spec(method: str, images: str, model: str = "", *, analyzed: bool = Tru
     """
     is_scenes = images.startswith(_SCENES)
     usual = {"batch_size": 2, "measures": ("iou", "selection")} if is_scenes else {"domains": CORRUPTIONS}
-    network = model or load_definitions()["networks"]["scenes" if is_scenes else images]
+    network = model or DEFINITIONS["networks"]["scenes" if is_scenes else images]
     spec = Spec(method, images, network, **{**usual, **fields})
     spec = spec.with_options(**options_for(method, images, spec.domains))
     if is_scenes or not analyzed or method != "tent" or (spec.unknown is None and images not in _ANALYZED):

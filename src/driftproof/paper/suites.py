@@ -16,7 +16,7 @@ from driftproof.bench.demo import demo
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite, Summary, Table, TableEntry
 from driftproof.paper.printed import PaperTable, paper_table
-from driftproof.paper.settings import load_definitions, make_spec
+from driftproof.paper.settings import DEFINITIONS, make_spec
 from driftproof.validation import check_choice
 
 __all__ = ["SUITES", "all_tables", "suite"]
@@ -35,13 +35,13 @@ def suite(name: str) -> Suite:
     check_choice("suite", name, SUITES)
     if name == "demo":
         return demo()
-    (made,) = (each for each in load_definitions()["suites"] if each["name"] == name)
+    (made,) = (each for each in DEFINITIONS["suites"] if each["name"] == name)
     tables = tuple(_make_table(made["title"], **table) for table in made["tables"])
     return Suite(name, made["title"], tables, made["rounds"], made.get("note", ""))
 
 
 SUITES: dict[str, Callable[[], Suite]] = {
-    name: partial(suite, name) for name in ("demo", *(each["name"] for each in load_definitions()["suites"]))
+    name: partial(suite, name) for name in ("demo", *(each["name"] for each in DEFINITIONS["suites"]))
 }
 """How to make each suite, by name; results are stored under these names."""
 
@@ -73,7 +73,7 @@ def _make_table(
 
 def _make_grid(rows: Any, columns: Any, common: dict[str, Any]) -> Iterable[TableEntry]:  # noqa: ANN401
     """Make the entries of a grid; a column overrides its row, and both override what is common."""
-    known = load_definitions()
+    known = DEFINITIONS
     rows, columns = known["rows"].get(str(rows), rows), known["columns"].get(str(columns), columns)
     common = {**known["streams"].get(common.get("stream"), {}), **common}
     for row, column in itertools.product(map(_read_row, rows), map(_read_column, columns)):
@@ -83,7 +83,7 @@ def _make_grid(rows: Any, columns: Any, common: dict[str, Any]) -> Iterable[Tabl
 def _read_row(row: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:  # noqa: ANN401
     """Return the name of a row, the method that it starts with, and what it names besides."""
     name, cell = (row, {}) if isinstance(row, str) else row
-    symbols = load_definitions()["symbols"]
+    symbols = DEFINITIONS["symbols"]
     found = re.findall(rf"\b({'|'.join(symbols)}) =? ?([\d.e-]+)", name)
     method = re.match(r"[\w+]+", name)
     return name, {"method": method[0] if method else name}, {symbols[key]: float(text) for key, text in found} | cell
@@ -91,7 +91,7 @@ def _read_row(row: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:  # noqa: 
 
 def _read_column(column: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
     name, cell = (column, {}) if isinstance(column, str) else column
-    words = (load_definitions()["words"].get(word, {}) for word in name.split("/"))
+    words = (DEFINITIONS["words"].get(word, {}) for word in name.split("/"))
     return name, dict(itertools.chain.from_iterable(each.items() for each in (*words, cell)))
 
 
@@ -102,7 +102,7 @@ def _make_entry(row: str, column: str, cell: dict[str, Any]) -> TableEntry:
     place |= {name: text.format(row=row) for name, text in place.items() if isinstance(text, str)}
     chosen = {name: cell.pop(name) for name in _SPEC_FIELDS & cell.keys()}
     chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
-    unknown = {"Closed": None, "Open": load_definitions()["unknown"].get(chosen["images"])}
+    unknown = {"Closed": None, "Open": DEFINITIONS["unknown"].get(chosen["images"])}
     specs = (make_spec(**chosen, unknown=unknown[setting]).with_options(**cell) for setting in settings)
     return TableEntry(row, column, tuple(specs), **place)
 
@@ -110,7 +110,7 @@ def _make_entry(row: str, column: str, cell: dict[str, Any]) -> TableEntry:
 def _add_printed(table: Table, printed: PaperTable) -> Table:
     """Put the paper's numbers next to ours."""
     names = {entry.row: _find_row(entry.row, printed) for entry in table.entries}
-    rows = {row: printed.rows[name].values for row, name in names.items() if name}
+    rows = {row: printed.rows[name] for row, name in names.items() if name}
     entries = (replace(each, reference=rows.get(each.row, {}).get(each.column)) for each in table.entries)
     summaries = (
         replace(each, references={row: values[each.column] for row, values in rows.items()}) for each in table.summaries
@@ -122,6 +122,6 @@ def _add_printed(table: Table, printed: PaperTable) -> Table:
 
 def _find_row(row: str, printed: PaperTable) -> str:
     """Return the name of a row in the paper's table; empty if it has none."""
-    known, (base, plus, _) = load_definitions()["printed"], row.partition("+")
+    known, (base, plus, _) = DEFINITIONS["printed"], row.partition("+")
     name = known.get(row) or f"{known.get(base)}{' + Ours' * bool(plus)}"
     return next((found for found in (name, f"{name} (softmax)") if found in printed.rows), "")
