@@ -5,21 +5,14 @@ import json
 import pytest
 
 from driftproof.analyses import count_memory, method_memory
-from driftproof.cli import main
 from driftproof.models import build_model
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as ending:
-        main(["analyze", "costs", *words])
-    return ending.value.code, capsys.readouterr()
+from rows_on_disk import run_command
 
 
 def test_costs_of_every_method_are_counted_and_timed(capsys):
-    words = ["--model", "wrn10_1", "--batch-size", "4", "--size", "16", "--trials", "2", "--warm-up", "0", "--json"]
-    status, output = run(capsys, *words, "--methods", "source,ent,tent,eata,tent+crowd")
-    costs = json.loads(output.out)
-    assert status == 0
+    words = ("--model", "wrn10_1", "--batch-size", 4, "--size", 16, "--trials", 2, "--warm-up", 0, "--json")
+    assert run_command("analyze", "costs", *words, "--methods", "source,ent,tent,eata,tent+crowd") == 0
+    costs = json.loads(capsys.readouterr().out)
     assert list(costs) == ["source", "ent", "tent", "eata", "tent+crowd"]
     counted = count_memory(build_model("wrn10_1"), (3, 16, 16))
     for name, found in costs.items():
@@ -29,22 +22,12 @@ def test_costs_of_every_method_are_counted_and_timed(capsys):
         assert found["milliseconds"] > 0
 
 
-def test_preparing_methods_are_timed_on_images_and_scenes(capsys):
-    few = ["--batch-size", "2", "--trials", "1", "--warm-up", "0", "--json"]
-    networks = {"wrn10_1": ("16", "ttn,eata"), "deeplabv3plus_small": ("32", "swr+crowd")}
-    for model, (size, methods) in networks.items():
-        status, output = run(capsys, "--model", model, "--size", size, *few, "--methods", methods)
-        assert status == 0
-        assert list(json.loads(output.out)) == methods.split(",")
-
-
-def test_costs_table(capsys):
-    status, output = run(
-        capsys, "--model", "wrn10_1", "--batch-size", "2", "--size", "8", "--trials", "1", "--methods", "tent"
-    )
-    assert status == 0
-    assert "counted MiB" in output.out
-    assert "tent" in output.out
+def test_costs_on_scenes_as_a_table(capsys):
+    words = ("--model", "deeplabv3plus_small", "--size", 32, "--batch-size", 2, "--trials", 1, "--warm-up", 0)
+    assert run_command("analyze", "costs", *words, "--methods", "swr+crowd") == 0
+    shown = capsys.readouterr().out
+    assert "counted MiB" in shown
+    assert "swr+crowd" in shown
 
 
 @pytest.mark.parametrize(
@@ -56,6 +39,5 @@ def test_costs_table(capsys):
     ],
 )
 def test_invalid_options_are_named(capsys, words, message):
-    status, output = run(capsys, *words, "--batch-size", "2", "--trials", "1")
-    assert status == 2
-    assert message in " ".join(output.err.split())
+    assert run_command("analyze", "costs", *words, "--batch-size", 2, "--trials", 1) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

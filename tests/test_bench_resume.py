@@ -27,7 +27,7 @@ def runner():
         yield process
 
 
-@pytest.mark.parametrize(("method", "stride"), [(OWN, 3), pytest.param("eata", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("method", "stride"), [(OWN, 5), pytest.param("eata", 1, marks=pytest.mark.slow)])
 def test_run_killed_at_a_file_access_ends_with_same_bytes(runner, tmp_path, method, stride):
     jobs = small_jobs(rounds=1, domains=("fog", "snow"), methods=[method])
     assert runner.run(tmp_path / "whole", jobs) == 0
