@@ -15,6 +15,7 @@ from driftproof.errors import InputError
 from driftproof.optional import alt, pl
 from driftproof.paper.suites import suite
 from driftproof.report.figures import heatmap, histogram, line_chart
+from driftproof.report.sections import bin_shares
 from driftproof.report.series import label_measures, label_runs, per_round
 from driftproof.report.text import format_number
 
@@ -132,20 +133,15 @@ def _sum_histograms(results: Results, spec: Spec, round: int) -> dict[str, dict[
 
 
 def _draw_histograms(title: str, aurocs: dict[str, float], counts: dict[str, Any]) -> alt.TopLevelMixin:
-    charts = []
-    for score, kinds in counts.items():
-        lows, highs = edges(score)[:-1], edges(score)[1:]
-        rows = [
-            (score, kind, low, high, 100 * count / sum(bins))
-            for kind, bins in kinds.items()
-            if any(bins)
-            for low, high, count in zip(lows, highs, bins, strict=True)
-        ]
-        frame = pl.DataFrame(rows, schema=["score", "kind", "low", "high", "share"], orient="row")
-        charts.append(
-            histogram(frame, title=f"{title}, AUROC {format_number(aurocs[score])}", is_static=True, width=_WIDTH)
+    return _put_side_by_side(
+        histogram(
+            bin_shares(score, kinds),
+            title=f"{title}, AUROC {format_number(aurocs[score])}",
+            is_static=True,
+            width=_WIDTH,
         )
-    return _put_side_by_side(charts)
+        for score, kinds in counts.items()
+    )
 
 
 def gradients(results: Results) -> Iterator[PaperFigure]:

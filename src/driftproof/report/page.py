@@ -2,12 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from driftproof.bench.frames import Frames, load_metadata, read_frames
-from driftproof.bench.tabulate import FROM_CONDITIONS
+from driftproof.bench.frames import FROM_CONDITIONS, Frames, load_metadata, read_frames
 from driftproof.errors import InputError
 from driftproof.optional import pl, require
 from driftproof.report import sections
@@ -30,15 +28,8 @@ Figure = tuple[str, str, dict[str, Any]]
 """Name of the element, caption, and chart in Vega-Lite."""
 
 
-@dataclass(frozen=True)
-class ReportTable:
-    """A table of a client's own for the page.
-
-    Attributes:
-        title: What it shows.
-        frame: The first column names the rows. A text that starts with `*` is printed bold.
-        note: A sentence on how to read it.
-    """
+class ReportTable(NamedTuple):
+    """A table of a client's own, and how to read it. The first column names the rows; a text after `*` is bold."""
 
     title: str
     frame: pl.DataFrame
@@ -73,10 +64,9 @@ def write_report(
         notes.append(f"Figures show the first {MAX_FIGURES} of {settings} settings, tables all.")
     used = {name: frames.runs[name].drop_nulls().unique(maintain_order=True).to_list() for name in _ENVIRONMENT}
     facts = {name: ", ".join(map(str, values)) for name, values in used.items()}
-    facts |= {"time measured": format_duration(float(frames.runs["seconds"].sum()))}
-    facts |= {
-        key: str(fact) for metadata in shared for key, fact in metadata.items() if key not in ("format", "commands")
-    }
+    facts["time measured"] = format_duration(float(frames.runs["seconds"].sum()))
+    for metadata in shared:
+        facts |= {key: str(fact) for key, fact in metadata.items() if key not in ("format", "commands")}
     return write_page(
         "page.html",
         out if out.suffix == ".html" else out / "index.html",
@@ -136,12 +126,9 @@ def _draw(frame: pl.DataFrame, name: str, draw: Callable[..., Any], **options: A
 
 def _tables(numbers: pl.DataFrame, runs: pl.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield the table of each section; empty without rows."""
-    parts = [sections.result_table(part) for part in sections.split_by_measure(numbers)]
-    named = enumerate(parts)
-    yield (
-        "results",
-        "".join(html_table(frame, name=f"table-results-{i}", spanners=heads) for i, (frame, heads) in named),
-    )
+    parts = enumerate(map(sections.result_table, sections.split_by_measure(numbers)))
+    results = (html_table(frame, name=f"table-results-{i}", spanners=heads) for i, (frame, heads) in parts)
+    yield "results", "".join(results)
     costs, headings = sections.cost_table(numbers)
     yield "costs", html_table(costs, name="table-costs", spanners=headings)
     novelty = sections.measure_table(numbers, _NOVELTY)
@@ -156,15 +143,17 @@ def _tables(numbers: pl.DataFrame, runs: pl.DataFrame) -> Iterator[tuple[str, st
 def _analyses(frames: Frames) -> Iterator[tuple[str, str]]:
     """Yield a table for each task that is no stream: its numbers by domain."""
     tasks = frames.runs.filter(pl.col("task") != "stream").select("run", "task", column="method")
-    numbers = frames.measures.filter(~pl.col("measure").is_in(FROM_CONDITIONS)).join(tasks.lazy(), on="run").collect()
+    chosen = frames.measures.filter(~pl.col("measure").is_in(FROM_CONDITIONS))
+    numbers = chosen.join(tasks.lazy(), on="run", maintain_order="left").collect()
     for (task,), part in numbers.group_by("task", maintain_order=True):
         wide = part.pivot(on="measure", index=["domain", "column"], values="value", aggregate_function="mean")
-        yield f"task {task}", _group(wide, str(task))
+        yield f"task {task}", _group(wide, f"task-{task}")
 
 
 def _group(frame: pl.DataFrame, name: str, **options: Any) -> str:  # noqa: ANN401
     """Return a table grouped by setting where there are several."""
-    several = "column" in frame.columns and frame["column"].n_unique() > 1
-    shown = frame if several else frame.drop("column", strict=False)
-    group = "column" if several else None
-    return html_table(shown, name=f"table-{name}", group=group, **options) if frame.height else ""
+    if "column" in frame.columns and frame["column"].n_unique() > 1:
+        options["group"] = "column"
+    else:
+        frame = frame.drop("column", strict=False)
+    return html_table(frame, name=f"table-{name}", **options) if frame.height else ""

@@ -1,19 +1,14 @@
-"""The contents of the page: frames for its figures and tables, from labeled numbers."""
+"""The contents of the page: frames for its figures and tables, from numbers as `label_measures` returns them."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from driftproof.bench.frames import FROM_CONDITIONS, HEALTH_STATES
 from driftproof.bench.histograms import edges
-from driftproof.bench.tabulate import FROM_CONDITIONS, HEALTH_STATES
 from driftproof.optional import pl
 from driftproof.report.series import SERIES, per_domain, per_round
 from driftproof.report.text import format_bytes, format_number
-
-__all__ = [
-    "cost_table", "domain_course", "headline_course", "health_events", "health_table", "histogram_shares",
-    "main_settings", "measure_table", "methods_table", "primary_measure", "result_table", "settings_table",
-    "split_by_measure", "verdict",
-]  # fmt: skip
 
 MAX_POINTS = 6_000
 """Points of all curves through domains; of longer streams, every n-th round is drawn."""
@@ -40,12 +35,7 @@ def split_by_measure(numbers: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def health_events(numbers: pl.DataFrame, at: str = "round") -> pl.DataFrame:
-    """Return what happened to a series at a round or domain: the first state that is not healthy, and guards' actions.
-
-    Args:
-        numbers: As `label_measures` returns them.
-        at: Column that says where: `round` or `domain`.
-    """
+    """Return what happened to a series at a round or domain: the first unhealthy state, and guards' actions."""
     told = _pick(numbers, f"{_HEALTH}|guard/.*").filter(_value > 0).sort("round", "visit")
     is_guard, worst = _measure.str.starts_with("guard/"), _value.filter(_measure == "health").max().fill_null(1)
     first = told.filter(~is_guard).group_by(SERIES, maintain_order=True).agg(pl.col(at).first(), worst)
@@ -72,11 +62,8 @@ def main_settings(numbers: pl.DataFrame) -> pl.DataFrame:
 def headline_course(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return each method against the source, round by round, or domain by domain where there is one round.
 
-    Columns are `label`, `round` or `domain`, `value`, `difference` (to the source; null without one) and `event`.
-    Settings are averaged, in rounds that a method has reached on all of them.
-
-    Args:
-        numbers: As `main_settings` returns them.
+    Columns are `label`, `round` or `domain`, `value`, `difference` (to the source; null without one) and `event`. The
+    main settings are averaged, in rounds that a method has reached on all of them.
     """
     name, _, _ = primary_measure(numbers)
     rounds = per_round(numbers, name).with_columns(visit=0)
@@ -95,11 +82,7 @@ def headline_course(numbers: pl.DataFrame) -> pl.DataFrame:
 
 
 def verdict(numbers: pl.DataFrame) -> dict[str, Any]:
-    """Return what the first sentence says: the best method in the last round, its number, the source's, its health.
-
-    Args:
-        numbers: As `main_settings` returns them.
-    """
+    """Return what the first sentence says: the best method in the last round of the main settings, and its health."""
     name, _, is_lower_better = primary_measure(numbers)
     last = per_round(numbers, name).filter(_round == _round.max().over("place"), _value.is_not_null())
     means = last.group_by("order", "label").agg(_value.mean(), pl.len()).sort("order")
@@ -195,20 +178,26 @@ def histogram_shares(histograms: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFra
     `column` is a title: score, method, setting and round.
     """
     names = runs.select("run", "rounds", "seed", *SERIES)
-    known = (
-        histograms.filter(_measure.str.starts_with("histogram/"))
-        .join(names, on="run")
-        .filter(_round <= pl.col("rounds"))
-    )
+    scores = histograms.filter(_measure.str.starts_with("histogram/"))
+    known = scores.join(names, on="run", maintain_order="left").filter(_round <= pl.col("rounds"))
     last = known.filter(_round == _round.max().over(SERIES), pl.col("seed") == pl.col("seed").min().over(SERIES))
-    rows = []
+    parts = []
     for (_, column, _, label, at, name), part in last.group_by(*SERIES, "round", "measure", maintain_order=True):
         _, score, kind = str(name).split("/")
-        counts = [sum(column) for column in zip(*part["bins"], strict=True)]
-        for low, high, count in zip(edges(score), edges(score)[1:], counts, strict=False) if any(counts) else ():
-            title = f"{score.replace('_', ' ')} of {label}, {column}, round {at}"
-            rows.append((title, score, kind, low, high, 100 * count / sum(counts)))
-    return pl.DataFrame(rows, schema=["column", "score", "kind", "low", "high", "share"], orient="row")
+        shares = bin_shares(score, {kind: [sum(bins) for bins in zip(*part["bins"], strict=True)]})
+        parts.append(shares.with_columns(column=pl.lit(f"{score.replace('_', ' ')} of {label}, {column}, round {at}")))
+    return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def bin_shares(score: str, counts: Mapping[str, Sequence[float]]) -> pl.DataFrame:
+    """Return a score's counts by kind and bin as shares: columns `score`, `kind`, `low`, `high` and `share`."""
+    rows = [
+        (score, kind, low, high, 100 * count / sum(bins))
+        for kind, bins in counts.items()
+        for low, high, count in (zip(edges(score), edges(score)[1:], bins, strict=False) if any(bins) else ())
+    ]
+    types = {"score": pl.String, "kind": pl.String, "low": pl.Float64, "high": pl.Float64, "share": pl.Float64}
+    return pl.DataFrame(rows, types, orient="row")
 
 
 def methods_table(runs: pl.DataFrame) -> pl.DataFrame:

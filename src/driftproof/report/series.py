@@ -23,40 +23,29 @@ def label_runs(runs: pl.DataFrame) -> pl.DataFrame:
     Adds `label` (the method, with the options in which its runs on a setting differ) and its `order` (that of the
     registry, a method before the same one with a selection), `column` (the setting) and its `place`, and `stateless`
     (every round equals the first). Of runs with the same label, column and seed, the longest stays: they differ in
-    their measures only.
-
-    Args:
-        runs: As `driftproof.bench.load_runs` returns them.
+    their measures only. Runs are those of `driftproof.bench.load_runs`.
     """
     runs = runs.filter((pl.col("task") == "stream") & (pl.col("rounds") > 0))
     specs = [Spec.from_data(json.loads(text)) for text in runs["spec"]]
     names, streams = _name_methods(specs), [_stream_of(spec) for spec in specs]
-    order = {
-        label: place
-        for place, (_, label) in enumerate(sorted({(method_order(spec.method), names[spec]) for spec in specs}))
-    }
+    ordered = sorted({(method_order(spec.method), names[spec]) for spec in specs})
+    order = {label: place for place, (_, label) in enumerate(ordered)}
     columns = _name_streams(sorted(set(streams), key=_stream_order))
     places = {stream: place for place, stream in enumerate(columns)}
-    new: dict[str, list[Any]] = {
-        "label": [names[spec] for spec in specs],
-        "order": [order[names[spec]] for spec in specs],
-        "column": [columns[stream] for stream in streams],
-        "place": [places[stream] for stream in streams],
-        "stateless": [_is_stateless(json.loads(text)) for text in runs["protocol"]],
-    }
-    types = {"order": pl.Int32, "place": pl.Int32, "stateless": pl.Boolean}
-    labeled = runs.with_columns(pl.Series(name, values, types.get(name, pl.String)) for name, values in new.items())
-    longest = labeled.sort("rounds", descending=True, maintain_order=True).unique(
-        ["place", "order", "seed"], keep="first"
-    )
-    return longest.sort("place", "order", "seed")
+    rows = [
+        (names[spec], order[names[spec]], columns[stream], places[stream], _is_stateless(json.loads(text)))
+        for spec, stream, text in zip(specs, streams, runs["protocol"], strict=True)
+    ]
+    types = {"label": pl.String, "order": pl.Int32, "column": pl.String, "place": pl.Int32, "stateless": pl.Boolean}
+    labeled = runs.hstack(pl.DataFrame(rows, types, orient="row")).sort("rounds", descending=True, maintain_order=True)
+    return labeled.unique(["place", "order", "seed"], keep="first").sort("place", "order", "seed")
 
 
 def label_measures(measures: pl.DataFrame | pl.LazyFrame, runs: pl.DataFrame, wanted: str = ".*") -> pl.DataFrame:
     """Join the numbers of complete rounds with the labels of their runs, and `visit`, the domain's place in a round.
 
     Args:
-        measures: Columns `run`, `round`, `domain`, `measure`, `value` and `count`; others are dropped.
+        measures: As `driftproof.bench.load` returns them.
         runs: As `label_runs` returns them.
         wanted: Pattern of the names of measures.
     """
@@ -76,10 +65,6 @@ def per_round(frame: pl.DataFrame, *measures: str) -> pl.DataFrame:
     Columns are `measure`, `place`, `column`, `order`, `label`, `round`, `value`, `deviation` (over seeds, null for
     one), `low`, `high` and `seeds`. Seeds with fewer rounds than others are left out. Stateless methods go on to the
     last round of their column. The mean is null where a domain has no number.
-
-    Args:
-        frame: As `label_measures` returns it.
-        measures: Which numbers.
     """
     value, keys = pl.col("value"), ["measure", *SERIES, "stateless", "rounds"]
     mean = pl.when(value.is_not_null().all()).then(value.mean())
@@ -97,14 +82,9 @@ def per_round(frame: pl.DataFrame, *measures: str) -> pl.DataFrame:
 
 
 def per_domain(frame: pl.DataFrame, measure: str, *, last: bool = True) -> pl.DataFrame:
-    """Return the mean of a measure over seeds for each domain.
+    """Return the mean of a measure over seeds for each domain, in the last round of each series or in all rounds.
 
     Columns are `place`, `column`, `order`, `label`, `round`, `visit`, `domain` and `value`.
-
-    Args:
-        frame: As `label_measures` returns it.
-        measure: Which numbers.
-        last: Of the last round of each series only.
     """
     is_longest = pl.col("rounds") == pl.col("rounds").max().over("place", "order")
     longest = frame.filter(pl.col("measure") == measure).filter(is_longest)
