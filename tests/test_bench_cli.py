@@ -9,6 +9,7 @@ import pickle
 import re
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -273,9 +274,9 @@ def test_list_shows_suites_methods_measures_images_and_networks(capsys, wide):
         assert cells == [name, made.title, str(made.rounds), str(len(list(made.specs()))), made.note]
     assert all(name in out for name in (*DATASETS, *NETWORKS, *MEASURES, "tent+crowd"))
     assert run("list", "-v") == 0
-    out = capsys.readouterr().out
-    options = {", ".join(f"{key} = {value}" for key, value in spec.options) for spec in suite("table1").specs()}
-    assert all(text in out for text in options)
+    shown = capsys.readouterr().out
+    options = itertools.chain(*(spec.options for spec in suite("table1").specs()))
+    assert all(f"{key} = {value}" in shown for key, value in options)
     assert run("list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     for name in SUITES:
@@ -294,7 +295,6 @@ def test_run_measures_the_error_of_the_network(finished, files_at):
         assert (row["round"], row["domain"], row["samples"], row["batches"]) == (1, domain, 12, 1)
         assert row["error"] == pytest.approx(100 * float(wrong))
     shared = Store(finished).metadata
-    assert (shared["limit"], shared["frost"]) == (None, "photos")
     assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5"}
     assert shared["commands"][0]["command"].startswith("driftproof bench run table1 --data ")
 
@@ -403,36 +403,24 @@ def test_option_names_agree_with_the_page():
 # Progress display
 
 
-class RecordedProgress:
-    """A progress display that records its lines."""
-
-    def __init__(self):
-        self.lines = {}
-
-    def add_task(self, description, total=None):
-        self.lines[len(self.lines)] = description
-        return len(self.lines) - 1
-
-    def update(self, task, *, completed, total, description):
-        self.lines[task] = (description, completed, total)
-
-
 def test_progress_has_one_line_per_run():
-    shown, spec = RecordedProgress(), Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
+    spec, shown = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",)), {}
+    display = Mock(add_task=Mock(side_effect=range(3)))
+    display.update = lambda task, description, completed, total: shown.update({task: (description, completed, total)})
     similar = [spec for name in ("table8", "table7", "table4") for spec in suite(name).specs()]
     assert len(set(bench_progress._make_titles(similar).values())) == len(similar)
     seeded = dataclasses.replace(spec, unknown="svhn-c", seed=3)
     costs = dataclasses.replace(spec, method="tent,eata", task="costs")
-    on_progress = bench_progress._ProgressLines(shown, [spec, seeded, costs])
+    on_progress = bench_progress._ProgressLines(display, [spec, seeded, costs])
     on_progress(ProgressEvent(spec, "svhn-c/fog/5", 40))
-    assert shown.lines[0] == ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None)
+    assert shown[0] == ("tent on cifar10-c, closed: svhn-c/fog/5, 40 images", 40, None)
     on_progress(ProgressEvent(spec, "measured", 3, 9, {"round": 1, "domain": "fog", "error": 12.34}))
     on_progress(ProgressEvent(spec, "adapting", 4, 9))
-    assert shown.lines[0] == ("tent on cifar10-c, closed: round 1, fog 12.3 %", 4, 9)
+    assert shown[0] == ("tent on cifar10-c, closed: round 1, fog 12.3 %", 4, 9)
     on_progress(ProgressEvent(seeded, "failed", 0))
-    assert shown.lines[1] == ("tent on cifar10-c, open, seed 3: failed", 0, None)
+    assert shown[1] == ("tent on cifar10-c, open, seed 3: failed", 0, None)
     on_progress(ProgressEvent(costs, "measured", 2, 2, {"round": 1, "domain": "tent", "memory": 5.0}))
-    assert shown.lines[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
+    assert shown[2] == ("costs on cifar10-c, closed: round 1, tent", 2, 2)
 
 
 def test_log_prints_results_every_ten_seconds_and_every_failure(capsys, monkeypatch):

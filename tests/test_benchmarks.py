@@ -36,46 +36,43 @@ def test_hand_written_loop_computes_what_the_adapter_does(load, name):
     assert bool(rejected) == ("crowd" in name), "the selection rejects some samples, so that it is compared too"
 
 
-def run_eager(load, model):
-    benchmark = load("architectures")
-    batches, logits = list(torch.rand(benchmark.STEPS, 4, 3, 8, 8)), []
-    outcome = benchmark.run_safely(benchmark.Architecture(model), batches, "eager", logits)
-    return outcome, logits
-
-
-def test_architecture_that_adapts(load):
-    outcome, logits = run_eager(load, small_network())
-    assert (outcome.result, outcome.reason) == ("adapted", "")
-    assert load("architectures").largest_difference(logits, logits) == 0
-    assert load("architectures").largest_difference(logits, [each + 1e-3 for each in logits]) == pytest.approx(
-        1e-3, rel=0.01
-    )
-
-
-def test_architecture_that_is_refused_names_the_error(load):
-    outcome, logits = run_eager(load, nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
-    assert outcome.result == "refused"
-    assert outcome.reason.startswith("ModelError: ")
-    assert load("architectures").largest_difference(logits, logits) is None
-
-
 class WarnsAtEveryForward(nn.Module):
     def forward(self, x):
         warnings.warn("Steps run eagerly.", RuntimeWarning, stacklevel=1)
         return x
 
 
-def test_architecture_that_does_not_move_fails(load):
+def without_output():
     model = small_network()
     nn.init.zeros_(model[-1].weight)
-    outcome, _ = run_eager(load, model)
-    assert outcome.result == "failed"
-    assert "No parameter moved" in outcome.reason
-    load("architectures").fill_zero_weights(model)
-    assert run_eager(load, model)[0].result == "adapted"
+    return model
 
 
-def test_more_than_one_warning_of_a_fallback_fails(load):
-    outcome, _ = run_eager(load, nn.Sequential(WarnsAtEveryForward(), *small_network()))
-    assert outcome.result == "failed"
-    assert "warnings instead of one" in outcome.reason
+@pytest.mark.parametrize(
+    ("model", "result", "reason"),
+    [
+        (small_network(), "adapted", ""),
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), "refused", "ModelError: "),
+        (without_output(), "failed", "No parameter moved"),
+        (nn.Sequential(WarnsAtEveryForward(), *small_network()), "failed", "warnings instead of one"),
+    ],
+)
+def test_architectures_adapt_or_name_what_happened(load, model, result, reason):
+    benchmark, logits = load("architectures"), []
+
+    def outcome():
+        batches = list(torch.rand(benchmark.STEPS, 4, 3, 8, 8))
+        return benchmark.run_safely(benchmark.Architecture(model), batches, "eager", logits)
+
+    found = outcome()
+    assert (found.result, bool(found.reason)) == (result, bool(reason))
+    assert reason in found.reason
+    if result == "adapted":
+        others = [each + 1e-3 for each in logits]
+        assert benchmark.largest_difference(logits, logits) == 0
+        assert benchmark.largest_difference(logits, others) == pytest.approx(1e-3, rel=0.01)
+    if result == "refused":
+        assert benchmark.largest_difference(logits, logits) is None
+    if "moved" in reason:
+        benchmark.fill_zero_weights(model)
+        assert outcome().result == "adapted"

@@ -19,6 +19,7 @@ from driftproof.bench.metrics import MEASURES, MetricCollection
 from driftproof.errors import ConfigurationError
 from driftproof.record import Outcome, Record
 from driftproof.streams import StreamBatch
+from test_metrics import fpr_by_sklearn, with_labels
 
 LOGITS = torch.tensor(
     [[2, 1, 0, -1], [0, 3, 1, 1], [-1, 0, 2.5, 0], [0, 0, 0, 0.5], [4, 0, 0, 2], [1, 1.25, 1, 1], [-2, -3, 0.25, -1]]
@@ -128,14 +129,10 @@ def sklearn_ranking(positives, negatives):
     """Return AUROC, FPR@TPR95 and the average precision of the negatives, in percent; None without either."""
     if not positives or not negatives:
         return None, None, None
-    truth, scores = [1] * len(positives) + [0] * len(negatives), positives + negatives
-    found = 1 - np.array(truth), -np.array(scores)
-    aupr = 100 * sklearn.metrics.average_precision_score(*found)
-    if len(set(scores)) == 1:
-        return 50.0, 100.0, aupr
-    fpr, tpr, _ = sklearn.metrics.roc_curve(truth, scores, drop_intermediate=False)
-    at_95 = fpr[tpr == 0.95].min() if 0.95 in tpr else np.interp(0.95, tpr, fpr)
-    return 100 * sklearn.metrics.roc_auc_score(truth, scores), 100 * at_95, aupr
+    truth, scores = with_labels(positives, negatives)
+    aupr = sklearn.metrics.average_precision_score(1 - truth, -scores)
+    at_95 = fpr_by_sklearn(positives, negatives, 0.95) if len(set(scores)) > 1 else 1
+    return 100 * sklearn.metrics.roc_auc_score(truth, scores), 100 * at_95, 100 * aupr
 
 
 def approximate(expected):
