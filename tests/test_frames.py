@@ -13,8 +13,7 @@ from polars.testing import assert_frame_equal
 import driftproof.bench
 from driftproof.bench import Spec, Store, load, load_histograms, load_runs
 from driftproof.bench.archive import write_archive, write_frames
-from driftproof.bench.frames import HEALTH_STATES
-from driftproof.bench.tabulate import tabulate_runs
+from driftproof.bench.frames import HEALTH_STATES, tabulate_runs
 from driftproof.errors import InputError, MissingPackageError, StateError
 from rows_on_disk import visits_of, write_rows
 
@@ -147,8 +146,7 @@ def test_damaged_row_is_refused(tmp_path, row):
 
 def test_reading_without_polars_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
-    for name in ("frames", "tabulate"):
-        monkeypatch.delitem(sys.modules, f"driftproof.bench.{name}")
+    monkeypatch.delitem(sys.modules, "driftproof.bench.frames")
     with pytest.raises(
         MissingPackageError, match=r"needs polars. Install it with `pip install 'driftproof\[report\]'`"
     ):

@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftproof.bench.frames import FILES, merge_frames, read_frames
+from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, read_frames
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Run, Store, merge_metadata
-from driftproof.bench.tabulate import FROM_CONDITIONS, HEALTH_STATES, Frames
 from driftproof.errors import InputError
 from driftproof.files import atomic_write, sha256
 from driftproof.optional import require
@@ -35,15 +34,10 @@ _SNAPSHOTS = "snapshots"
 
 
 def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False) -> None:
-    """Merge results into one archive.
+    """Merge results folders or archives, whose metadata must not contradict each other, into one archive.
 
-    Of a run that several folders hold, the longest is archived; of equally long ones, the first.
-
-    Args:
-        folders: Results folders or archives whose metadata do not contradict each other.
-        out: The archive; created or replaced.
-        snapshots: Whether to store existing snapshots, to resume runs from. Of equally long runs, the one with a
-            snapshot is then preferred.
+    Of a run that several folders hold, the longest is archived; of equally long ones, the first, or the one with a
+    snapshot if `snapshots` are stored, to resume runs from. An existing archive is replaced.
     """
     if (out / "cells").exists():
         raise InputError(f"Expected a folder of its own for the archive, but {out} is a results folder.")
@@ -55,18 +49,17 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
     runs = merged.runs.filter(pl.col("visits") > 0)
     if runs.is_empty():
         raise InputError(f"Expected results in {', '.join(map(str, folders))}, but there are none.")
-    kept = _without_middle_histograms(merged.histograms, runs)
     # Read before writing: the archive may be one of the folders.
-    tables = merged.measures.collect(), kept.collect(), runs.drop("folder", "snapshot", "has_snapshot")
+    measures, histograms = merged.measures.collect(), _without_middle_rounds(merged.histograms, runs).collect()
     copied = {
-        out / _SNAPSHOTS / f"{run}-{Path(path).stem.rpartition('-')[2]}.safetensors": Path(path)
+        out / _SNAPSHOTS / f"{run}-{_position(Path(path))}.safetensors": Path(path)
         for run, path in runs.filter("has_snapshot").select("run", "snapshot").iter_rows()
         if snapshots
     }
     out.mkdir(parents=True, exist_ok=True)
     for target, path in copied.items():
         _copy(path, target)
-    write_frames(out, *tables)
+    write_frames(out, measures, histograms, runs.drop("folder", "snapshot", "has_snapshot"))
     Store(out).write_metadata(metadata)
     for stale in set((out / _SNAPSHOTS).glob("*.safetensors")) - set(copied):
         stale.unlink()
@@ -87,12 +80,7 @@ def _write(frame: "pl.DataFrame", path: Path, **metadata: str) -> None:
 
 
 def unpack(archive: Path, out: Path) -> None:
-    """Make a results folder from the runs of an archive that have snapshots.
-
-    Args:
-        archive: An archive with snapshots.
-        out: A new or empty folder.
-    """
+    """Make a results folder, which has to be new or empty, from the runs of an archive that have snapshots."""
     resumable = _with_snapshots(read_frames(archive)) if (archive / FILES[-1]).exists() else None
     runs = [] if resumable is None else resumable.runs.filter("has_snapshot").rows(named=True)
     if resumable is None or not runs:
@@ -111,7 +99,7 @@ def unpack(archive: Path, out: Path) -> None:
         rows, conditions = _visits(resumable, archived)
         run, path = store.run(spec), Path(archived["snapshot"])
         with run.locked():
-            _copy(path, run.snapshot_path(int(path.stem.rpartition("-")[2])))
+            _copy(path, run.snapshot_path(_position(path)))
             run.append(rows, conditions)
             run.write_spec(spec, json.loads(archived["protocol"]))
     unfinished.replace(out)
@@ -122,20 +110,19 @@ def _visits(frames: Frames, archived: Mapping[str, Any]) -> tuple[list[Row], lis
     rows: dict[tuple[int, str], Row] = {}
     costs: dict[tuple[int, str], Row] = {}
     for _, round, domain, name, value, count in frames.measures.filter(run=archived["run"]).collect().iter_rows():
-        visit = round, domain
-        row = rows.setdefault(visit, {"round": round, "domain": domain})
+        row = rows.setdefault((round, domain), {"round": round, "domain": domain})
         if name in FROM_CONDITIONS:
-            costs.setdefault(visit, {})[name] = value
+            costs.setdefault((round, domain), {})[name] = value
         else:
             row[name] = HEALTH_STATES[int(value)] if name == "health" else value
             if count is not None:
                 row.setdefault("counts", {})[name] = count
     for _, round, domain, name, bins in frames.histograms.filter(run=archived["run"]).collect().iter_rows():
         rows[round, domain][name] = [int(count) for count in bins]
-    stretches = [stretch for stretch in json.loads(archived["conditions"]) for _ in range(stretch["rows"])]
-    joined = [{**costs.get(visit, {}), **stretch} for visit, stretch in zip(rows, stretches, strict=True)]
-    derived = ("rows", FROM_CONDITIONS[-1])
-    conditions = [{key: value for key, value in each.items() if key not in derived} for each in joined]
+    stretches = [stretch for stretch in json.loads(archived["conditions"]) for _ in range(stretch.pop("rows"))]
+    conditions = [{**costs.get(visit, {}), **stretch} for visit, stretch in zip(rows, stretches, strict=True)]
+    for condition in conditions:
+        condition.pop("step/milliseconds", None)  # it follows from the seconds
     return list(rows.values()), conditions
 
 
@@ -148,21 +135,24 @@ def _with_snapshots(frames: Frames) -> Frames:
 
 def _last_snapshot(folder: str, name: str, visits: int) -> str | None:
     if (Path(folder) / FILES[-1]).exists():
-        archived = Path(folder, _SNAPSHOTS).glob(f"{name}-*.safetensors")
-        snapshots = {int(path.stem.rpartition("-")[2]): path for path in archived}
+        snapshots = {_position(path): path for path in Path(folder, _SNAPSHOTS).glob(f"{name}-*.safetensors")}
     else:
         snapshots = Run(Path(folder, "cells", name)).snapshots
     reached = max((position for position in snapshots if position <= visits), default=None)
     return None if reached is None else str(snapshots[reached])
 
 
-def _without_middle_histograms(histograms: "pl.LazyFrame", runs: "pl.DataFrame") -> "pl.LazyFrame":
+def _position(snapshot: Path) -> int:
+    """Return the number of visits before a snapshot, which ends its name."""
+    return int(snapshot.stem.rpartition("-")[2])
+
+
+def _without_middle_rounds(histograms: "pl.LazyFrame", runs: "pl.DataFrame") -> "pl.LazyFrame":
     """Keep the histograms of the first and the last complete round of a stream, and all of a shorter one."""
     first_or_last = (pl.col("round") == 1) | (pl.col("round") == pl.col("rounds"))
     kept = (pl.col("task") != "stream") | (pl.col("rounds") == 0) | first_or_last
-    columns = histograms.collect_schema().names()
     facts = runs.lazy().select("run", "task", "rounds")
-    return histograms.join(facts, on="run", maintain_order="left").filter(kept).select(columns)
+    return histograms.join(facts, on="run", maintain_order="left").filter(kept).drop("task", "rounds")
 
 
 def _copy(path: Path, target: Path) -> None:

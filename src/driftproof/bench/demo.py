@@ -17,18 +17,13 @@ _OPTIONS: dict[str, dict[str, Option]] = {
 _METHODS = ("source", "bn_adapt", "tent", "tent+crowd", "eata", "eata+crowd")
 
 
-def _make_spec(method: str) -> Spec:
-    spec = Spec(method, "digits-c", "five_layers", "digits-unknown-c", domains=CORRUPTIONS, batch_size=100)
-    return spec.with_options(**_OPTIONS.get(method, {}))
-
-
 def demo() -> Suite:
     """Digits 0 to 5 are known, 6 to 9 are unknown."""
     title = "Digits with unknown ones among them"
-    columns = {f"Round {round}": round for round in (1, 3, _ROUNDS)}
-    entries = tuple(
-        TableEntry(method, column, (_make_spec(method),), round=round)
+    entries = [
+        TableEntry(method, f"Round {round}", (spec.with_options(**_OPTIONS.get(method, {})),), round=round)
         for method in _METHODS
-        for column, round in columns.items()
-    )
-    return Suite("demo", title, (Table("demo", title, entries),), _ROUNDS, command="driftproof demo")
+        for spec in [Spec(method, "digits-c", "five_layers", "digits-unknown-c", domains=CORRUPTIONS, batch_size=100)]
+        for round in (1, 3, _ROUNDS)
+    ]
+    return Suite("demo", title, (Table("demo", title, tuple(entries)),), _ROUNDS, command="driftproof demo")

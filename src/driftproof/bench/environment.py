@@ -16,27 +16,18 @@ __all__ = ["ResourceMonitor", "hardware"]
 _CPUINFO = Path("/proc/cpuinfo")
 
 
+@cache
 def hardware(device: torch.device) -> str:
-    """Return the name of the GPU or CPU."""
+    """Return the name of the GPU or CPU; the architecture, which Python knows everywhere, if the system has no name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _cpu_name(_CPUINFO)
-
-
-@cache
-def _cpu_name(cpuinfo: Path) -> str:
-    """Return the CPU's model from Linux's cpuinfo, else the architecture, which Python knows everywhere."""
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 
 
 class ResourceMonitor:
-    """Measure time and peak memory since its construction.
-
-    Args:
-        device: Device whose memory is measured.
-    """
+    """Measures time and peak memory of a device since its construction."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -45,11 +36,7 @@ class ResourceMonitor:
         self._started = time.perf_counter()
 
     def measure(self, rows: int = 1) -> Row:
-        """Return versions, hardware, elapsed seconds and peak memory in bytes.
-
-        Args:
-            rows: Number of rows measured together; each gets an equal share of the time.
-        """
+        """Return versions, hardware, peak memory in bytes, and elapsed seconds, an equal share for each of the rows."""
         return {
             "seconds": round((time.perf_counter() - self._started) / rows, 3),
             "peak_memory": self._peak_memory(),

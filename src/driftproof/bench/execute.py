@@ -73,15 +73,14 @@ def execute(
     """Run jobs whose names, weights and images are there; raise an error at the end if some failed.
 
     Besides what `run_locally` takes: `metadata` is what all runs of the folder share, and a contradiction raises an
-    error before anything is computed. The folder records the `command`. `notify` is called with a sentence for each
-    function whose source text has changed since an earlier run.
+    error before anything is computed. The folder records the `command`. `notify` gets a sentence about changed sources.
     """
     run_jobs = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
     store, facts = Store(out), dict(metadata)
     if store.metadata:  # fail on a mismatch before datasets are generated
         store.update_metadata(facts)
-    for sentence in _describe_changes(store, jobs):
-        notify(sentence)
+    for name in _changed_functions(store, jobs):
+        notify(f"The source of {name} has changed: its runs start anew, beside the earlier ones.")
     ready, failures = [], Failures(callback)
     for job in jobs:
         with failures.collect(job):
@@ -106,19 +105,17 @@ def _check_method(job: Job) -> None:
         load_named(name, what="the method") if is_own(name) else parse_method(name)
 
 
-def _describe_changes(store: Store, jobs: Sequence[Job]) -> list[str]:
-    """Name the functions whose source text differs from that of earlier, otherwise equal runs."""
-    if not any(job.spec.code for job in jobs):
-        return []
-    earlier = {run.spec for run in store.runs()}
-    new = {replace(job.spec, code=()): dict(job.spec.code) for job in jobs if job.spec not in earlier}
-    changed = {
+def _changed_functions(store: Store, jobs: Sequence[Job]) -> set[str]:
+    """Return the functions whose source text differs from that of earlier, otherwise equal runs."""
+    own = {job.spec for job in jobs if job.spec.code}
+    earlier = {run.spec for run in store.runs()} if own else set()
+    new = {replace(spec, code=()): dict(spec.code) for spec in own - earlier}
+    return {
         name
         for spec in earlier
         for name, source in spec.code
         if new.get(replace(spec, code=()), {}).get(name, source) != source
     }
-    return [f"The source of {name} has changed: its runs start anew, beside the earlier ones." for name in changed]
 
 
 def _describe_command(command: str) -> dict[str, str]:

@@ -4,38 +4,64 @@ The frames are polars': one wheel without dependencies, native Parquet, and plot
 they are. `.to_pandas()` converts them. Results folders (JSON lines) and archives (Parquet) give the same frames.
 """
 
+import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from driftproof.bench.store import ARCHIVE_FILE, Store
-from driftproof.bench.tabulate import HEALTH_STATES, RUNS, SPEC_COLUMNS, Frames, tabulate_runs
+from driftproof.bench.spec import Spec
+from driftproof.bench.store import ARCHIVE_FILE, Row, Run, Store
 from driftproof.errors import InputError, StateError
 from driftproof.files import sha256
+from driftproof.health import HealthState
 from driftproof.optional import require
 
 if TYPE_CHECKING:
     import polars as pl
+
+    Schema = dict[str, type[pl.DataType] | pl.DataType]
 else:
     pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
-__all__ = [
-    "FILES",
-    "HEALTH_STATES",
-    "Frames",
-    "load",
-    "load_histograms",
-    "load_metadata",
-    "load_runs",
-    "merge_frames",
-    "read_frames",
-]
+__all__ = ["FILES", "FROM_CONDITIONS", "HEALTH_STATES", "Frames", "load", "load_histograms", "load_metadata"]
+__all__ += ["load_runs", "merge_frames", "read_frames", "tabulate_runs"]
 
 FILES = ("measures.parquet", "histograms.parquet", ARCHIVE_FILE)
 """The tables of an archive. The last one, that of the runs, holds the checksums of the others."""
 
-_COLUMNS = ("run", *SPEC_COLUMNS[:-1], "round", "domain", "seed", "measure", "value", "count")
+HEALTH_STATES: tuple[str, ...] = get_args(HealthState)
+"""States of the measure `health`, whose value is the index of one."""
+
+FROM_CONDITIONS = ("seconds", "peak_memory", "step/milliseconds")
+"""Measures that the spec does not determine: they depend on the machine."""
+
+_SPEC_COLUMNS = ("method", "model", "stream", "unknown", "setting", "task", "seed")
+
+_VERSIONS = ("device", "hardware", "driftproof", "torch", "python", "engine", "precision")
+_PLACE: "Schema" = {"run": pl.String, "round": pl.Int64, "domain": pl.String, "measure": pl.String}
+_MEASURES: "Schema" = {**_PLACE, "value": pl.Float64, "count": pl.Int64}
+_HISTOGRAMS: "Schema" = {**_PLACE, "bins": pl.List(pl.Float64)}
+_RUNS: "Schema" = {
+    **dict.fromkeys(("run", *_SPEC_COLUMNS[:-1]), pl.String),
+    **dict.fromkeys(("seed", "severity", "batch_size", "limit"), pl.Int64),
+    **dict.fromkeys(("domains", "measures"), pl.List(pl.String)),
+    **dict.fromkeys(("options", "protocol"), pl.String),
+    **dict.fromkeys(("visits", "rounds", "peak_memory", "threads"), pl.Int64),
+    "seconds": pl.Float64,
+    "channels_last": pl.Boolean,
+    **dict.fromkeys((*_VERSIONS, "spec", "conditions"), pl.String),
+}
+_COLUMNS = ("run", *_SPEC_COLUMNS[:-1], "round", "domain", "seed", "measure", "value", "count")
+
+
+class Frames(NamedTuple):
+    """The three tables of a folder; measures and histograms name their run and nothing else of it."""
+
+    runs: "pl.DataFrame"
+    measures: "pl.LazyFrame"
+    histograms: "pl.LazyFrame"
 
 
 def load(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
@@ -53,13 +79,9 @@ def load(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
       those older archives the peak is that of all visits under the same conditions.
 
     Of a run that several folders hold, the longest counts.
-
-    Args:
-        folder: A results folder or an archive.
-        more: Further ones.
     """
     frames = read_frames(folder, *more)
-    runs = frames.runs.lazy().select("run", *SPEC_COLUMNS)
+    runs = frames.runs.lazy().select("run", *_SPEC_COLUMNS)
     return frames.measures.join(runs, on="run", maintain_order="left").select(_COLUMNS).collect()
 
 
@@ -95,22 +117,21 @@ def read_frames(folder: Path | str, *more: Path | str) -> Frames:
 
 
 def merge_frames(found: Sequence[Frames], *prefer: str) -> Frames:
-    """Merge tables; of a run that several hold, the longest counts, and of equally long ones the first.
+    """Merge tables; of a run that several hold, the longest counts.
 
-    Args:
-        found: The tables.
-        prefer: Columns of `runs` by which to prefer one of equally long runs.
+    Of equally long ones it is the one whose columns `prefer` of the table of runs are largest, or else the first.
     """
     runs = pl.concat([frames.runs.with_columns(source=pl.lit(index)) for index, frames in enumerate(found)])
     runs = runs.sort("visits", *prefer, descending=True, maintain_order=True).unique("run", keep="first").sort("run")
-    chosen = [runs.lazy().filter(source=index).select("run") for index in range(len(found))]
 
-    def merge(*tables: "pl.LazyFrame") -> "pl.LazyFrame":
-        pairs = zip(tables, chosen, strict=True)
-        kept = [table.join(names, on="run", how="semi", maintain_order="left") for table, names in pairs]
+    def merge(tables: "Iterable[pl.LazyFrame]") -> "pl.LazyFrame":
+        kept = [
+            table.join(runs.lazy().filter(source=index), on="run", how="semi", maintain_order="left")
+            for index, table in enumerate(tables)
+        ]
         return pl.concat(kept).sort("run", maintain_order=True)
 
-    measures, histograms = merge(*(each.measures for each in found)), merge(*(each.histograms for each in found))
+    measures, histograms = merge(each.measures for each in found), merge(each.histograms for each in found)
     return Frames(runs.drop("source"), measures, histograms)
 
 
@@ -131,11 +152,87 @@ def _read_archive(folder: Path) -> Frames:
         table = pl.read_parquet(runs)
         checksums = json.loads(pl.read_parquet_metadata(runs)["checksums"])
         changed = [path.name for path in (measures, histograms) if sha256(path) != checksums[path.name]]
-        changed += [name for name, kind in RUNS.items() if table.schema[name] != kind]
+        changed += [name for name, kind in _RUNS.items() if table.schema[name] != kind]
     except (OSError, ValueError, KeyError, pl.exceptions.PolarsError) as error:
-        raise StateError(
-            f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again."
-        ) from error
+        message = f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again."
+        raise StateError(message) from error
     if changed:
         raise StateError(f"Expected {folder} as it was written, but {', '.join(changed)} changed. Export it again.")
     return Frames(table, pl.scan_parquet(measures), pl.scan_parquet(histograms))
+
+
+def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
+    """Return the tables of runs on disk; `place` is where they are, for errors."""
+    facts, numbers, lists = [], [], []
+    for run in runs:
+        spec, visits, conditions = run.spec, run.rows, run.conditions
+        facts.append(_describe_run(spec, run.protocol, conditions[: len(visits)]))
+        for index, visit in enumerate(visits):
+            if not isinstance(visit, dict) or not {"round", "domain"} <= visit.keys() or index >= len(conditions):
+                raise StateError(
+                    f"Expected round, domain and conditions for every row of {spec.name} in {place}, "
+                    f"but line {index + 1} lacks some of that."
+                )
+            key = spec.name, visit["round"], visit["domain"]
+            for name, value, count in _measures(visit, conditions[index]):
+                if isinstance(value, list):
+                    lists.append((*key, name, _to_list(name, value)))
+                else:
+                    numbers.append((*key, name, _to_number(name, value), count))
+    return Frames(
+        pl.DataFrame(facts, schema=_RUNS),
+        pl.DataFrame(numbers, schema=_MEASURES, orient="row").lazy(),
+        pl.DataFrame(lists, schema=_HISTOGRAMS, orient="row").lazy(),
+    )
+
+
+def _describe_run(spec: Spec, protocol: Mapping[str, str], conditions: Sequence[Row]) -> Row:
+    visits, last = len(conditions), conditions[-1] if conditions else {}
+    peaks = [row["peak_memory"] for row in conditions if row.get("peak_memory") is not None]
+    texts = {"options": dict(spec.options), "protocol": protocol, "spec": spec.as_data()}
+    return {
+        **{name: getattr(spec, name, None) for name in _RUNS},
+        **{name: last.get(name) for name in (*_VERSIONS, "threads", "channels_last")},
+        **{name: _dump(data) for name, data in texts.items()},
+        "run": spec.name,
+        "stream": spec.images,
+        "visits": visits,
+        "rounds": visits // len(spec.domains) if spec.task == "stream" else min(visits, 1),
+        "seconds": math.fsum(row.get("seconds") or 0.0 for row in conditions),
+        "peak_memory": max(peaks, default=None),
+        "conditions": _dump(list(_run_length_encode(conditions))),
+    }
+
+
+def _run_length_encode(conditions: Sequence[Row]) -> Iterator[Row]:
+    """Merge consecutive visits with the same conditions; time and memory are measures of each visit."""
+    fields = ([item for item in row.items() if item[0] not in FROM_CONDITIONS] for row in conditions)
+    for constant, group in itertools.groupby(fields):
+        yield {"rows": len(list(group)), **dict(constant)}
+
+
+def _measures(visit: Row, condition: Row) -> Iterator[tuple[str, Any, int | None]]:
+    """Yield name and value of what a visit measured, its time and its memory, with the number of samples or steps."""
+    counts = visit.get("counts", {})
+    measured = {name: value for name, value in visit.items() if name not in ("round", "domain", "counts")}
+    measured |= {name: condition[name] for name in FROM_CONDITIONS if name in condition}
+    yield from ((name, value, counts.get(name)) for name, value in measured.items())
+    if condition.get("seconds") is not None and visit.get("batches"):
+        yield "step/milliseconds", 1000 * condition["seconds"] / visit["batches"], visit["batches"]
+
+
+def _to_number(name: str, value: Any) -> float | None:  # noqa: ANN401  # as JSON has it
+    if isinstance(value, str):
+        if value not in HEALTH_STATES:
+            raise StateError(f"Expected a number for `{name}`, but got {value!r}.")
+        return float(HEALTH_STATES.index(value))
+    return None if value is None else float(value)
+
+
+def _to_list(name: str, values: list[Any]) -> list[float | None]:
+    rows = (value if isinstance(value, list) else [value] for value in values)
+    return [_to_number(name, value) for value in itertools.chain(*rows)]
+
+
+def _dump(data: Any) -> str:  # noqa: ANN401
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)

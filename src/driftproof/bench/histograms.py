@@ -21,9 +21,6 @@ class Histograms:
 
     A bin includes its lower edge, so a confidence that did not fall lies right of zero. The change is the negative
     novelty, so the spec has to set `novelty="confidence_difference"`. Non-finite scores are left out.
-
-    Args:
-        device: Device of the batches.
     """
 
     def __init__(self, device: torch.device) -> None:

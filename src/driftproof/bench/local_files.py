@@ -41,19 +41,17 @@ _PUBLIC_WEIGHTS = {
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Resource provider of local files.
+    """Provides models, streams and source data.
 
     Attributes:
         data: Folder with the datasets; missing corrupted datasets are generated in it.
         weights: Folder with the source weights, as `wrn40_2_cifar10.pt` or as RobustBench lays them out; or one file.
             None is the folder `weights`, and no file for a model of the user's.
         frost: Folder of frost photos; None looks for the `imagecorruptions-imaug` package.
-        use_procedural_frost: Whether to use procedural frost instead of photos.
         device: Device on which datasets are generated.
         prepared_on_test: Datasets whose clean test images replace the source images.
-        folders: Folders of images, by the names they have in specs.
+        folders: Folders of images, by the names they have in specs; their images are resized to `size`.
         source_images: Labeled source images that replace the dataset's: a folder, or a function of the user's.
-        size: Size of images from folders.
     """
 
     data: Path
@@ -96,16 +94,11 @@ class LocalFiles:
 
     def stream(self, spec: Spec, rounds: int, progress: Progress | None = None) -> Continual:
         """Return the stream from its beginning; report to `progress` which datasets are generated."""
-        known = self._domains(spec.images, spec, progress)
-        settings: dict[str, Any] = {
-            "rounds": rounds,
-            "batch_size": spec.batch_size,
-            "order": self._dataset(spec.images).order(spec.seed),
-            "limit": spec.limit,
-        }
+        known, order = self._domains(spec.images, spec, progress), self._dataset(spec.images).order(spec.seed)
+        settings: dict[str, Any] = {"batch_size": spec.batch_size, "order": order, "limit": spec.limit}
         if spec.unknown is None:
-            return Continual(known, **settings)
-        return OpenSet(known, self._domains(spec.unknown, spec, progress), **settings)
+            return Continual(known, rounds=rounds, **settings)
+        return OpenSet(known, self._domains(spec.unknown, spec, progress), rounds=rounds, **settings)
 
     def source(self, spec: Spec, device: str) -> SourceBatches:
         """Return labeled source images, or the clean test images that replace them, in a fixed random order."""

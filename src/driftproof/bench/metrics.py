@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -49,37 +50,35 @@ class _Error:
 
 
 class _Selection:
-    """Share of selected samples, and precision and recall of the selection."""
+    """Share of selected samples, and precision and recall of the selection.
 
-    def __init__(self, device: torch.device) -> None:
-        self._counts = SelectionQuality(device=device)
-
-    def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
-        correct = (_predict(logits) == batch.labels) & batch.known
-        self._counts.update(record.selected, correct, batch.known, batch.labeled)
-
-    def compute(self) -> dict[str, Ratio]:
-        return self._counts.compute_ratios()
-
-
-class _CrowdSelection(_Selection):
-    """Quality of the selection by the confidence difference, whatever the method itself selects.
-
-    Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`.
+    For `crowd` it is the selection by the confidence difference, whatever the method itself selects. That is read from
+    the novelty, so the spec has to set `novelty="confidence_difference"`.
     """
 
+    def __init__(self, device: torch.device, crowd: bool = False) -> None:
+        self._counts, self._crowd = SelectionQuality(device=device), crowd
+
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         correct = (_predict(logits) == batch.labels) & batch.known
-        self._counts.update(record.novelty <= 0, correct, batch.known)
+        selected = record.novelty <= 0 if self._crowd else record.selected
+        self._counts.update(selected, correct, batch.known, batch.labeled)
 
     def compute(self) -> dict[str, Ratio]:
-        return {f"crowd/{name}": value for name, value in super().compute().items()}
+        prefix = "crowd/" if self._crowd else ""
+        return {f"{prefix}{name}": value for name, value in self._counts.compute_ratios().items()}
 
 
 class _OpenSet:
-    """Ranking of known against unknown images, OSCR, H-score and calibration; label maps are left to `PixelScores`."""
+    """Ranking of known against unknown images, OSCR, H-score and calibration; label maps are left to `PixelScores`.
 
-    def __init__(self, device: torch.device) -> None:
+    By `protocols`, correctly classified images are ranked against unknown ones, also counting misclassified images as
+    negatives, by the confidence difference, which the spec has to name as `novelty`. Every visit of a domain is ranked
+    separately, and tables show the mean over domains.
+    """
+
+    def __init__(self, device: torch.device, protocols: bool = False) -> None:
+        self._protocols = protocols
         self._quality: OpenSetQuality | None = None
 
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
@@ -88,18 +87,9 @@ class _OpenSet:
             self._quality.update(logits, batch.labels, batch.known, record.novelty, record.quarantined)
 
     def compute(self) -> dict[str, Ratio]:
-        return self._quality.compute() if self._quality else {}
-
-
-class _Scores(_OpenSet):
-    """Correctly classified images against unknown ones, also counting misclassified images as negatives.
-
-    Reads the confidence difference from the novelty, so the spec has to set `novelty="confidence_difference"`. Every
-    visit of a domain is ranked separately, and tables show the mean over domains.
-    """
-
-    def compute(self) -> dict[str, Ratio]:
-        found = self._quality.compute_protocols() if self._quality else {}
+        if self._quality is None or not self._protocols:
+            return self._quality.compute() if self._quality else {}
+        found = self._quality.compute_protocols()
         return {name.replace("novelty/", "confidence_difference/"): value for name, value in found.items()}
 
 
@@ -107,8 +97,8 @@ METRICS: dict[str, Callable[[torch.device], Metric]] = {
     "error": _Error,
     "selection": _Selection,
     "open": _OpenSet,
-    "crowd": _CrowdSelection,
-    "scores": _Scores,
+    "crowd": partial(_Selection, crowd=True),
+    "scores": partial(_OpenSet, protocols=True),
     "histograms": Histograms,
     "iou": IoU,
     "pixels": PixelScores,
@@ -158,9 +148,6 @@ class MetricCollection:
     the number of images `quarantined`, and on how many batches guards took each action (`guard/rolled back`). `counts`
     holds the number of samples that each ratio is over.
 
-    Args:
-        spec: The run, whose `measures` name the metrics.
-        device: Device of the batches.
     """
 
     def __init__(self, spec: Spec, device: torch.device | str) -> None:
@@ -191,17 +178,16 @@ class MetricCollection:
         found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
         counts = {name: value.samples for name, value in found.items() if isinstance(value, Ratio)}
         values = {name: value.value if isinstance(value, Ratio) else value for name, value in found.items()}
-        return (
-            {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
-            | {"skipped": skipped, "quarantined": int(self._quarantined)}
-            | {
-                name: value if isinstance(value, list) or math.isfinite(value) else None
-                for name, value in values.items()
-            }
-            | health_columns(Health() if self._last is None else self._last.health)
-            | {f"guard/{action}": count for action, count in self._actions.items()}
-            | ({"counts": counts} if counts else {})
-        )
+        row = {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
+        row |= {"skipped": skipped, "quarantined": int(self._quarantined)}
+        row |= {name: value if _is_json(value) else None for name, value in values.items()}
+        row |= health_columns(Health() if self._last is None else self._last.health)
+        row |= {f"guard/{action}": count for action, count in self._actions.items()}
+        return row | ({"counts": counts} if counts else {})
+
+
+def _is_json(value: float | list[int]) -> bool:
+    return isinstance(value, list) or math.isfinite(value)
 
 
 def _predict(logits: Tensor) -> Tensor:

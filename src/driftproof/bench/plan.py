@@ -19,19 +19,16 @@ __all__ = ["RunFilter", "plan_runs"]
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs of a suite to execute, and with what changes.
+    """Which runs of a suite to execute, and with what changes. Empty sequences and None leave the suite's.
 
     Attributes:
-        methods: Only these methods; all if empty. Functions of yours are added to every stream of the suite.
-        images: Only runs that stream these datasets; all if empty.
-        setting: Only `open` or `closed` runs; None for both.
-        task: Only `stream`, `costs` or `gradients`; None for all.
-        rounds: Number of rounds; None for as many as the suite's tables need.
+        methods: Only these methods. Functions of yours are added to every stream of the suite.
+        images: Only runs that stream these datasets.
+        setting: Only `open` or `closed` runs.
         limit: Number of images to take from each domain; None for all.
-        seeds: One run for each seed.
         replaced: Substitutes, by the dataset or network they replace, for one that is unavailable or too large.
         prepared_on_test: Datasets whose clean test images replace the training images when a method prepares.
-        trials: Number of timed steps in `costs` runs; None for the suite's number.
+        trials: Number of timed steps in `costs` runs.
     """
 
     methods: Sequence[str] = ()
@@ -47,8 +44,8 @@ class RunFilter:
 
     def metadata(self) -> dict[str, Any]:
         """Return what has to be the same for all runs of a results folder."""
-        metadata: dict[str, Any] = {"limit": self.limit, "replaced": dict(self.replaced)}
-        return metadata | {"prepared on test images": sorted(self.prepared_on_test)}
+        shared = {"limit": self.limit, "replaced": dict(self.replaced)}
+        return shared | {"prepared on test images": sorted(self.prepared_on_test)}
 
     def matches(self, spec: Spec) -> bool:
         """Whether a run of the suite is included."""
@@ -57,31 +54,20 @@ class RunFilter:
 
     def apply(self, spec: Spec, seed: int) -> Spec:
         """Return the spec with substitutes, limit, seed and trials applied."""
-        spec = replace(
-            self._with_trials(spec),
-            images=self.replaced.get(spec.images, spec.images),
-            unknown=None if spec.unknown is None else self.replaced.get(spec.unknown, spec.unknown),
-            model=self.replaced.get(spec.model, spec.model),
-            limit=self.limit,
-            seed=seed,
-        )
-        return replace(spec, code=hash_sources(spec.method, spec.model, spec.images, spec.unknown))
-
-    def _with_trials(self, spec: Spec) -> Spec:
-        if spec.task != "costs" or self.trials is None:
-            return spec
-        warm_up = int(dict(spec.options)["warm_up"] or 0)
-        return spec.with_options(trials=self.trials, warm_up=min(warm_up, self.trials))
+        if spec.task == "costs" and self.trials is not None:
+            warm_up = int(dict(spec.options)["warm_up"] or 0)
+            spec = spec.with_options(trials=self.trials, warm_up=min(warm_up, self.trials))
+        names = {field: getattr(spec, field) for field in ("images", "unknown", "model")}
+        here = {field: self.replaced.get(name, name) for field, name in names.items()}
+        code = hash_sources(spec.method, *here.values())
+        return replace(spec, limit=self.limit, seed=seed, code=code, **here)
 
 
 def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Job]:
     """List the jobs of one suite or several, each once, in the order of the tables.
 
-    Runs requested more than once, by several suites or through substitutes, use the largest number of rounds requested.
-
-    Args:
-        suites: The suites.
-        run_filter: Which of their runs to execute. Every name in it has to occur in one of the suites.
+    Every name in the filter has to occur in one of the suites. Runs requested more than once, by several suites or
+    through substitutes, use the largest number of rounds requested.
     """
     suites = [suites] if isinstance(suites, Suite) else suites
     names = " or ".join(suite.name for suite in suites)
@@ -107,11 +93,10 @@ def plan_runs(suites: Suite | Sequence[Suite], run_filter: RunFilter) -> list[Jo
 
 def _own_runs(methods: Sequence[str], suite: Suite) -> Iterable[Spec]:
     """Return a run of each of the user's methods on every stream of a suite."""
-    in_suite = {spec.method for spec in suite.specs()}
+    own = [method for method in methods if is_own(method) and method not in {spec.method for spec in suite.specs()}]
     for spec in suite.specs():
         if spec.task == "stream":
             measures = ("iou" if "iou" in spec.measures else "error", "selection")
-            own = [method for method in methods if is_own(method) and method not in in_suite]
             yield from (replace(spec, method=method, options=(), measures=measures) for method in own)
 
 

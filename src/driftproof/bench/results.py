@@ -18,12 +18,17 @@ from driftproof.optional import require
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from driftproof.bench.frames import Schema
 else:
     pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
 __all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table"]
 
 _FACTS = ("spec", "run", "visits", "rounds", "protocol", "conditions")
+_COLUMNS: "Schema" = {"row": pl.String, "column": pl.String, "ours": pl.Float64, "reference": pl.Float64}
+_COLUMNS |= dict.fromkeys(("round", "wanted", "seeds"), pl.Int64)
+_COLUMNS |= {"deviation": pl.Float64, "runs": pl.List(pl.String)}
 _TIMING_OPTIONS = ("trials", "warm_up")
 
 
@@ -34,9 +39,7 @@ class Value:
     Attributes:
         ours: Our number, the mean over seeds; None if it was not measured.
         reference: The number to compare with; None if there is none.
-        round: The round it is from; earlier than `wanted` if the run has not reached that yet.
-        wanted: The round the table shows.
-        seeds: Number of seeds.
+        round: The round it is from; earlier than the `wanted` one if the run has not reached that yet.
         deviation: Sample standard deviation over seeds; None for a single seed.
         runs: The runs it comes from.
     """
@@ -70,26 +73,21 @@ class FilledTable(NamedTuple):
 
     @property
     def frame(self) -> "pl.DataFrame":
-        """The numbers: row, column, ours, reference, round, wanted, seeds, deviation, and the names of the runs."""
+        """The numbers, one in a row, and the names of the runs they come from."""
         found = [
             {"row": place[0], "column": place[1], **vars(value), "runs": [run.name for run in value.runs]}
             for place in itertools.product(self.rows, self.columns)
             if (value := self.values.get(place))
         ]
-        kinds = (pl.String, pl.String, pl.Float64, pl.Float64, pl.Int64, pl.Int64, pl.Int64, pl.Float64)
-        names = ("row", "column", "ours", "reference", "round", "wanted", "seeds", "deviation")
-        schema = dict(zip(names, kinds, strict=True))
-        return pl.DataFrame(found, schema={**schema, "runs": pl.List(pl.String)})
+        return pl.DataFrame(found, schema=_COLUMNS)
 
 
 class RunFacts(NamedTuple):
-    """What is known of a run besides its numbers.
+    """What is known of a run besides its numbers: how far it is, and its adapter, component by component.
 
     Attributes:
         name: Its name, the key of the frames.
         visits: Number of visits of a domain, including those of an incomplete round.
-        rounds: Number of complete rounds.
-        protocol: Description of the adapter, component by component.
         stretches: Environments of consecutive visits, with their number as `rows`.
     """
 
@@ -101,14 +99,7 @@ class RunFacts(NamedTuple):
 
 
 class Results:
-    """Results of a folder or an archive.
-
-    Attributes:
-        folder: The folder.
-        metadata: What all its runs share.
-        frames: Its tables, see `driftproof.bench.frames`.
-        runs: What is known of each run.
-    """
+    """Results of a folder or an archive: what all its runs share, what is known of each, and the frames of numbers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -188,9 +179,8 @@ class Results:
         return min((self.rounds(run) for run in runs if not self.is_stateless(run)), default=math.inf)
 
     def _average(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int, wanted: int) -> Value:
-        means = [
-            statistics.fmean(self._mean(run, entry.metric, round, entry.domain) for run in runs) for runs in by_seed
-        ]
+        numbers = [[self._mean(run, entry.metric, round, entry.domain) for run in runs] for runs in by_seed]
+        means = list(map(statistics.fmean, numbers))
         found = Value(round=round, wanted=wanted, seeds=len(means), runs=tuple(itertools.chain(*by_seed)))
         if any(map(math.isnan, means)):
             return found
@@ -198,10 +188,8 @@ class Results:
         return replace(found, ours=statistics.fmean(means), deviation=deviation)
 
     def _mean(self, spec: Spec, metric: str, round: int, domain: str | None = None) -> float:
-        name, rounds = self.runs[spec].name, self.rounds(spec)
-        return self._means(metric, domain).get(
-            (name, min(round, rounds) if self.is_stateless(spec) else round), math.nan
-        )
+        round = min(round, self.rounds(spec)) if self.is_stateless(spec) else round
+        return self._means(metric, domain).get((self.runs[spec].name, round), math.nan)
 
     def _read_means(self, metric: str, domain: str | None) -> dict[tuple[str, int], float]:
         """Return a metric's mean over domains by run and round; NaN where a domain has no number."""
@@ -232,9 +220,8 @@ def _summarize(how: str, values: Sequence[Value], reference: float | None) -> Va
     if len(ours) < len(values):
         return Value(reference=reference, wanted=wanted)
     number = statistics.fmean(ours) if how == "mean" else statistics.stdev(ours)
-    return Value(
-        number, reference, min(value.round or 0 for value in values), wanted, min(each.seeds for each in values)
-    )
+    round, seeds = min(value.round or 0 for value in values), min(value.seeds for value in values)
+    return Value(number, reference, round, wanted, seeds)
 
 
 def _without_seed(spec: Spec) -> Spec:

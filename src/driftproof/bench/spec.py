@@ -41,11 +41,8 @@ class Spec:
         code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
 
     Examples:
-        >>> spec = Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",))
-        >>> spec.name
+        >>> Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",)).name
         'tent-cifar10-c-closed-89ee15066987'
-        >>> Spec.from_data(spec.as_data()) == spec
-        True
     """
 
     method: str
@@ -101,18 +98,17 @@ class Spec:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         """Build a spec from what `as_data` returned."""
-        known = [field.name for field in fields(cls)]
         try:
             if not isinstance(data, Mapping):
                 raise TypeError(f"got {data!r}.")
+            known = [field.name for field in fields(cls)]
             names = [check_choice("field of a spec", name, known) for name in data]
             return cls(**{name: _parse_field(name, data[name]) for name in names})
         except (TypeError, ValueError) as error:
             raise StateError(f"Expected the fields of a spec, but {error}") from error
 
 
-_FIELD_TYPES: dict[str, Any] = dict.fromkeys(("severity", "batch_size", "seed"), int)
-_FIELD_TYPES |= {"unknown": str | None, "limit": int | None}
+_FIELD_TYPES = {**dict.fromkeys(("severity", "batch_size", "seed"), int), "unknown": str | None, "limit": int | None}
 """Types of the scalar fields that are not strings."""
 
 

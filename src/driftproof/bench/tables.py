@@ -17,10 +17,9 @@ class TableEntry:
         row: The method, as our tables name it.
         column: The setting.
         specs: The runs the number comes from; their mean if there are several.
-        metric: The key to read in their rows.
-        round: Round to read.
+        metric: The key to read in their rows, in this round.
         domain: Domain to read; None for the mean over domains.
-        reference: The number to compare with, such as one that a paper prints; None if there is none.
+        reference: The number to compare with, such as one that a paper prints.
     """
 
     row: str
@@ -34,14 +33,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Summary:
-    """A column computed from other columns.
-
-    Attributes:
-        column: Its name.
-        of: The columns it summarizes.
-        how: Mean or sample standard deviation.
-        references: The numbers to compare with, by row.
-    """
+    """A column computed from others, and the numbers to compare it with, by row; a deviation is a sample's."""
 
     column: str
     of: tuple[str, ...]
@@ -57,7 +49,7 @@ class Table:
         name: Name in the command line and in results, such as `table1`.
         title: What it shows.
         entries: Its entries, row by row.
-        reference: Where the numbers to compare with are from, such as a table of a paper; empty if there are none.
+        reference: Where the numbers to compare with are from, such as a table of a paper.
         summaries: Columns computed from the others.
         unit: Unit of the numbers.
         lower_is_better: Whether the smallest number is the best, also by column; None if no number is.
@@ -81,9 +73,6 @@ class Suite:
     """Runs that one command executes, and the tables they fill.
 
     Attributes:
-        name: Name in the command line.
-        title: What it shows.
-        tables: The tables it fills.
         rounds: Number of rounds the tables need.
         note: What to know before running it.
         command: The command that runs it, if it is not `bench run`.
