@@ -24,7 +24,7 @@ import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import HELD_OUT
-from driftproof.paper.settings import make_spec
+from driftproof.paper.suites import make_spec
 from driftproof.scores import energy, msp
 from tables import format_protocol, write_results
 

@@ -26,7 +26,7 @@ from driftproof.bench.environment import hardware
 from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import find_frost_photos
 from driftproof.metrics import auroc, fpr_at_tpr
-from driftproof.paper.settings import make_spec
+from driftproof.paper.suites import make_spec
 from driftproof.scores import confidence_difference
 from tables import format_protocol, write_results
 

@@ -30,7 +30,7 @@ from driftproof.corruptions import CORRUPTIONS, find_frost_photos, procedural_fr
 from driftproof.methods.by_name import METHODS, SELECTIONS, parse_method
 from driftproof.metrics import BinnedScores, ConfusionMatrix, auroc, fpr_at_tpr
 from driftproof.metrics.ranking import auroc_from_counts, fpr_from_counts
-from driftproof.paper.settings import options_for
+from driftproof.paper.suites import options_for
 from novelty_candidates import SINGLE, AllScores, PixelScores, watch_features
 from novelty_streams import LabeledBatch, open_images, scenes
 from tables import format_protocol

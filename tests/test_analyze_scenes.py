@@ -21,7 +21,7 @@ from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.methods.by_name import build_method
-from driftproof.paper.settings import make_spec
+from driftproof.paper.suites import make_spec
 from driftproof.report.scenes import colorize, count_pixels, default_palette, describe_counts, make_panels, write_scenes
 from rows_on_disk import run_command
 

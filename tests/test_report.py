@@ -242,7 +242,8 @@ def luminance(color):
 
 
 def test_lines_stand_out_from_light_and_dark_pages():
-    papers = re.findall(r"--paper: (#\w{6});", Path(figures.__file__).with_name("templates").joinpath("page.css").read_text())
+    styles = (Path(figures.__file__).parent / "templates" / "page.css").read_text()
+    papers = re.findall(r"--paper: (#\w{6});", styles)
     assert len(papers) == 2
     for color, paper in itertools.product(PALETTE, papers):
         light, dark = sorted((luminance(color), luminance(paper)), reverse=True)

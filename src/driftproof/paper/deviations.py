@@ -9,7 +9,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Table, TableEntry
 from driftproof.paper.comparison import fill_tables, format_markdown
 from driftproof.paper.notes import relevant_notes
-from driftproof.paper.settings import FILTER_OPTIONS, options_for
+from driftproof.paper.suites import FILTER_OPTIONS, options_for
 from driftproof.report.text import format_number, format_signed
 
 __all__ = ["LARGE_DEVIATION", "large_deviations"]

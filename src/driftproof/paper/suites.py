@@ -1,4 +1,4 @@
-"""Suites: the paper's tables and figures, our ablations, and the demo.
+"""Suites: the paper's tables and figures, our ablations, and the demo; the paper's hyper-parameters.
 
 `suites.json` lists them. A table is made of grids of rows and columns. The name of a row starts with its method, and
 that of a column is made of words; both, and the grid, may name more that its specs have: fields, options of the method,
@@ -7,20 +7,30 @@ that of a column is made of words; both, and the grid, may name more that its sp
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any
 
 from driftproof.bench.demo import demo
-from driftproof.bench.spec import Spec
+from driftproof.bench.spec import Option, Spec
 from driftproof.bench.tables import Suite, Summary, Table, TableEntry
-from driftproof.paper.printed import PaperTable, paper_table
-from driftproof.paper.settings import DEFINITIONS, make_spec
+from driftproof.corruptions import CORRUPTIONS
+from driftproof.data.scenes.driving import PADDED
+from driftproof.paper.printed import PaperTable, paper_table, read_json
 from driftproof.validation import check_choice
 
-__all__ = ["SUITES", "all_tables", "suite"]
+__all__ = ["FILTER_OPTIONS", "SUITES", "all_tables", "make_spec", "options_for", "suite"]
 
+_DEFINITIONS: dict[str, Any] = read_json("suites.json")
+"""The paper's options, datasets and networks, and the suites."""
+
+FILTER_OPTIONS = ("redundancy",)
+"""Options of a method's own sample filter, which a selection replaces."""
+
+_SCENES = ("driving", "camvid")
+_ANALYZED = ("cifar10-c", "cifar100-c")
+_ANALYSIS_METRICS = ("scores", "crowd", "histograms")
 _SPEC_FIELDS = {field.name for field in fields(Spec)} | {"analyzed"}
 
 
@@ -35,13 +45,13 @@ def suite(name: str) -> Suite:
     check_choice("suite", name, SUITES)
     if name == "demo":
         return demo()
-    (made,) = (each for each in DEFINITIONS["suites"] if each["name"] == name)
+    (made,) = (each for each in _DEFINITIONS["suites"] if each["name"] == name)
     tables = tuple(_make_table(made["title"], **table) for table in made["tables"])
     return Suite(name, made["title"], tables, made["rounds"], made.get("note", ""))
 
 
 SUITES: dict[str, Callable[[], Suite]] = {
-    name: partial(suite, name) for name in ("demo", *(each["name"] for each in DEFINITIONS["suites"]))
+    name: partial(suite, name) for name in ("demo", *(each["name"] for each in _DEFINITIONS["suites"]))
 }
 """How to make each suite, by name; results are stored under these names."""
 
@@ -73,7 +83,7 @@ def _make_table(
 
 def _make_grid(rows: Any, columns: Any, common: dict[str, Any]) -> Iterable[TableEntry]:  # noqa: ANN401
     """Make the entries of a grid; a column overrides its row, and both override what is common."""
-    known = DEFINITIONS
+    known = _DEFINITIONS
     rows, columns = known["rows"].get(str(rows), rows), known["columns"].get(str(columns), columns)
     common = {**known["streams"].get(common.get("stream"), {}), **common}
     for row, column in itertools.product(map(_read_row, rows), map(_read_column, columns)):
@@ -83,7 +93,7 @@ def _make_grid(rows: Any, columns: Any, common: dict[str, Any]) -> Iterable[Tabl
 def _read_row(row: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:  # noqa: ANN401
     """Return the name of a row, the method that it starts with, and what it names besides."""
     name, cell = (row, {}) if isinstance(row, str) else row
-    symbols = DEFINITIONS["symbols"]
+    symbols = _DEFINITIONS["symbols"]
     found = re.findall(rf"\b({'|'.join(symbols)}) =? ?([\d.e-]+)", name)
     method = re.match(r"[\w+]+", name)
     return name, {"method": method[0] if method else name}, {symbols[key]: float(text) for key, text in found} | cell
@@ -91,7 +101,7 @@ def _read_row(row: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:  # noqa: 
 
 def _read_column(column: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
     name, cell = (column, {}) if isinstance(column, str) else column
-    words = (DEFINITIONS["words"].get(word, {}) for word in name.split("/"))
+    words = (_DEFINITIONS["words"].get(word, {}) for word in name.split("/"))
     return name, dict(itertools.chain.from_iterable(each.items() for each in (*words, cell)))
 
 
@@ -102,7 +112,7 @@ def _make_entry(row: str, column: str, cell: dict[str, Any]) -> TableEntry:
     place |= {name: text.format(row=row) for name, text in place.items() if isinstance(text, str)}
     chosen = {name: cell.pop(name) for name in _SPEC_FIELDS & cell.keys()}
     chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
-    unknown = {"Closed": None, "Open": DEFINITIONS["unknown"].get(chosen["images"])}
+    unknown = {"Closed": None, "Open": _DEFINITIONS["unknown"].get(chosen["images"])}
     specs = (make_spec(**chosen, unknown=unknown[setting]).with_options(**cell) for setting in settings)
     return TableEntry(row, column, tuple(specs), **place)
 
@@ -122,6 +132,48 @@ def _add_printed(table: Table, printed: PaperTable) -> Table:
 
 def _find_row(row: str, printed: PaperTable) -> str:
     """Return the name of a row in the paper's table; empty if it has none."""
-    known, (base, plus, _) = DEFINITIONS["printed"], row.partition("+")
+    known, (base, plus, _) = _DEFINITIONS["printed"], row.partition("+")
     name = known.get(row) or f"{known.get(base)}{' + Ours' * bool(plus)}"
     return next((found for found in (name, f"{name} (softmax)") if found in printed.rows), "")
+
+
+def options_for(method: str, images: str, domains: Collection[str] = ()) -> dict[str, Option]:
+    """Return the paper's hyper-parameters of a method on a dataset, or our documented choice.
+
+    Examples:
+        >>> options_for("eata+crowd", "cifar10-c")["fisher"]
+        1.0
+    """
+    known, (base, _, selection) = _DEFINITIONS["options"], method.partition("+")
+    if "," in method:  # several methods, of which the costs are compared
+        return {}
+    if images.startswith(_SCENES):
+        options = known.get(f"{method} on scenes", {})
+        framed = "lr" in options and not PADDED.isdisjoint(domains)
+        return {**options, **({"framed": True} if framed else {})}  # padding is excluded from the loss
+    options = {**known.get(base, {}), **known.get(f"{base} on {images}", {})}
+    if not selection:
+        return options
+    options = {key: value for key, value in options.items() if key not in FILTER_OPTIONS}
+    return {**options, "mean_entropy": 0.5 if selection == "crowd" else 0.0}
+
+
+def make_spec(method: str, images: str, model: str = "", *, analyzed: bool = True, **fields: Any) -> Spec:  # noqa: ANN401
+    """Return a method with the paper's hyper-parameters, on fifteen corruptions at severity 5 or on driving scenes.
+
+    Args:
+        method: The method.
+        images: Streamed dataset.
+        model: Network; the paper's if empty.
+        analyzed: Whether plain TENT gets more metrics, as the paper analyzes it: novelty scores, histograms, and the
+            quality of the paper's selection, on open streams and on CIFAR also on closed ones.
+        fields: Further fields of the spec.
+    """
+    is_scenes = images.startswith(_SCENES)
+    usual = {"batch_size": 2, "measures": ("iou", "selection")} if is_scenes else {"domains": CORRUPTIONS}
+    network = model or _DEFINITIONS["networks"]["scenes" if is_scenes else images]
+    spec = Spec(method, images, network, **{**usual, **fields})
+    spec = spec.with_options(**options_for(method, images, spec.domains))
+    if is_scenes or not analyzed or method != "tent" or (spec.unknown is None and images not in _ANALYZED):
+        return spec
+    return replace(spec.with_options(novelty="confidence_difference"), measures=(*spec.measures, *_ANALYSIS_METRICS))

@@ -13,15 +13,12 @@ from driftproof.errors import ConfigurationError
 from driftproof.files import atomic_write
 from driftproof.optional import alt, pl, require
 
-__all__ = ["CONFIG", "PALETTE", "PAPERS", "heatmap", "histogram", "line_chart", "line_styles", "save", "to_spec"]
+__all__ = ["CONFIG", "PALETTE", "heatmap", "histogram", "line_chart", "line_styles", "save", "to_spec"]
 
 Width = int | Literal["container"]
 
 PALETTE = ("#0b7bc0", "#d55e00", "#0a8f6a", "#b8589b", "#8a7a1f", "#7a6ff0", "#c04a4a", "#2f9aa8", "#8c6d5a", "#7d828a")
 """Okabe and Ito's hues, moved to lightnesses that stand out from white and from black."""
-
-PAPERS = ("#fdfdfc", "#15181b")
-"""Backgrounds of the page, light and dark."""
 
 _INK = "currentColor"  # of the page: axes and labels follow its mode
 

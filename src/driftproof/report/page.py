@@ -24,8 +24,7 @@ _NOVELTY = "(.*/)?(auroc|aupr|fpr|oscr|h_score|ece)"
 _OTHERS = "error|mean_iou.*|health|health/unhealthy|guard/.*|quarantined"
 _ENVIRONMENT = ("driftproof", "torch", "python", "device", "hardware", "threads", "engine", "precision")
 
-Figure = tuple[str, str, dict[str, Any]]
-"""Name of the element, caption, and chart in Vega-Lite."""
+Figure = tuple[str, str, dict[str, Any]]  # name of the element, caption, and chart in Vega-Lite
 
 
 class ReportTable(NamedTuple):

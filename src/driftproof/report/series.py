@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from driftproof.bench.spec import Spec, distinguishing_fields
 from driftproof.methods.by_name import METHODS
 from driftproof.optional import pl
 
-__all__ = ["SERIES", "label_measures", "label_runs", "method_order", "per_domain", "per_round"]
+__all__ = ["SERIES", "label_measures", "label_runs", "per_domain", "per_round"]
 
 _SYMBOLS = {"epsilon": "ε", "mean_entropy": "λ_max"}
 SERIES = ["place", "column", "order", "label"]
@@ -28,9 +28,9 @@ def label_runs(runs: pl.DataFrame) -> pl.DataFrame:
     runs = runs.filter((pl.col("task") == "stream") & (pl.col("rounds") > 0))
     specs = [Spec.from_data(json.loads(text)) for text in runs["spec"]]
     names, streams = _name_methods(specs), [_stream_of(spec) for spec in specs]
-    ordered = sorted({(method_order(spec.method), names[spec]) for spec in specs})
+    ordered = sorted({(_method_order(spec.method), names[spec]) for spec in specs})
     order = {label: place for place, (_, label) in enumerate(ordered)}
-    columns = _name_streams(sorted(set(streams), key=_stream_order))
+    columns = _name_streams(streams)
     places = {stream: place for place, stream in enumerate(columns)}
     rows = [
         (names[spec], order[names[spec]], columns[stream], places[stream], _is_stateless(json.loads(text)))
@@ -93,7 +93,7 @@ def per_domain(frame: pl.DataFrame, measure: str, *, last: bool = True) -> pl.Da
     return means.with_columns(pl.col(pl.Enum, pl.Categorical).cast(pl.String)).sort(*SERIES, "round", "visit")
 
 
-def method_order(method: str) -> tuple[int, str]:
+def _method_order(method: str) -> tuple[int, str]:
     """Return the sort key of a method: as in the registry, plain before selecting, own ones last."""
     base, known = method.partition("+")[0], list(METHODS)
     return (known.index(base) if base in known else len(known)), method
@@ -105,13 +105,10 @@ def _stream_of(spec: Spec) -> Spec:
     return replace(spec, method="", options=(), seed=0, measures=measures, code=code)
 
 
-def _stream_order(stream: Spec) -> tuple[Any, ...]:
-    return stream.images, stream.model, stream.unknown or "", stream.domains, -stream.batch_size, stream.name
-
-
-def _name_streams(streams: Sequence[Spec]) -> dict[Spec, str]:
-    """Name streams by images and setting, and by what else distinguishes them."""
+def _name_streams(found: Iterable[Spec]) -> dict[Spec, str]:
+    """Name streams, in order, by images and setting, and by what else distinguishes them."""
     names: dict[Spec, str] = {}
+    streams = sorted(set(found), key=lambda s: (s.images, s.model, s.unknown or "", s.domains, -s.batch_size, s.name))
     for stream in streams:
         setting = "" if "iou" in stream.measures else f"open ({stream.unknown})" if stream.unknown else "closed"
         models = {other.model for other in streams if other.images == stream.images}
@@ -127,9 +124,8 @@ def _name_methods(specs: Iterable[Spec]) -> dict[Spec, str]:
     """Name runs by method, and by the options and source texts in which its runs on one stream differ."""
     groups: dict[tuple[Spec, str], dict[Spec, dict[str, Any]]] = {}
     for spec in specs:
-        own = [("code", text[:6]) for name, text in spec.code if name == spec.method]
-        options = dict([*spec.options, *own])
-        groups.setdefault((_stream_of(spec), spec.method), {})[spec] = options
+        own = {"code": dict(spec.code)[spec.method][:6]} if spec.method in dict(spec.code) else {}
+        groups.setdefault((_stream_of(spec), spec.method), {})[spec] = dict(spec.options) | own
     names = {}
     for alike in groups.values():
         keys = dict.fromkeys(itertools.chain(*alike.values()))
