@@ -16,8 +16,7 @@ from unittest import mock
 import torch
 
 import driftproof as dp
-from driftproof.bench.executors import run_locally
-from driftproof.bench.jobs import Job
+from driftproof.bench.jobs import Job, run_locally
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.spec import Spec
 from driftproof.data import ArraySet

@@ -9,8 +9,8 @@ from polars.testing import assert_frame_equal
 
 from driftproof.bench import Store, load, load_runs
 from driftproof.bench.archive import unpack, write_archive
-from driftproof.bench.executors import run_locally
 from driftproof.bench.frames import FILES
+from driftproof.bench.jobs import run_locally
 from driftproof.errors import InputError, StateError
 from small_bench import AT_ONCE, DOMAINS, SmallBench, fast_runs, ignore, small_jobs
 from test_frames import SPECS, write_run

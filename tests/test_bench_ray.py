@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from driftproof import bench
-from driftproof.bench import Store
-from driftproof.bench.executors import on_ray, run_locally, run_on_ray
+from driftproof.bench import Store, on_ray
+from driftproof.bench.jobs import run_locally
+from driftproof.bench.on_ray import run_on_ray
 from driftproof.bench.runner import RunSettings
 from driftproof.errors import ConfigurationError, ExecutionError, MissingPackageError
 from small_bench import AT_ONCE, OWN, SmallBench, contents, ignore, small_jobs

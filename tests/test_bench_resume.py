@@ -6,8 +6,7 @@ import signal
 import pytest
 
 from cases import shifted
-from driftproof.bench.executors import run_locally
-from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.jobs import Job, run_job, run_locally
 from driftproof.bench.runner import RunSettings
 from driftproof.errors import StateError
 from driftproof.methods.by_name import _STATISTICS

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from driftproof.analyses import GradientCosine, SampleGradients
 from driftproof.bench import Spec, Store
-from driftproof.bench.executors import run_locally
-from driftproof.bench.jobs import Job
+from driftproof.bench.jobs import Job, run_locally
 from driftproof.errors import ModelError
 from networks import CLASSES, build
 from small_bench import AT_ONCE, SmallBench, ignore

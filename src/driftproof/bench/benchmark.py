@@ -113,33 +113,22 @@ class Benchmark:
         source = self.source if self.source is None or isinstance(self.source, Path) else name_of(self.source)
         weights, frost = (None if each is None else Path(each) for each in (self.weights, self.frost))
         return LocalFiles(
-            Path(self.data),
-            weights,
-            frost,
-            self.procedural_frost,
-            device,
-            folders=folders,
+            Path(self.data), weights, frost, self.procedural_frost, device, folders=folders,
             source_images=None if source is None else str(source),
             size=None if self.size is None else (self.size, self.size),
-        )
+        )  # fmt: skip
 
     def _spec(self, method: str) -> Spec:
         images, unknown = _image_name(self.images), None if self.unknown is None else _image_name(self.unknown)
         model = name_of(self.model)
         novelty: dict[str, Option] = {} if is_own(method) else {"novelty": "default"}  # as functions of the user's have
         options = {**novelty, **self.options.get(method.partition("+")[0], {}), **self.options.get(method, {})}
-        return Spec(
-            method,
-            images,
-            model,
-            unknown,
-            options=tuple(sorted(options.items())),
+        spec = Spec(
+            method, images, model, unknown, severity=self.severity, batch_size=self.batch_size,
             domains=tuple(default_domains(images) if self.domains is None else self.domains),
-            severity=self.severity,
-            batch_size=self.batch_size,
-            measures=tuple(self.measures),
-            code=hash_sources(method, model, images, unknown),
-        )
+            measures=tuple(self.measures), code=hash_sources(method, model, images, unknown),
+        )  # fmt: skip
+        return spec.with_options(**options)
 
     @staticmethod
     def _method_name(method: str | Callable[..., Adapter]) -> str:

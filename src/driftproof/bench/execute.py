@@ -12,9 +12,9 @@ import torch
 
 from driftproof import __version__
 from driftproof.bench.benchmark import Benchmark
-from driftproof.bench.executors import EXECUTORS, Failures
-from driftproof.bench.jobs import Job
+from driftproof.bench.jobs import Failures, Job, run_locally
 from driftproof.bench.local_files import LocalFiles
+from driftproof.bench.on_ray import run_on_ray
 from driftproof.bench.plan import plan_runs
 from driftproof.bench.runner import ProgressCallback, RunSettings, report_to
 from driftproof.bench.store import Store
@@ -23,6 +23,8 @@ from driftproof.named import is_own, load_named, name_of
 from driftproof.validation import check_choice
 
 __all__ = ["execute", "run"]
+
+_EXECUTORS = {"local": run_locally, "ray": run_on_ray}
 
 
 def run(
@@ -75,7 +77,7 @@ def execute(
     Besides what `run_locally` takes: `metadata` is what all runs of the folder share, and a contradiction raises an
     error before anything is computed. The folder records the `command`. `notify` gets a sentence about changed sources.
     """
-    run_jobs = EXECUTORS[check_choice("executor", executor, EXECUTORS)]
+    run_jobs = _EXECUTORS[check_choice("executor", executor, _EXECUTORS)]
     store, facts = Store(out), dict(metadata)
     if store.metadata:  # fail on a mismatch before datasets are generated
         store.update_metadata(facts)

@@ -33,8 +33,11 @@ class Histograms:
         scores = {"confidence": logits.softmax(dim=1).amax(dim=1), "confidence_difference": -record.novelty}
         for name, score in scores.items():
             finite = score.isfinite()
-            bins = BINS * kind + _bin_index(score.where(finite, torch.zeros_like(score)), *_RANGES[name])
-            self._counts[name].index_add_(0, bins, finite.long())
+            low, high = _RANGES[name]
+            width = (high - low) / BINS
+            # Dividing before shifting keeps a score just below zero in the bin below zero.
+            bins = torch.floor(score.where(finite, torch.zeros_like(score)) / width).long() - round(low / width)
+            self._counts[name].index_add_(0, BINS * kind + bins.clamp(0, BINS - 1), finite.long())
 
     def compute(self) -> dict[str, list[int]]:
         """Return the counts per bin as `histogram/confidence/correct` and so on, lowest bin first."""
@@ -49,10 +52,3 @@ def edges(name: str) -> list[float]:
     """Return the edges of a score's bins, one more than there are bins."""
     low, high = _RANGES[name]
     return [low + (high - low) * index / BINS for index in range(BINS + 1)]
-
-
-def _bin_index(scores: Tensor, low: float, high: float) -> Tensor:
-    width = (high - low) / BINS
-    # Dividing before shifting keeps a score just below zero in the bin below zero.
-    bins = torch.floor(scores / width).long() - round(low / width)
-    return bins.clamp(0, BINS - 1)

@@ -46,14 +46,12 @@ class IoU:
         by_class = {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
         indices = [math.ceil(total * point / len(IOU_CURVE)) - 1 for point in range(1, len(IOU_CURVE) + 1)]
         checkpoints = torch.stack([self._counts[index] for index in indices]).cpu()
-        curve = {name: _mean_iou(counts, classes) for name, counts in zip(IOU_CURVE, checkpoints, strict=True)}
+        curve = {}
+        for name, counts in zip(IOU_CURVE, checkpoints, strict=True):
+            confusion = ConfusionMatrix(classes, ignore_index=VOID)
+            confusion.counts = counts
+            curve[name] = 100 * confusion.mean_iou()
         return {"mean_iou": 100 * self._confusion.mean_iou()} | by_class | curve
-
-
-def _mean_iou(counts: Tensor, classes: int) -> float:
-    confusion = ConfusionMatrix(classes, ignore_index=VOID)
-    confusion.counts = counts
-    return 100 * confusion.mean_iou()
 
 
 class PixelScores:
@@ -78,8 +76,7 @@ class PixelScores:
     def update(self, logits: Tensor, batch: StreamBatch, record: Record) -> None:
         """Add a batch, without a device synchronization."""
         right = logits.argmax(dim=1) == batch.labels
-        groups = torch.where(right, self._RIGHT, self._WRONG)
-        groups = groups.masked_fill(~batch.known, self._UNKNOWN)
+        groups = torch.where(right, self._RIGHT, self._WRONG).masked_fill(~batch.known, self._UNKNOWN)
         if batch.labeled is not None:
             groups = groups.masked_fill(~batch.labeled, -1)
         self._scores["novelty"].update(-record.novelty, groups)
@@ -98,11 +95,12 @@ class PixelScores:
             for name, others in against.items():
                 found[f"{score}/{name}/auroc"] = 100 * familiarity.auroc(self._RIGHT, *others)
                 found[f"{score}/{name}/fpr"] = 100 * familiarity.fpr_at_tpr(self._RIGHT, *others)
-        (right, wrong, unknown), (all_right, all_wrong, all_unknown) = self._rejected.tolist()
+        (right, wrong, unknown), totals = self._rejected.tolist()
+        bad, all_bad = wrong + unknown, totals[self._WRONG] + totals[self._UNKNOWN]
         return found | {
-            "rejection/precision": make_ratio(wrong + unknown, right + wrong + unknown, scale=100),
-            "rejection/chance": make_ratio(all_wrong + all_unknown, all_right + all_wrong + all_unknown, scale=100),
-            "rejection/recall": make_ratio(wrong + unknown, all_wrong + all_unknown, scale=100),
-            "rejection/recall_wrong": make_ratio(wrong, all_wrong, scale=100),
-            "rejection/recall_unknown": make_ratio(unknown, all_unknown, scale=100),
+            "rejection/precision": make_ratio(bad, right + bad, scale=100),
+            "rejection/chance": make_ratio(all_bad, sum(totals), scale=100),
+            "rejection/recall": make_ratio(bad, all_bad, scale=100),
+            "rejection/recall_wrong": make_ratio(wrong, totals[self._WRONG], scale=100),
+            "rejection/recall_unknown": make_ratio(unknown, totals[self._UNKNOWN], scale=100),
         }

@@ -40,7 +40,6 @@ class RunSettings:
     """How a run is executed; none of this is part of its spec.
 
     Attributes:
-        device: Device to run on.
         save_every: Seconds between snapshots. A killed run loses at most this, and the domain it was in.
         engine: Execution engine of a step: `auto`, `eager`, `compile` or `graph`.
         precision: Precision of the forward and backward passes; None leaves torch's defaults.
@@ -64,15 +63,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """Progress of a run.
-
-    Attributes:
-        spec: The run.
-        stage: What it is doing.
-        done: Number of items done, such as batches.
-        total: Number of items in all; None if unknown.
-        row: The row just measured, at the end of a domain.
-    """
+    """Progress of a run: what it is doing, how many items are done, and at the end of a domain its row."""
 
     spec: Spec
     stage: str

@@ -13,7 +13,6 @@ reproduces the rows that follow.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,11 +36,7 @@ _FORMAT = 1
 
 
 class Store:
-    """A results folder.
-
-    Args:
-        folder: Created on the first write.
-    """
+    """A results folder; created on the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -67,11 +62,7 @@ class Store:
         return {key: value for key, value in data.items() if key != "format"}
 
     def update_metadata(self, facts: Mapping[str, Any]) -> None:
-        """Add to the metadata; raise a StateError if anything contradicts it.
-
-        Args:
-            facts: For example the limit on images, and checksums of weights. New `commands` are appended.
-        """
+        """Add facts, such as checksums of weights, to the metadata; raise a StateError if one contradicts it."""
         if (self.folder / ARCHIVE_FILE).exists():  # readers would read the archive and never see new runs
             raise StateError(
                 f"Expected a results folder, but {self.folder} is an archive. Choose another folder: "
@@ -106,11 +97,7 @@ def merge_metadata(before: Mapping[str, Any], new: Mapping[str, Any], folder: Pa
 
 
 class Run:
-    """Results of one spec on disk.
-
-    Args:
-        folder: The run's own folder.
-    """
+    """Results of one spec, in a folder of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -144,10 +131,8 @@ class Run:
     @property
     def snapshots(self) -> dict[int, Path]:
         """Saved adapter states, by the number of rows before them."""
-        matches = (
-            (re.fullmatch(r"snapshot-(\d+)", path.stem), path) for path in self.folder.glob("snapshot-*.safetensors")
-        )
-        return {int(match[1]): path for match, path in matches if match}
+        paths = {path.stem.removeprefix("snapshot-"): path for path in self.folder.glob("snapshot-*.safetensors")}
+        return {int(rows): path for rows, path in paths.items() if rows.isdecimal()}
 
     def snapshot_path(self, rows: int) -> Path:
         """Return the path of the adapter state after so many rows."""
@@ -155,11 +140,7 @@ class Run:
 
     @contextmanager
     def locked(self, timeout: float = 0.0) -> Iterator[None]:
-        """Hold the run's lock: no other process works on it meanwhile.
-
-        Args:
-            timeout: Seconds to wait for the lock.
-        """
+        """Hold the run's lock, after waiting for `timeout` seconds: no other process works on it meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.folder / ".lock", timeout=timeout):
@@ -183,15 +164,14 @@ class Run:
         """Write what the run measures; raise a StateError if the folder holds another run."""
         path = self.folder / "spec.json"
         description = {"spec": spec.as_data(), "protocol": dict(protocol)}
-        if path.exists():
-            stored = _read_json(path)
-            changed = [line for key, ours in description.items() for line in differences(ours, stored.get(key, {}))]
-            if changed:
-                raise StateError(
-                    f"The rows in {self.folder} were made differently: {'; '.join(changed)}. Choose another folder."
-                )
-        else:
+        if not path.exists():
             _write_json(path, description)
+            return
+        stored = _read_json(path)
+        changed = [line for key, ours in description.items() for line in differences(ours, stored.get(key, {}))]
+        if changed:
+            found = "; ".join(changed)
+            raise StateError(f"The rows in {self.folder} were made differently: {found}. Choose another folder.")
 
     def resume(self, adapter: Adapter) -> int:
         """Load the last snapshot that the rows reach; return the number of rows it stands for.

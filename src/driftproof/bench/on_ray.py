@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from driftproof.bench.executors.local import Failures, to_named_error
-from driftproof.bench.jobs import Job, run_job
+from driftproof.bench.jobs import Failures, Job, run_job, to_named_error
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.runner import ProgressCallback, ProgressEvent, RunSettings
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
