@@ -14,13 +14,10 @@ from driftproof.bench.archive import write_archive
 from driftproof.bench.store import Store
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.paper import suite
-from driftproof.paper.citations import Citations, read_page, render_placeholders
 from driftproof.paper.claims import evaluate_claims
-from driftproof.paper.comparison import fill_tables
 from driftproof.paper.deviations import large_deviations
-from driftproof.paper.notes import table_notes
 from driftproof.paper.printed import paper_table
-from driftproof.paper.summary import load_archives, render_results_page
+from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
 from rows_on_disk import run_command, visits_of, write_rows
 
 ROOT = Path(__file__).parents[1]
@@ -177,21 +174,7 @@ def test_pages_are_up_to_date(page):
     assert text == render_placeholders(text, citations), "`make results` fills them in anew"
 
 
-# Claims
-
-
-def test_verdicts_follow_from_the_numbers(finished):
-    found = claims_of(finished[0] / "cifar")
-    assert {name: (claim.verdict, len(claim.cases)) for name, claim in found.items() if claim.cases} == {
-        "Among unknown images": ("holds", 2),
-        "Selection improves long-term adaptation": ("holds", 4),
-        "Selection improves open-set adaptation": ("holds", 4),
-        "The confidence difference separates better than MSP": ("holds in 2 of 4 cases", 4),
-        "SWR among unknown images remains hard": ("holds", 1),
-    }
-    assert found["Selection by softmax beats selection by logits"].verdict == "not measured"
-    texts = [case.text for case in found["The confidence difference separates better than MSP"].cases]
-    assert texts[1] == "CIFAR-10/SVHN-C, wrong and unknown: FPR@TPR95 50.0, the best other 40.0 (msp) ✗"
+# Claims and deviations; the archives of the repository have examples of all notes and reasons
 
 
 def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
@@ -205,55 +188,23 @@ def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
     assert claim.verdict == "so far, holds in 1 of 2 cases (rounds 1 to 50 of 50)"
     assert re.fullmatch(r"CIFAR-10-C: tent\+crowd 1[12]\.\d, tent (9|10)\.\d \(\+\d\.\d\) ✗", claim.cases[0].text)
     assert claim.cases[1].text.endswith(" (round 1 of 50)")
+    assert claims_of(tmp_path)["Selection by softmax beats selection by logits"].verdict == "not measured"
 
 
-# Deviations and notes; the archives of the repository have examples of all reasons
-
-
-def test_deviation_lists_the_effects_of_ablations(tmp_path):
+def test_deviation_lists_ablations_of_what_the_method_uses(tmp_path):
     for spec in pick("table2", images="cifar10-c", unknown="svhn-c"):
         if spec.method in ("bn_adapt", "tent", "eata+crowd"):
             write_run(tmp_path / "store", spec, 1, lambda round, spec=spec: 70.0 if "+" in spec.method else 15.5)
     *_, baseline, effects = deviations_of(tmp_path / "store")["tent", "CIFAR-10-C/Open"]
     assert effects == "no ablation was run"
     assert float(baseline.replace("−", "-")) == pytest.approx(15.5 - 15.73, abs=0.3)
-    errors = {(): 40.0, ("lr", 3e-4): 30.0, ("lr", 1e-4): 25.0, ("mean_entropy", 0.5): 41.5, ("redundancy", 0.4): 50.0}
-    for spec in pick("open_choices", images="cifar10-c", unknown="svhn-c"):
-        if spec.method in ("tent", "eata") and spec.batch_size == 200:
-            changed = [item for item in spec.options if item[0] in ("lr", "mean_entropy") and item != ("lr", 1e-3)]
-            error = errors[changed[0] if changed else ()]
-            write_run(tmp_path / "tried", spec, 1 if changed else 2, lambda round, e=error: e + 50 * (round - 1))
+    for spec in pick("open_choices", images="cifar10-c", unknown="svhn-c", batch_size=200):
+        if spec.method in ("tent", "eata"):
+            write_run(tmp_path / "tried", spec, 1, lambda round, spec=spec: 40.0 - 10 * (("lr", 3e-4) in spec.options))
     found = deviations_of(tmp_path / "store", tmp_path / "tried")
-    rates, entropies = found["tent", "CIFAR-10-C/Open"][-1].split("<br>")
-    changes = [float(change.replace("−", "-")) for change in re.findall(r"[+−][\d.]+(?=;|$)", f"{rates};{entropies}")]
-    assert changes == pytest.approx([-10.0, -15.0, 1.5], abs=0.9), "in round 1, as the others have no second"
-    assert rates.startswith("`choice_pace`, round 1: tent, lr = 0.0003 −")
+    assert re.match(r"`choice_pace`, round 1: tent, lr = 0.0003 −(9|10)\.", found["tent", "CIFAR-10-C/Open"][-1])
+    assert "lr" in found["eata+crowd", "CIFAR-10-C/Open"][-1]
     assert "ε" not in found["eata+crowd", "CIFAR-10-C/Open"][-1], "a selection replaces EATA's own filter"
-
-
-def test_notes_name_precision_hardware_and_ratios(tmp_path):
-    for spec in pick("table1", images="cifar10-c"):
-        if spec.method in ("tent", "gce", "ent"):
-            late = {"tent": 3 if spec.unknown else 1, "gce": 2, "ent": 1}[spec.method]
-            write_run(tmp_path / "store", spec, 5, lambda round: 15.0, bf16_from=late)
-    (costs,) = pick("table6", task="costs")
-    for trials, seed, card in ((30, 0, "card A"), (500, 0, "card A"), (30, 1, "card B")):
-        spec = replace(costs.with_options(trials=trials), seed=seed)
-        numbers = {"round": 1, "memory": 7.0, "peak": 3 * 2**20}
-        rows = [numbers | {"domain": n, "milliseconds": 5.0 + (n != "tent")} for n in spec.method.split(",")]
-        how = {"hardware": card, "engine": "graph", "precision": "tf32"}
-        write_rows(tmp_path / "store", spec, rows, [how] * len(rows))
-    results = Results(tmp_path / "store")
-    notes = {filled.table.name: table_notes(filled, results) for filled in fill_tables(results)}
-    both = "tent on CIFAR-10-C/Closed; tent on CIFAR-10-C/Open from round 3 on"
-    assert notes["table1"] == [f"Computed in bfloat16: gce from round 2 on; ent; {both}."]
-    assert notes["table2"] == ["Computed in bfloat16: ent; tent on CIFAR-10-C/Closed."]
-    timed = "Timed steps per method: 500 (card A, graph, tf32), 30 (card B, graph, tf32); the paper used another GPU"
-    assert any(note.startswith(timed) for note in notes["table6"])
-    assert any(note.endswith("in MiB: ent 3, swr 3, tent 3, eata 3, tent+crowd 3.") for note in notes["table6"])
-    assert any(
-        "relative to TENT, in brackets the paper's: ent 1.20 (1.25), swr 1.20 (2.61)" in n for n in notes["table6"]
-    )
 
 
 def test_compare_prints_a_suite_next_to_the_paper(finished, capsys):

@@ -26,8 +26,7 @@ def compare_command(
     """Show tables of results, with the paper's numbers in brackets: every table that has any, or those of suites."""
     from driftproof.bench import Results
     from driftproof.paper import SUITES, all_tables
-    from driftproof.paper.comparison import caption_of, to_frame
-    from driftproof.paper.notes import table_notes
+    from driftproof.paper.comparison import caption_of, table_notes, to_frame
     from driftproof.report.sections import result_table
     from driftproof.report.series import label_measures, label_runs
     from driftproof.report.tables import frame_table

@@ -19,8 +19,7 @@ def summarize_command(
     whole tables that are stored next to the archives.
     """
     from driftproof.files import atomic_write
-    from driftproof.paper.citations import Citations, read_page, render_placeholders
-    from driftproof.paper.summary import load_archives, render_results_page
+    from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
 
     page, archives = out or folder / "RESULTS.md", load_archives(folder)
     citations = Citations(archives, folder)

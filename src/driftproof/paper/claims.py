@@ -11,7 +11,7 @@ from typing import Any
 
 from driftproof.bench.results import Results, Value, fill_table
 from driftproof.bench.tables import Table, TableEntry
-from driftproof.paper.notes import relevant_notes
+from driftproof.paper.comparison import relevant_notes
 from driftproof.paper.printed import read_json
 from driftproof.paper.suites import all_tables
 from driftproof.report.text import format_number, format_signed

@@ -7,8 +7,7 @@ from dataclasses import replace
 from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Table, TableEntry
-from driftproof.paper.comparison import fill_tables, format_markdown
-from driftproof.paper.notes import relevant_notes
+from driftproof.paper.comparison import fill_tables, format_markdown, relevant_notes
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
 from driftproof.report.text import format_number, format_signed
 

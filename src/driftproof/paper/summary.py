@@ -1,22 +1,32 @@
-"""Write the results page: tables, claims, deviations, figures, notes and protocol."""
+"""Write the results page (tables, claims, deviations, figures, notes and protocol), and numbers that pages cite."""
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from driftproof.bench.results import FilledTable, Results
+from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.bench.spec import Spec
+from driftproof.bench.tables import TableEntry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
-from driftproof.paper.citations import Citations, read_page, render_placeholders
-from driftproof.paper.comparison import describe_table, fill_tables, format_markdown, measured, render_table
+from driftproof.paper.claims import evaluate_claims
+from driftproof.paper.comparison import (
+    describe_table,
+    fill_tables,
+    format_markdown,
+    measured,
+    render_table,
+    table_notes,
+)
 from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
-from driftproof.paper.notes import table_notes
-from driftproof.report.text import format_duration
+from driftproof.report.text import format_duration, format_number
+from driftproof.validation import check_choice
 
-__all__ = ["load_archives", "render_results_page"]
+__all__ = ["Citations", "load_archives", "read_page", "render_placeholders", "render_results_page"]
 
 _INTRODUCTION = (
     "# Results\n\n`make results` generates this page from the archives in this folder and the sections in `notes`. "
@@ -24,6 +34,95 @@ _INTRODUCTION = (
     "that asks for a later one: it is the last round that all its runs completed. Bold is the best of the numbers "
     "with the most rounds."
 )
+_PLACEHOLDER = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<content>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
+"""A placeholder of a page with its content; the content is None if it is not closed before the next one."""
+
+
+def read_page(path: Path) -> str:
+    """Read a page as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Expected {path} to be text in UTF-8, but decoding failed: {error}.") from error
+
+
+class Citations:
+    """What pages can cite, by name.
+
+    Names are `claims`, `verdicts`, a table such as `table1`, a number such as `table1/tent+crowd/CIFAR-10-C/Open`, with
+    `@5` that of round 5, and a page that a benchmark script wrote next to the archives, such as `speed/gpu`. Numbers
+    measured on only some of the images say so.
+
+    Args:
+        archives: The archives. The first that has a number provides it; archives on all images come first.
+        folder: Where the benchmark scripts' pages are.
+    """
+
+    def __init__(self, archives: Sequence[Results], folder: Path) -> None:
+        archives = sorted(archives, key=lambda results: results.is_subset)
+        self._texts: dict[str, Callable[[], str]] = {
+            "claims": partial(_cite_claims, archives, ["claim", "verdict", "numbers"]),
+            "verdicts": partial(_cite_claims, archives, ["claim", "in our runs"]),
+        }
+        self._entries: dict[str, tuple[Results, TableEntry, int]] = {}
+        for page in sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md"))):
+            self._texts[f"{page.parent.name}/{page.stem}"] = partial("\n\n{}\n\n".format, read_page(page).strip())
+        for results in archives:
+            for filled in fill_tables(results):
+                self._add_table(filled, results)
+
+    def _add_table(self, filled: FilledTable, results: Results) -> None:
+        entries = {(entry.row, entry.column): entry for entry in filled.table.entries}
+        self._texts.setdefault(filled.table.name, partial(_cite_table, filled, results))
+        for place, value in filled.values.items():
+            name = "/".join((filled.table.name, *place))
+            if value.ours is not None and name not in self._texts:
+                self._texts[name] = partial(_cite_value, value, results)
+                if place in entries:
+                    self._entries[name] = (results, entries[place], value.round or 0)
+
+    def __getitem__(self, name: str) -> str:
+        """Return what a placeholder is filled with."""
+        number, _, round = name.rpartition("@")
+        if name not in self._texts and number in self._entries and round.isdecimal():
+            results, entry, last = self._entries[number]
+            if 1 <= int(round) <= last:
+                return _cite_value(results.value(replace(entry, round=int(round))), results)
+        return self._texts[check_choice("result", name, self._texts)]()
+
+
+def _cite_claims(archives: Sequence[Results], head: Sequence[str]) -> str:
+    claims = evaluate_claims(archives)
+    rows = ([claim.text, claim.verdict, "<br>".join(case.text for case in claim.cases)] for claim in claims)
+    return f"\n\n{format_markdown(head, [row[: len(head)] for row in rows], rule='---')}\n\n"
+
+
+def _cite_table(filled: FilledTable, results: Results) -> str:
+    note = f"\n\nOnly the first {results.metadata['limit']} images of each domain." if results.is_subset else ""
+    return f"\n\n{render_table(filled)}{note}\n\n"
+
+
+def _cite_value(value: Value, results: Results) -> str:
+    early = [] if value.complete else [f"round {value.round}"]
+    limits = [*early, *([f"first {results.metadata['limit']} images"] if results.is_subset else [])]
+    return format_number(value.ours or 0.0) + (f" ({', '.join(limits)})" if limits else "")
+
+
+def render_placeholders(text: str, citations: "Citations | Mapping[str, str]") -> str:
+    """Fill the placeholders of a page, from `<!-- results:claims -->` to `<!-- /results -->`, whatever they hold.
+
+    Examples:
+        >>> render_placeholders("error <!-- results:x --><!-- /results --> %", {"x": "12.3"})
+        'error <!-- results:x -->12.3<!-- /results --> %'
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        opening = f"<!-- results:{match['name']} -->"
+        if match["content"] is None:
+            raise InputError(f"Expected `<!-- /results -->` after `{opening}`, but it is missing.")
+        return f"{opening}{citations[match['name']]}<!-- /results -->"
+
+    return _PLACEHOLDER.sub(fill, text)
 
 
 def load_archives(folder: Path) -> list[Results]:
@@ -34,11 +133,8 @@ def load_archives(folder: Path) -> list[Results]:
             f"Expected archives in subfolders of {folder}, but found none. "
             "Create them from results folders with `driftproof bench export`."
         )
-    return sorted(archives, key=_archive_order)
-
-
-def _archive_order(results: Results) -> tuple[bool, bool]:
-    return not any(filled.table.reference for filled in fill_tables(results)), results.is_subset
+    has_paper = {each: any(filled.table.reference for filled in fill_tables(each)) for each in archives}
+    return sorted(archives, key=lambda results: (not has_paper[results], results.is_subset))
 
 
 def render_results_page(folder: Path, page: Path, archives: Sequence[Results], citations: Citations) -> str:
