@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from driftproof.bench.gradients import ALL_DOMAINS
 from driftproof.bench.histograms import KINDS, edges
 from driftproof.bench.results import Results
 from driftproof.bench.spec import Spec, distinguishing_fields
+from driftproof.bench.tasks import ALL_DOMAINS
 from driftproof.errors import InputError
 from driftproof.optional import alt, pl
 from driftproof.paper.suites import suite
@@ -23,8 +23,6 @@ __all__ = ["ANALYSES", "PaperFigure"]
 
 _SCORES = {"confidence": "msp", "confidence_difference": "confidence_difference"}
 """Scores with histograms, and the names of their AUROCs."""
-
-_WIDTH = 400
 
 
 class PaperFigure(NamedTuple):
@@ -61,17 +59,12 @@ def _measure_selection(results: Results, prefix: str) -> pl.DataFrame:
     chosen = results.frames.measures.filter(pl.col("measure").is_in(list(names))).join(rounds, on="run")
     value = {short: pl.col("value").filter(pl.col("measure") == name).first() for name, short in names.items()}
     visits = chosen.filter(pl.col("round") <= pl.col("rounds")).group_by("run", "round", "domain").agg(**value)
-    rejected = (pl.col("rejected") * pl.col("samples")).round()
-    selected = pl.col("samples") - rejected
-    counts = {
-        "selected": selected,
-        "rejected": rejected,
-        "correct": (pl.col("precision").fill_null(0) * selected).round(),
-        "wrong": (pl.col("npv").fill_null(0) * rejected).round(),
-    }
-    sums = {name: count.sum() for name, count in counts.items()}
-    totals = visits.filter(pl.col("rejected").is_not_null()).group_by("run", "round").agg(**sums)
-    selected, rejected, correct, wrong = map(pl.col, counts)
+    selected, rejected, correct, wrong = map(pl.col, ("selected", "rejected", "correct", "wrong"))
+    counts = visits.drop_nulls("rejected").with_columns((rejected * pl.col("samples")).round())
+    counts = counts.with_columns(selected=pl.col("samples") - rejected)
+    correctly, wrongly = pl.col("precision").fill_null(0) * selected, pl.col("npv").fill_null(0) * rejected
+    sums = {"correct": correctly.round().sum(), "wrong": wrongly.round().sum()}
+    totals = counts.group_by("run", "round").agg(selected.sum(), rejected.sum(), **sums)
     shares = {
         "precision": correct / selected,
         "recall": correct / (correct + rejected - wrong),
@@ -86,14 +79,19 @@ def _draw_shares(name: str, title: str, caption: str, frame: pl.DataFrame, *pane
     labels = frame["label"].unique(maintain_order=True)
     numbers = {label: {panel: frame.filter(label=label)[panel].to_list() for panel in panels} for label in labels}
     rule = pl.col("label").str.strip_prefix("tent+")  # so that each has a color of its own
-    parts = {f"{title}: {panel}": frame.select("round", label=rule, value=panel).drop_nulls() for panel in panels}
+    parts = [(f"{title}: {panel}", frame.select("round", label=rule, value=panel).drop_nulls()) for panel in panels]
     if numbers:
-        yield PaperFigure(name, title, caption, numbers, partial(_draw_lines, parts, "%"))
+        yield PaperFigure(name, title, caption, numbers, partial(_draw_panels, line_chart, parts, y_title="%"))
 
 
-def _draw_lines(parts: dict[str, pl.DataFrame], y_title: str, **styles: Any) -> alt.TopLevelMixin:  # noqa: ANN401
-    fixed: dict[str, Any] = {"y_title": y_title, "is_static": True, "width": _WIDTH, **styles}
-    return _put_side_by_side(line_chart(part, title=title, **fixed) for title, part in parts.items())
+def _draw_panels(
+    draw: Callable[..., Any],
+    panels: Iterable[tuple[str, pl.DataFrame]],
+    **options: Any,  # noqa: ANN401
+) -> alt.HConcatChart:
+    """Draw charts with titles side by side."""
+    charts = [draw(frame, title=title, is_static=True, width=400, **options) for title, frame in panels]
+    return alt.HConcatChart(hconcat=charts, resolve={"scale": {"color": "independent", "strokeDash": "independent"}})
 
 
 def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
@@ -115,8 +113,10 @@ def scores(results: Results, round: int | None = None) -> Iterator[PaperFigure]:
         caption = f"{spec.method} in round {last}; AUROC of correct predictions, mean over domains."
         bins = {score: edges(score) for score in _SCORES}
         numbers = {"run": spec.name, "round": last, "auroc": aurocs, "edges": bins, "counts": counts}
-        draw = partial(_draw_histograms, title, means, counts)
-        yield PaperFigure(f"scores-{index}", title, caption, numbers, draw)
+        panels = [
+            (f"{title}, AUROC {format_number(means[score])}", bin_shares(score, counts[score])) for score in counts
+        ]
+        yield PaperFigure(f"scores-{index}", title, caption, numbers, partial(_draw_panels, histogram, panels))
 
 
 def _sum_histograms(results: Results, spec: Spec, round: int) -> dict[str, dict[str, list[int]]]:
@@ -130,18 +130,6 @@ def _sum_histograms(results: Results, spec: Spec, round: int) -> dict[str, dict[
         score: {kind: [int(sum(bins)) for bins in zip(*lists[name], strict=True)] for kind, name in kinds.items()}
         for score, kinds in names.items()
     }
-
-
-def _draw_histograms(title: str, aurocs: dict[str, float], counts: dict[str, Any]) -> alt.TopLevelMixin:
-    return _put_side_by_side(
-        histogram(
-            bin_shares(score, kinds),
-            title=f"{title}, AUROC {format_number(aurocs[score])}",
-            is_static=True,
-            width=_WIDTH,
-        )
-        for score, kinds in counts.items()
-    )
 
 
 def gradients(results: Results) -> Iterator[PaperFigure]:
@@ -190,12 +178,11 @@ def curves(results: Results) -> Iterator[PaperFigure]:
         bands = f" and up to {seeds} seeds; bands span the minimum and maximum over seeds" if seeds > 1 else ""
         caption = f"{'Mean IoU' if is_scenes else 'Error'} in each round, mean over {domains}{bands}."
         title = ", ".join([stream.images, stream.model, *distinguishing_fields(stream, streams.values())])
-        kept, known = (
-            ["label", "round", "value", "low", "high"],
-            lines.sort("order")["label"].unique(maintain_order=True),
-        )
-        parts = {str(column): part.select(kept) for (column,), part in lines.group_by("column", maintain_order=True)}
-        draw = partial(_draw_lines, parts, "mIoU, %" if is_scenes else "error, %", known=known.to_list())
+        kept, known = pl.col("label", "round", "value", "low", "high"), lines.sort("order")["label"]
+        parts = [(str(column), part.select(kept)) for (column,), part in lines.group_by("column", maintain_order=True)]
+        unit = "mIoU, %" if is_scenes else "error, %"
+        styles = {"y_title": unit, "known": known.unique(maintain_order=True).to_list()}
+        draw = partial(_draw_panels, line_chart, parts, **styles)
         yield PaperFigure(f"rounds-{index}", title, caption, numbers, draw)
 
 
@@ -214,9 +201,3 @@ def _group_by_stream(specs: Iterable[Spec]) -> list[tuple[str, list[Spec]]]:
         unknown = f" ({spec.unknown})" if spec.unknown else ""
         groups.setdefault(f"{spec.images}, {spec.model}, {spec.setting}{unknown}", []).append(spec)
     return sorted(groups.items())
-
-
-def _put_side_by_side(charts: Iterable[alt.Chart | alt.LayerChart]) -> alt.HConcatChart:
-    return alt.HConcatChart(
-        hconcat=list(charts), resolve={"scale": dict.fromkeys(("color", "strokeDash"), "independent")}
-    )
