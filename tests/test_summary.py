@@ -192,19 +192,19 @@ def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
 
 
 def test_deviation_lists_ablations_of_what_the_method_uses(tmp_path):
-    for spec in pick("table2", images="cifar10-c", unknown="svhn-c"):
+    for spec in pick("table2", images="cifar100-c", unknown="svhn-c"):
         if spec.method in ("bn_adapt", "tent", "eata+crowd"):
-            write_run(tmp_path / "store", spec, 1, lambda round, spec=spec: 70.0 if "+" in spec.method else 15.5)
-    *_, baseline, effects = deviations_of(tmp_path / "store")["tent", "CIFAR-10-C/Open"]
+            write_run(tmp_path / "store", spec, 1, lambda round, spec=spec: 42.5 if spec.method == "bn_adapt" else 70.0)
+    *_, baseline, effects = deviations_of(tmp_path / "store")["tent", "CIFAR-100-C/Open"]
     assert effects == "no ablation was run"
-    assert float(baseline.replace("−", "-")) == pytest.approx(15.5 - 15.73, abs=0.3)
-    for spec in pick("open_choices", images="cifar10-c", unknown="svhn-c", batch_size=200):
+    assert float(baseline.replace("−", "-")) == pytest.approx(42.5 - 42.67, abs=0.3)
+    for spec in pick("open_choices", images="cifar100-c", unknown="svhn-c", batch_size=200):
         if spec.method in ("tent", "eata"):
             write_run(tmp_path / "tried", spec, 1, lambda round, spec=spec: 40.0 - 10 * (("lr", 3e-4) in spec.options))
     found = deviations_of(tmp_path / "store", tmp_path / "tried")
-    assert re.match(r"`choice_pace`, round 1: tent, lr = 0.0003 −(9|10)\.", found["tent", "CIFAR-10-C/Open"][-1])
-    assert "lr" in found["eata+crowd", "CIFAR-10-C/Open"][-1]
-    assert "ε" not in found["eata+crowd", "CIFAR-10-C/Open"][-1], "a selection replaces EATA's own filter"
+    assert re.match(r"`choice_pace`, round 1: tent, lr = 0.0003 −(9|10)\.", found["tent", "CIFAR-100-C/Open"][-1])
+    assert "lr" in found["eata+crowd", "CIFAR-100-C/Open"][-1]
+    assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1], "a selection replaces EATA's own filter"
 
 
 def test_compare_prints_a_suite_next_to_the_paper(finished, capsys):
