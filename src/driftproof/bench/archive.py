@@ -14,19 +14,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, read_frames
+from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, pl, read_frames
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Run, Store, merge_metadata
 from driftproof.errors import InputError
 from driftproof.files import atomic_write, sha256
-from driftproof.optional import require
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Archiving results", "'driftproof[report]'")
 
 __all__ = ["unpack", "write_archive", "write_frames"]
 
@@ -65,7 +59,7 @@ def write_archive(folders: Sequence[Path], out: Path, *, snapshots: bool = False
         stale.unlink()
 
 
-def write_frames(out: Path, measures: "pl.DataFrame", histograms: "pl.DataFrame", runs: "pl.DataFrame") -> None:
+def write_frames(out: Path, measures: pl.DataFrame, histograms: pl.DataFrame, runs: pl.DataFrame) -> None:
     """Write the tables of an archive; a reader sees the old ones, the new ones, or an error, never a mixture."""
     with ExitStack() as stack:
         paths = {name: stack.enter_context(atomic_write(out / name)) for name in reversed(FILES)}
@@ -75,7 +69,7 @@ def write_frames(out: Path, measures: "pl.DataFrame", histograms: "pl.DataFrame"
         _write(runs, paths[FILES[2]], checksums=json.dumps(checksums))
 
 
-def _write(frame: "pl.DataFrame", path: Path, **metadata: str) -> None:
+def _write(frame: pl.DataFrame, path: Path, **metadata: str) -> None:
     frame.rechunk().write_parquet(path, compression_level=19, statistics=False, metadata=metadata)
 
 
@@ -147,7 +141,7 @@ def _position(snapshot: Path) -> int:
     return int(snapshot.stem.rpartition("-")[2])
 
 
-def _without_middle_rounds(histograms: "pl.LazyFrame", runs: "pl.DataFrame") -> "pl.LazyFrame":
+def _without_middle_rounds(histograms: pl.LazyFrame, runs: pl.DataFrame) -> pl.LazyFrame:
     """Keep the histograms of the first and the last complete round of a stream, and all of a shorter one."""
     first_or_last = (pl.col("round") == 1) | (pl.col("round") == pl.col("rounds"))
     kept = (pl.col("task") != "stream") | (pl.col("rounds") == 0) | first_or_last

@@ -11,7 +11,10 @@ import torch
 from driftproof import __version__
 from driftproof.bench.store import Row
 
-__all__ = ["ResourceMonitor", "hardware"]
+__all__ = ["VERSIONS", "ResourceMonitor", "hardware"]
+
+VERSIONS = {"driftproof": __version__, "torch": torch.__version__, "python": platform.python_version()}
+"""Versions of what computes the rows."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -43,9 +46,7 @@ class ResourceMonitor:
             "device": self._device.type,
             "hardware": hardware(self._device),
             "threads": torch.get_num_threads(),
-            "driftproof": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
+            **VERSIONS,
         }
 
     def _peak_memory(self) -> int | None:

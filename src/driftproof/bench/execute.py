@@ -1,6 +1,5 @@
 """Check jobs, run them, and record the command that did."""
 
-import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,10 +7,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from driftproof import __version__
 from driftproof.bench.benchmark import Benchmark
+from driftproof.bench.environment import VERSIONS
 from driftproof.bench.jobs import Failures, Job, run_locally
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.on_ray import run_on_ray
@@ -91,7 +88,8 @@ def execute(
             ready.append(job)
     if not ready:
         failures.raise_if_any()
-    store.update_metadata(facts | {"commands": [_describe_command(command)]})
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    store.update_metadata(facts | {"commands": [{"command": command, "date": date, **VERSIONS}]})
     run_jobs(ready, out, resources, settings, callback, failures)
 
 
@@ -118,8 +116,3 @@ def _changed_functions(store: Store, jobs: Sequence[Job]) -> set[str]:
         for name, source in spec.code
         if new.get(replace(spec, code=()), {}).get(name, source) != source
     }
-
-
-def _describe_command(command: str) -> dict[str, str]:
-    versions = {"driftproof": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"command": command, "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), **versions}

@@ -20,13 +20,13 @@ from driftproof.optional import require
 
 if TYPE_CHECKING:
     import polars as pl
-
-    Schema = dict[str, type[pl.DataType] | pl.DataType]
 else:
     pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
-__all__ = ["FILES", "FROM_CONDITIONS", "HEALTH_STATES", "Frames", "load", "load_histograms", "load_metadata"]
-__all__ += ["load_runs", "merge_frames", "read_frames", "tabulate_runs"]
+__all__ = ["FILES", "FROM_CONDITIONS", "HEALTH_STATES", "Frames", "load", "load_histograms", "load_runs"]
+__all__ += ["Schema", "merge_frames", "pl", "read_frames", "tabulate_runs"]
+
+Schema = dict[str, type[pl.DataType] | pl.DataType]
 
 FILES = ("measures.parquet", "histograms.parquet", ARCHIVE_FILE)
 """The tables of an archive. The last one, that of the runs, holds the checksums of the others."""
@@ -40,10 +40,10 @@ FROM_CONDITIONS = ("seconds", "peak_memory", "step/milliseconds")
 _SPEC_COLUMNS = ("method", "model", "stream", "unknown", "setting", "task", "seed")
 
 _VERSIONS = ("device", "hardware", "driftproof", "torch", "python", "engine", "precision")
-_PLACE: "Schema" = {"run": pl.String, "round": pl.Int64, "domain": pl.String, "measure": pl.String}
-_MEASURES: "Schema" = {**_PLACE, "value": pl.Float64, "count": pl.Int64}
-_HISTOGRAMS: "Schema" = {**_PLACE, "bins": pl.List(pl.Float64)}
-_RUNS: "Schema" = {
+_PLACE: Schema = {"run": pl.String, "round": pl.Int64, "domain": pl.String, "measure": pl.String}
+_MEASURES: Schema = {**_PLACE, "value": pl.Float64, "count": pl.Int64}
+_HISTOGRAMS: Schema = {**_PLACE, "bins": pl.List(pl.Float64)}
+_RUNS: Schema = {
     **dict.fromkeys(("run", *_SPEC_COLUMNS[:-1]), pl.String),
     **dict.fromkeys(("seed", "severity", "batch_size", "limit"), pl.Int64),
     **dict.fromkeys(("domains", "measures"), pl.List(pl.String)),
@@ -59,12 +59,12 @@ _COLUMNS = ("run", *_SPEC_COLUMNS[:-1], "round", "domain", "seed", "measure", "v
 class Frames(NamedTuple):
     """The three tables of a folder; measures and histograms name their run and nothing else of it."""
 
-    runs: "pl.DataFrame"
-    measures: "pl.LazyFrame"
-    histograms: "pl.LazyFrame"
+    runs: pl.DataFrame
+    measures: pl.LazyFrame
+    histograms: pl.LazyFrame
 
 
-def load(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
+def load(folder: Path | str, *more: Path | str) -> pl.DataFrame:
     """Return every measured number of results folders or archives, one row each.
 
     Columns are `run`, `method`, `model`, `stream`, `unknown`, `setting` (open or closed), `task`, `round`, `domain`,
@@ -85,7 +85,7 @@ def load(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
     return frames.measures.join(runs, on="run", maintain_order="left").select(_COLUMNS).collect()
 
 
-def load_runs(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
+def load_runs(folder: Path | str, *more: Path | str) -> pl.DataFrame:
     """Return the runs of results folders or archives, one row each.
 
     Columns are the fields of the spec (`options` as JSON), `protocol` (JSON), the number of `visits` of a domain and of
@@ -96,18 +96,13 @@ def load_runs(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
     return read_frames(folder, *more).runs
 
 
-def load_histograms(folder: Path | str, *more: Path | str) -> "pl.DataFrame":
+def load_histograms(folder: Path | str, *more: Path | str) -> pl.DataFrame:
     """Return the histograms of results folders or archives: run, round, domain, measure and bins.
 
     Archives hold those of the first and the last complete round. The matrices of the task `gradients` are flattened,
     row by row.
     """
     return read_frames(folder, *more).histograms.collect()
-
-
-def load_metadata(folder: Path | str) -> dict[str, Any]:
-    """Return what all runs of a folder share, such as the limit on images."""
-    return Store(Path(folder)).metadata
 
 
 def read_frames(folder: Path | str, *more: Path | str) -> Frames:
@@ -124,7 +119,7 @@ def merge_frames(found: Sequence[Frames], *prefer: str) -> Frames:
     runs = pl.concat([frames.runs.with_columns(source=pl.lit(index)) for index, frames in enumerate(found)])
     runs = runs.sort("visits", *prefer, descending=True, maintain_order=True).unique("run", keep="first").sort("run")
 
-    def merge(tables: "Iterable[pl.LazyFrame]") -> "pl.LazyFrame":
+    def merge(tables: Iterable[pl.LazyFrame]) -> pl.LazyFrame:
         kept = [
             table.join(runs.lazy().filter(source=index), on="run", how="semi", maintain_order="left")
             for index, table in enumerate(tables)

@@ -1,17 +1,16 @@
 """Jobs, each a run and the number of rounds it should reach, one after the other in this process."""
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driftproof.bench.costs import run_costs
-from driftproof.bench.gradients import run_gradients
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.runner import ProgressCallback, ProgressEvent, RunContext, RunSettings, run_stream
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Store
+from driftproof.bench.tasks import run_costs, run_gradients
 from driftproof.errors import DriftproofError, ExecutionError
 from driftproof.named import describe_own_error
 from driftproof.validation import check_choice
@@ -20,11 +19,7 @@ __all__ = ["Failures", "Job", "run_job", "run_locally", "to_named_error"]
 
 _MAX_NAMES = 3
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_TASKS: dict[str, Callable[[RunContext], None]] = {
-    "stream": run_stream,
-    "costs": run_costs,
-    "gradients": run_gradients,
-}
+_TASKS = {"stream": run_stream, "costs": run_costs, "gradients": run_gradients}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ def run_on_ray(
     """
     ray = _require("ray")
     failures = failures or Failures(callback)
-    with _connect(ray), _open_queue() as queue:
+    with _connect(ray) as queue:
         task, worker_settings = _make_task(ray, settings)
         shared, where = ray.put(resources), Path(folder).absolute()
         path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
@@ -68,16 +68,17 @@ def run_on_ray(
 
 
 @contextmanager
-def _connect(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may be missing
-    if ray.is_initialized():
-        yield
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def _connect(ray: Any) -> Iterator[Any]:  # noqa: ANN401  # a module that may be missing
+    """Connect to a cluster, if this process is not, and yield a queue for events."""
+    with ExitStack() as stack:
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            stack.callback(ray.shutdown)
+        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        queue = _require("ray.util.queue").Queue(actor_options=options)
+        stack.callback(queue.shutdown, force=True)
+        yield queue
 
 
 def _make_task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # noqa: ANN401  # as above
@@ -145,16 +146,6 @@ class _EventSender:
         """Wait until the last event has arrived, up to a timeout."""
         if self._pending:
             _require("ray").wait(self._pending, timeout=_TIMEOUT)
-
-
-@contextmanager
-def _open_queue() -> Iterator[Any]:
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-    queue = _require("ray.util.queue").Queue(actor_options=options)
-    try:
-        yield queue
-    finally:
-        queue.shutdown(force=True)
 
 
 def _dispatch(queue: Any, callback: ProgressCallback) -> None:  # noqa: ANN401  # as above

@@ -8,25 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from driftproof.bench.frames import load_metadata, read_frames
+from driftproof.bench.frames import Schema, pl, read_frames
 from driftproof.bench.spec import Spec
-from driftproof.bench.store import Row
+from driftproof.bench.store import Row, Store
 from driftproof.bench.tables import Table, TableEntry
-from driftproof.optional import require
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from driftproof.bench.frames import Schema
-else:
-    pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
 __all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table"]
 
 _FACTS = ("spec", "run", "visits", "rounds", "protocol", "conditions")
-_COLUMNS: "Schema" = {"row": pl.String, "column": pl.String, "ours": pl.Float64, "reference": pl.Float64}
+_COLUMNS: Schema = {"row": pl.String, "column": pl.String, "ours": pl.Float64, "reference": pl.Float64}
 _COLUMNS |= dict.fromkeys(("round", "wanted", "seeds"), pl.Int64)
 _COLUMNS |= {"deviation": pl.Float64, "runs": pl.List(pl.String)}
 _TIMING_OPTIONS = ("trials", "warm_up")
@@ -72,7 +64,7 @@ class FilledTable(NamedTuple):
     values: Mapping[tuple[str, str], Value]
 
     @property
-    def frame(self) -> "pl.DataFrame":
+    def frame(self) -> pl.DataFrame:
         """The numbers, one in a row, and the names of the runs they come from."""
         found = [
             {"row": place[0], "column": place[1], **vars(value), "runs": [run.name for run in value.runs]}
@@ -103,7 +95,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.metadata: dict[str, Any] = load_metadata(folder)
+        self.metadata: dict[str, Any] = Store(self.folder).metadata
         self.frames = read_frames(folder)
         self.runs: dict[Spec, RunFacts] = {
             Spec.from_data(json.loads(spec)): RunFacts(run, visits, rounds, json.loads(protocol), json.loads(stretches))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from driftproof.bench.frames import FROM_CONDITIONS, Frames, load_metadata, read_frames
+from driftproof.bench.frames import FROM_CONDITIONS, Frames, read_frames
+from driftproof.bench.store import Store
 from driftproof.errors import InputError
 from driftproof.optional import pl, require
 from driftproof.report import sections
@@ -47,7 +48,7 @@ def write_report(
         tables: Further tables, shown after the results.
     """
     paths = [folders] if isinstance(folders, Path) else list(folders)
-    frames, shared = read_frames(*paths), [load_metadata(path) for path in paths]
+    frames, shared = read_frames(*paths), [Store(path).metadata for path in paths]
     if not frames.runs["visits"].sum():
         raise InputError(f"Expected rows in {paths[0]}, but no run has written one yet. Repeat `driftproof bench run`.")
     runs = label_runs(frames.runs)
