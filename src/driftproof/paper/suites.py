@@ -126,8 +126,8 @@ def _add_printed(table: Table, printed: PaperTable) -> Table:
         replace(each, references={row: values[each.column] for row, values in rows.items()}) for each in table.summaries
     )
     better = {column: better == "lower" for column, better in printed.better.items()}
-    where = printed.reference
-    return replace(table, reference=where, lower_is_better=better, entries=tuple(entries), summaries=tuple(summaries))
+    table = replace(table, reference=printed.reference, lower_is_better=better)
+    return replace(table, entries=tuple(entries), summaries=tuple(summaries))
 
 
 def _find_row(row: str, printed: PaperTable) -> str:
@@ -161,13 +161,8 @@ def options_for(method: str, images: str, domains: Collection[str] = ()) -> dict
 def make_spec(method: str, images: str, model: str = "", *, analyzed: bool = True, **fields: Any) -> Spec:  # noqa: ANN401
     """Return a method with the paper's hyper-parameters, on fifteen corruptions at severity 5 or on driving scenes.
 
-    Args:
-        method: The method.
-        images: Streamed dataset.
-        model: Network; the paper's if empty.
-        analyzed: Whether plain TENT gets more metrics, as the paper analyzes it: novelty scores, histograms, and the
-            quality of the paper's selection, on open streams and on CIFAR also on closed ones.
-        fields: Further fields of the spec.
+    The network is the paper's if none is named. Plain TENT is analyzed as in the paper, with novelty scores, histograms
+    and the quality of the paper's selection, on open streams and on CIFAR also on closed ones.
     """
     is_scenes = images.startswith(_SCENES)
     usual = {"batch_size": 2, "measures": ("iou", "selection")} if is_scenes else {"domains": CORRUPTIONS}

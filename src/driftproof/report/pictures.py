@@ -28,14 +28,9 @@ class Picture(NamedTuple):
 def write_pictures(
     groups: Mapping[str, Sequence[Picture]], out: Path, *, title: str, summary: str, facts: Mapping[str, str]
 ) -> Path:
-    """Write a self-contained page with small copies of image files; 60 of each group are shown, all are counted.
+    """Write a self-contained page with small copies of image files, by heading, after a sentence that sums them up.
 
-    Args:
-        groups: Pictures by heading.
-        out: The page.
-        title: Of the page.
-        summary: Its first sentence.
-        facts: About the run, by name.
+    60 of each group are shown, all are counted; facts about the run follow.
     """
     read, shown = require("PIL.Image", "Writing a page of images").open, {}
     for heading, pictures in groups.items():

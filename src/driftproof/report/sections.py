@@ -48,14 +48,13 @@ def health_events(numbers: pl.DataFrame, at: str = "round") -> pl.DataFrame:
 
 def main_settings(numbers: pl.DataFrame) -> pl.DataFrame:
     """Return the numbers of the most methods on the most settings, each method on all of them: their means compare."""
-    measured = numbers.filter(_measure == primary_measure(numbers)[0]).select("place", "label").unique()
-    places = dict(measured.group_by("label").agg("place").rows())
-    sets = {label: frozenset(each) for label, each in places.items()}
-    best = max(
-        sorted(set(sets.values()), key=sorted),
-        key=lambda each: (sum(each <= s for s in sets.values()) * len(each), len(each)),
+    measured = numbers.filter(_measure == primary_measure(numbers)[0]).group_by("label").agg(pl.col("place").unique())
+    sets = {label: frozenset(places) for label, places in measured.iter_rows()}
+    shared = {each: [label for label, places in sets.items() if each <= places] for each in sets.values()}
+    best, labels = max(
+        sorted(shared.items(), key=lambda item: sorted(item[0])),
+        key=lambda item: (len(item[0]) * len(item[1]), len(item[0])),
     )
-    labels = [label for label, each in sets.items() if best <= each]
     return numbers.filter(pl.col("place").is_in(list(best)), pl.col("label").is_in(labels))
 
 
@@ -145,17 +144,13 @@ def domain_course(numbers: pl.DataFrame) -> pl.DataFrame:
 
 
 def health_table(numbers: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per series that left the healthy state, on which guards acted, or with quarantined images.
-
-    Says where it first left, the worst state in the last round, and how many batches or images were acted on.
-    """
+    """Return where a series first left the healthy state, its state at the end, and how often guards acted."""
     told = _pick(numbers, f"{_HEALTH}|guard/.*|quarantined").sort("round", "visit")
     is_state = _measure.is_in(_HEALTH.split("|"))
     at_end = _value.filter(_measure == "health", _round == pl.col("rounds")).max().cast(pl.Int64)
-    states = told.group_by(SERIES).agg(
-        pl.format("round {}, {}", "round", "domain").filter(is_state & (_value > 0)).first().alias("first not healthy"),
-        at_end.replace_strict(_STATES, return_dtype=pl.String).alias("at the end"),
-    )  # fmt: skip
+    first = pl.format("round {}, {}", "round", "domain").filter(is_state & (_value > 0)).first()
+    end = at_end.replace_strict(_STATES, return_dtype=pl.String)
+    states = told.group_by(SERIES).agg(first.alias("first not healthy"), end.alias("at the end"))
     acts = told.filter(~is_state).with_columns(_measure.str.strip_prefix("guard/"), _count)
     sums = acts.sort("measure").pivot(on="measure", index=SERIES, values="value", aggregate_function="sum")
     table = states.join(sums, on=SERIES, how="left").sort("place", "order").drop("place", "order")
@@ -173,10 +168,7 @@ def cost_table(numbers: pl.DataFrame) -> tuple[pl.DataFrame, Headings]:
 
 
 def histogram_shares(histograms: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the share of samples in each bin, for each kind, over the last round with histograms of each series.
-
-    `column` is a title: score, method, setting and round.
-    """
+    """Return the shares of bins in the last round with histograms of each series; `column` is a title."""
     names = runs.select("run", "rounds", "seed", *SERIES)
     scores = histograms.filter(_measure.str.starts_with("histogram/"))
     known = scores.join(names, on="run", maintain_order="left").filter(_round <= pl.col("rounds"))
@@ -214,9 +206,8 @@ def methods_table(runs: pl.DataFrame) -> pl.DataFrame:
 def settings_table(runs: pl.DataFrame) -> pl.DataFrame:
     """Return what was streamed in each setting."""
     first = pl.col("stream", "unknown", "model", "severity", "batch_size", "limit", "domains").first()
-    grouped = runs.group_by("place", "column").agg(
-        first, seeds=pl.col("seed").unique().sort(), rounds=pl.col("rounds").max()
-    )
+    seeds, rounds = pl.col("seed").unique().sort(), pl.col("rounds").max()
+    grouped = runs.group_by("place", "column").agg(first, seeds=seeds, rounds=rounds)
     lists = pl.col("domains", "seeds").cast(pl.List(pl.String)).list.join(", ")
     table = grouped.sort("place").with_columns(lists, limit=pl.col("limit").cast(pl.String).fill_null("all images"))
     return table.drop("place").rename({"column": "setting", "model": "network", "batch_size": "batch"})

@@ -42,12 +42,9 @@ def label_runs(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def label_measures(measures: pl.DataFrame | pl.LazyFrame, runs: pl.DataFrame, wanted: str = ".*") -> pl.DataFrame:
-    """Join the numbers of complete rounds with the labels of their runs, and `visit`, the domain's place in a round.
+    """Join numbers of `driftproof.bench.load` with what `label_runs` returns, for measures that match a pattern.
 
-    Args:
-        measures: As `driftproof.bench.load` returns them.
-        runs: As `label_runs` returns them.
-        wanted: Pattern of the names of measures.
+    Only complete rounds stay. Adds `visit`, the domain's place in a round.
     """
     names = runs.lazy().select("run", *SERIES, "seed", "stateless", "rounds", domain="domains")
     names = names.with_columns(visit=pl.int_ranges(0, pl.col("domain").list.len())).explode("domain", "visit")
