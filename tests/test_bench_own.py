@@ -231,7 +231,6 @@ def test_failed_cells_are_named_and_the_others_go_on(capsys):
     [
         ({"model": "my_nets:nan"}, ModelError, "Expected my_nets:nan to answer .* The model returns NaN or Inf"),
         ({"model": "my_nets:probabilities"}, ModelError, "returns probabilities, not logits"),
-        ({"model": "my_nets:bild"}, ConfigurationError, "Did you mean build"),
         ({"model": "wrn40"}, ConfigurationError, "Did you mean wrn40_2"),
         ({"images": "my_data:missing", "domains": ["fog"]}, InputError, r"FileNotFoundError.*nowhere.*my_data.py:\d+"),
         ({"images": "my_data:too_many"}, InputError, r"labels of my_data:too_many in 0\.\.4.* but got 7"),

@@ -219,6 +219,12 @@ def test_damaged_files_are_refused_and_kept(tmp_path, damage):
     assert (tmp_path / "folder.json").read_text() == (tmp_path / "spec.json").read_text() == damage
 
 
+def test_spec_with_a_value_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "spec.json").write_text(json.dumps({"spec": spec_of("tent").as_data() | {"severity": "five"}}))
+    with pytest.raises(StateError, match="`severity` is 'five'"):
+        _ = Run(tmp_path).spec
+
+
 def test_lock_is_exclusive_and_removes_partial_files(tmp_path):
     run = Run(tmp_path / "tent-digest")
     for _ in range(2):

@@ -119,12 +119,9 @@ def test_means_over_domains_and_seeds_equal_a_loop(folder, numbers):
         assert row["value"] == pytest.approx(statistics.fmean(means))
         assert (row["low"], row["high"], row["seeds"]) == pytest.approx((min(means), max(means), len(means)))
         assert row["deviation"] == (pytest.approx(statistics.stdev(means)) if len(means) > 1 else None)
-
-
-def test_per_domain_is_the_last_complete_round(folder, numbers):
-    found = per_domain(numbers, "error").filter(label="eata", column="cifar10-c, open (svhn-c)")
+    last = per_domain(numbers, "error").filter(label="eata", column="cifar10-c, open (svhn-c)")
     (rows,) = (rows for spec, rows in runs_by_hand(folder) if spec.method == "eata" and spec.unknown)
-    assert found.select("round", "domain", "value").rows() == [(2, row["domain"], row["error"]) for row in rows[-3:]]
+    assert last.select("round", "domain", "value").rows() == [(2, row["domain"], row["error"]) for row in rows[-3:]]
 
 
 def test_labels_name_what_differs_and_order_is_the_registry(tmp_path):
@@ -146,21 +143,17 @@ def test_labels_name_what_differs_and_order_is_the_registry(tmp_path):
 
 
 def test_edited_method_is_another_row_and_edited_images_another_column(tmp_path):
-    own = replace(CLOSED, method="my.pkg:own")
-    write_run(tmp_path, replace(own, code=(("my.pkg:own", "aaaaaaaa"),)), rounds=1)
-    write_run(tmp_path, CLOSED, rounds=1)
-    labels = label_runs(read_frames(tmp_path).runs)
-    assert labels.select("column", "label").rows() == [
-        ("cifar10-c, closed", "tent"),
-        ("cifar10-c, closed", "my.pkg:own"),
-    ]
-    write_run(tmp_path, replace(own, code=(("my.pkg:own", "bbbbbbbb"),)), rounds=1)
-    assert label_runs(read_frames(tmp_path).runs)["label"].to_list()[1:] == [
-        "my.pkg:own, code=aaaaaa",
-        "my.pkg:own, code=bbbbbb",
-    ]
-    write_run(tmp_path, replace(CLOSED, code=(("cifar10-c", "aaaaaaaa"),)), rounds=1)
-    assert set(label_runs(read_frames(tmp_path).runs)["column"]) == {"cifar10-c, closed", "cifar10-c, closed #2"}
+    own, image_code = replace(CLOSED, method="my.pkg:own"), (("cifar10-c", "aaaaaaaa"),)
+    for spec, labels, columns in (
+        (CLOSED, ["tent"], {"cifar10-c, closed"}),
+        (replace(own, code=((own.method, "a" * 8),)), ["tent", own.method], {"cifar10-c, closed"}),
+        (replace(own, code=((own.method, "b" * 8),)), ["tent", *(f"{own.method}, code={c * 6}" for c in "ab")], None),
+        (replace(CLOSED, code=image_code), None, {"cifar10-c, closed", "cifar10-c, closed #2"}),
+    ):
+        write_run(tmp_path, spec, rounds=1)
+        runs = label_runs(read_frames(tmp_path).runs)
+        assert labels is None or runs["label"].to_list() == labels
+        assert columns is None or set(runs["column"]) == columns
 
 
 # The verdict and the tables

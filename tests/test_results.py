@@ -2,14 +2,13 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
 
 from driftproof.bench import Results, Spec, Store, fill_table
 from driftproof.bench.tables import Summary, Table, TableEntry
-from driftproof.errors import InputError, StateError
+from driftproof.errors import InputError
 from rows_on_disk import write_rows
 
 DOMAINS = ("fog", "frost", "snow")
@@ -172,11 +171,3 @@ def test_costs_are_read_by_method_and_with_the_most_trials(tmp_path):
         write_rows(tmp_path, spec.with_options(trials=trials, warm_up=2), rows)
     wanted = entry(spec.with_options(trials=200, warm_up=2), metric="milliseconds", domain="eata")
     assert Results(tmp_path).value(wanted).ours == 301
-
-
-def test_damaged_run_is_refused(tmp_path):
-    write_run(tmp_path, tiny("tent"), random_errors(0, 1))
-    path = Store(tmp_path).run(tiny("tent")).folder / "spec.json"
-    path.write_text(json.dumps({"spec": tiny("tent").as_data() | {"severity": "five"}, "protocol": {}}))
-    with pytest.raises(StateError, match="`severity` is 'five'"):
-        Results(tmp_path)
