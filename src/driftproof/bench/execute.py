@@ -83,7 +83,8 @@ def execute(
     ready, failures = [], Failures(callback)
     for job in jobs:
         with failures.collect(job):
-            _check_method(job)
+            for name in job.spec.method.split(","):
+                load_named(name, what="the method") if is_own(name) else parse_method(name)
             facts |= resources.fingerprints(job.spec, report_to(callback, job.spec))
             ready.append(job)
     if not ready:
@@ -98,11 +99,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any argument
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return name_of(value) if callable(value) else str(value) if isinstance(value, Path) else value
-
-
-def _check_method(job: Job) -> None:
-    for name in job.spec.method.split(","):
-        load_named(name, what="the method") if is_own(name) else parse_method(name)
 
 
 def _changed_functions(store: Store, jobs: Sequence[Job]) -> set[str]:

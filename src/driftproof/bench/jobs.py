@@ -44,11 +44,7 @@ def run_job(
 
 
 class Failures:
-    """Runs that failed, and their errors; a full disk, which would stop the other runs as well, is not collected.
-
-    Args:
-        callback: Receives an event for each failure.
-    """
+    """Runs that failed, and their errors; a full disk, which would stop the other runs as well, is not collected."""
 
     def __init__(self, callback: ProgressCallback) -> None:
         self._callback = callback

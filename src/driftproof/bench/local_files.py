@@ -163,9 +163,11 @@ class LocalFiles:
         make = spec.limit is None if make is None else make  # a few images are faster to compute than a whole dataset
 
         def read() -> ImageSet:
-            how = {"frost_photos": self._photos(domain), "device": self.device, "make": make, "progress": progress}
-            config = self._dataset(name)
-            images = config.images(self.data, domain, spec.severity, **how)
+            photos: FrostPhotos | None = None  # without a folder, looked for only if the dataset has to be generated
+            if domain == "frost" and (self.use_procedural_frost or self.frost):
+                photos = procedural_frost() if self.use_procedural_frost else find_frost_photos(self.frost)
+            config, how = self._dataset(name), {"device": self.device, "make": make, "progress": progress}
+            images = config.images(self.data, domain, spec.severity, frost_photos=photos, **how)
             if config.classes is not None and images.classes and len(images.classes) != config.classes:
                 # A missing class folder would shift the labels of later classes.
                 raise InputError(
@@ -175,12 +177,6 @@ class LocalFiles:
 
         images: ImageSet = self._cached((name, domain, spec.severity, make), read)
         return images
-
-    def _photos(self, domain: str) -> FrostPhotos | None:
-        # Without a folder, photos are only looked for if the dataset has to be generated.
-        if domain != "frost" or not (self.use_procedural_frost or self.frost):
-            return None
-        return procedural_frost() if self.use_procedural_frost else find_frost_photos(self.frost)
 
     def _cached(self, key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401  # whatever is made
         if key not in self._cache:

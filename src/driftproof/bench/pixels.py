@@ -12,11 +12,9 @@ from driftproof.record import Record
 from driftproof.scores import msp
 from driftproof.streams import StreamBatch
 
-__all__ = ["IOU_CURVE", "IoU", "PixelScores"]
+__all__ = ["IoU", "PixelScores"]
 
 _CHECKPOINTS = 20
-IOU_CURVE = tuple(f"mean_iou@{100 * point // _CHECKPOINTS:02}" for point in range(1, _CHECKPOINTS + 1))
-"""Row keys of the running mean IoU, at 20 points of a domain."""
 
 
 class IoU:
@@ -42,16 +40,15 @@ class IoU:
     def compute(self) -> dict[str, float]:
         """Return the values in percent; NaN for classes neither present nor predicted."""
         assert self._confusion is not None  # no domain is empty
-        classes, total = self._confusion.classes, len(self._counts)
-        by_class = {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
-        indices = [math.ceil(total * point / len(IOU_CURVE)) - 1 for point in range(1, len(IOU_CURVE) + 1)]
+        found = {"mean_iou": 100 * self._confusion.mean_iou()}
+        found |= {f"iou/{index:02}": 100 * value for index, value in enumerate(self._confusion.iou().tolist())}
+        indices = [math.ceil(len(self._counts) * point / _CHECKPOINTS) - 1 for point in range(1, _CHECKPOINTS + 1)]
         checkpoints = torch.stack([self._counts[index] for index in indices]).cpu()
-        curve = {}
-        for name, counts in zip(IOU_CURVE, checkpoints, strict=True):
-            confusion = ConfusionMatrix(classes, ignore_index=VOID)
-            confusion.counts = counts
-            curve[name] = 100 * confusion.mean_iou()
-        return {"mean_iou": 100 * self._confusion.mean_iou()} | by_class | curve
+        for point, counts in enumerate(checkpoints, start=1):
+            until = ConfusionMatrix(self._confusion.classes, ignore_index=VOID)
+            until.counts = counts
+            found[f"mean_iou@{100 * point // _CHECKPOINTS:02}"] = 100 * until.mean_iou()
+        return found
 
 
 class PixelScores:

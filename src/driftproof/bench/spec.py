@@ -32,10 +32,8 @@ class Spec:
         unknown: Dataset of unknown images, such as `svhn-c`, or as `images`; None for a closed stream.
         options: Hyper-parameters of the method as (name, value), sorted by name.
         domains: Corruptions or domains of one round, in order.
-        severity: Severity of the corruptions.
         batch_size: Images per batch, known and unknown together.
         limit: Number of images to take from each domain; None for all.
-        seed: Random seed.
         measures: Names of metrics, see `driftproof.bench.metrics.METRICS`.
         task: `stream` runs the method over the stream; `costs` and `gradients` are analyses.
         code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
