@@ -56,6 +56,8 @@ def test_merged_archive_holds_longest_runs_all_metadata_and_all_commands(folder,
     assert visits == {SPECS[0].name: 9, SPECS[1].name: 6}
     merged = {"limit": None, "replaced": {"a": "b"}, "weights": "abc", "commands": [first, second]}
     assert Store(tmp_path / "archive").metadata == merged
+    with pytest.raises(StateError, match=r"archive is an archive\. Choose another folder"):
+        Store(tmp_path / "archive").update_metadata(merged)
     write_archive([tmp_path / "archive", folder], tmp_path / "archive")
     assert load_runs(tmp_path / "archive")["visits"].sum() == 15, "an archive may be merged into itself"
 
@@ -73,12 +75,6 @@ def test_contradicting_or_missing_results_are_not_merged(folder, tmp_path):
     with pytest.raises(InputError, match=r"results in .*begun, but there are none"):
         write_archive([tmp_path / "begun"], tmp_path / "archive")
     assert not (tmp_path / "archive").exists()
-
-
-def test_archive_is_refused_as_results_folder(folder, tmp_path):
-    write_archive([folder], tmp_path / "archive")
-    with pytest.raises(StateError, match=r"archive is an archive\. Choose another folder"):
-        Store(tmp_path / "archive").update_metadata(Store(folder).metadata)
 
 
 @pytest.mark.parametrize("name", FILES)

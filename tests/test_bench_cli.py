@@ -136,18 +136,17 @@ def test_missing_frost_photos_are_named_before_anything_runs(files, monkeypatch)
     assert files.fingerprints(on_cifar10("brightness", "frost")), "a published set includes frost"
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
-def test_weights_are_found_by_network_and_set(files, suffix):
+def test_weights_are_found_by_network_and_set(files):
     trained = write_weights(files.weights, "wrn10_1_cifar10.safetensors")
-    path = files.weights / f"wrn10_1_cifar10{suffix}"
-    if suffix != ".safetensors":
-        (files.weights / "wrn10_1_cifar10.safetensors").unlink()
-        torch.save({"state_dict": trained.state_dict()}, path)
-    for where in (files, dataclasses.replace(files, weights=path)):
-        model = where.model(on_cifar10("fog"))
-        assert not model.training
-        assert all(torch.equal(found, trained.state_dict()[name]) for name, found in model.state_dict().items())
-    path.rename(files.weights / "elsewhere")
+    for suffix in (".safetensors", ".pt", ".pth"):
+        path = files.weights / f"wrn10_1_cifar10{suffix}"
+        if suffix != ".safetensors":
+            torch.save({"state_dict": trained.state_dict()}, path)
+        for where in (files, dataclasses.replace(files, weights=path)):
+            model = where.model(on_cifar10("fog"))
+            assert not model.training
+            assert all(torch.equal(found, trained.state_dict()[name]) for name, found in model.state_dict().items())
+        path.unlink()
     public = files.weights / "cifar10" / "corruptions" / "Hendrycks2020AugMix_WRN.pt"
     public.parent.mkdir(parents=True)
     torch.save({f"module.{name}": value for name, value in build_model("wrn40_2").state_dict().items()}, public)

@@ -1,5 +1,6 @@
 """Data frames hold exactly what the rows hold, from results folders and archives alike."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -90,16 +91,13 @@ def test_runs_and_histograms(folder):
         assert json.loads(row["protocol"]) == run.protocol
         assert row["seconds"] == pytest.approx(sum(each["seconds"] for each in run.conditions))
         assert row["peak_memory"] == max(each["peak_memory"] for each in run.conditions)
-        stretches = json.loads(row["conditions"])
-        assert [
-            {key: each[key] for key in ("engine", *MACHINE)} for each in stretches for _ in range(each["rows"])
-        ] == [{key: each[key] for key in ("engine", *MACHINE)} for each in run.conditions]
+        stretches = [each for each in json.loads(row["conditions"]) for _ in range(each["rows"])]
+        for stretch, condition in zip(stretches, run.conditions, strict=True):
+            assert all(stretch[key] == condition[key] for key in ("engine", *MACHINE))
         found = lists.filter(run=spec.name).select("domain", "measure", "bins").rows()
-        assert found == [
-            (each["domain"], *pair)
-            for each in run.rows
-            for pair in (("histogram/x", each["histogram/x"]), ("cosines", [*each["cosines"][0], *each["cosines"][1]]))
-        ]
+        flat = [(each["domain"], each["histogram/x"], [*itertools.chain(*each["cosines"])]) for each in run.rows]
+        assert found[::2] == [(domain, "histogram/x", bins) for domain, bins, _ in flat]
+        assert found[1::2] == [(domain, "cosines", cosines) for domain, _, cosines in flat]
     assert [runs[spec.name]["visits"] for spec in SPECS] == [8, 3, 1]
     assert [runs[spec.name]["rounds"] for spec in SPECS] == [2, 1, 1]
 
@@ -147,9 +145,7 @@ def test_damaged_row_is_refused(tmp_path, row):
 def test_reading_without_polars_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     monkeypatch.delitem(sys.modules, "driftproof.bench.frames")
-    with pytest.raises(
-        MissingPackageError, match=r"needs polars. Install it with `pip install 'driftproof\[report\]'`"
-    ):
+    with pytest.raises(MissingPackageError, match=r"needs polars. Install it .*'driftproof\[report\]'"):
         driftproof.bench.load("anywhere")
     with pytest.raises(AttributeError, match="lod"):
         driftproof.bench.lod  # noqa: B018
