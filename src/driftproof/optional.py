@@ -1,18 +1,11 @@
-"""Import optional dependencies. Those for data frames and figures are imported from here, as `pl` and `alt`."""
+"""Import optional dependencies."""
 
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from driftproof.errors import MissingPackageError
 
-if TYPE_CHECKING:
-    import altair as alt
-    import polars as pl
-
-__all__ = ["alt", "pl", "require"]
-
-_MODULES = {"alt": "altair", "pl": "polars"}
+__all__ = ["require"]
 
 
 def require(module: str, purpose: str, install: str = "'driftproof[data]'") -> ModuleType:
@@ -32,12 +25,3 @@ def require(module: str, purpose: str, install: str = "'driftproof[data]'") -> M
     except ImportError as error:
         package = module.partition(".")[0]
         raise MissingPackageError(f"{purpose} needs {package}. Install it with `pip install {install}`.") from error
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> ModuleType:
-        """Import a library of results on first use."""
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return require(_MODULES[name], "Reading and reporting results", "'driftproof[report]'")

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from driftproof.bench.libraries import pl
 from driftproof.bench.results import FilledTable, Results, Value
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import TableEntry
 from driftproof.corruptions import HELD_OUT
-from driftproof.optional import pl
 from driftproof.paper.suites import all_tables
 from driftproof.report.text import format_number, format_signed, metadata_notes
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from driftproof.bench.histograms import KINDS, edges
+from driftproof.bench.libraries import alt, pl
 from driftproof.bench.results import Results
 from driftproof.bench.spec import Spec, distinguishing_fields
 from driftproof.bench.tasks import ALL_DOMAINS
 from driftproof.errors import InputError
-from driftproof.optional import alt, pl
 from driftproof.paper.suites import suite
 from driftproof.report.figures import heatmap, histogram, line_chart
 from driftproof.report.sections import bin_shares

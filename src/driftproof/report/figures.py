@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from driftproof.bench.libraries import alt, pl
 from driftproof.errors import ConfigurationError
 from driftproof.files import atomic_write
-from driftproof.optional import alt, pl, require
+from driftproof.optional import require
 
 __all__ = ["CONFIG", "PALETTE", "heatmap", "histogram", "line_chart", "line_styles", "save", "to_spec"]
 

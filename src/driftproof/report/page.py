@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from driftproof.bench.frames import FROM_CONDITIONS, Frames, read_frames
+from driftproof.bench.libraries import pl
 from driftproof.bench.store import Store
 from driftproof.errors import InputError
-from driftproof.optional import pl, require
+from driftproof.optional import require
 from driftproof.report import sections
 from driftproof.report.figures import CONFIG, heatmap, histogram, line_chart, to_spec
 from driftproof.report.series import label_measures, label_runs, per_domain, per_round

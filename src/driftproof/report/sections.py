@@ -6,7 +6,7 @@ from typing import Any
 
 from driftproof.bench.frames import FROM_CONDITIONS, HEALTH_STATES
 from driftproof.bench.histograms import edges
-from driftproof.optional import pl
+from driftproof.bench.libraries import pl
 from driftproof.report.series import SERIES, per_domain, per_round
 from driftproof.report.text import format_bytes, format_number
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from driftproof.bench.libraries import pl
 from driftproof.bench.spec import Spec, distinguishing_fields
 from driftproof.methods.by_name import METHODS
-from driftproof.optional import pl
 
 __all__ = ["SERIES", "label_measures", "label_runs", "per_domain", "per_round"]
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from driftproof.optional import pl, require
+from driftproof.bench.libraries import pl
+from driftproof.optional import require
 from driftproof.report.text import format_number
 
 if TYPE_CHECKING:
