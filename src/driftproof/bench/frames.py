@@ -9,19 +9,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+from driftproof.bench.libraries import pl
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import ARCHIVE_FILE, Row, Run, Store
 from driftproof.errors import InputError, StateError
 from driftproof.files import sha256
 from driftproof.health import HealthState
-from driftproof.optional import require
-
-if TYPE_CHECKING:
-    import polars as pl
-else:
-    pl = require("polars", "Reading results as tables", "'driftproof[report]'")
 
 __all__ = ["FILES", "FROM_CONDITIONS", "HEALTH_STATES", "Frames", "load", "load_histograms", "load_runs"]
 __all__ += ["Schema", "merge_frames", "pl", "read_frames", "tabulate_runs"]
