@@ -87,8 +87,10 @@ class _OpenSet:
             self._quality.update(logits, batch.labels, batch.known, record.novelty, record.quarantined)
 
     def compute(self) -> dict[str, Ratio]:
-        if self._quality is None or not self._protocols:
-            return self._quality.compute() if self._quality else {}
+        if self._quality is None:
+            return {}
+        if not self._protocols:
+            return self._quality.compute()
         found = self._quality.compute_protocols()
         return {name.replace("novelty/", "confidence_difference/"): value for name, value in found.items()}
 
@@ -180,14 +182,11 @@ class MetricCollection:
         values = {name: value.value if isinstance(value, Ratio) else value for name, value in found.items()}
         row = {name: self._row[name] for name in ("round", "domain", "batches", "samples")}
         row |= {"skipped": skipped, "quarantined": int(self._quarantined)}
-        row |= {name: value if _is_json(value) else None for name, value in values.items()}
+        for name, value in values.items():
+            row[name] = value if isinstance(value, list) or math.isfinite(value) else None
         row |= health_columns(Health() if self._last is None else self._last.health)
         row |= {f"guard/{action}": count for action, count in self._actions.items()}
         return row | ({"counts": counts} if counts else {})
-
-
-def _is_json(value: float | list[int]) -> bool:
-    return isinstance(value, list) or math.isfinite(value)
 
 
 def _predict(logits: Tensor) -> Tensor:
