@@ -157,7 +157,7 @@ def test_extra_passes_of_the_frozen_network_equal_a_slow_reference(size):
         if number in (5, 10, 20):
             slow.compare(answer, frozen(images), 0.5 * weight)
             difference = dp.scores.entropy(frozen(images)).mean() - dp.scores.entropy(trained(images)).mean()
-            gap += 0.3 * weight * (float(difference) / math.log(5) - gap)
+            gap += 0.3 * weight * (0.5 * float(difference) / math.log(5) - gap)
             moved = distance(adapter, model)
         if number >= 5:
             slow.check(adapter.last.health)

@@ -31,9 +31,9 @@ class Health:
         kept: Share of samples learned from.
         statistics_gap: Mean entropy of the frozen network's predictions less that with the statistics of training, over
             ln C. It is large where batch statistics do not fit the stream: batches of one class, or of few images. In
-            batches of 32 or more it counts as zero unless the mean prediction with the statistics of training has less
-            than 0.67 of the entropy and is not what it was before: unknown images widen the gap as well, and a shift
-            may drive a network into the same few classes.
+            batches of fewer than 32 it counts half. In larger ones it counts as zero unless the mean prediction with
+            the statistics of training has less than 0.67 of the entropy and is not what it was before: unknown images
+            widen the gap as well, and a shift may drive a network into the same few classes.
     """
 
     mean_entropy: float = math.nan

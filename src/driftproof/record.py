@@ -25,7 +25,7 @@ def skip_reason(
         held_back: Whether learning is held back.
     """
     if finite and held_back:
-        return "learning is held back, by a guard or because classes come one by one"
+        return "learning is held back: by a guard, for class-ordered images, or because nothing has shifted"
     if finite:
         return None if has_signal else "nothing was selected"
     if not images:

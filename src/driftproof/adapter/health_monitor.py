@@ -102,6 +102,8 @@ class HealthMonitor(Component):
             is_ordered = (ratio < _CONCENTRATED) & (moved > _MOVED) & (total > 0)
             gap = torch.where(is_ordered, gap, torch.zeros_like(gap))
             self.trained.copy_(torch.where(now.isfinite().all(), torch.lerp(self.trained, now, _GAP), self.trained))
+        else:
+            gap = 0.5 * gap  # statistics of a few images are coarse, which alone does little harm
         gap = torch.lerp(self.averages[-1].nan_to_num(), gap, _GAP * size)
         now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
         finite = now[:-2].isfinite().all() & gap.isfinite()

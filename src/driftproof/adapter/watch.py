@@ -16,7 +16,7 @@ from driftproof.warn import warn_caller
 
 __all__ = ["Watch"]
 
-_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 3
+_MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 2
 _SMALL = 64
 
 _FOR_STATISTICS = 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.'
@@ -30,8 +30,8 @@ class Watch:
 
     Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
-    of its training. `statistics.Auto` asks for a third pass, and for all three after the third batch. Without guards it
-    does nothing.
+    of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
+    it does nothing.
 
     Args:
         method: Its guards act on health, in their order.

@@ -180,7 +180,8 @@ class Auto(InterpolatedStatistics):
         recent, size = now if self.recent is None else self.recent, min(1.0, count / self.window)
         if size == 1.0:  # the mean prediction of a few images moves anyway
             moved = 0.5 * (now - recent).abs().sum() - _MOVED - math.sqrt(len(now) / (math.pi * count))
-            self.moved = torch.lerp(self.moved, moved, 0.5)
+            moved = torch.where(self.moved == 0, moved, torch.lerp(self.moved, moved, 0.5))
+            self.moved = torch.where(self.doubts[-1] < 2, 0.0, moved)  # the first batch comes twice
         self.recent = torch.lerp(recent, now, size)
         usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 * uniform))
         # A few samples of many classes have less entropy than the classes have.
