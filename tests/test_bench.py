@@ -227,7 +227,7 @@ def test_runner_costs_at_most_three_percent_of_a_small_step(tmp_path, monkeypatc
     instant = type("Instant", (), {**attributes, "__call__": lambda self, batch: logits})()
     known = torch.arange(100) < 50
     labels = torch.zeros(100, dtype=torch.int64).masked_fill(~known, -1)
-    batches = [StreamBatch(images, labels, domain, 1, known) for domain in CORRUPTIONS for _ in range(10)]
+    batches = [StreamBatch(images, labels, domain, 1, known) for domain in CORRUPTIONS for _ in range(25)]
     plans = [SimpleNamespace(read=lambda move, batch=batch: batch) for batch in batches]
     stream = MagicMock(plans=lambda: iter(plans), order=None, __len__=lambda self: len(batches))
     stream.start_from = lambda *position: stream

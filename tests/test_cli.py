@@ -325,7 +325,7 @@ def test_adapt_equals_the_documented_loop_in_every_order(project, tmp_path, caps
 
 
 def test_adapt_raises_the_alarm_above_the_threshold(project, tmp_path, capsys):
-    options = ("--model", f"{project}:build", "--batch-size", 4, "--out", "predictions.csv")
+    options = ("--model", f"{project}:build", "--batch-size", 4, *TENT, "--out", "predictions.csv")
     folder = save_images(tmp_path / "images", 9)
     assert run("adapt", folder, *options) == 0
     rows = table(Path("predictions.csv"))

@@ -96,7 +96,7 @@ def test_pause_stops_the_weights_and_reset_starts_them_again(model, stream):
             adapter(images)
             assert not adapter.last.stepped
             assert adapter.last.kept == 0
-            assert adapter.last.skipped.startswith("learning is held back, by a guard")
+            assert adapter.last.skipped.startswith("learning is held back: by a guard")
         assert are_equal(reached, weights(adapter))
         assert are_equal(start, weights(adapter.reset()))
 
