@@ -151,6 +151,15 @@ def test_ordered_classes_keep_the_share_low_and_teach_nothing(trained, dim, size
     assert sum(shares) / len(shares) < 0.1
 
 
+@pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
+def test_only_the_first_batch_is_tried(network, monkeypatch):
+    adapter, passes = dp.tent(build(network), statistics="auto", guard=()), []
+    forward = type(adapter.network).forward
+    monkeypatch.setattr(type(adapter.network), "forward", lambda *args: passes.append(args[0]) or forward(*args))
+    run(adapter, batches(3, size=4))
+    assert passes == 4 * [adapter.network]
+
+
 def test_share_of_label_maps_is_at_its_cap():
     adapter = dp.tent(build("segmentation"), statistics=Auto(window=2))
     for images in batches(3, size=2):

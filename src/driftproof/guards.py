@@ -107,7 +107,8 @@ class RollBack(Guard):
     the last time. Averages show a collapse late, so a snapshot counts only once as many batches after it were healthy.
 
     Args:
-        keep: How many snapshots to keep in memory. Each rollback uses one up, so the next goes further back.
+        keep: How many snapshots to keep in memory, besides the last one, which does not count yet. Each rollback uses
+            one up, so the next goes further back.
         every: Take a snapshot after so many healthy batches.
     """
 

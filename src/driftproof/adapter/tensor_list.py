@@ -85,8 +85,8 @@ def are_finite(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
     with torch.no_grad():
         # One pass over each tensor, where `isfinite` takes five: NaN and Inf both show in the largest absolute value.
         largest = [torch.linalg.vector_norm(tensor, math.inf) for group in groups for tensor in group]
-        if len({norm.dtype for norm in largest}) > 1:
-            largest = [norm.double() for norm in largest]
+        if len(dtypes := {norm.dtype for norm in largest}) > 1:
+            largest = [norm.to(reduce(torch.promote_types, dtypes)) for norm in largest]
         finite = torch.stack(largest) < math.inf
         flags = iter(finite.unbind())
         found = [[next(flags) for _ in group] for group in groups]

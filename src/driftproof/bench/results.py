@@ -15,7 +15,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Store
 from driftproof.bench.tables import Table, TableEntry
 
-__all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table"]
+__all__ = ["FilledTable", "Results", "RunFacts", "Value", "fill_table", "is_stateless"]
 
 _FACTS = ("spec", "run", "visits", "rounds", "protocol", "conditions")
 _COLUMNS: Schema = {"row": pl.String, "column": pl.String, "ours": pl.Float64, "reference": pl.Float64}
@@ -117,8 +117,7 @@ class Results:
 
     def is_stateless(self, spec: Spec) -> bool:
         """Whether a run updates nothing and keeps no state, so that every round equals the first."""
-        protocol = self.runs[spec].protocol
-        return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+        return is_stateless(self.runs[spec].protocol)
 
     def seeds(self, spec: Spec) -> list[Spec]:
         """List the measured runs of a spec with any seed, number of trials, and the folder's limit and substitutes."""
@@ -204,6 +203,11 @@ def fill_table(results: Results, table: Table) -> FilledTable:
         values[row, summary.column] = _summarize(summary.how, found, summary.references.get(row))
     columns = tuple(dict.fromkeys([column for _, column in entries] + [summary.column for summary in table.summaries]))
     return FilledTable(table, rows, columns, values)
+
+
+def is_stateless(protocol: Mapping[str, str]) -> bool:
+    """Whether a protocol is of a method that updates nothing and keeps no state."""
+    return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
 
 
 def _summarize(how: str, values: Sequence[Value], reference: float | None) -> Value:

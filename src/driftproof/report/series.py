@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from driftproof.bench.libraries import pl
+from driftproof.bench.results import is_stateless
 from driftproof.bench.spec import Spec, distinguishing_fields
 from driftproof.methods.by_name import METHODS
 
@@ -33,7 +34,7 @@ def label_runs(runs: pl.DataFrame) -> pl.DataFrame:
     columns = _name_streams(streams)
     places = {stream: place for place, stream in enumerate(columns)}
     rows = [
-        (names[spec], order[names[spec]], columns[stream], places[stream], _is_stateless(json.loads(text)))
+        (names[spec], order[names[spec]], columns[stream], places[stream], is_stateless(json.loads(text)))
         for spec, stream, text in zip(specs, streams, runs["protocol"], strict=True)
     ]
     types = {"label": pl.String, "order": pl.Int32, "column": pl.String, "place": pl.Int32, "stateless": pl.Boolean}
@@ -135,8 +136,3 @@ def _name_methods(specs: Iterable[Spec]) -> dict[Spec, str]:
 
 def _name_option(name: str, value: object) -> str:
     return f"{_SYMBOLS.get(name, name)}={value:g}" if isinstance(value, float) else f"{name}={value}"
-
-
-def _is_stateless(protocol: dict[str, str]) -> bool:
-    """Whether a method updates nothing and keeps no statistics."""
-    return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")

@@ -54,10 +54,12 @@ class Auto(InterpolatedStatistics):
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
     have hardly moved are better left alone.
 
-    While α is below half of its cap, nothing is learned: steps on batches of one class forget the others. Nor while the
-    cap is below a quarter of `share`: where nothing has shifted, learning can only do harm. The weight of the
-    mean-entropy term follows α too, and falls with the number of images below `window`. Label maps hold many
-    samples each, and the classes in view change from scene to scene, so α is always at its cap there.
+    Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
+    learned either while the cap is below a quarter of `share`: where nothing has shifted, learning can only do harm.
+    The weight of the mean-entropy term follows α too, and falls with the number of images below `window`.
+
+    Label maps hold many samples each, and the classes in view change from scene to scene, so α is always at its cap
+    there.
 
     Open choices taken: share, window and threshold come from two networks (WRN-40-2 with AugMix and a small ResNet) on
     clean CIFAR-10 images and the four held-out corruptions, shuffled and sorted by class.
@@ -160,6 +162,7 @@ class Auto(InterpolatedStatistics):
         logits = upcast(step.source_logits if step.used_source else step.logits.detach())
         if logits.ndim > 2:
             self.alpha = self.cap
+            self.recent = logits.new_zeros(logits.shape[1])  # not compared, but a batch has been seen
             return
         count, largest = step.distributed.global_count(logits.shape[0]), math.log(logits.shape[1])
         size = min(1.0, count / self.window)
