@@ -177,7 +177,8 @@ def iter_public_objects():
         for name in getattr(module, "__all__", ()):
             thing = getattr(module, name)
             if inspect.isfunction(thing) or inspect.isclass(thing):
-                homes = {f"{module.__name__}.{name}", f"{thing.__module__}.{name}"}
+                package = thing.__module__.rpartition(".")[0]
+                homes = {f"{home}.{name}" for home in (module.__name__, thing.__module__, package)}
                 yield f"{module.__name__}.{name}", homes
                 for member in iter_methods(thing) if inspect.isclass(thing) else ():
                     yield f"{module.__name__}.{name}.{member}", {f"{home}.{member}" for home in homes}

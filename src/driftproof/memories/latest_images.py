@@ -1,45 +1,14 @@
-"""What is learned from: the batch itself, or a memory of past images with fixed capacity."""
+"""The latest images of the stream."""
 
 import torch
 from torch import Tensor, nn
 
-from driftproof.components import Component, Step
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.memories.base import Memory
 from driftproof.network import Network
 
-__all__ = ["LatestImages", "Memory"]
-
-
-class Memory(Component):
-    """Holds the images that the step learns from, in place of the batch.
-
-    Its images form a batch of fixed size, so every step has the same shapes. A bad batch is not remembered: what
-    `update` changed is undone with the rest of the step.
-
-    Examples:
-        The smallest new memory: the batch itself, which is the same as none.
-
-        >>> class ThisBatch(Memory):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.register_buffer("batch", None)
-        ...     def update(self, step):
-        ...         self.batch = step.images
-        ...     def images(self):
-        ...         return self.batch
-    """
-
-    def update(self, step: Step) -> None:
-        """Take in a batch: replace buffers, as in `Component`."""
-        raise NotImplementedError
-
-    def images(self) -> Tensor:
-        """The images to learn from, always of the same shape."""
-        raise NotImplementedError
-
-    def weights(self, step: Step) -> Tensor | None:
-        """A weight ≥ 0 for each remembered sample, multiplied with the selection's; None is one for all."""
-        return None
+__all__ = ["LatestImages"]
 
 
 class LatestImages(Memory):

@@ -1,4 +1,4 @@
-"""What happens to the parameters once the optimizer has moved them."""
+"""Resets: at fixed times, or when an indicator asks for one."""
 
 import math
 from typing import Protocol
@@ -6,75 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from driftproof.components import Component, Step
+from driftproof.after.base import After, Resettable, check_share
+from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.network import Network
 from driftproof.predictions import entropy
 
-__all__ = ["After", "PullToSource", "ResetEvery", "ResetWhen", "Resettable", "StochasticRestore", "selected_entropy"]
-
-
-class Resettable(Protocol):
-    """What `After` components may ask of the adapter's state."""
-
-    def reset_where(self, condition: Tensor) -> None:
-        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
-
-
-class After(Component):
-    """Acts on the parameters after each optimizer step; a step that is undone undoes this too.
-
-    Examples:
-        The smallest new one: keep the parameters below one.
-
-        >>> class Clamp(After):
-        ...     def after_step(self, step, state):
-        ...         for parameter in step.parameters:
-        ...             parameter.clamp_(max=1.0)
-    """
-
-    resets = False
-    """Whether it calls `state.reset_where`, which needs an optimizer with a known initial state."""
-
-    def after_step(self, step: Step, state: Resettable) -> None:
-        """Change `step.parameters` in place, or call `state.reset_where`; runs without gradients."""
-        raise NotImplementedError
-
-
-class PullToSource(After):
-    """θ ← θ + rate·(θ_o − θ), weight ensembling with the source model.
-
-    Args:
-        rate: The share of the way back to the source, in [0, 1]; 0 changes nothing.
-    """
-
-    def __init__(self, rate: float = 0.01) -> None:
-        super().__init__()
-        _check_share("rate", rate)
-        self.rate = rate
-
-    def after_step(self, step: Step, state: Resettable) -> None:
-        """Move all parameters a little towards the source."""
-        torch._foreach_lerp_(list(step.parameters), list(step.source_parameters), self.rate)
-
-
-class StochasticRestore(After):
-    """Every scalar returns to its source value with a small probability, independently (CoTTA).
-
-    Args:
-        probability: p; CoTTA uses 0.01 on the CIFAR sets and 0.001 on ImageNet.
-    """
-
-    def __init__(self, probability: float = 0.01) -> None:
-        super().__init__()
-        _check_share("probability", probability)
-        self.probability = probability
-
-    def after_step(self, step: Step, state: Resettable) -> None:
-        """Draw which scalars return, and return them."""
-        for now, start in zip(step.parameters, step.source_parameters, strict=True):
-            draw = torch.rand(now.shape, generator=step.generator, device=now.device)
-            now.copy_(torch.where(draw < self.probability, start, now))
+__all__ = ["Indicator", "ResetEvery", "ResetWhen", "selected_entropy"]
 
 
 class ResetEvery(After):
@@ -120,7 +58,7 @@ class ResetWhen(After):
         self, indicator: "Indicator | None" = None, threshold: float | None = None, momentum: float = 0.9
     ) -> None:
         super().__init__()
-        _check_share("momentum", momentum)
+        check_share("momentum", momentum)
         self.indicator = indicator or selected_entropy
         self.threshold = threshold
         self.momentum = momentum
@@ -153,8 +91,3 @@ def selected_entropy(step: Step) -> Tensor:
     values = entropy(step.log_probabilities.detach(), step.probabilities.detach())
     total, count = step.distributed.sum((values * selected).sum(), selected.sum())
     return total / count.clamp(min=1)
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigurationError(f"Expected `{name}` to be in 0..1, but got {value}.")

@@ -1,0 +1,7 @@
+"""What happens to the parameters once the optimizer has moved them."""
+
+from driftproof.after.base import After, Resettable
+from driftproof.after.reset import ResetEvery, ResetWhen, selected_entropy
+from driftproof.after.towards_source import PullToSource, StochasticRestore
+
+__all__ = ["After", "PullToSource", "ResetEvery", "ResetWhen", "Resettable", "StochasticRestore", "selected_entropy"]

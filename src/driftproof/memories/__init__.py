@@ -1,0 +1,6 @@
+"""What is learned from: the batch itself, or a memory of past images with fixed capacity."""
+
+from driftproof.memories.base import Memory
+from driftproof.memories.latest_images import LatestImages
+
+__all__ = ["LatestImages", "Memory"]

@@ -1,0 +1,39 @@
+"""The base class of memories."""
+
+from torch import Tensor
+
+from driftproof.components import Component, Step
+
+__all__ = ["Memory"]
+
+
+class Memory(Component):
+    """Holds the images that the step learns from, in place of the batch.
+
+    Its images form a batch of fixed size, so every step has the same shapes. A bad batch is not remembered: what
+    `update` changed is undone with the rest of the step.
+
+    Examples:
+        The smallest new memory: the batch itself, which is the same as none.
+
+        >>> class ThisBatch(Memory):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("batch", None)
+        ...     def update(self, step):
+        ...         self.batch = step.images
+        ...     def images(self):
+        ...         return self.batch
+    """
+
+    def update(self, step: Step) -> None:
+        """Take in a batch: replace buffers, as in `Component`."""
+        raise NotImplementedError
+
+    def images(self) -> Tensor:
+        """The images to learn from, always of the same shape."""
+        raise NotImplementedError
+
+    def weights(self, step: Step) -> Tensor | None:
+        """A weight ≥ 0 for each remembered sample, multiplied with the selection's; None is one for all."""
+        return None

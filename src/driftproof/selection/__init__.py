@@ -1,0 +1,22 @@
+"""Which samples to learn from: a weight ≥ 0 per sample (pixel), never an index.
+
+Weights keep every shape static. Combine selections with `&`: the weights multiply.
+"""
+
+from driftproof.selection.base import Product, SampleWeights, Selection
+from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifference
+from driftproof.selection.entropy import EntropyBelow, EntropyWeight
+from driftproof.selection.padding import IgnorePadding
+from driftproof.selection.redundancy import NonRedundant
+
+__all__ = [
+    "ConfidenceAbove",
+    "ConfidenceDifference",
+    "EntropyBelow",
+    "EntropyWeight",
+    "IgnorePadding",
+    "NonRedundant",
+    "Product",
+    "SampleWeights",
+    "Selection",
+]

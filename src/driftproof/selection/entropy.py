@@ -1,0 +1,59 @@
+"""Selections by the entropy of predictions."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from driftproof.components import Step
+from driftproof.predictions import entropy, log_probabilities
+from driftproof.selection.base import Selection
+from driftproof.selection.which_network import WhichNetwork, check_network
+
+__all__ = ["EntropyBelow", "EntropyWeight"]
+
+
+class EntropyBelow(Selection):
+    """Learn from samples with H(ŷ) < E0.
+
+    Args:
+        threshold: E0 in nats; None means 0.4 ln C.
+        network: Whose prediction to read, the "adapting" or the "source" network's.
+    """
+
+    def __init__(self, threshold: float | None = None, network: WhichNetwork = "adapting") -> None:
+        super().__init__()
+        check_network(network)
+        self.threshold = threshold
+        self.network = network
+
+    def weights(self, step: Step) -> Tensor:
+        """One where the prediction is certain enough."""
+        if self.network == "source":
+            log_p = log_probabilities(step.source_logits)
+            return (entropy(log_p) < _entropy_limit(self.threshold, log_p)).to(step.weights.dtype)
+        return (_entropy(step) < _entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
+
+
+class EntropyWeight(Selection):
+    """Weight samples by exp(E0 − H(ŷ)): the more certain, the more.
+
+    Args:
+        threshold: E0 in nats; None means 0.4 ln C.
+    """
+
+    def __init__(self, threshold: float | None = None) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def weights(self, step: Step) -> Tensor:
+        """Larger where the prediction is more certain."""
+        return torch.exp(_entropy_limit(self.threshold, step.logits) - _entropy(step))
+
+
+def _entropy(step: Step) -> Tensor:
+    return entropy(step.log_probabilities.detach(), step.probabilities.detach())
+
+
+def _entropy_limit(threshold: float | None, logits: Tensor) -> float:
+    return 0.4 * math.log(logits.shape[1]) if threshold is None else threshold
