@@ -1,5 +1,7 @@
 """Statistics that choose their own share: against a slow reference, and on digits in every order and batch size."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -109,6 +111,20 @@ def test_share_is_held_at_zero_for_longer_each_time_it_makes_predictions_unsure(
         assert share_after(sure) > 0.3
         assert share_after(0.05 * sure) == 0, "balanced, but much less sure than before the share rose"
         assert [share_after(sure) for _ in range(held - 1)] == [0.0] * (held - 1)
+
+
+@pytest.mark.parametrize("size", [64, 200])
+def test_share_waits_after_the_mean_prediction_jumped(size):
+    statistics, uniform, one_class = dp.statistics.Auto(), torch.full((10,), 0.1), torch.eye(10)[3]
+    for mean in (uniform, uniform, one_class):
+        statistics.doubts = torch.full((6,), 10.0)  # not at the start of a stream
+        statistics._measure_balance(mean, size)
+    excess = 0.9 - 0.1 - math.sqrt(10 / (math.pi * size))
+    waits = 0
+    while statistics.moved > 0:
+        statistics._measure_balance(one_class, size)
+        waits += 1
+    assert waits == math.ceil(excess / 0.03)
 
 
 def test_share_zero_is_the_source(trained):

@@ -128,8 +128,12 @@ def test_roll_back_restores_weights_and_optimizer_and_goes_further_back_each_tim
         if number % 10 == 0:
             teacher = {name: one.clone() for name, one in adapter.state.teacher.model.state_dict().items()}
             taken.append((weights(adapter), optimizer_state(adapter), teacher))
-    adapter.method.guards[0].every = 10**9  # health notices a collapse after some batches only
-    for expected in (taken[1], taken[0], None):
+    guard = adapter.method.guards[0]
+    guard._last = 10**9  # takes no further ones
+    for images in stream[30:50]:  # until all three are old enough
+        adapter(images)
+    for expected in (*reversed(taken), None):
+        guard._last = 10**9
         collapse_until(adapter, stream, "reset" if expected is None else "rolled back")
         if expected is None:
             assert all(map(torch.equal, adapter.state.trainable, adapter.state.source_parameters))
@@ -242,11 +246,11 @@ def test_reset_makes_guards_forget(model, stream):
     adapter = dp.tent(model, lr=1e-3, guard=guard)
     answers, _ = run(adapter, stream[:22])
     (own,) = adapter.method.guards
-    assert len(own._snapshots) == 1
+    assert len(own._snapshots) == 2
     assert guard._snapshots == [], "an adapter has guards of its own"
     again, _ = run(adapter.reset(), stream[:22])
     assert are_equal(answers, again)
-    assert len(own._snapshots) == 1
+    assert len(own._snapshots) == 2
 
 
 # --- decisions of single guards ---------------------------------------------------------------------------------------
@@ -297,13 +301,21 @@ def test_roll_back_keeps_the_latest_snapshots_and_pauses_ever_longer():
     guard, log = dp.guards.RollBack(keep=2, every=50), Log()
     taken = [number for number in range(10, 201, 10) if log.look(guard, dp.Health(), number)]
     assert taken == [50, 100, 150, 200]
-    assert log.look(guard, COLLAPSED) == [("restore", 150), ("pause", 1000)], "the last one is too young"
-    assert log.look(guard, COLLAPSED) == [("restore", 100), ("pause", 4000)]
+    assert log.look(guard, COLLAPSED) == [("restore", 100), ("pause", 1000)], "the last two are too young"
+    assert log.look(guard, COLLAPSED, 1300) == [("restore", 50), ("pause", 4000)]
     assert log.look(guard, COLLAPSED) == [("reset_weights", 1.0), ("pause", 16000)]
     assert log.look(guard, dp.Health(), log.num_batches + 40) == []
     assert log.look(guard, dp.Health()) == [("take_snapshot",)]
+
+
+def test_roll_back_returns_to_the_source_if_a_snapshot_was_at_fault():
+    guard, log = dp.guards.RollBack(keep=2, every=50), Log()
+    for number in (50, 100, 150, 200):
+        log.look(guard, dp.Health(), number)
+    assert log.look(guard, COLLAPSED, 210) == [("restore", 100), ("pause", 1000)]
+    assert log.look(guard, COLLAPSED, 300) == [("reset_weights", 1.0), ("pause", 4000)], "during the pause"
     guard.reset()
-    assert log.look(guard, COLLAPSED) == [("reset_weights", 1.0), ("pause", 1000)]
+    assert log.look(guard, COLLAPSED) == [("reset_weights", 1.0), ("pause", 1000)], "forgotten"
 
 
 def test_several_guards_act_in_their_order():

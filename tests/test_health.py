@@ -136,7 +136,7 @@ def test_kept_averages_what_was_learned_from(trained):
     model, images, labels = trained
     adapter, slow = dp.tent(model, statistics="auto", guard=()), SlowHealth(6)
     kept = []
-    for batch in (0.7 * images + 0.1)[[*labels[:64].argsort(), *range(64, len(images))]].split(32):
+    for batch in (0.7 * images + 0.1)[[*labels[:64].argsort(), *(2 * [*range(64, len(images))])]].split(32):
         slow.update(adapter(batch), adapter.last)
         slow.check(adapter.last.health)
         kept.append(adapter.last.kept)

@@ -104,11 +104,12 @@ class RollBack(Guard):
     """Return to the last healthy snapshot when the weights have collapsed; to the source if there is none.
 
     What collapsed once will collapse again, so learning pauses: for 1,000 batches at first, then four times as long as
-    the last time. Averages show a collapse late, so a snapshot counts only once as many batches after it were healthy.
+    the last time. If the state is "collapsed" again during the pause, the snapshot was at fault: the source follows.
+    Averages show a collapse late, so a snapshot counts only once it is twice `every` batches old.
 
     Args:
-        keep: How many snapshots to keep in memory, besides the last one, which does not count yet. Each rollback uses
-            one up, so the next goes further back.
+        keep: How many snapshots to keep in memory, besides the last two, which are too young. Each rollback uses one
+            up, so the next goes further back.
         every: Take a snapshot after so many healthy batches.
     """
 
@@ -122,27 +123,31 @@ class RollBack(Guard):
 
     def reset(self) -> None:
         """Drop the snapshots."""
-        self._snapshots: list[Any] = []
-        self._candidate: Any = None
+        self._snapshots: list[tuple[int, Any]] = []
         self._last = 0
         self._pause = _PAUSE
+        self._paused_until = 0
 
     def act(self, health: Health, control: Control) -> None:
         """Take a snapshot, or return to one."""
+        now = control.num_batches
         if health.state == "healthy":
-            if control.num_batches - self._last >= self.every:
-                if self._candidate is not None:
-                    self._snapshots = [*self._snapshots, self._candidate][-self.keep :]
-                self._candidate, self._last = control.take_snapshot(), control.num_batches
+            if now - self._last >= self.every:
+                self._snapshots = [*self._snapshots, (now, control.take_snapshot())][-self.keep - 2 :]
+                self._last = now
         elif health.state == "collapsed" and not health.blames_statistics:
             control.warn(health)
-            if self._snapshots:
-                control.restore(self._snapshots.pop())
+            old_enough = [taken for taken in self._snapshots if now - taken[0] >= 2 * self.every]
+            if old_enough and now >= self._paused_until:
+                control.restore(old_enough.pop()[1])
+                self._snapshots = old_enough
             else:
                 control.reset_weights(1.0)
+                self._snapshots = []
             control.pause(self._pause)
+            self._paused_until = now + self._pause
             self._pause *= _PAUSE_FACTOR
-            self._candidate, self._last = None, control.num_batches
+            self._last = now
 
 
 class Reset(Guard):

@@ -17,7 +17,7 @@ from driftproof.statistics.blend import BlendHook, InterpolatedStatistics
 __all__ = ["Auto"]
 
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
-_MOVED = 0.1
+_MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _LEAST_CAP = 0.25
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
@@ -36,14 +36,14 @@ class Auto(InterpolatedStatistics):
     - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
       with more than 32 × 32 positions an image counts for more.
     - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap; the first
-      batch is tried before it is answered. Balanced means that the entropy of the mean prediction is close to that of
-      a stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
-      statistics of training. While the mean prediction moves from batch to batch by more than chance explains, by
-      0.1 + √(C / πN) in total variation, α does not rise either. Predictions are those of the frozen network where the
-      method runs it. A mixture mixes classes up and hides that they were ordered, so the threshold is higher for a
-      larger α: 0.985 − 0.285 exp(−α / 0.12) of the expected entropy. If predictions become much less sure just after α
-      has risen, by 0.06 ln C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's
-      statistics should have helped.
+      batch is tried before it is answered. Balanced means that the entropy of the mean prediction is close to that of a
+      stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
+      statistics of training. When the mean prediction moves from batch to batch by more than chance explains, by 0.1 +
+      √(C / πN) in total variation, α does not rise for a while either: one batch for every 0.03 beyond. That needs
+      batches of 32. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
+      and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the
+      expected entropy. If predictions become much less sure just after α has risen, by 0.06 ln C, α falls to zero for
+      ten batches, the next time for twenty, and so on: more of the batch's statistics should have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
     try α = 1. If the frozen network is hardly less sure then, by less than 0.05 ln C, and mean predictions have hardly
@@ -181,10 +181,10 @@ class Auto(InterpolatedStatistics):
         overall = uniform if self.overall is None else self.overall
         self.overall = torch.lerp(overall, now, (count / (count + memory)).to(now.dtype))
         recent, size = now if self.recent is None else self.recent, min(1.0, count / self.window)
-        if size == 1.0:  # the mean prediction of a few images moves anyway
+        if count >= _FEW:  # the mean prediction of fewer images moves anyway
             moved = 0.5 * (now - recent).abs().sum() - _MOVED - math.sqrt(len(now) / (math.pi * count))
-            moved = torch.where(self.moved == 0, moved, torch.lerp(self.moved, moved, 0.5))
-            self.moved = torch.where(self.doubts[-1] < 2, 0.0, moved)  # the first batch comes twice
+            moved = torch.maximum(moved, self.moved - _SETTLES)
+            self.moved = torch.where(self.doubts[-1] < 2 * size, 0.0, moved)  # the first batch comes twice
         self.recent = torch.lerp(recent, now, size)
         usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 * uniform))
         # A few samples of many classes have less entropy than the classes have.
