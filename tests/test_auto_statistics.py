@@ -155,6 +155,17 @@ def test_mixed_classes_raise_the_share_and_let_it_learn(trained, dim):
     assert adapter.last.stepped
 
 
+def test_the_frozen_network_answers_while_learning_waits(trained, dim):
+    model, images, _ = trained
+    adapter = dp.tent(model, lr=0.05, statistics="auto", select=dp.ConfidenceDifference(), guard=())
+    for batch in dim[0].split(60):
+        adapter(batch)
+    source = dp.source(model)(images[:32])
+    assert (adapter(images[:32]) - source).abs().max() > 0.1, "it has learned something"
+    adapter.method.statistics.alpha.zero_()
+    assert torch.allclose(adapter(images[:32]), source, atol=1e-4)
+
+
 @pytest.mark.parametrize("size", [60, 1])
 def test_ordered_classes_keep_the_share_low_and_teach_nothing(trained, dim, size):
     adapter = dp.tent(trained[0], statistics="auto", mean_entropy=0.5)

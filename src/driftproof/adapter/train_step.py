@@ -150,6 +150,9 @@ def _learn(
         before.keep_buffers_where(stepped)
         before.keep_values_where(stepped)
         output = _predict_after(method, step, finite)
+        if can_learn is not None and step.used_source:
+            # What was learned with other statistics predicts badly with these.
+            output = torch.where(can_learn, output, step.source_logits)
         _commit_statistics(state, step, finite, before)
 
         # The record. Nothing can fail once the counters have changed.

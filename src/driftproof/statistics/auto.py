@@ -42,13 +42,14 @@ class Auto(InterpolatedStatistics):
       √(C / πN) in total variation, α does not rise for a while either: one batch for every 0.03 beyond. That needs
       batches of 32. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
       and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the
-      expected entropy. If predictions become much less sure just after α has risen, by 0.06 ln C, α falls to zero for
-      ten batches, the next time for twenty, and so on: more of the batch's statistics should have helped.
+      expected entropy. If the surer half of the predictions becomes much less sure just after α has risen, by 0.06 ln
+      C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics should
+      have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
-    try α = 1. If the frozen network is hardly less sure then, by less than 0.05 ln C, and mean predictions have hardly
-    moved from batch to batch, the mean prediction of that moment is taken as normal, and the next ones are compared
-    with it instead of a uniform one.
+    try α = 1. If the frozen network is hardly less sure then, in the surer half by less than 0.05 ln C, and mean
+    predictions have hardly moved from batch to batch, the mean prediction of that moment is taken as normal, and the
+    next ones are compared with it instead of a uniform one.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
@@ -56,7 +57,8 @@ class Auto(InterpolatedStatistics):
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below a quarter of `share`: where nothing has shifted, learning can only do harm.
-    The weight of the mean-entropy term follows α too, and falls with the number of images below `window`.
+    Meanwhile the frozen network answers, if the method runs it: what was learned with one share predicts badly with
+    another. The weight of the mean-entropy term follows α too, and falls with the number of images below `window`.
 
     Label maps hold many samples each, and the classes in view change from scene to scene, so α is always at its cap
     there.
@@ -147,7 +149,7 @@ class Auto(InterpolatedStatistics):
 
     def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
         """Compare how sure the frozen network is."""
-        lost = distributed.mean(entropy(log_probabilities(probed)) - entropy(log_probabilities(trained)))
+        lost = _entropy_of_surest(probed, distributed) - _entropy_of_surest(trained, distributed)
         is_full = self.doubts[-1] >= 2  # until then running statistics are mostly those of training
         is_sure = lost < _VOUCH * math.log(max(2, probed.shape[1]))
         vouches = (is_full & is_sure).reshape(1) & (self.moved <= 0)
@@ -170,7 +172,7 @@ class Auto(InterpolatedStatistics):
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
         change = torch.where(self.moved > 0, change.clamp(max=0.0), change)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
-        doubts = self._doubt(step.distributed.mean(entropy(log_probabilities(logits))), largest, size)
+        doubts = self._doubt(_entropy_of_surest(logits, step.distributed), largest, size)
         self.alpha = torch.where(doubts, 0.0, alpha)
         self.vouched = self.vouched & ~doubts
 
@@ -209,9 +211,9 @@ class Auto(InterpolatedStatistics):
         return (self._weights[1] * divergence).sum().to(self.cap.dtype).reshape(1)
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
-        """Whether the mean entropy of predictions jumped after α had risen, now or in the last batches.
+        """Whether the entropy of the surest predictions jumped after α had risen, now or in the last batches.
 
-        `doubts` holds the moving mean entropy, the one at the last low α, the batches since then, how many batches to
+        `doubts` holds its moving mean, the one at the last low α, the batches since then, how many batches to
         hold α at zero, how often it jumped, and the batches so far; a batch of fewer than `window` images counts as a
         part of one.
         """
@@ -224,6 +226,12 @@ class Auto(InterpolatedStatistics):
         hold = torch.where(jumped, _HOLD * jumps, (hold - size).clamp(min=0.0))
         self.doubts = torch.stack([average, level, since, hold, jumps, number + size])
         return hold > 0
+
+
+def _entropy_of_surest(logits: Tensor, distributed: Distributed) -> Tensor:
+    """The mean entropy of the surer half: what a network does not know, no statistics make it sure of."""
+    values = entropy(log_probabilities(logits)).flatten()
+    return distributed.mean(values.sort().values[: (len(values) + 1) // 2])
 
 
 def _entropy(p: Tensor) -> Tensor:
