@@ -27,11 +27,12 @@ from driftproof.bench.metrics import MEASURES
 from driftproof.bench.runner import ProgressEvent
 from driftproof.cli import app, bench_progress
 from driftproof.cli.bounded_progress import BoundedProgress
+from driftproof.cli.suites import suite_builders
 from driftproof.data import ArraySet, LabeledBatches, cifar10, corrupted
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.models import MODELS, build_model, save_checkpoint
 from driftproof.models.normalized_model import NormalizedModel
-from driftproof.paper import SUITES, suite
+from driftproof.paper import suite
 from driftproof.streams import Shuffled, Stored
 from driftproof.streams.datasets import DATASETS
 from rows_on_disk import run_command
@@ -266,8 +267,8 @@ def wide(monkeypatch):
 def test_list_shows_suites_methods_measures_images_and_networks(capsys, wide):
     assert run("list") == 0
     out = capsys.readouterr().out
-    for name in SUITES:
-        made = suite(name)
+    for name, build in suite_builders().items():
+        made = build()
         (line,) = (line for line in out.splitlines() if f"│ {name} " in line)
         cells = [cell.strip() for cell in line.strip("│").split("│")]
         assert cells == [name, made.title, str(made.rounds), str(len(list(made.specs()))), made.note]
@@ -278,8 +279,8 @@ def test_list_shows_suites_methods_measures_images_and_networks(capsys, wide):
     assert all(f"{key} = {value}" in shown for key, value in options)
     assert run("list", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    for name in SUITES:
-        assert [Spec.from_data(data) for data in listed["suites"][name]] == list(suite(name).specs())
+    for name, build in suite_builders().items():
+        assert [Spec.from_data(data) for data in listed["suites"][name]] == list(build().specs())
 
 
 def test_run_measures_the_error_of_the_network(finished, files_at):

@@ -25,11 +25,11 @@ from driftproof.cli.exit_codes import CommandGroup
 from driftproof.cli.order import arrange
 from driftproof.cli.prediction_rows import make_columns, open_writer
 from driftproof.cli.run_summary import RunSummary
+from driftproof.cli.suites import suite_builders
 from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 from driftproof.health import Health
 from driftproof.methods.by_name import parse_method
-from driftproof.paper import SUITES
 
 HEAVY = {"torch", "numpy", "scipy", "PIL", "altair", "great_tables", "ray", "polars", "sklearn", "safetensors"}
 NAMES = itertools.count()
@@ -165,7 +165,7 @@ def test_completion_names_match_the_library():
     assert set(completion.DATA_SETS) == set(data.DATASETS)
     assert set(completion.CORRUPTIONS) == {*corruptions.CORRUPTIONS, *corruptions.HELD_OUT}
     assert {parse_method(name)[0] for name in completion.METHODS} == set(METHODS)
-    assert set(completion.SUITES) == set(SUITES)
+    assert set(completion.SUITES) == set(suite_builders())
     assert len(set(completion.METHODS)) == len(completion.METHODS)
     assert set(RECIPES) <= set(models.MODELS)
     assert all(isinstance(getattr(training, recipe), training.Recipe) for recipe in RECIPES.values())

@@ -207,7 +207,8 @@ def fill_table(results: Results, table: Table) -> FilledTable:
 
 def is_stateless(protocol: Mapping[str, str]) -> bool:
     """Whether a protocol is of a method that updates nothing and keeps no state."""
-    return protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+    nothing_learns = protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
+    return nothing_learns and protocol.get("output", "before") == "before"  # other outputs may keep state
 
 
 def _summarize(how: str, values: Sequence[Value], reference: float | None) -> Value:

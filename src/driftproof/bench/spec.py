@@ -37,6 +37,7 @@ class Spec:
         measures: Names of metrics, see `driftproof.bench.metrics.METRICS`.
         task: `stream` runs the method over the stream; `costs` and `gradients` are analyses.
         code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
+        unknown_share: Share of unknown images in a batch of an open stream.
 
     Examples:
         >>> Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",)).name
@@ -56,6 +57,7 @@ class Spec:
     measures: tuple[str, ...] = ("error", "selection")
     task: str = "stream"
     code: tuple[tuple[str, str], ...] = ()
+    unknown_share: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.domains or len(set(self.domains)) < len(self.domains):
@@ -88,10 +90,11 @@ class Spec:
         return replace(self, options=tuple(sorted((dict(self.options) | options).items())))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the fields as JSON types; `code` only if there is any, so that older specs keep their digest."""
+        """Return the fields as JSON types; later ones only where set, so that older specs keep their digest."""
         lists = {"domains": list(self.domains), "measures": list(self.measures)}
         data = asdict(self) | lists | {"options": dict(self.options), "code": dict(self.code)}
-        return {name: value for name, value in data.items() if name != "code" or value}
+        unset: dict[str, Any] = {"code": {}, "unknown_share": 0.5}
+        return {name: value for name, value in data.items() if name not in unset or value != unset[name]}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
@@ -106,7 +109,12 @@ class Spec:
             raise StateError(f"Expected the fields of a spec, but {error}") from error
 
 
-_FIELD_TYPES = {**dict.fromkeys(("severity", "batch_size", "seed"), int), "unknown": str | None, "limit": int | None}
+_FIELD_TYPES = {
+    **dict.fromkeys(("severity", "batch_size", "seed"), int),
+    "unknown": str | None,
+    "limit": int | None,
+    "unknown_share": float,
+}
 """Types of the scalar fields that are not strings."""
 
 
@@ -146,6 +154,7 @@ def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
         "batch_size": f"batches of {spec.batch_size}",
         "severity": f"severity {spec.severity}",
         "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
+        "unknown_share": f"{spec.unknown_share:.0%} unknown images",
         "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
     }
     return [text for name, text in texts.items() if len({getattr(rival, name) for rival in [spec, *rivals]}) > 1]

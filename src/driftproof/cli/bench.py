@@ -10,9 +10,10 @@ from rich.table import Table
 
 from driftproof.cli.bench_run import run_command
 from driftproof.cli.compare import compare_command
+from driftproof.cli.leaderboard import leaderboard_command
 from driftproof.cli.output import AsJson, make_table, print_json
 from driftproof.cli.report import report_command
-from driftproof.cli.suites import new_command
+from driftproof.cli.suites import new_command, suite_builders
 from driftproof.cli.summarize import summarize_command
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ def list_command(
     from driftproof.bench.local_files import NETWORKS
     from driftproof.bench.metrics import MEASURES
     from driftproof.methods.by_name import method_names
-    from driftproof.paper import SUITES
     from driftproof.streams.datasets import DATASETS
 
-    suites = [build() for build in SUITES.values()]
+    suites = [build() for build in suite_builders().values()]
     names = {"methods": method_names(), "images": list(DATASETS), "networks": list(NETWORKS)}
     if as_json:
         specs = {suite.name: [spec.as_data() for spec in suite.specs()] for suite in suites}
@@ -90,6 +90,7 @@ def unpack_command(
 
 
 bench_commands.command("summarize")(summarize_command)
+bench_commands.command("leaderboard")(leaderboard_command)
 
 
 def _overview_table(suites: "list[Suite]") -> Table:

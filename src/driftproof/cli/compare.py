@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from driftproof.cli.output import AsJson, print_json
-from driftproof.cli.suites import find_suite, is_toml
+from driftproof.cli.suites import find_suite, is_toml, suite_builders
 from driftproof.validation import check_choice
 
 __all__ = ["compare_command"]
@@ -25,15 +25,15 @@ def compare_command(
 ) -> None:
     """Show tables of results, with the paper's numbers in brackets: every table that has any, or those of suites."""
     from driftproof.bench import Results
-    from driftproof.paper import SUITES, all_tables
     from driftproof.paper.comparison import caption_of, table_notes, to_frame
     from driftproof.report.sections import result_table
     from driftproof.report.series import label_measures, label_runs
     from driftproof.report.tables import frame_table
 
+    known = suite_builders()
     names = [word for word in words or () if not Path(word).is_dir()]
-    suites = [find_suite(n if is_toml(n) else check_choice("results folder or suite", n, SUITES)) for n in names]
-    chosen = tuple(table for suite in suites for table in suite.tables) if suites else all_tables()
+    suites = [find_suite(n if is_toml(n) else check_choice("results folder or suite", n, known)) for n in names]
+    chosen = tuple(table for suite in suites or [build() for build in known.values()] for table in suite.tables)
     found = [Results(Path(word)) for word in words or () if word not in names] or [Results(Path("bench"))]
     filled = [(table, results) for results in found for table in results.tables(chosen)]
     if as_json:

@@ -1,5 +1,6 @@
 """Suites by name: those of the library, and TOML files of the user's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from driftproof.validation import check_choice
 if TYPE_CHECKING:
     from driftproof.bench.tables import Suite
 
-__all__ = ["SuiteNames", "find_suite", "is_toml", "new_command"]
+__all__ = ["SuiteNames", "find_suite", "is_toml", "new_command", "suite_builders"]
 
 SuiteNames = Annotated[
     list[str] | None,
@@ -71,11 +72,18 @@ def find_suite(word: str) -> "Suite":
     """
     from driftproof.bench import Benchmark
     from driftproof.bench.benchmark import read_toml
-    from driftproof.paper import SUITES as BUILDERS
 
     if is_toml(word):
         return Benchmark.from_data(read_toml(Path(word)), word).suite(Path(word).stem)
-    return BUILDERS[check_choice("suite", word, BUILDERS)]()
+    builders = suite_builders()
+    return builders[check_choice("suite", word, builders)]()
+
+
+def suite_builders() -> "dict[str, Callable[[], Suite]]":
+    """Return how to make each suite of the library, by name."""
+    from driftproof import leaderboard, paper
+
+    return {**paper.SUITES, **leaderboard.SUITES}
 
 
 def new_command(

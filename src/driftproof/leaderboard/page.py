@@ -1,0 +1,144 @@
+"""Write the leaderboard page from results."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from driftproof.bench.results import Results, Value
+from driftproof.bench.tables import Suite, Table
+from driftproof.leaderboard.suites import SUITES
+from driftproof.paper.comparison import format_markdown
+from driftproof.report.text import format_duration, format_number
+
+__all__ = ["render_page"]
+
+_INTRODUCTION = """\
+# Leaderboard
+
+Test-time adaptation among images of unknown classes: WRN-40-2 (AugMix), fifteen corruptions at severity 5 one after the
+other, batches of 200, never reset. Half of every open batch are unknown images, SVHN-C unless the title says otherwise,
+under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
+all others the defaults of their functions.
+
+Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
+**AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
+confidence difference where it compares with the source network, else one minus the largest probability. Next to it is
+the AUROC by the energy of the answer. **ms per step** and **MiB**, the peak memory of the device, are those of the last
+corruption of the open stream, with reading and measuring. ± is the standard deviation over seeds; `@3` marks a number
+of round 3 in a table that shows a later one. Bold is the best of a column."""
+
+_LIMITS = {"openset_small": 2000, "openset_single": 500}
+"""Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
+
+
+class _Cell(NamedTuple):
+    """A number and the results that it comes from."""
+
+    value: Value
+    results: Results | None
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """What was measured comes first, then whole streams before parts of them, more rounds and more seeds."""
+        whole = self.results is not None and not self.results.is_subset
+        return self.value.round is not None, whole, self.value.round or 0, self.value.seeds
+
+
+def render_page(archives: Sequence[Results]) -> str:
+    """Render the page from results folders or archives; the best source of each number counts."""
+    suites = [build() for build in SUITES.values()]
+    parts = [_INTRODUCTION, _describe_costs(suites, archives)]
+    for suite in suites:
+        parts += [f"## {suite.title}", suite.note, _command(suite)]
+        parts += [_render_table(suite, table, archives) for table in suite.tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str:
+    """Sum up the measured time of all runs of the suites, each once."""
+    listed = {run for suite in suites for spec in suite.specs() for each in archives for run in each.seeds(spec)}
+    seconds: dict[tuple[str, str], float] = {}
+    for results in archives:
+        known = {results.runs[run].name for run in listed if run in results.runs}
+        table = results.frames.runs.select("run", "seconds", "hardware", "engine", "precision")
+        for run, time, *how in table.iter_rows():
+            if run in known:
+                place = run, ", ".join(str(word) for word in how if word)
+                seconds[place] = max(seconds.get(place, 0.0), time)
+    by_machine: dict[str, float] = {}
+    for (_, machine), time in seconds.items():
+        by_machine[machine] = by_machine.get(machine, 0.0) + time
+    times = "; ".join(f"{format_duration(time)} on {machine}" for machine, time in sorted(by_machine.items()))
+    return (
+        f"The whole page took {times or 'no time yet'}, over {len(listed)} runs. `driftproof bench run` takes any part "
+        "of a suite with `--methods`, `--images`, `--open` or `--closed`, `--rounds` and `--seeds` (`--seeds 1,2` adds "
+        "two), and resumes what is there. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
+    )
+
+
+def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> str:
+    entries = {(entry.row, entry.column): entry for entry in table.entries}
+    rows, columns = (list(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
+    cells = {
+        place: max((_Cell(results.value(entry), results) for results in archives), key=lambda cell: cell.rank)
+        if archives
+        else _Cell(Value(wanted=entry.round), None)
+        for place, entry in entries.items()
+    }
+    ranked = next((column for column in columns if column in ("Error (open)", "Error (50 %)")), columns[0])
+    measured = sorted(
+        (row for row in rows if any(cells[row, column].value.ours is not None for column in columns)),
+        key=lambda row: (not cells[row, ranked].value.complete, _number(cells[row, ranked])),
+    )
+    best = {column: _best(table, column, [cells[row, column] for row in measured]) for column in columns}
+    lines = [
+        [row, *(_format(cells[row, column], entries[row, column].metric, best[column]) for column in columns)]
+        for row in measured
+    ]
+    parts = [f"### {table.title}", *([format_markdown(["", *columns], lines)] if lines else [])]
+    return "\n\n".join([*parts, *_notes(suite, table, cells, rows)])
+
+
+def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]) -> Iterator[str]:
+    limits = {cell.results.metadata["limit"] for cell in cells.values() if cell.results is not None and _is_part(cell)}
+    for limit in sorted(limits):
+        yield f"\\* on the first {limit} images of each corruption."
+    missing = [row for row in rows if not all(cell.value.complete for place, cell in cells.items() if place[0] == row)]
+    if missing:
+        entry = table.entries[0]
+        chosen = f" --methods {','.join(missing)} --images {entry.specs[0].images} --rounds {entry.round}"
+        names = "every method" if len(missing) == len(rows) else ", ".join(missing)
+        yield f"Not run, or not to the end: {names}. To run what is missing:\n\n{_command(suite, chosen)}"
+
+
+def _command(suite: Suite, chosen: str = "") -> str:
+    limit = _LIMITS.get(suite.name)
+    out = "runs/leaderboard" if limit is None else f"runs/leaderboard-{limit} --limit {limit}"
+    options = f"--data data --weights weights --out {out} --device cuda"
+    return f"```bash\ndriftproof bench run {suite.name}{chosen} {options}\n```"
+
+
+def _number(cell: _Cell) -> float:
+    return math.inf if cell.value.ours is None else cell.value.ours
+
+
+def _is_part(cell: _Cell) -> bool:
+    return cell.value.ours is not None and cell.results is not None and cell.results.is_subset
+
+
+def _best(table: Table, column: str, cells: Sequence[_Cell]) -> float | None:
+    numbers = [cell.value.ours for cell in cells if cell.value.ours is not None and cell.value.complete]
+    return (min if table.is_lower_better(column) else max)(numbers) if len(numbers) > 1 else None
+
+
+def _format(cell: _Cell, metric: str, best: float | None) -> str:
+    value = cell.value
+    if value.ours is None:
+        return "not run" if value.round is None else "–"
+    if metric == "peak_memory":
+        text = format_number(value.ours / 2**20, 0)
+    else:
+        text = format_number(value.ours, 1 if metric == "step/milliseconds" else 2)
+    deviation = "" if value.deviation is None or metric == "peak_memory" else f" ±{format_number(value.deviation, 2)}"
+    text = f"**{text}**" if value.complete and value.ours == best else text
+    return f"{text}{deviation}{'' if value.complete else f' @{value.round}'}{' *' * _is_part(cell)}"

@@ -1,0 +1,71 @@
+"""Suites of the open-set leaderboard; `suites.json` lists methods, columns and tables.
+
+A column is a measure and, in brackets, the stream that it is measured on; without one, half of a batch is unknown.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from driftproof.bench.spec import Spec
+from driftproof.bench.tables import Suite, Table, TableEntry
+from driftproof.corruptions import CORRUPTIONS
+from driftproof.paper.suites import FILTER_OPTIONS, options_for
+
+__all__ = ["SUITES", "make_run"]
+
+_DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _suite(name: str) -> Suite:
+    (made,) = (each for each in _DEFINITIONS["suites"] if each["name"] == name)
+    return Suite(
+        name, made["title"], tuple(_make_table(**table) for table in made["tables"]), made["rounds"], made["note"]
+    )
+
+
+SUITES: dict[str, Callable[[], Suite]] = {
+    each["name"]: partial(_suite, each["name"]) for each in _DEFINITIONS["suites"]
+}
+"""How to make each suite, by name."""
+
+
+def _make_table(
+    name: str,
+    title: str,
+    images: str,
+    *,
+    round: int = 1,
+    methods: str = "all",
+    columns: str = "all",
+    unknown: str = "svhn-c",
+) -> Table:
+    entries, lower = [], {}
+    for column in _DEFINITIONS["columns"][columns]:
+        measure, _, stream = column.removesuffix(")").partition(" (")
+        fields = {"unknown": unknown, **_DEFINITIONS["streams"].get(stream, {})}
+        place = dict(_DEFINITIONS["measures"][measure])
+        lower[column] = not place.pop("higher", False)
+        for method in _DEFINITIONS["methods"][methods]:
+            entries.append(TableEntry(method, column, (make_run(method, images, **fields),), round=round, **place))
+    return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
+
+
+def make_run(method: str, images: str, **fields: Any) -> Spec:  # noqa: ANN401  # any field of a spec
+    """Return a method on WRN-40-2: the paper's hyper-parameters where it has any, else the method's defaults.
+
+    Examples:
+        >>> make_run("roid+crowd", "cifar10-c").options, make_run("tent+unient", "cifar10-c").options
+        ((), (('lr', 0.001),))
+    """
+    base, _, selection = method.partition("+")
+    options = options_for(base, images)
+    if options and selection == "crowd":
+        options = options_for(method, images)
+    elif selection:
+        options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
+    spec = Spec(method, images, "wrn40_2", domains=CORRUPTIONS, **fields)
+    return spec.with_options(**options, **_DEFINITIONS["options"].get(method, {}))
