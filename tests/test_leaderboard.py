@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +11,8 @@ from driftproof.bench import Results, Store
 from driftproof.bench.archive import write_archive
 from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import CORRUPTIONS
-from driftproof.leaderboard import SUITES, render_page
+from driftproof.leaderboard import SUITES
+from driftproof.leaderboard.page import render_page
 from driftproof.leaderboard.suites import make_run
 from driftproof.methods.by_name import accepted_options, method_names
 from rows_on_disk import run_command, visits_of, write_rows
@@ -131,3 +134,10 @@ def test_method_with_state_in_its_output_is_not_taken_for_stateless(tmp_path):
         write_rows(tmp_path / name, spec, rows, protocol=still | {"output": output})
         (entry, *_) = (e for t in SUITES["openset"]().tables for e in t.entries if (e.row, e.round) == ("t3a", 5))
         assert Results(tmp_path / name).value(entry).complete == complete
+
+
+def test_suites_run_without_the_libraries_that_read_results():
+    """A machine that only runs needs no data-frame library."""
+    blocked = "import sys; sys.modules |= dict.fromkeys(['polars', 'altair', 'great_tables', 'jinja2'])"
+    made = "from driftproof.cli.suites import find_suite; import driftproof.bench.execute; find_suite('openset')"
+    subprocess.run([sys.executable, "-c", f"{blocked}; {made}"], check=True)

@@ -17,7 +17,7 @@ def leaderboard_command(
     """Write one Markdown page about the suites openset, openset_long, ...; what was not run is marked."""
     from driftproof.bench import Results
     from driftproof.files import atomic_write
-    from driftproof.leaderboard import render_page
+    from driftproof.leaderboard.page import render_page
 
     text = render_page([Results(folder) for folder in folders or ()])
     with atomic_write(out) as unfinished:

@@ -1,6 +1,5 @@
 """The open-set leaderboard: its suites, and the page made from their results."""
 
-from driftproof.leaderboard.page import render_page
 from driftproof.leaderboard.suites import SUITES
 
-__all__ = ["SUITES", "render_page"]
+__all__ = ["SUITES"]
