@@ -226,7 +226,8 @@ def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def _format_table(columns: dict[str, dict[str, float]], measure: str, *, lowest: bool) -> list[str]:
     """One row per score, one column per method; the best single score is bold, and the last column is the worst gap."""
-    names = [key.removesuffix(f"/{measure}") for key in next(iter(columns.values())) if key.endswith(f"/{measure}")]
+    known = dict.fromkeys(key for values in columns.values() for key in values if key.endswith(f"/{measure}"))
+    names = [key.removesuffix(f"/{measure}") for key in known if all(key in values for values in columns.values())]
     sign = -1 if lowest else 1
     best = {
         method: max((sign * values[f"{name}/{measure}"], name) for name in SINGLE)[1]
