@@ -21,7 +21,8 @@ def results(tmp_path_factory):
     single = worker.make_adapter("eata+crowd")
     worker.adapt_to(single, worker.make_stream(8)[:4])
     single.save(folder / "single.safetensors")
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "driftproof.methods"])  # imported once, not by each process
     processes = [context.Process(target=worker.run_worker, args=(rank, str(folder)), daemon=True) for rank in range(3)]
     for process in processes:
         process.start()
