@@ -18,17 +18,19 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/driftproof demo
 
-# Files stay whole, so that what is dear to set up is set up once. There is a worker for every core, so each has one thread.
+# Files stay whole, so that what is dear to set up is set up once, and in order: else those with few tests, which can be
+# the slow ones, would come last, when the other workers have nothing left. Each worker has a core, so one thread.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 test coverage test-slow: export OMP_NUM_THREADS = 1
 # The tests build the documents, strictly.
 test: setup lint
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest $(PARALLEL)
 
 coverage: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov
+	$(BIN)/python -m pytest $(PARALLEL) --cov
 
 test-slow: setup
-	$(BIN)/python -m pytest -n auto --dist loadfile -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 lint: setup
 	$(BIN)/ruff check .

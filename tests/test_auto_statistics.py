@@ -223,12 +223,12 @@ def test_static_steps_equal_eager_ones(accumulate):
 @pytest.mark.parametrize(
     ("order", "size", "count"),
     [
-        ("mixed", 64, 542),
-        ("sorted", 64, 542),
-        ("mixed", 4, 160),
-        ("sorted", 4, 160),
-        ("mixed", 1, 60),
-        ("sorted", 1, 60),
+        ("mixed", 64, 384),
+        ("sorted", 64, 384),
+        ("mixed", 4, 96),
+        ("sorted", 4, 96),
+        ("mixed", 1, 40),
+        ("sorted", 1, 40),
     ],
 )
 def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, count, contrast):

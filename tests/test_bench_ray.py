@@ -2,28 +2,29 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
-from driftproof import bench
 from driftproof.bench import Store, on_ray
 from driftproof.bench.jobs import run_locally
 from driftproof.bench.on_ray import run_on_ray
 from driftproof.bench.runner import RunSettings
 from driftproof.errors import ConfigurationError, ExecutionError, MissingPackageError
-from small_bench import AT_ONCE, OWN, SmallBench, contents, ignore, small_jobs
-from test_bench_own import PROJECT, write_project
+from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs
+from test_bench_own import write_project
 
 ray = pytest.importorskip("ray")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def environment():
     """A cluster of these tests alone, whose workers can import the tests' modules."""
     with pytest.MonkeyPatch.context() as patch:
@@ -33,63 +34,62 @@ def environment():
 
 
 @pytest.fixture(scope="module")
-def cluster(environment):
+def cluster():
     ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
 
 
-def test_functions_of_the_current_folder_run_on_workers(environment, tmp_path, monkeypatch):
+def test_cluster_that_was_started_is_stopped(tmp_path):
+    with mock.patch.object(ray, "init", wraps=ray.init) as start:
+        run_on_ray([], tmp_path, SmallBench(), AT_ONCE, ignore)
+    assert start.call_count == 1
+    assert not ray.is_initialized()
+
+
+def test_runs_end_like_local_ones_or_with_their_errors(cluster, tmp_path, monkeypatch):
+    """One worker is killed, one crashes whenever it is started, and methods are invalid, raise, or are of this folder.
+
+    All share a cluster and its workers, since each new one imports torch.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(on_ray, "_MAX_RETRIES", 1)
     write_project(tmp_path)
-    benchmark = {**PROJECT, "methods": ["tent+crowd", "my_methods:cautious", "my_methods:raising"]}
-    for executor in ("ray", "local"):
-        with pytest.raises(ExecutionError, match=r"1 of 3 runs failed.*\n.*no luck \(.*my_methods\.py:\d+\)"):
-            bench.run(**benchmark, out=tmp_path / executor, executor=executor)
-        assert not ray.is_initialized(), "a cluster that was started is stopped"
-    assert len(contents(tmp_path / "local")) == 4
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-
-
-def test_another_worker_resumes_run_of_killed_worker(cluster, tmp_path):
-    jobs, events, killed = small_jobs(rounds=2, methods=["tent", "source", OWN]), [], []
-    signals = tmp_path / "signals"
+    signals, events, killed = tmp_path / "signals", [], []
     signals.mkdir()
+    methods = ["tent", "source", "my_methods:cautious", "my_methods:raising", "eata", "bn_adapt"]
+    resumed, _, _, raising, invalid, crashing = jobs = small_jobs(rounds=2, methods=methods)
+    jobs[4] = invalid = replace(invalid, spec=invalid.spec.with_options(rate=0.1))
+    good, failing = jobs[:3], {raising.spec, invalid.spec, crashing.spec}
 
     def kill_first_worker(event):
         events.append(event)
-        if event.spec.method == "tent" and event.row is not None and not killed:
+        if event.spec == resumed.spec and event.row is not None and not killed:
             killed.extend(workers(signals, event.spec))
             os.kill(killed[0], signal.SIGKILL)
             (signals / "go").touch()
 
-    run_on_ray(jobs, tmp_path / "ray", SmallBench(signals, waiting=("tent",)), AT_ONCE, kill_first_worker)
-    assert ray.is_initialized()
-    run_locally(jobs, tmp_path / "local", SmallBench(), AT_ONCE, ignore)
-    assert len(contents(tmp_path / "ray")) == 6
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-    all_workers = [pid for job in jobs for pid in workers(signals, job.spec)]
-    assert len(workers(signals, jobs[0].spec)) == 2
-    assert len(set(all_workers)) >= 2
-    done = [event.done for event in events if event.spec.method == "tent" and event.stage == "adapting"]
+    resources = SmallBench(signals, waiting=("tent",), crashing=("bn_adapt",))
+    with pytest.raises(ExecutionError, match=r"^3 of 6 runs failed; the others are done\.\n") as caught:
+        run_on_ray(jobs, tmp_path / "ray", resources, AT_ONCE, kill_first_worker)
+    message = str(caught.value)
+    assert re.search(rf"\n{raising.spec.name}: .*no luck \(.*my_methods\.py:\d+\)", message)
+    assert f"\n{invalid.spec.name}: Expected a known option of eata, but got 'rate'." in message
+    assert f"\n{crashing.spec.name}: The run's worker died 2 times. Run it again to resume: " in message
+    assert {event.spec for event in events if event.stage == "failed"} == failing
+    run_locally(good, tmp_path / "local", SmallBench(), AT_ONCE, ignore)
+    found, expected = contents(tmp_path / "ray"), contents(tmp_path / "local")
+    assert len(expected) == 6
+    assert {name: found[name] for name in expected} == expected
+    assert (len(workers(signals, resumed.spec)), len(workers(signals, crashing.spec))) == (2, 2)
+    done = [event.done for event in events if event.spec == resumed.spec and event.stage == "adapting"]
     assert done.count(1) == 1, "the second worker must not start from the beginning"
-    for job in jobs[1:]:
+    for job in good[1:]:
         received = [event.row for event in events if event.spec == job.spec and event.row is not None]
         assert received == Store(tmp_path / "ray").run(job.spec).rows
-    assert {line["threads"] for run in Store(tmp_path / "ray").runs() for line in run.conditions} == {1}
-
-
-def test_failed_runs_are_reported_after_the_others_finish(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(on_ray, "_MAX_RETRIES", 1)
-    invalid, crashing, good = small_jobs(rounds=1, methods=["tent", "bn_adapt", "source"])
-    invalid, events = replace(invalid, spec=invalid.spec.with_options(rate=0.1)), []
-    with pytest.raises(ExecutionError, match=r"^2 of 3 runs failed; the others are done\.\n") as caught:
-        run_on_ray([invalid, crashing, good], tmp_path, SmallBench(crashing=("bn_adapt",)), AT_ONCE, events.append)
-    message = str(caught.value)
-    assert f"\n{invalid.spec.name}: Expected a known option of tent, but got 'rate'." in message
-    assert f"\n{crashing.spec.name}: The run's worker died 2 times. Run it again to resume: " in message
-    assert {event.spec for event in events if event.stage == "failed"} == {invalid.spec, crashing.spec}
-    assert len(Store(tmp_path).run(good.spec).rows) == 3
+    runs = [Store(tmp_path / "ray").run(job.spec) for job in good]
+    assert {line["threads"] for run in runs for line in run.conditions} == {1}
+    assert ray.is_initialized(), "a cluster of the caller's goes on"
 
 
 def test_interruption_stops_workers_of_running_cluster(cluster, tmp_path):

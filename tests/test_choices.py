@@ -100,8 +100,14 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
-@pytest.mark.parametrize("choice", NEUTRAL)
+# On label maps, those that read samples one by one or change what the loss is of.
+@pytest.mark.parametrize(
+    ("choice", "network"),
+    [
+        *((choice, "wide_resnet") for choice in NEUTRAL),
+        *((choice, "segmentation") for choice in ("all_of_these", "memory_of_batch_size", "repel_zero")),
+    ],
+)
 def test_neutral_choice_equals_none(choice, network):
     plain, chosen = make(build(network)), make(build(network), **NEUTRAL[choice])
     for images in batches(4):

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import itertools
 import json
 import os
@@ -30,6 +31,7 @@ from driftproof.cli.train import RECIPES, SETS
 from driftproof.data import FileSet
 from driftproof.health import Health
 from driftproof.methods.by_name import parse_method
+from rows_on_disk import run_command
 
 HEAVY = {"torch", "numpy", "scipy", "PIL", "altair", "great_tables", "ray", "polars", "sklearn", "safetensors"}
 NAMES = itertools.count()
@@ -153,11 +155,12 @@ def test_help_version_and_completion_import_no_heavy_module():
     assert seconds < 0.5 or measure_startup()[0] < 0.5, "measured twice, since one slow run may be noise"
 
 
-def test_terminal_without_unicode_gets_replacement_characters():
-    results = Path(__file__).parents[1] / "results" / "choices"
-    command = [sys.executable, "-c", "from driftproof.cli import main; main()", "bench", "compare", str(results)]
-    ended = subprocess.run(command, capture_output=True, check=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
-    assert "swr, ? = 250" in ended.stdout.decode("ascii")
+def test_terminal_without_unicode_gets_replacement_characters(monkeypatch):
+    results, printed = Path(__file__).parents[1] / "results" / "choices", io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert run_command("bench", "compare", results) == 0
+    sys.stdout.flush()
+    assert "swr, ? = 250" in printed.getvalue().decode("ascii")
 
 
 def test_completion_names_match_the_library():

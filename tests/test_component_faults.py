@@ -83,9 +83,16 @@ class RaisingOutput(dp.outputs.Output):
         return
 
 
-@pytest.mark.parametrize("engine", [EagerEngine, StaticEngine])
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("hook", ["on_batch", "on_step", "after_step", "predict_after"])
+# Every pair of a hook, an accumulation and an engine.
+@pytest.mark.parametrize(
+    ("hook", "accumulate", "engine"),
+    [
+        ("on_batch", 1, EagerEngine), ("on_batch", 2, StaticEngine),
+        ("on_step", 1, StaticEngine), ("on_step", 2, EagerEngine),
+        ("after_step", 1, EagerEngine), ("after_step", 2, StaticEngine),
+        ("predict_after", 1, StaticEngine), ("predict_after", 2, EagerEngine),
+    ],
+)  # fmt: skip
 def test_failing_component_leaves_the_whole_state_unchanged(model, hook, accumulate, engine):
     def make():
         adapter = compose(

@@ -21,7 +21,8 @@ def results(tmp_path_factory):
     single = worker.make_adapter("eata+crowd")
     worker.adapt_to(single, worker.make_stream(8)[:4])
     single.save(folder / "single.safetensors")
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "driftproof.methods"])  # imported once, not by each process
     processes = [context.Process(target=worker.run_worker, args=(rank, str(folder)), daemon=True) for rank in range(3)]
     for process in processes:
         process.start()
@@ -71,7 +72,7 @@ def test_state_is_bitwise_equal_on_all_ranks(results, scenario):
 def test_scenarios_cover_uneven_splits_partial_selection_and_skips(results):
     sizes = [[len(range(7)[rows]) for rows in worker.split_rows(index, 7, 2)] for index in range(worker.BATCHES)]
     assert {tuple(pair) for pair in sizes} == {(count, 7 - count) for count in range(1, 6)}
-    for scenario in ("tent+crowd", "eata", "swr+crowd", "three ranks, tent+crowd"):
+    for scenario in ("eata+crowd", "three ranks, eata", "three ranks, swr+crowd", "three ranks, tent+crowd"):
         selected = torch.cat(concatenate([results[0][scenario], results[1][scenario]], "selected"))
         assert 0.05 < selected.double().mean() < 0.99, "neither all nor nothing is selected"
     first, second = (results[rank]["rank 1 selects nothing"] for rank in (0, 1))

@@ -120,7 +120,7 @@ def assert_engines_agree(build_adapter, stream, engine=StaticEngine, num_static_
 # --- static steps -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["source", "ttn", "ent", "tent+crowd", "eata", "swr+crowd"])
+@pytest.mark.parametrize("case", ["tent+crowd", "eata", "swr+crowd"])
 def test_static_step_equals_eager_step(case):
     """With Adam; `test_recorded_step_needs_no_python` has all cases."""
     assert_engines_agree(partial(make_adapter, case), faulty_stream())
@@ -153,24 +153,26 @@ class RandomRestore(dp.regularizers.Regularizer):
 
 
 MOVING_BLEND = dp.statistics.Blend(0.5, momentum=0.3)
+# Choices that do not touch each other share a run, which costs as much as one choice alone.
 SETTINGS = {
-    "output after": {"output": "after"},
-    "moving statistics": {"statistics": MOVING_BLEND},
+    "output after, moving statistics": {"output": "after", "statistics": MOVING_BLEND},
     "moving source statistics": {"source_statistics": MOVING_BLEND, "select": dp.ConfidenceDifference()},
-    "averages": {"average_over": "batch", "mean_entropy_over": "selected", "mean_entropy": 0.3},
-    "novelty": {"novelty": lambda step: -step.confidence_change},
+    "averages, novelty, clipped": {
+        "average_over": "batch", "mean_entropy_over": "selected", "mean_entropy": 0.3,
+        "novelty": lambda step: -step.confidence_change, "gradient": dp.gradients.Clipped(0.1),
+    },
     "accumulate": {"accumulate": 2, "output": "after", "statistics": MOVING_BLEND},
     "random restore": {"regularizer": RandomRestore()},
     "random restore, accumulate": {"regularizer": RandomRestore(), "accumulate": 2},
-    "sharpness-aware": {"gradient": dp.gradients.SharpnessAware(0.05)},
-    "clipped": {"gradient": dp.gradients.Clipped(0.1)},
-    "memory": {"memory": dp.memories.LatestImages(8)},
-    "teacher": {"teacher": dp.EMA(0.9), "output": "teacher", "loss": dp.losses.Consistency()},
-    "restore": {"after": [dp.after.PullToSource(0.1), dp.after.StochasticRestore(0.2)]},
+    "sharpness-aware, memory": {"gradient": dp.gradients.SharpnessAware(0.05), "memory": dp.memories.LatestImages(8)},
+    "teacher, restore": {
+        "teacher": dp.EMA(0.9), "output": "teacher", "loss": dp.losses.Consistency(),
+        "after": [dp.after.PullToSource(0.1), dp.after.StochasticRestore(0.2)],
+    },
     "reset every": {"after": dp.after.ResetEvery(3)},
     "reset when": {"after": dp.after.ResetWhen(threshold=0.9), "teacher": dp.EMA(0.9)},
     "schedule": {"lr_schedule": lambda steps: 1.0 / (1.0 + steps)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -940,7 +942,7 @@ def dynamo():
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["ttn", "swr", "cotta"])
+@pytest.mark.parametrize("case", ["ttn", "cotta"])
 def test_compiled_networks_agree(case, dynamo):
     stream = one_compiled_shape()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=aot_engine), stream))

@@ -35,16 +35,17 @@ def case(request):
     return model.eval(), torch.rand(2, 4, 3, size, size), options
 
 
-def tent_with_selection(case):
-    model, _, options = case
-    return dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference(), **options)
-
-
-def test_adapts_and_leaves_the_given_model_unchanged(case):
+@pytest.fixture(scope="module")
+def adapted(case):
+    """An adapter after two batches, its answers, and the weights of the given model before."""
     model, batches, options = case
     before = copy.deepcopy(model.state_dict())
-    adapter = tent_with_selection(case)
-    logits = [adapter(images) for images in batches]
+    adapter = dp.tent(model, lr=1e-2, select=dp.ConfidenceDifference(), **options)
+    return adapter, [adapter(images) for images in batches], before
+
+
+def test_adapts_and_leaves_the_given_model_unchanged(case, adapted):
+    (model, batches, options), (adapter, logits, before) = case, adapted
     expected = model(batches[0])
     assert logits[0].shape == (expected[options["logits"]] if options else expected).shape
     assert all(torch.isfinite(each).all() for each in logits)
@@ -53,26 +54,22 @@ def test_adapts_and_leaves_the_given_model_unchanged(case):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_reset_replays_bit_equal(case):
-    adapter, batches = tent_with_selection(case), case[1]
-    first = [adapter(images) for images in batches]
-    adapter.reset()
-    again = [adapter(images) for images in batches]
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-    assert not torch.equal(adapter(batches[0]), first[0])
-
-
-def test_unwrap_returns_a_plain_module(case):
-    model, batches, _ = case
-    adapter = tent_with_selection(case)
-    adapter(batches[0])
-    plain = adapter.unwrap()
+def test_unwrap_returns_a_plain_module(case, adapted):
+    model, plain = case[0], adapted[0].unwrap()
     assert [type(module) for module in plain.modules()] == [type(module) for module in model.modules()]
     assert plain.state_dict().keys() == model.state_dict().keys()
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     for ours, theirs in zip(plain.modules(), model.modules(), strict=True):
         assert all(len(getattr(ours, name)) == len(getattr(theirs, name)) for name in hooks)
         assert "forward" not in vars(ours) or "forward" in vars(theirs)
+
+
+def test_reset_replays_bit_equal(case, adapted):
+    (_, batches, _), (adapter, first, _) = case, adapted
+    adapter.reset()
+    again = [adapter(images) for images in batches]
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(adapter(batches[0]), first[0])
 
 
 def test_model_without_normalization_is_refused(timm):
