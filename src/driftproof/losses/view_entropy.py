@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from driftproof.augment import Augment, check_unit_range, crop_and_flip
+from driftproof.augment import Augment, crop_and_flip
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.losses.base import Loss
@@ -36,7 +36,6 @@ class ViewEntropy(Loss):
                 f"Expected logits of shape (N, C), but got {tuple(step.logits.shape)}: views that move pixels cannot "
                 "be averaged pixel by pixel."
             )
-        check_unit_range(step.images, self.augment)
         views = torch.cat([step.augment(self.augment) for _ in range(self.views)])
         log_p = log_probabilities(step.network(views)).view(self.views, len(step.images), step.classes)
         return entropy(log_p.logsumexp(dim=0) - math.log(self.views))

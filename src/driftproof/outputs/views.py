@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from driftproof.augment import Augment, check_unit_range, crop_and_flip
+from driftproof.augment import Augment, crop_and_flip
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.outputs.base import AfterUpdate, Output
@@ -33,7 +33,6 @@ class AveragedViews(Output):
                 f"Expected logits of shape (N, C), but got {tuple(step.logits.shape)}: views that move pixels cannot "
                 "be averaged pixel by pixel."
             )
-        check_unit_range(step.images, self.augment)
         total = torch.zeros_like(step.logits)
         for _ in range(self.count):
             total = total + step.network(step.augment(self.augment))
