@@ -8,7 +8,8 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
+IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
+ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -38,6 +39,7 @@ _OTHER_NETWORKS = tuple(name for name in CONTRACT_NETWORKS if name != "wide_resn
 PAIRS = (
     *((case, "wide_resnet") for case in CASES),
     *((case, network) for number, network in enumerate(_OTHER_NETWORKS) for case in rotate_kinds(number)),
+    *(("lame", "group_norm"), ("t3a", "attention")),
 )
 # The paper's segmentation network is deep and slow.
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr+crowd", "cotta"))
@@ -70,6 +72,13 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("scales", dp.outputs.MultiScale((0.75, 1.0)))
         options.setdefault("restore", 0.2)
         options.setdefault("momentum", 0.9)
+    if name in ("ttaug", "memo"):
+        options.setdefault("views", 2)
+        options.setdefault("augment", shifted)
+    if name == "lame":
+        options.setdefault("iterations", 5)
+    if name == "t3a":
+        options.setdefault("capacity", 3)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

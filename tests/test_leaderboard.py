@@ -6,15 +6,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from driftproof.bench import Results, Store
 from driftproof.bench.archive import write_archive
 from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.data import ArraySet
 from driftproof.leaderboard import SUITES
 from driftproof.leaderboard.page import render_page
 from driftproof.leaderboard.suites import make_run
 from driftproof.methods.by_name import accepted_options, method_names
+from driftproof.streams import Domain
 from rows_on_disk import run_command, visits_of, write_rows
 
 SPECS = {name: list(build().specs()) for name, build in SUITES.items()}
@@ -44,14 +47,12 @@ def test_suites_cover_streams_shares_batch_sizes_and_rounds():
         assert (spec.model, spec.domains, spec.severity, spec.seed) == ("wrn40_2", CORRUPTIONS, 5, 0)
 
 
-def test_share_of_unknown_images_reaches_the_stream(tmp_path):
-    spec = dataclasses.replace(
-        make_run("tent", "digits-c"), unknown="digits-unknown-c", domains=("contrast",), batch_size=20
-    )
-    files = LocalFiles(tmp_path)
+def test_share_of_unknown_images_reaches_the_stream(monkeypatch, tmp_path):
+    images = ArraySet(torch.zeros(40, 3, 8, 8, dtype=torch.uint8), torch.arange(40) % 10, name="black")
+    monkeypatch.setattr(LocalFiles, "_domains", lambda *_: [Domain("fog", images)])
     for share, unknown in {0.5: 10, 0.1: 2, 0.9: 18}.items():
-        stream = files.stream(dataclasses.replace(spec, unknown_share=share), rounds=1)
-        assert int((~next(iter(stream)).known).sum()) == unknown
+        spec = make_run("tent", "cifar10-c", unknown="svhn-c", unknown_share=share, batch_size=20)
+        assert int((~next(iter(LocalFiles(tmp_path).stream(spec, rounds=1))).known).sum()) == unknown
 
 
 def write(folder, spec, rounds, error, seconds=2.0, limit=None):

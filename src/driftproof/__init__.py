@@ -38,7 +38,23 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.health import Health
-    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
+    from driftproof.methods import (
+        adapt,
+        bn_adapt,
+        conjugate,
+        cotta,
+        eata,
+        ent,
+        gce,
+        lame,
+        memo,
+        source,
+        swr,
+        t3a,
+        tent,
+        ttaug,
+        ttn,
+    )
     from driftproof.problems import Problem, check
     from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
@@ -73,7 +89,9 @@ __all__ = [
     "gce",
     "gradients",
     "guards",
+    "lame",
     "losses",
+    "memo",
     "memories",
     "methods",
     "outputs",
@@ -84,8 +102,10 @@ __all__ = [
     "source",
     "statistics",
     "swr",
+    "t3a",
     "tent",
     "testing",
+    "ttaug",
     "ttn",
 ]
 
@@ -93,7 +113,10 @@ _CONTENTS = {
     "adapter": ("Adapter",),
     "alarm": ("Alarm", "Event"),
     "health": ("Health",),
-    "methods": ("adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+    "methods": (
+        *("adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+        *("lame", "memo", "t3a", "ttaug"),
+    ),
     "problems": ("Problem", "check"),
     "record": ("Record", "StepResult"),
     "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["Augment", "check_unit_range", "cotta_view", "photometric"]
+__all__ = ["Augment", "check_unit_range", "cotta_view", "crop_and_flip", "photometric"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -71,6 +71,23 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     view = torch.where(draw(0, 1) < 0.5, view.flip(-1), view)
     noise = torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
     return (view + 0.005 * noise).clamp(0.0, 1.0)
+
+
+def crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
+    """Shift every image by up to an eighth of its sides, filled with zeros, and mirror every other, at random.
+
+    For images of 32 pixels these are the usual crops with a padding of 4. Values may have any range.
+    """
+    _check_images(images)
+    count, channels, height, width = images.shape
+    top, left = height // 8, width // 8
+    draws = torch.rand(3, count, 1, generator=generator, device=generator.device)
+    rows = (draws[0] * (2 * top + 1)).long() + torch.arange(height, device=images.device)
+    columns = (draws[1] * (2 * left + 1)).long() + torch.arange(width, device=images.device)
+    columns = torch.where(draws[2] < 0.5, columns.flip(1), columns)
+    padded = F.pad(images, (left, left, top, top))
+    view = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[3]))
+    return view.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
 
 
 def check_unit_range(images: Tensor, augment: Augment) -> None:

@@ -8,7 +8,16 @@ NETWORKS = (
 )
 
 _SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
-METHODS = ("adapt", "source", "bn_adapt", "ttn", *_SELECTION_METHODS, *(f"{name}+crowd" for name in _SELECTION_METHODS))
+_OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
+METHODS = (
+    "adapt",
+    "source",
+    "bn_adapt",
+    "ttn",
+    *_OUTPUT_METHODS,
+    *_SELECTION_METHODS,
+    *(f"{name}+crowd" for name in _SELECTION_METHODS),
+)
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),

@@ -5,6 +5,7 @@ from driftproof.losses.conjugate import Conjugate, conjugate, conjugate_labels
 from driftproof.losses.consistency import Consistency
 from driftproof.losses.entropy import Entropy
 from driftproof.losses.gce import GCE, gce
+from driftproof.losses.view_entropy import ViewEntropy
 
 __all__ = [
     "GCE",
@@ -12,6 +13,7 @@ __all__ = [
     "Consistency",
     "Entropy",
     "Loss",
+    "ViewEntropy",
     "conjugate",
     "conjugate_labels",
     "gce",

@@ -21,9 +21,14 @@ from driftproof.methods.cotta import cotta
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
+from driftproof.methods.lame import lame
+from driftproof.methods.memo import memo
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
+from driftproof.methods.t3a import t3a
 from driftproof.methods.tent import tent
+from driftproof.methods.ttaug import ttaug
 from driftproof.methods.ttn import ttn
 
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"]
+__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "lame", "memo", "source", "swr", "t3a"]
+__all__ += ["tent", "ttaug", "ttn"]

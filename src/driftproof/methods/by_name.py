@@ -47,6 +47,10 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "cotta": methods.cotta,
     "ttn": methods.ttn,
     "adapt": methods.adapt,
+    "lame": methods.lame,
+    "memo": methods.memo,
+    "t3a": methods.t3a,
+    "ttaug": methods.ttaug,
 }
 
 SELECTIONS: dict[str, Callable[..., Selection]] = {

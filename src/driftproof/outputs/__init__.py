@@ -1,12 +1,19 @@
 """What an adapter returns for a batch, also when nothing learns."""
 
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
+from driftproof.outputs.laplacian import LaplacianAdjusted
 from driftproof.outputs.teacher_ensemble import MultiScale, RandomViews, TeacherEnsemble
+from driftproof.outputs.templates import AdjustedTemplates
+from driftproof.outputs.views import AveragedViews, Episodic
 
 __all__ = [
+    "AdjustedTemplates",
     "AfterUpdate",
+    "AveragedViews",
     "BeforeUpdate",
     "Ensemble",
+    "Episodic",
+    "LaplacianAdjusted",
     "MultiScale",
     "Output",
     "RandomViews",
