@@ -7,9 +7,17 @@ import torch
 import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
-GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+RECENT_METHODS = (
+    "sar",
+    "rdumb",
+    "come",
+    "roid",
+)
+GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS)
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
-CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
+DRAWING_METHODS = ("swr", "roid")  # those that draw random numbers in every step
+CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
 # So a pair of a method and a network says something new only if the kind or the network is new: every case meets the
@@ -17,7 +25,7 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 # cases of a kind.
 KINDS = {
     "predicts only": ("bn_adapt", "ttn", "source"),
-    "learns": ("tent", "gce", "ent", "conjugate"),
+    "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid"),
     "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
     "prepared regularizer": ("eata", "swr"),
     "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
@@ -40,7 +48,7 @@ PAIRS = (
 )
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr", "cotta"))
 
-_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
+_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2}
 
 
 def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
@@ -48,16 +56,21 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     name, _, crowd = case.partition("+")
     options = dict(settings)
     if name in GRADIENT_METHODS:
-        options.setdefault("lr", _LR[name])
+        options.setdefault("lr", _LR.get(name, 1e-1))
     if crowd:
         options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
     if name == "ttn":
         options.setdefault(
             "statistics", dp.statistics.TTN(momentum=0.3, prior_batches=2, epochs=1, batch_size=8, augment=shifted)
         )
-    if name == "eata":
+    if name in ("eata", "rdumb"):
         options.setdefault("redundancy", 0.95)
+    if name in ("eata", "rdumb", "sar"):
         options.setdefault("entropy_threshold", 1.5)
+    if name == "rdumb":
+        options.setdefault("reset_every", 2)
+    if name == "roid":
+        options.setdefault("augment", shifted)
     if name == "swr":
         task = dp.regularizers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)
         options.setdefault("prototypes", False if segmentation else task)

@@ -38,7 +38,23 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.health import Health
-    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
+    from driftproof.methods import (
+        adapt,
+        bn_adapt,
+        come,
+        conjugate,
+        cotta,
+        eata,
+        ent,
+        gce,
+        rdumb,
+        roid,
+        sar,
+        source,
+        swr,
+        tent,
+        ttn,
+    )
     from driftproof.problems import Problem, check
     from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
@@ -65,6 +81,7 @@ __all__ = [
     "augment",
     "bn_adapt",
     "check",
+    "come",
     "conjugate",
     "cotta",
     "eata",
@@ -77,7 +94,10 @@ __all__ = [
     "memories",
     "methods",
     "outputs",
+    "rdumb",
     "regularizers",
+    "roid",
+    "sar",
     "scopes",
     "scores",
     "selection",
@@ -93,7 +113,23 @@ _CONTENTS = {
     "adapter": ("Adapter",),
     "alarm": ("Alarm", "Event"),
     "health": ("Health",),
-    "methods": ("adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+    "methods": (
+        "adapt",
+        "bn_adapt",
+        "come",
+        "conjugate",
+        "cotta",
+        "eata",
+        "ent",
+        "gce",
+        "rdumb",
+        "roid",
+        "sar",
+        "source",
+        "swr",
+        "tent",
+        "ttn",
+    ),
     "problems": ("Problem", "check"),
     "record": ("Record", "StepResult"),
     "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),

@@ -16,14 +16,34 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 
 from driftproof.methods.adapt import adapt
 from driftproof.methods.bn_adapt import bn_adapt
+from driftproof.methods.come import come
 from driftproof.methods.conjugate import conjugate
 from driftproof.methods.cotta import cotta
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
+from driftproof.methods.rdumb import rdumb
+from driftproof.methods.roid import roid
+from driftproof.methods.sar import sar
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
 from driftproof.methods.tent import tent
 from driftproof.methods.ttn import ttn
 
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"]
+__all__ = [
+    "adapt",
+    "bn_adapt",
+    "come",
+    "conjugate",
+    "cotta",
+    "eata",
+    "ent",
+    "gce",
+    "rdumb",
+    "roid",
+    "sar",
+    "source",
+    "swr",
+    "tent",
+    "ttn",
+]

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from driftproof import methods
 from driftproof.adapter import Adapter
+from driftproof.after import After, PullToSource, ResetEvery, ResetWhen, StochasticRestore
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.guards import GUARDS, FallBack, Guard, RollBack
+from driftproof.losses import COME, GCE, Entropy, Loss, SoftLikelihoodRatio
 from driftproof.methods.oracle import Oracle
 from driftproof.named import call_own, is_own, load_named
 from driftproof.scores import NOVELTY_SCORES, msp
@@ -47,6 +49,10 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "cotta": methods.cotta,
     "ttn": methods.ttn,
     "adapt": methods.adapt,
+    "sar": methods.sar,
+    "rdumb": methods.rdumb,
+    "come": methods.come,
+    "roid": methods.roid,
 }
 
 SELECTIONS: dict[str, Callable[..., Selection]] = {
@@ -81,11 +87,28 @@ _GUARDS: dict[str, tuple[Guard, ...]] = {
     "fall_back+roll_back": (FallBack(), RollBack()),
 } | {name: (kind(),) for name, kind in GUARDS.items()}
 
+_AFTER: dict[str, After] = {
+    "reset every 100": ResetEvery(100),
+    "reset every 1000": ResetEvery(1000),
+    "reset when collapsed": ResetWhen(),
+    "pull to source": PullToSource(),
+    "stochastic restore": StochasticRestore(),
+}
+
+_LOSSES: dict[str, Loss] = {
+    "entropy": Entropy(),
+    "come": COME(),
+    "gce": GCE(),
+    "likelihood ratio": SoftLikelihoodRatio(),
+}
+
 _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "guard": _GUARDS,
+    "after": _AFTER,
+    "loss": _LOSSES,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""

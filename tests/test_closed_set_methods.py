@@ -1,0 +1,311 @@
+"""SAR, RDumb, COME, ROID and their relatives against slow loops and against each other."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import driftproof as dp
+from cases import batches, same_state, shifted
+from driftproof.methods.by_name import build_method
+from networks import build
+
+SGD = torch.optim.SGD
+
+
+@pytest.fixture
+def model():
+    """In double precision, so that two ways to compute the same step agree closely."""
+    return build("wide_resnet").double()
+
+
+def make_stream(count=20, size=12):
+    """Later images are brighter, so that all thresholds are crossed at some time."""
+    return [images.double() * (1 + 0.1 * number) for number, images in enumerate(batches(count, size))]
+
+
+class Reference:
+    """A student as reference implementations set it up: training mode, so batch statistics, and a copy to return to."""
+
+    def __init__(self, model, make_optimizer):
+        self.student = copy.deepcopy(model).train()
+        norms = [module for module in self.student.modules() if isinstance(module, nn.BatchNorm2d)]
+        self.parameters = [parameter for norm in norms for parameter in (norm.weight, norm.bias)]
+        self.start = [parameter.detach().clone() for parameter in self.parameters]
+        self.make_optimizer = make_optimizer
+        self.optimizer = make_optimizer(self.parameters)
+
+    def take_step(self, loss):
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def pull(self, rate, anchor=None):
+        for now, start in zip(self.parameters, self.start if anchor is None else anchor, strict=True):
+            now.copy_((1 - rate) * now + rate * start)
+
+    @torch.no_grad()
+    def reset(self):
+        self.pull(1.0)
+        self.optimizer = self.make_optimizer(self.parameters)
+
+
+def entropy(logits):
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
+
+
+def assert_same_run(adapter, step, stream):
+    for images in stream:
+        torch.testing.assert_close(adapter(images), step(images).detach(), rtol=0, atol=1e-9)
+
+
+def run(adapter, stream):
+    return [adapter(images) for images in stream]
+
+
+def assert_bit_equal(first, second):
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+# --- SAR --------------------------------------------------------------------------------------------------------------
+
+
+def test_sar_by_hand(model):
+    limit, rho, reset_below = 1.35, 0.05, 0.9
+    reference = Reference(model, lambda parameters: torch.optim.Adam(parameters, lr=2e-2))
+    average, resets, kept = None, [], []
+
+    def step(images):
+        nonlocal average
+        logits = reference.student(images)
+        first = [i for i in range(len(images)) if entropy(logits)[i] < limit]
+        gradients = torch.autograd.grad(entropy(logits[first]).mean(), reference.parameters)
+        norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
+        saved = [parameter.detach().clone() for parameter in reference.parameters]
+        with torch.no_grad():
+            for parameter, gradient in zip(reference.parameters, gradients, strict=True):
+                parameter += rho * gradient / (norm + 1e-12)
+        perturbed = entropy(reference.student(images))
+        second = [i for i in first if perturbed[i] < limit]
+        kept.append((len(first), len(second)))
+        loss = perturbed[second].mean()
+        gradients = torch.autograd.grad(loss, reference.parameters)
+        with torch.no_grad():
+            for parameter, value, gradient in zip(reference.parameters, saved, gradients, strict=True):
+                parameter.copy_(value)
+                parameter.grad = gradient
+        reference.optimizer.step()
+        value = loss.item()
+        average = value if average is None else 0.9 * average + 0.1 * value
+        if average < reset_below:
+            resets.append(len(kept))
+            reference.reset()
+            average = None
+        return logits
+
+    adapter = dp.sar(model, lr=2e-2, entropy_threshold=limit, rho=rho, reset_below=reset_below)
+    assert_same_run(adapter, step, make_stream())
+    assert resets, "a reset must have come"
+    assert len(kept) not in resets
+    assert any(first > second for first, second in kept)
+    assert any(first < 12 for first, _ in kept)
+
+
+def test_sar_without_its_parts_is_tent_with_its_optimizer(model):
+    open_wide = {"entropy_threshold": math.inf, "rho": 0.0, "reset_below": 0.0}
+    stream = make_stream(4)
+    sgd = {"lr": 1e-2, "optimizer": lambda parameters, lr: SGD(parameters, lr=lr, momentum=0.9)}
+    assert_bit_equal(run(dp.sar(model, **open_wide, **sgd), stream), run(dp.tent(model, **sgd), stream))
+
+
+def test_sharpness_aware_gradient_leaves_parameters_bit_equal(model):
+    adapter = dp.sar(model, lr=0.0, optimizer=SGD, entropy_threshold=math.inf)
+    run(adapter, make_stream(2))
+    assert adapter.last.stepped
+    state = adapter.state
+    assert_bit_equal(state.trainable, state.source_parameters)
+
+
+def test_reset_when_collapsed_scales_with_classes_and_leaves_no_momentum(model):
+    adapter = dp.sar(model, lr=1e-2, entropy_threshold=math.inf, reset_below=math.inf)
+    run(adapter, make_stream(3))
+    fresh = dp.sar(model)
+    moments = [value for state in adapter.state.optimizer.state.values() for value in state.values()]
+    assert moments
+    assert not any(value.any() for value in moments)
+    assert_bit_equal(adapter.state.trainable, fresh.state.trainable)
+
+
+# --- RDumb and resets -------------------------------------------------------------------------------------------------
+
+
+def test_rdumb_starts_anew_after_every_period(model):
+    stream = make_stream(4)
+    settings = {"lr": 3e-2, "entropy_threshold": 1.4, "redundancy": 0.9}
+    adapter = dp.rdumb(model, reset_every=4, **settings)
+    run(adapter, stream)
+    outputs, kept = [], []
+    for images in stream:
+        outputs.append(adapter(images))
+        kept.append(adapter.last.kept)
+    fresh = dp.rdumb(model, reset_every=4, **settings)
+    assert_bit_equal(outputs, run(fresh, stream))
+    assert min(kept[1:]) < 1.0
+    without = dp.eata(model, fisher=0.0, **settings)
+    run(without, stream)
+    assert not torch.equal(without(stream[0]), outputs[0]), "otherwise nothing was tested"
+
+
+@pytest.mark.parametrize("name", ["tent", "eata", "sar", "roid", "rdumb+crowd", "come+crowd", "gce"])
+def test_resets_combine_with_every_method_by_name(model, name):
+    images = make_stream(1)[0]
+    options = {"after": "reset every 100"} | ({"fisher": 0.0} if name == "eata" else {})
+    adapter = build_method(name, model, options)
+    assert repr(adapter.method.after[-1]) == "ResetEvery(steps=100)"
+    assert adapter(images).isfinite().all()
+
+
+# --- COME -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, -1e4])
+def test_come_is_finite_and_its_gradient_orthogonal_to_the_logits(scale):
+    z = (scale * torch.rand(6, 5, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    loss = dp.losses.come(z)
+    (gradient,) = torch.autograd.grad(loss.sum(), z)
+    assert loss.isfinite().all()
+    assert gradient.isfinite().all()
+    cosine = F.cosine_similarity(gradient, z, dim=1)
+    torch.testing.assert_close(cosine, torch.zeros_like(cosine), rtol=0, atol=1e-5)
+
+
+def test_come_by_hand():
+    z = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    evidence = z.exp()
+    opinion = torch.cat([evidence, torch.full((4, 1), 5.0, dtype=z.dtype)], dim=1) / (evidence.sum(1, True) + 5) + 1e-7
+    torch.testing.assert_close(dp.losses.come(z), -(opinion * opinion.log()).sum(1))
+    assert dp.losses.come(torch.zeros(1, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["tent", "sar", "rdumb", "come+certain"])
+def test_come_is_the_loss_of_any_method_by_name(model, name):
+    adapter = build_method(name, model, {} if name.startswith("come") else {"loss": "come"})
+    assert isinstance(adapter.method.loss, dp.losses.COME)
+    assert adapter(make_stream(1)[0]).isfinite().all()
+
+
+# --- ROID -------------------------------------------------------------------------------------------------------------
+
+
+def roid_loss(reference, images, average, seed):
+    """ROID's loss by loops, its logits, and the next average."""
+    logits = reference.student(images)
+    p = logits.softmax(1)
+    with torch.no_grad():
+        diverse = [1 - float(F.cosine_similarity(average, p[i], dim=0)) for i in range(len(p))]
+        certain = [-float(entropy(logits)[i]) for i in range(len(p))]
+        diverse = [(a - min(diverse)) / (max(diverse) - min(diverse)) for a in diverse]
+        certain = [(b - min(certain)) / (max(certain) - min(certain)) for b in certain]
+        kept = [i for i in range(len(p)) if diverse[i] >= sum(diverse) / len(diverse)]
+        weights = [math.exp(3 * diverse[i] * certain[i]) for i in kept]
+    view = shifted(images, torch.Generator().manual_seed(seed))[kept]
+    other = reference.student(view)
+    total = 0
+    for place, i in enumerate(kept):
+        q = p[i].clamp(max=0.99)
+        ratio = -(q * (q / (1 - q) + 1e-5).log()).sum()
+        one, two = logits[i].log_softmax(0), other[place].log_softmax(0)
+        total = total + weights[place] * (ratio - 0.5 * (one.exp() * two).sum() - 0.5 * (two.exp() * one).sum())
+    return total / len(images), logits, 0.9 * average + 0.1 * p.mean(0).detach(), len(kept)
+
+
+@pytest.mark.parametrize("prior", [None, "probabilities", "logits"])
+def test_roid_by_hand(model, prior):
+    reference = Reference(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
+    average, kept, index = torch.full((5,), 0.2, dtype=torch.float64), [], 0
+
+    def step(images):
+        nonlocal average, index
+        loss, logits, average, number = roid_loss(reference, images, average, seed=index)
+        index += 1
+        kept.append(number)
+        reference.take_step(loss)
+        reference.pull(0.01)
+        share = logits.softmax(1).mean(0)
+        smooth = max(1 / len(images), 1 / 5) / share.max()
+        share = (share + smooth) / (1 + smooth * 5)
+        if prior == "logits":
+            return logits * share
+        return logits if prior is None else (logits.softmax(1) * share).log()
+
+    adapter = dp.roid(model, lr=1e-2, augment=shifted, prior=prior)
+    assert_same_run(adapter, step, make_stream(20 if prior is None else 3))
+    assert 1 < min(kept) <= max(kept) < 12
+
+
+def test_roid_without_its_parts_is_tent(model):
+    bare = {"consistency": False, "pull": 0.0, "loss": dp.losses.Entropy(), "average_over": "selected"}
+
+    class Everything(dp.selection.Selection):
+        def weights(self, step):
+            return torch.ones_like(step.weights)
+
+    stream = make_stream(4)
+    adapter = dp.roid(model, lr=1e-2, select=Everything(), **bare)
+    assert_bit_equal(run(adapter, stream), run(dp.tent(model, lr=1e-2), stream))
+
+
+@pytest.mark.parametrize("on", ["probabilities", "logits"])
+def test_prior_correction_of_balanced_classes_keeps_the_order(on):
+    class Balanced(nn.Module):
+        def forward(self, images):
+            return torch.stack([images.flatten(1)[:, 0].roll(k) for k in range(5)], dim=1)
+
+    model = Balanced()
+    model.scale = nn.Parameter(torch.ones(()))
+    images = torch.tensor([3.0, -1.0, 0.5, -2.0, 1.0]).view(5, 1, 1, 1).expand(5, 3, 2, 2)
+    output, none, source = dp.outputs.PriorCorrected(on), dp.scopes.nothing(), dp.statistics.Source()
+    adapter = dp.Adapter(model, scope=none, statistics=source, output=output)
+    torch.testing.assert_close(adapter(images).argsort(1), model(images).argsort(1))
+
+
+def test_equal_images_have_equal_weights(model):
+    images = make_stream(1)[0][:1].expand(6, -1, -1, -1)
+    for batch in (images, images[:1]):
+        adapter = dp.roid(model, augment=shifted)
+        assert adapter(batch).isfinite().all()
+        assert adapter.last.kept == 1.0
+        assert adapter.last.stepped
+
+
+# --- components -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        dp.losses.COME(),
+        dp.losses.SoftLikelihoodRatio() + dp.losses.Entropy(),
+        dp.losses.ViewConsistency(),
+        dp.losses.ViewConsistency(dp.augment.photometric),
+        dp.selection.CertainAndDiverse(),
+        dp.outputs.PriorCorrected(),
+        dp.outputs.PriorCorrected("logits"),
+    ],
+    ids=repr,
+)
+def test_components_keep_the_rules(component):
+    dp.testing.check_component(component)
+
+
+def test_view_that_moves_pixels_is_refused_for_label_maps():
+    adapter = dp.roid(build("segmentation"))
+    before = adapter.state_dict()
+    with pytest.raises(dp.errors.ModelError, match="photometric"):
+        adapter(batches(1)[0])
+    assert same_state(before, adapter.state_dict())
+    assert dp.roid(build("segmentation"), augment=dp.augment.photometric)(batches(1)[0]).isfinite().all()
