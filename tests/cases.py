@@ -13,10 +13,13 @@ RECENT_METHODS = (
     "rdumb",
     "come",
     "roid",
+    "cmf",
+    "deyo",
+    "asr",
 )
 GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS)
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
-DRAWING_METHODS = ("swr", "roid")  # those that draw random numbers in every step
+DRAWING_METHODS = ("swr", "roid", "cmf", "deyo")  # those that draw random numbers in every step
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -25,8 +28,8 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 # cases of a kind.
 KINDS = {
     "predicts only": ("bn_adapt", "ttn", "source"),
-    "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid"),
-    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
+    "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid", "cmf", "deyo"),
+    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd", "asr"),
     "prepared regularizer": ("eata", "swr"),
     "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
     "teacher": ("cotta",),
@@ -63,13 +66,17 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault(
             "statistics", dp.statistics.TTN(momentum=0.3, prior_batches=2, epochs=1, batch_size=8, augment=shifted)
         )
-    if name in ("eata", "rdumb"):
+    if name in ("eata", "rdumb", "asr"):
         options.setdefault("redundancy", 0.95)
-    if name in ("eata", "rdumb", "sar"):
+    if name in ("eata", "rdumb", "asr", "sar", "deyo"):
         options.setdefault("entropy_threshold", 1.5)
     if name == "rdumb":
         options.setdefault("reset_every", 2)
-    if name == "roid":
+    if name == "asr":
+        options.setdefault("start", 0.25)
+    if name == "deyo":
+        options.setdefault("drop", -0.05)
+    if name in ("roid", "cmf", "deyo"):
         options.setdefault("augment", shifted)
     if name == "swr":
         task = dp.regularizers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)

@@ -282,30 +282,191 @@ def test_equal_images_have_equal_weights(model):
         assert adapter.last.stepped
 
 
-# --- components -------------------------------------------------------------------------------------------------------
+# --- CMF --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "component",
-    [
-        dp.losses.COME(),
-        dp.losses.SoftLikelihoodRatio() + dp.losses.Entropy(),
-        dp.losses.ViewConsistency(),
-        dp.losses.ViewConsistency(dp.augment.photometric),
-        dp.selection.CertainAndDiverse(),
-        dp.outputs.PriorCorrected(),
-        dp.outputs.PriorCorrected("logits"),
-    ],
-    ids=repr,
-)
-def test_components_keep_the_rules(component):
+def test_cmf_without_noise_is_roid(model):
+    stream = make_stream(4)
+    outputs = run(dp.cmf(model, lr=1e-2, noise=0.0, augment=shifted), stream)
+    assert_bit_equal(outputs, run(dp.roid(model, lr=1e-2, augment=shifted), stream))
+
+
+def test_cmf_by_hand(model):
+    reference = Reference(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
+    average, hidden, variance, index = torch.full((5,), 0.2, dtype=torch.float64), reference.start, 0.0, 0
+    noise, gains = 0.06, []
+
+    def step(images):
+        nonlocal average, hidden, variance, index
+        loss, logits, average, _ = roid_loss(reference, images, average, seed=index)
+        index += 1
+        reference.take_step(loss)
+        hidden = [0.99 * h + 0.01 * start for h, start in zip(hidden, reference.start, strict=True)]
+        variance = 0.99**2 * variance + noise
+        gain = max(0.89, (1 - noise) / (variance + 1 - noise))
+        gains.append(gain)
+        variance = gain * variance
+        pairs = zip(hidden, reference.parameters, strict=True)
+        hidden = [gain * h + (1 - gain) * parameter.detach() for h, parameter in pairs]
+        reference.pull(0.01, hidden)
+        return logits
+
+    adapter = dp.cmf(model, lr=1e-2, noise=noise, augment=shifted)
+    assert_same_run(adapter, step, make_stream(6))
+    assert 0.89 in gains
+    assert max(gains) > 0.89
+    component = adapter.reset().method.after[0]
+    assert component.variance == 0
+    assert torch.equal(component.hidden, torch.cat([start.flatten() for start in adapter.state.source_parameters]))
+
+
+# --- DeYO -------------------------------------------------------------------------------------------------------------
+
+
+def shuffle_by_hand(image, order, patches=4):
+    """One image with its patches in another order, patch by patch."""
+    height, width = (side // patches for side in image.shape[1:])
+    view = torch.empty_like(image)
+    for place, patch in enumerate(order):
+        (row, column), (from_row, from_column) = divmod(place, patches), divmod(int(patch), patches)
+        rows, columns = slice(from_row * height, None), slice(from_column * width, None)
+        piece = image[:, rows, columns][:, :height, :width]
+        view[:, row * height : (row + 1) * height, column * width : (column + 1) * width] = piece
+    return view
+
+
+def test_deyo_by_hand(model):
+    limit, offset, threshold = 1.3, 0.7, 0.02
+    reference = Reference(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-2))
+    index, kept = 0, []
+
+    def step(images):
+        nonlocal index
+        logits = reference.student(images)
+        entropies = entropy(logits)
+        certain = [i for i in range(len(images)) if entropies[i] < limit]
+        orders = torch.rand(len(images), 16, generator=torch.Generator().manual_seed(index)).argsort(dim=1)
+        index += 1
+        with torch.no_grad():
+            view = torch.stack([shuffle_by_hand(images[i], orders[i]) for i in certain])
+            shuffled = reference.student(view).softmax(1)
+        total, number = 0, 0
+        for place, i in enumerate(certain):
+            p = logits[i].detach().softmax(0)
+            drop = p.max() - shuffled[place, p.argmax()]
+            if drop > threshold:
+                weight = torch.exp(offset - entropies[i].detach()) + torch.exp(drop)
+                total, number = total + weight * entropies[i], number + 1
+        kept.append((len(certain), number))
+        if number:
+            reference.take_step(total / number)
+        else:
+            index -= 1  # random numbers follow the batches that were learned from
+        return logits
+
+    settings = {"entropy_threshold": limit, "weight_threshold": offset, "drop": threshold}
+    adapter = dp.deyo(model, lr=1e-2, **settings)
+    assert_same_run(adapter, step, make_stream())
+    assert any(0 < number < certain < 12 for certain, number in kept)
+    tent = build_method("tent+deyo", model, {"lr": 1e-2, **settings})
+    stream = make_stream(3)
+    assert_bit_equal(run(adapter.reset(), stream), run(tent, stream))
+
+
+def test_shuffled_patches_of_odd_sizes_keep_the_shape():
+    images = torch.rand(2, 3, 10, 7)
+    view = dp.augment.shuffle_patches(images, torch.Generator().manual_seed(0))
+    assert view.shape == images.shape
+    assert not torch.equal(view, images)
+
+
+# --- ASR --------------------------------------------------------------------------------------------------------------
+
+
+def test_asr_by_hand(model):
+    """With a threshold that predictions fall below now and then, on TENT in place of ETA."""
+    reference = Reference(model, lambda parameters: SGD(parameters, lr=0.1, momentum=0.9))
+    source = copy.deepcopy(model).train()
+    fraction, sharpness, weight = 0.93, 5.0, 50.0
+    start = math.log(fraction * 5)
+    average, shares, flips = start, [], []
+    importance = anchor = None
+    gradients, parameters = [], []
+
+    def step(images):
+        nonlocal average, importance, anchor
+        logits = reference.student(images)
+        flip = float((logits.argmax(1) != source(images).argmax(1)).double().mean())
+        flips.append(flip)
+        now = torch.cat([parameter.flatten() for parameter in reference.parameters])
+        loss = entropy(logits).mean()
+        pieces = torch.autograd.grad(loss, reference.parameters, retain_graph=True)
+        gradients.append(torch.cat([piece.flatten() for piece in pieces]) ** 2)
+        parameters.append(now.detach())
+        if anchor is not None:
+            loss = loss + weight * flip**2 * (importance * (now - anchor) ** 2).sum()
+        reference.take_step(loss)
+        concentration = float(entropy(logits.detach().mean(0, keepdim=True)))
+        if concentration >= average:
+            m = 1 - 0.15 + 0.15 * flip
+            average = m * average + (1 - m) * concentration
+            return logits
+        means = [sum(terms) / len(terms) for terms in (gradients, parameters)]
+        known = [importance, anchor]
+        importance, anchor = (
+            new if old is None else 0.9 * old + 0.1 * new for old, new in zip(known, means, strict=True)
+        )
+        gradients.clear()
+        parameters.clear()
+        share = min(1.0, 0.5 + sharpness * (average - concentration))
+        shares.append(share)
+        before = [parameter.detach().clone() for parameter in reference.parameters]
+        reference.reset()
+        with torch.no_grad():
+            for number, parameter in enumerate(reference.parameters):
+                if number < (1 - share) * len(before):
+                    parameter.copy_(before[number])
+        average = start
+        return logits
+
+    adapter = dp.Adapter(
+        model,
+        scope=dp.scopes.norm_affine(),
+        statistics=dp.statistics.Batch(),
+        loss=dp.losses.Entropy(),
+        regularizer=dp.regularizers.MovingAnchor(weight),
+        after=dp.after.AdaptiveReset(start=fraction, sharpness=sharpness),
+        optimizer=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
+    )
+    stream = make_stream(14)
+    for images in stream:
+        torch.testing.assert_close(adapter(images), step(images).detach(), rtol=0, atol=1e-6)
+    assert len(shares) > 1
+    assert all(0.5 <= share <= 1 for share in shares)
+    assert min(shares) < 1
+    assert len(shares) < 14
+    adapter.reset()
+    assert_bit_equal(adapter.state.trainable, adapter.state.source_parameters)
+    assert same_state(dict(adapter.unwrap().state_dict()), dict(model.state_dict()))
+
+
+def test_asr_never_resets_while_predictions_stay_spread(model):
+    after = dp.after.AdaptiveReset(start=1e-9)
+    adapter, plain = dp.tent(model, lr=1e-2, after=after), dp.tent(model, lr=1e-2)
+    assert_bit_equal(run(adapter, make_stream(4)), run(plain, make_stream(4)))
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", [dp.losses.ViewConsistency(), dp.selection.LabelProbabilityDrop(-1.0)])
+def test_default_views_can_be_captured(component):
     dp.testing.check_component(component)
 
 
 def test_view_that_moves_pixels_is_refused_for_label_maps():
-    adapter = dp.roid(build("segmentation"))
-    before = adapter.state_dict()
-    with pytest.raises(dp.errors.ModelError, match="photometric"):
-        adapter(batches(1)[0])
-    assert same_state(before, adapter.state_dict())
-    assert dp.roid(build("segmentation"), augment=dp.augment.photometric)(batches(1)[0]).isfinite().all()
+    model, images = build("segmentation"), batches(1)[0]
+    for method in (dp.roid, dp.cmf, dp.deyo):
+        with pytest.raises(dp.errors.ModelError, match="photometric"):
+            method(model)(images)
+        assert method(model, augment=dp.augment.photometric)(images).isfinite().all()

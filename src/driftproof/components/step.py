@@ -200,6 +200,12 @@ class Step:
         return self._zero_at_source(confidence_change(log_p, self.source_log_probabilities, self.source_classes))
 
     @lazy_property
+    def flip_rate(self) -> Tensor:
+        """The share of samples whose class differs from the one that the frozen network predicts, over all ranks."""
+        flipped = (self.logits.detach().argmax(dim=1) != self.source_classes).to(torch.float32)
+        return self.distributed.mean(self._zero_at_source(flipped))
+
+    @lazy_property
     def logit_change(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
         return self._zero_at_source(logit_change(self.logits.detach(), self.source_logits))

@@ -15,10 +15,13 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 """
 
 from driftproof.methods.adapt import adapt
+from driftproof.methods.asr import asr
 from driftproof.methods.bn_adapt import bn_adapt
+from driftproof.methods.cmf import cmf
 from driftproof.methods.come import come
 from driftproof.methods.conjugate import conjugate
 from driftproof.methods.cotta import cotta
+from driftproof.methods.deyo import deyo
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
@@ -32,10 +35,13 @@ from driftproof.methods.ttn import ttn
 
 __all__ = [
     "adapt",
+    "asr",
     "bn_adapt",
+    "cmf",
     "come",
     "conjugate",
     "cotta",
+    "deyo",
     "eata",
     "ent",
     "gce",

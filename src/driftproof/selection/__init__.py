@@ -7,6 +7,7 @@ from driftproof.selection.base import Product, SampleWeights, Selection
 from driftproof.selection.certain_diverse import CertainAndDiverse
 from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifference
 from driftproof.selection.entropy import EntropyBelow, EntropyWeight
+from driftproof.selection.label_drop import LabelProbabilityDrop
 from driftproof.selection.padding import IgnorePadding
 from driftproof.selection.redundancy import NonRedundant
 
@@ -17,6 +18,7 @@ __all__ = [
     "EntropyBelow",
     "EntropyWeight",
     "IgnorePadding",
+    "LabelProbabilityDrop",
     "NonRedundant",
     "Product",
     "SampleWeights",
