@@ -91,7 +91,7 @@ def make_model_without_running_statistics():
 SCENARIOS = {
     case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2)
     for case in CASES
-    if case not in ("source", "ent+crowd", "gce", "conjugate")  # covered by the others
+    if case not in ("source", "ent+crowd", "gce", "conjugate", "come", "rdumb", "cmf")  # covered by the others
 }
 SCENARIOS |= {
     "three ranks, tent+crowd": (lambda **more: make_adapter("tent+crowd", **more), make_stream, 3),

@@ -145,19 +145,32 @@ def test_reset_when_collapsed_scales_with_classes_and_leaves_no_momentum(model):
 
 def test_rdumb_starts_anew_after_every_period(model):
     stream = make_stream(4)
-    settings = {"lr": 3e-2, "entropy_threshold": 1.4, "redundancy": 0.9}
+    settings = {"lr": 3e-2, "entropy_threshold": 1.4, "redundancy": 0.7}
     adapter = dp.rdumb(model, reset_every=4, **settings)
-    run(adapter, stream)
-    outputs, kept = [], []
-    for images in stream:
-        outputs.append(adapter(images))
-        kept.append(adapter.last.kept)
-    fresh = dp.rdumb(model, reset_every=4, **settings)
-    assert_bit_equal(outputs, run(fresh, stream))
-    assert min(kept[1:]) < 1.0
-    without = dp.eata(model, fisher=0.0, **settings)
-    run(without, stream)
-    assert not torch.equal(without(stream[0]), outputs[0]), "otherwise nothing was tested"
+    first, second = ([(adapter(images), adapter.last.kept) for images in stream] for _ in range(2))
+    assert adapter.method.after[0].count == 0, "every batch must have taken a step"
+    for (one, kept), (other, kept_again) in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert kept == kept_again
+    other = dp.eata(model, fisher=0.0, **settings)
+    run(other, stream)
+    other.state.reset_weights(1.0)
+    assert torch.equal(other(stream[0]), first[0][0])
+    assert other.last.kept < first[0][1], "otherwise the average was not tested"
+
+
+def test_reset_when_collapsed_ignores_batches_without_a_selected_sample(model):
+    class EveryOther(dp.selection.Selection):
+        def weights(self, step):
+            return step.weights * (step.index % 2 == 0)
+
+    adapter = dp.sar(model, select=EveryOther(), mean_entropy=0.5)
+    average = adapter.method.after[0]
+    values = []
+    for images in make_stream(3):
+        adapter(images)
+        values.append(float(average.average))
+    assert values[0] == values[1] != values[2]
 
 
 @pytest.mark.parametrize("name", ["tent", "eata", "sar", "roid", "rdumb+crowd", "come+crowd", "gce"])
@@ -441,6 +454,7 @@ def test_asr_by_hand(model):
     stream = make_stream(14)
     for images in stream:
         torch.testing.assert_close(adapter(images), step(images).detach(), rtol=0, atol=1e-6)
+        assert float(adapter.method.after[0].average) == pytest.approx(average, abs=1e-5)
     assert len(shares) > 1
     assert all(0.5 <= share <= 1 for share in shares)
     assert min(shares) < 1
