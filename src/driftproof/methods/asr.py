@@ -40,8 +40,7 @@ def asr(
         lr: Learning rate.
         entropy_threshold: E0 in nats; None is 0.4 ln C.
         redundancy: ε, the largest similarity to the average of kept predictions.
-        start: α₀, the share of the classes below which predictions count as concentrated at first, see
-            `after.AdaptiveReset`.
+        start: α₀, the share of the classes that `after.AdaptiveReset` starts from.
         memory_weight: λ₀ of the penalty, see `regularizers.MovingAnchor`.
         loss: Replaces the entropy, such as `losses.COME()`.
         select: Replaces the filter, weights and all.
@@ -59,13 +58,8 @@ def asr(
         Lim et al., "When and Where to Reset Matters for Long-Term Test-Time Adaptation", ICLR 2026.
     """
     certain, weighted = EntropyBelow(entropy_threshold), EntropyWeight(entropy_threshold)
+    loss, select = loss or Entropy(), select or certain & NonRedundant(redundancy) & weighted
+    scope, anchor, own = norm_affine(), MovingAnchor(memory_weight), [AdaptiveReset(start=start)]
     return build_adapter(
-        model,
-        loss=loss or Entropy(),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or certain & NonRedundant(redundancy) & weighted,
-        regularizer=MovingAnchor(memory_weight),
-        own_after=[AdaptiveReset(start=start)],
-        **options,
+        model, loss=loss, default_scope=scope, lr=lr, select=select, regularizer=anchor, own_after=own, **options
     )

@@ -53,12 +53,6 @@ def cmf(
         Lee and Chang, "Continual Momentum Filtering on Parameter Space for Online Test-time Adaptation", ICLR 2024.
     """
     options.setdefault("average_over", "batch")
-    return build_adapter(
-        model,
-        loss=SoftLikelihoodRatio() + ViewConsistency(augment),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or CertainAndDiverse(),
-        own_after=[MomentumFilter(rate, pull, noise)],
-        **options,
-    )
+    loss, select = SoftLikelihoodRatio() + ViewConsistency(augment), select or CertainAndDiverse()
+    own = [MomentumFilter(rate, pull, noise)]
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)

@@ -56,11 +56,5 @@ def deyo(
         ICLR 2024.
     """
     own = LabelProbabilityDrop(drop, entropy_threshold, weight_threshold, augment)
-    return build_adapter(
-        model,
-        loss=loss or Entropy(),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=own if select is None else own & select,
-        **options,
-    )
+    loss, select = loss or Entropy(), own if select is None else own & select
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, **options)

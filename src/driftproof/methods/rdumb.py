@@ -55,12 +55,6 @@ def rdumb(
         NeurIPS 2023.
     """
     certain, weighted = EntropyBelow(entropy_threshold), EntropyWeight(entropy_threshold)
-    return build_adapter(
-        model,
-        loss=loss or Entropy(),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or certain & NonRedundant(redundancy) & weighted,
-        own_after=[ResetEvery(reset_every)],
-        **options,
-    )
+    loss, select = loss or Entropy(), select or certain & NonRedundant(redundancy) & weighted
+    own = [ResetEvery(reset_every)]
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)

@@ -61,17 +61,9 @@ def roid(
         Marsden et al., "Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and Prior
         Correction", WACV 2024.
     """
-    loss = loss or SoftLikelihoodRatio()
-    defaults: MethodOptions = {"average_over": "batch"}
+    options.setdefault("average_over", "batch")
     if prior is not None:
-        defaults["output"] = PriorCorrected(prior)
-    chosen: MethodOptions = {**defaults, **options}
-    return build_adapter(
-        model,
-        loss=loss + ViewConsistency(augment) if consistency else loss,
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or CertainAndDiverse(),
-        own_after=[PullToSource(pull)],
-        **chosen,
-    )
+        options.setdefault("output", PriorCorrected(prior))
+    ratio, select, own = loss or SoftLikelihoodRatio(), select or CertainAndDiverse(), [PullToSource(pull)]
+    loss = ratio + ViewConsistency(augment) if consistency else ratio
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)

@@ -55,12 +55,6 @@ def sar(
         Niu et al., "Towards Stable Test-Time Adaptation in Dynamic Wild World", ICLR 2023.
     """
     options.setdefault("gradient", SharpnessAware(rho))
-    return build_adapter(
-        model,
-        loss=loss or Entropy(),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or EntropyBelow(entropy_threshold),
-        own_after=[ResetWhen(threshold=reset_below)],
-        **options,
-    )
+    loss, select = loss or Entropy(), select or EntropyBelow(entropy_threshold)
+    own = [ResetWhen(threshold=reset_below)]
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)
