@@ -7,10 +7,13 @@ import torch
 import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
-GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr")
+GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS)
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
-CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
+DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "ttaug", "memo")  # those that draw random numbers in every step
+CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
 # So a pair of a method and a network says something new only if the kind or the network is new: every case meets the
@@ -19,8 +22,8 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 # costs one pass of each contract, and a method that begins one costs a pass more on each other network.
 KINDS = {
     "predicts only": ("bn_adapt", "ttn", "source"),
-    "learns": ("tent", "gce", "ent", "conjugate"),
-    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
+    "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid", "cmf", "deyo"),
+    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd", "asr"),
     "prepared regularizer": ("eata", "swr"),
     "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
     "teacher": ("cotta",),
@@ -44,7 +47,7 @@ PAIRS = (
 # The paper's segmentation network is deep and slow.
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr+crowd", "cotta"))
 
-_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
+_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2}
 
 
 def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
@@ -52,16 +55,25 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     name, _, crowd = case.partition("+")
     options = dict(settings)
     if name in GRADIENT_METHODS:
-        options.setdefault("lr", _LR[name])
+        options.setdefault("lr", _LR.get(name, 1e-1))
     if crowd:
         options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
     if name == "ttn":
         options.setdefault(
             "statistics", dp.statistics.TTN(momentum=0.3, prior_batches=2, epochs=1, batch_size=8, augment=shifted)
         )
-    if name == "eata":
+    if name in ("eata", "rdumb", "asr"):
         options.setdefault("redundancy", 0.95)
+    if name in ("eata", "rdumb", "asr", "sar", "deyo"):
         options.setdefault("entropy_threshold", 1.5)
+    if name == "rdumb":
+        options.setdefault("reset_every", 2)
+    if name == "asr":
+        options.setdefault("start", 0.25)
+    if name == "deyo":
+        options.setdefault("drop", -0.05)
+    if name in ("roid", "cmf", "deyo"):
+        options.setdefault("augment", shifted)
     if name == "swr":
         task = dp.regularizers.NearestPrototypes(epochs=1, batch_size=8, dimensions=6, augment=shifted)
         options.setdefault("prototypes", False if segmentation else task)

@@ -90,7 +90,7 @@ def make_model_without_running_statistics():
 # Ranks exchange the same numbers for methods that differ in a loss per sample or in the scope only, and some methods
 # are in scenarios of their own.
 _COVERED = ("source", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "tent", "cotta")
-_COVERED += ("tent+crowd", "eata", "swr", "swr+crowd")
+_COVERED += ("tent+crowd", "eata", "swr", "swr+crowd", "come", "rdumb", "cmf")
 # Name -> (make the adapter, make the stream, number of ranks).
 SCENARIOS = {
     case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2)

@@ -211,6 +211,7 @@ def test_single_process_collectives_are_identities():
     single, x = Distributed(), torch.rand(3, requires_grad=True)
     assert single.sum(x) == (x,)
     assert single.broadcast(x) is x
+    assert single.max(x) is x
     assert single.global_count(5) == 5
     assert single.map_global_batch(x, lambda rows: rows) is x
     assert single.all_true(torch.tensor(True))

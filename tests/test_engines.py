@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
-from cases import adapter_for, batches, same_but_bookkeeping, same_state, source_data, state_of
+from cases import DRAWING_METHODS, adapter_for, batches, same_but_bookkeeping, same_state, source_data, state_of
 from driftproof import kernels
 from driftproof.adapter import Method, copies, engines
 from driftproof.adapter import storage as storage_module
@@ -339,7 +339,7 @@ def test_step_does_not_synchronize(case, engine):
     options = {} if case in WITHOUT_LEARNING else {"optimizer": torch.optim.SGD}
     adapter, stream = make_adapter(case, engine=engine, **options), batches(4)
     run(adapter, stream[:3])
-    expected = READS_INDEX if case.startswith(("swr", "ttaug", "memo")) else []  # random numbers follow the index
+    expected = READS_INDEX if case.startswith(DRAWING_METHODS) else []  # random numbers follow the index
     assert find_synchronizations(lambda: adapter(stream[3])) == expected
     with FunctionCalls() as calls:
         assert adapter.last.skipped is None

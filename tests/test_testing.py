@@ -74,6 +74,16 @@ SHIPPED = [
     Auto(),
     Source(),
     TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4, augment=shifted),
+    dp.after.AdaptiveReset(start=0.95),
+    dp.after.MomentumFilter(),
+    dp.losses.COME(),
+    dp.losses.SoftLikelihoodRatio(),
+    dp.losses.SoftLikelihoodRatio() + dp.losses.COME(),
+    dp.losses.ViewConsistency(dp.augment.photometric),
+    dp.outputs.PriorCorrected(),
+    dp.regularizers.MovingAnchor(),
+    dp.selection.CertainAndDiverse(),
+    dp.selection.LabelProbabilityDrop(-1.0, augment=shifted),
 ]
 
 

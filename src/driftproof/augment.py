@@ -11,9 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from driftproof.errors import InputError
+from driftproof.errors import InputError, ModelError
 
-__all__ = ["Augment", "check_unit_range", "cotta_view", "crop_and_flip", "photometric"]
+__all__ = [
+    "Augment",
+    "check_keeps_pixels",
+    "check_unit_range",
+    "cotta_view",
+    "crop_and_flip",
+    "geometric_jitter",
+    "photometric",
+    "shuffle_patches",
+]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -90,6 +99,64 @@ def crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
     return view.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
 
 
+def geometric_jitter(images: Tensor, generator: Generator) -> Tensor:
+    """Apply ROID's augmentation: CoTTA's without blur and noise, padded by reflection, drawn once per batch.
+
+    Open choice: the color jitter comes in a fixed order, so that a step can be captured in a CUDA graph.
+    """
+    _check_images(images)
+    height, width = images.shape[-2:]
+
+    def draw(low: float, high: float) -> Tensor:
+        return _uniform(generator, 1, low, high).to(images.dtype)
+
+    view = _contrast(_brightness(images.clamp(0.0, 1.0), draw(0.6, 1.4)), draw(0.7, 1.3))
+    view = _hue(_saturation(view, draw(0.5, 1.5)), draw(-0.06, 0.06))
+    view = view.clamp(1e-8, 1.0) ** draw(0.7, 1.3)
+    top, left = height // 2, width // 2
+    view = F.pad(view, (left, left, top, top), mode="reflect")
+    view = _affine(view, angle=draw(-15, 15), shift_x=draw(-1, 1) / 16, shift_y=draw(-1, 1) / 16, scale=draw(0.9, 1.1))
+    view = view[..., top : top + height, left : left + width]
+    return torch.where(draw(0, 1) < 0.5, view.flip(-1), view).clamp(0.0, 1.0)
+
+
+def shuffle_patches(images: Tensor, generator: Generator, patches: int = 4) -> Tensor:
+    """Cut every image into a grid of patches and put them together in random order, an own one for each image.
+
+    Sides that are no multiple of the number of patches are resized to one, and back.
+
+    Args:
+        images: The images.
+        generator: Draws the orders.
+        patches: Patches along each side.
+
+    Examples:
+        >>> image = torch.arange(4.0).view(1, 1, 2, 2)
+        >>> shuffle_patches(image, Generator().manual_seed(0), patches=2).flatten().sort().values
+        tensor([0., 1., 2., 3.])
+    """
+    _check_images(images)
+    count, channels, *sides = images.shape
+    height, width = (max(1, side // patches) for side in sides)
+    fits = [height * patches, width * patches] == sides
+    view = images if fits else _resize(images, [height * patches, width * patches])
+    tiles = view.view(count, channels, patches, height, patches, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    order = torch.rand(count, patches**2, generator=generator, device=generator.device).argsort(dim=1)
+    tiles = tiles.gather(1, order.view(count, -1, 1, 1, 1).expand_as(tiles))
+    tiles = tiles.view(count, patches, patches, channels, height, width).permute(0, 3, 1, 4, 2, 5)
+    view = tiles.reshape(count, channels, height * patches, width * patches)
+    return view if fits else _resize(view, sides)
+
+
+def check_keeps_pixels(logits: Tensor, augment: Augment) -> None:
+    """Raise `ModelError` if an augmentation moves pixels while the model predicts each of them."""
+    if logits.ndim > 2 and augment in (cotta_view, geometric_jitter, shuffle_patches):
+        raise ModelError(
+            f"Expected one prediction per image to compare with those of a view by `{augment.__name__}`, which moves "
+            f"pixels, but got logits of shape {tuple(logits.shape)}. Pass `augment=dp.augment.photometric`."
+        )
+
+
 def check_unit_range(images: Tensor, augment: Augment) -> None:
     """Raise `InputError` if an augmentation of this module would clip the images to [0, 1].
 
@@ -105,7 +172,7 @@ def check_unit_range(images: Tensor, augment: Augment) -> None:
         Traceback (most recent call last):
         driftproof.errors.InputError: Expected images with values in [0, 1] to augment...
     """
-    if augment not in (photometric, cotta_view):
+    if augment not in (photometric, cotta_view, geometric_jitter):
         return
     low, high = torch.stack(images.aminmax()).tolist()
     if _TOLERANCE < max(-low, high - 1) < math.inf:
@@ -133,6 +200,10 @@ def _to_gray(images: Tensor) -> Tensor:
         return images.mean(dim=1, keepdim=True)
     red, green, blue = (weight * plane for weight, plane in zip(_LUMA, torch.split(images, 1, dim=1), strict=True))
     return red + green + blue
+
+
+def _resize(images: Tensor, sides: list[int]) -> Tensor:
+    return F.interpolate(images, size=sides, mode="bilinear", align_corners=False)
 
 
 def _brightness(images: Tensor, factor: Tensor) -> Tensor:

@@ -140,6 +140,10 @@ class Distributed:
             return values.mean()
         return self.sum(values.sum())[0] / self.global_count(values.numel())
 
+    def max(self, tensor: Tensor) -> Tensor:
+        """Return the elementwise maximum over the ranks, without gradient."""
+        return tensor if self.size == 1 else self.all_gather(tensor).amax(dim=0)
+
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensors of all ranks in rank order, without gradient."""
         self._handshake()

@@ -39,8 +39,9 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
         selected_before: Only these samples can be selected; None is all of them.
     """
     assert method.loss is not None  # Method checks it
-    losses = _check_per_sample(method.loss, "a loss", method.loss.per_sample(step), step)
+    # The weights come first, since a loss may look at the selected samples alone.
     step.weights, step.repel_weights = _compute_weights(method, step, selected_before)
+    losses = _check_per_sample(method.loss, "a loss", method.loss.per_sample(step), step)
     selected = step.weights > 0
     weighted, kept = step.distributed.sum((step.weights * losses).sum(), selected.sum())
     per_batch = method.average_over == "batch"

@@ -74,6 +74,7 @@ class State(nn.Module):
         guard_counters: What guards keep on the host, by name.
         health: What health is judged by.
         quarantine: Keeps single bad images out of a batch.
+        reset_condition: Whether this step reset any weights, as a 0-d tensor; None if nothing asked for that.
     """
 
     index: Tensor
@@ -120,7 +121,8 @@ class State(nn.Module):
         self._needs_features = any(one.needs_features for one in self._components)
         self._needs_source_features = any(one.needs_source_features for one in self._components)
         self.after_names = [name for name in self.components if name.startswith("after_")]
-        self._reset_condition: Tensor | None = None
+        self.reset_condition: Tensor | None = None
+        self._return_condition: Tensor | None = None
         self._storage: Storage | None = None
         self.find_parameters()
         self._build_optimizer()
@@ -246,8 +248,8 @@ class State(nn.Module):
         """Count a batch and its step, and keep gradients that wait for one."""
         self.index.add_(finite)
         self.num_steps.add_(stepped)
-        if self._reset_condition is not None:
-            self.num_steps.mul_(~(self._reset_condition & stepped))
+        if self._return_condition is not None:
+            self.num_steps.mul_(~(self._return_condition & stepped))
         if self._accumulated:
             self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
             for total, gradient in zip(self._accumulated.values(), gradients, strict=True):
@@ -255,7 +257,7 @@ class State(nn.Module):
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
-        self._reset_condition = None
+        self.reset_condition = self._return_condition = None
         for network in self.networks.values():
             network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors
@@ -279,19 +281,31 @@ class State(nn.Module):
         self._build_optimizer()
         self.reset_components()
 
-    def reset_where(self, condition: Tensor) -> None:
-        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
+    def reset_where(self, condition: Tensor, share: Tensor | float = 1.0) -> None:
+        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds.
+
+        Args:
+            condition: Whether to reset.
+            share: How many of the trainable tensors return, the last ones in the order of the network; the first
+                ones keep their values.
+        """
         with torch.no_grad():
-            pairs: list[tuple[Tensor, Tensor]] = [*zip(self.trainable, self.source_parameters, strict=True)]
+            kept = (1.0 - share) * len(self.names)
+            returns = {name: condition & (number >= kept) for number, name in enumerate(self.names)}
+            start = dict(self.source.model.named_parameters(remove_duplicate=False))
+            changes: list[tuple[Tensor, Tensor, Tensor]] = [
+                (now, start[name], returns[name]) for name, now in zip(self.names, self.trainable, strict=True)
+            ]
             if self.teacher is not None:
-                source = dict(self.source.model.named_parameters(remove_duplicate=False))
-                pairs += [(own, source[name]) for name, own in self.teacher.model.named_parameters()]
-            pairs += list(initial_values(self._optimizer))
-            for now, start in pairs:
-                now.copy_(torch.where(condition, start, now))
-            # The counter follows once it is known whether the step is kept.
-            earlier = self._reset_condition
-            self._reset_condition = condition if earlier is None else earlier | condition
+                teacher = self.teacher.model.named_parameters()
+                changes += [(now, start[name], returns.get(name, condition)) for name, now in teacher]
+            changes += [(now, first, condition) for now, first in initial_values(self._optimizer)]
+            for now, first, returned in changes:
+                now.copy_(torch.where(returned, first, now))
+            # The counter and the components follow once it is known whether the step is kept.
+            whole = condition & (kept <= 0)
+            self.reset_condition = _either(self.reset_condition, condition)
+            self._return_condition = _either(self._return_condition, whole)
 
     @torch.no_grad()
     def reset_weights(self, share: float) -> None:
@@ -405,6 +419,10 @@ def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
         if not isinstance(module, BatchNorm):
             for name in module._buffers:
                 yield Slot(_join(prefix, path, name), module._buffers, name, "model", "model")
+
+
+def _either(earlier: Tensor | None, condition: Tensor) -> Tensor:
+    return condition if earlier is None else earlier | condition
 
 
 def _float_params(model: nn.Module) -> list[Tensor]:

@@ -117,6 +117,7 @@ def _learn(
     learned, objective = evaluated[-1]
     with torch.no_grad():
         gradients, due = _accumulate(method, state, gradients, len(step.images))
+        learned.gradients = gradients
 
         # The step, and what follows it.
         _take_step(method, state, gradients, len(step.images))
@@ -147,6 +148,9 @@ def _learn(
         before.keep_buffers_where(good)
         for component in method.components.values():
             component.on_step(learned)
+        if state.reset_condition is not None:
+            for component in method.components.values():
+                component.on_reset(learned, state.reset_condition)
         before.keep_buffers_where(stepped)
         before.keep_values_where(stepped)
         output = _predict_after(method, step, finite)

@@ -13,8 +13,13 @@ __all__ = ["After", "Resettable", "check_share"]
 class Resettable(Protocol):
     """What `After` components may ask of the adapter's state."""
 
-    def reset_where(self, condition: Tensor) -> None:
-        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds."""
+    def reset_where(self, condition: Tensor, share: Tensor | float = 1.0) -> None:
+        """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds.
+
+        Args:
+            condition: Whether to reset.
+            share: How many of the trainable tensors return, the last ones in the order of the network.
+        """
 
 
 class After(Component):

@@ -46,7 +46,7 @@ class ResetWhen(After):
     """Return to the source when the moving average of an indicator falls below a threshold (SAR).
 
     Args:
-        indicator: Maps the step to a 0-d tensor, such as `selected_entropy` does.
+        indicator: Maps the step to a 0-d tensor, such as `selected_entropy` does; NaN leaves the average as it is.
         threshold: The lowest average to accept; None is 0.029 ln C, SAR's 0.2 for the 1,000 classes of ImageNet.
         momentum: Share of itself the average keeps at each step.
     """
@@ -72,6 +72,7 @@ class ResetWhen(After):
         """Update the average and reset when it is too low; it then starts anew."""
         now = self.indicator(step).detach().to(self.average.dtype)
         average = torch.where(self.average.isnan(), now, torch.lerp(now, self.average, self.momentum))
+        average = torch.where(now.isnan(), self.average, average)
         threshold = 0.029 * math.log(step.classes) if self.threshold is None else self.threshold
         fell = average < threshold
         state.reset_where(fell)
@@ -86,8 +87,8 @@ class Indicator(Protocol):
 
 
 def selected_entropy(step: Step) -> Tensor:
-    """The mean entropy of the selected samples: it falls towards zero when a network collapses."""
+    """The mean entropy of the selected samples: it falls towards zero when a network collapses; NaN of none."""
     selected = (step.weights > 0).to(step.weights.dtype)
     values = entropy(step.log_probabilities.detach(), step.probabilities.detach())
     total, count = step.distributed.sum((values * selected).sum(), selected.sum())
-    return total / count.clamp(min=1)
+    return total / count

@@ -7,13 +7,13 @@ NETWORKS = (
     *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
 )
 
-_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
+_SELECTION_METHODS = (
+    *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
+    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr"),
+)
 _OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
 METHODS = (
-    "adapt",
-    "source",
-    "bn_adapt",
-    "ttn",
+    *("adapt", "source", "bn_adapt", "ttn"),
     *_OUTPUT_METHODS,
     *_SELECTION_METHODS,
     *(f"{name}+crowd" for name in _SELECTION_METHODS),

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.components.describe import describe_value
@@ -68,6 +68,12 @@ class Component(nn.Module):
 
     def on_step(self, step: Step) -> None:
         """Update the state after the optimizer has moved the parameters."""
+
+    def on_reset(self, step: Step, condition: Tensor) -> None:
+        """Update the state after a reset of the weights, where a 0-d boolean tensor holds; comes after `on_step`.
+
+        What a component remembers of the network that was reset should go with it.
+        """
 
     def __repr__(self) -> str:
         try:
@@ -143,3 +149,8 @@ class Compose(Component):
         """Update every component."""
         for component in self.components:
             component.on_step(step)
+
+    def on_reset(self, step: Step, condition: Tensor) -> None:
+        """Update every component."""
+        for component in self.components:
+            component.on_reset(step, condition)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from driftproof.augment import Augment
+from driftproof.augment import Augment, check_unit_range
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
@@ -40,6 +40,7 @@ class Step:
         output: What the adapter returns; the logits until `output=` has run.
         weights: The weight ≥ 0 with which each sample attracts; one until the selection has run.
         repel_weights: The weight ≥ 0 with which each sample repels; None is zero for all.
+        gradients: The gradient for each of `parameters`, once it is known.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Step:
         self.index = images.new_zeros((), dtype=torch.int64) if index is None else index
         self.at_source = at_source
         self.repel_weights: Tensor | None = None
+        self.gradients: tuple[Tensor, ...] = ()
         self._teacher = teacher
         self._seed = seed
         self._generator = generator
@@ -198,6 +200,12 @@ class Step:
         return self._zero_at_source(confidence_change(log_p, self.source_log_probabilities, self.source_classes))
 
     @lazy_property
+    def flip_rate(self) -> Tensor:
+        """The share of samples whose class differs from the one that the frozen network predicts, over all ranks."""
+        flipped = (self.logits.detach().argmax(dim=1) != self.source_classes).to(torch.float32)
+        return self.distributed.mean(self._zero_at_source(flipped))
+
+    @lazy_property
     def logit_change(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
         return self._zero_at_source(logit_change(self.logits.detach(), self.source_logits))
@@ -209,7 +217,21 @@ class Step:
 
     def augment(self, augment: Augment) -> Tensor:
         """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""
+        if self._generator is None:  # the host waits for the index in any case
+            check_unit_range(self.images, augment)
         return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
+
+    def predict_view(self, images: Tensor, weights: Tensor) -> Tensor:
+        """The adapting network's logits of other images in place of the batch.
+
+        Args:
+            images: A view of every image of the batch.
+            weights: Batch statistics are taken from samples of positive weight; if there are none, from all.
+        """
+        chosen = weights > 0
+        (number,) = self.distributed.sum(chosen.sum(dtype=torch.float32))
+        with self.network.statistics_of(chosen | (number == 0)):
+            return self.network(images)
 
     @property
     def used_source(self) -> bool:

@@ -15,14 +15,21 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 """
 
 from driftproof.methods.adapt import adapt
+from driftproof.methods.asr import asr
 from driftproof.methods.bn_adapt import bn_adapt
+from driftproof.methods.cmf import cmf
+from driftproof.methods.come import come
 from driftproof.methods.conjugate import conjugate
 from driftproof.methods.cotta import cotta
+from driftproof.methods.deyo import deyo
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
 from driftproof.methods.lame import lame
 from driftproof.methods.memo import memo
+from driftproof.methods.rdumb import rdumb
+from driftproof.methods.roid import roid
+from driftproof.methods.sar import sar
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
 from driftproof.methods.t3a import t3a
@@ -30,5 +37,27 @@ from driftproof.methods.tent import tent
 from driftproof.methods.ttaug import ttaug
 from driftproof.methods.ttn import ttn
 
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "lame", "memo", "source", "swr", "t3a"]
-__all__ += ["tent", "ttaug", "ttn"]
+__all__ = [
+    "adapt",
+    "asr",
+    "bn_adapt",
+    "cmf",
+    "come",
+    "conjugate",
+    "cotta",
+    "deyo",
+    "eata",
+    "ent",
+    "gce",
+    "lame",
+    "memo",
+    "rdumb",
+    "roid",
+    "sar",
+    "source",
+    "swr",
+    "t3a",
+    "tent",
+    "ttaug",
+    "ttn",
+]

@@ -47,6 +47,7 @@ def build_adapter(
     select: Selection | None,
     regularizer: Regularizer | None = None,
     default_mean_entropy: float | None = None,
+    own_after: Sequence[After] = (),
     statistics: Statistics | Literal["auto"] | None = None,
     mean_entropy: float | None = None,
     scope: Scope | None = None,
@@ -68,6 +69,7 @@ def build_adapter(
         select: Which samples to learn from.
         regularizer: The method's regularizer.
         default_mean_entropy: The method's own λ_max; None leaves it to the selection.
+        own_after: What the method itself does after each optimizer step, before `after`.
         statistics: What batch norm uses; None is the batch's own statistics.
         mean_entropy: λ_max; None is 0.5 with `ConfidenceDifference` and the method's own otherwise.
         scope: What trains; None is the method's own.
@@ -92,6 +94,6 @@ def build_adapter(
         lr_schedule=lr_schedule,
         memory=memory,
         teacher=teacher,
-        after=after,
+        after=(*own_after, *((after,) if isinstance(after, After) else after)),
         **options,
     )

@@ -11,13 +11,30 @@ from torch import Tensor, nn
 
 from driftproof import methods
 from driftproof.adapter import Adapter
+from driftproof.after import (
+    AdaptiveReset,
+    After,
+    MomentumFilter,
+    PullToSource,
+    ResetEvery,
+    ResetWhen,
+    StochasticRestore,
+)
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.guards import GUARDS, FallBack, Guard, RollBack
+from driftproof.losses import COME, GCE, Entropy, Loss, SoftLikelihoodRatio
 from driftproof.methods.oracle import Oracle
 from driftproof.named import call_own, is_own, load_named
 from driftproof.scores import NOVELTY_SCORES, msp
-from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, IgnorePadding, Selection
+from driftproof.selection import (
+    ConfidenceAbove,
+    ConfidenceDifference,
+    EntropyBelow,
+    IgnorePadding,
+    LabelProbabilityDrop,
+    Selection,
+)
 from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
 
@@ -51,14 +68,22 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "memo": methods.memo,
     "t3a": methods.t3a,
     "ttaug": methods.ttaug,
+    "sar": methods.sar,
+    "rdumb": methods.rdumb,
+    "come": methods.come,
+    "roid": methods.roid,
+    "cmf": methods.cmf,
+    "deyo": methods.deyo,
+    "asr": methods.asr,
 }
 
 SELECTIONS: dict[str, Callable[..., Selection]] = {
     "crowd": ConfidenceDifference,
     "confident": partial(ConfidenceAbove, 0.9),
     "certain": EntropyBelow,
+    "deyo": LabelProbabilityDrop,
 }
-"""Names after the plus sign: the paper's selection, and the static thresholds it is compared with."""
+"""Names after the plus sign: the paper's selection, the static thresholds it is compared with, and others."""
 
 
 _EXTRA_SELECTIONS: dict[str, Callable[[], Selection]] = {"oracle": Oracle, "framed": IgnorePadding}
@@ -85,11 +110,30 @@ _GUARDS: dict[str, tuple[Guard, ...]] = {
     "fall_back+roll_back": (FallBack(), RollBack()),
 } | {name: (kind(),) for name, kind in GUARDS.items()}
 
+_AFTER: dict[str, After] = {
+    "reset every 100": ResetEvery(100),
+    "reset every 1000": ResetEvery(1000),
+    "reset when collapsed": ResetWhen(),
+    "adaptive reset": AdaptiveReset(),
+    "pull to source": PullToSource(),
+    "momentum filter": MomentumFilter(),
+    "stochastic restore": StochasticRestore(),
+}
+
+_LOSSES: dict[str, Loss] = {
+    "entropy": Entropy(),
+    "come": COME(),
+    "gce": GCE(),
+    "likelihood ratio": SoftLikelihoodRatio(),
+}
+
 _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "optimizer": {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)},
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "guard": _GUARDS,
+    "after": _AFTER,
+    "loss": _LOSSES,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
@@ -187,11 +231,13 @@ def parse_method(name: str) -> tuple[str, str | None]:
 
 def method_names() -> list[str]:
     """List the library's methods, alone and with each selection."""
-    return [*METHODS, *(f"{base}+{selection}" for base in _methods_with_selection() for selection in SELECTIONS)]
+    pairs = ((base, selection) for base in _methods_with_selection() for selection in SELECTIONS)
+    return [*METHODS, *(f"{base}+{selection}" for base, selection in pairs if base != selection)]
 
 
 def _selection_options(selection: str | None) -> list[str]:
-    return list(inspect.signature(SELECTIONS[selection]).parameters) if selection else []
+    keywords = inspect.signature(SELECTIONS[selection]).parameters if selection else ()
+    return [key for key in keywords if key not in _NOT_NAMEABLE]
 
 
 def _methods_with_selection() -> list[str]:

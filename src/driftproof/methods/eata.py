@@ -4,7 +4,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
-from driftproof.losses import Entropy
+from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
@@ -25,6 +25,7 @@ def eata(
     fisher: float = 1.0,
     fisher_samples: int = 2000,
     fisher_batch_size: int = 200,
+    loss: Loss | None = None,
     select: Selection | None = None,
     **options: Unpack[MethodOptions],
 ) -> Adapter:
@@ -46,6 +47,7 @@ def eata(
             data.
         fisher_samples: Source images for the Fisher information, the first that come: shuffle what is stored by class.
         fisher_batch_size: Source images per mini-batch.
+        loss: Replaces the entropy, such as `losses.COME()`.
         select: Replaces the filter.
         **options: The keywords all methods share, see `driftproof.methods`.
 
@@ -66,7 +68,7 @@ def eata(
         select = select & EntropyWeight(entropy_threshold) if reweight else select
     return build_adapter(
         model,
-        loss=Entropy(),
+        loss=loss or Entropy(),
         default_scope=norm_affine(),
         lr=lr,
         select=select,

@@ -4,7 +4,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
-from driftproof.losses import Entropy
+from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
@@ -15,13 +15,25 @@ __all__ = ["tent"]
 
 @check_keywords
 def tent(
-    model: nn.Module, *, lr: float = 1e-3, select: Selection | None = None, **options: Unpack[MethodOptions]
+    model: nn.Module,
+    *,
+    lr: float = 1e-3,
+    loss: Loss | None = None,
+    select: Selection | None = None,
+    **options: Unpack[MethodOptions],
 ) -> Adapter:
     """Entropy minimization on normalization's affine parameters with batch statistics.
 
     L = mean of H(ŷ) over all samples, open-set ones included; with `select=ConfidenceDifference()` the paper's method.
 
     Open choices taken: no mean-entropy term in the baseline; the prediction is the one before the update.
+
+    Args:
+        model: The trained model.
+        lr: Learning rate.
+        loss: Replaces the entropy, such as `losses.COME()`.
+        select: Which samples to learn from; None is all of them.
+        **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
         >>> import torch
@@ -34,4 +46,5 @@ def tent(
     Reference:
         Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
     """
-    return build_adapter(model, loss=Entropy(), default_scope=norm_affine(), lr=lr, select=select, **options)
+    loss = loss or Entropy()
+    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, **options)

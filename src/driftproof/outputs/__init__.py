@@ -2,6 +2,7 @@
 
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.outputs.laplacian import LaplacianAdjusted
+from driftproof.outputs.prior_corrected import PriorCorrected
 from driftproof.outputs.teacher_ensemble import MultiScale, RandomViews, TeacherEnsemble
 from driftproof.outputs.templates import AdjustedTemplates
 from driftproof.outputs.views import AveragedViews, Episodic
@@ -16,6 +17,7 @@ __all__ = [
     "LaplacianAdjusted",
     "MultiScale",
     "Output",
+    "PriorCorrected",
     "RandomViews",
     "Teacher",
     "TeacherEnsemble",

@@ -2,7 +2,8 @@
 
 from driftproof.regularizers.base import Regularizer, Sum
 from driftproof.regularizers.fisher import Fisher
+from driftproof.regularizers.moving_anchor import MovingAnchor
 from driftproof.regularizers.prototypes import NearestPrototypes
 from driftproof.regularizers.swr import ShiftAgnosticPenalty
 
-__all__ = ["Fisher", "NearestPrototypes", "Regularizer", "ShiftAgnosticPenalty", "Sum"]
+__all__ = ["Fisher", "MovingAnchor", "NearestPrototypes", "Regularizer", "ShiftAgnosticPenalty", "Sum"]

@@ -4,17 +4,21 @@ Weights keep every shape static. Combine selections with `&`: the weights multip
 """
 
 from driftproof.selection.base import Product, SampleWeights, Selection
+from driftproof.selection.certain_diverse import CertainAndDiverse
 from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifference
 from driftproof.selection.entropy import EntropyBelow, EntropyWeight
+from driftproof.selection.label_drop import LabelProbabilityDrop
 from driftproof.selection.padding import IgnorePadding
 from driftproof.selection.redundancy import NonRedundant
 
 __all__ = [
+    "CertainAndDiverse",
     "ConfidenceAbove",
     "ConfidenceDifference",
     "EntropyBelow",
     "EntropyWeight",
     "IgnorePadding",
+    "LabelProbabilityDrop",
     "NonRedundant",
     "Product",
     "SampleWeights",

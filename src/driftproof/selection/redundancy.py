@@ -33,6 +33,11 @@ class NonRedundant(Selection):
         """Forget the average."""
         self.average = None
 
+    def on_reset(self, step: Step, condition: Tensor) -> None:
+        """Forget the average together with the weights."""
+        if self.average is not None:
+            self.average = self.average.masked_fill(condition, 0.0)
+
     def weights(self, step: Step) -> Tensor:
         """One where the prediction points away from the average."""
         if self.average is None:
