@@ -8,7 +8,8 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
+BANK_METHODS = ("rotta",)
+ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *BANK_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -23,6 +24,7 @@ KINDS = {
     "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
     "teacher": ("cotta",),
     "teacher, compares with the frozen network": ("cotta+crowd",),
+    "bank": BANK_METHODS,
 }
 
 
@@ -40,14 +42,23 @@ PAIRS = (
 )
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr", "cotta"))
 
-_LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
+_LR = {
+    "rotta": 1e-1,
+    "ent": 1e-2,
+    "swr": 1e-2,
+    "cotta": 1e-2,
+    "tent": 1e-1,
+    "eata": 1e-1,
+    "gce": 1e-1,
+    "conjugate": 1e-1,
+}
 
 
 def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     """An adapter for a case such as `tent` or `eata+crowd`."""
     name, _, crowd = case.partition("+")
     options = dict(settings)
-    if name in GRADIENT_METHODS:
+    if name in _LR:
         options.setdefault("lr", _LR[name])
     if crowd:
         options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
@@ -67,6 +78,12 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("views", dp.outputs.RandomViews(2, augment=shifted))
         options.setdefault("scales", dp.outputs.MultiScale((0.75, 1.0)))
         options.setdefault("restore", 0.2)
+        options.setdefault("momentum", 0.9)
+    if name in BANK_METHODS:
+        options.setdefault("capacity", 8)
+        options.setdefault("augment", shifted)
+    if name == "rotta":
+        options.setdefault("update_every", 6)
         options.setdefault("momentum", 0.9)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter

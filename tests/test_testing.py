@@ -12,8 +12,8 @@ from driftproof.after import After, PullToSource, ResetEvery, ResetWhen, Stochas
 from driftproof.components import Component
 from driftproof.errors import ComponentError, ConfigurationError, ModelError
 from driftproof.gradients import Clipped, Gradient, Plain, SharpnessAware
-from driftproof.losses import GCE, Conjugate, Consistency, Entropy, Loss
-from driftproof.memories import LatestImages, Memory
+from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss
+from driftproof.memories import CSTU, ImageBank, LatestImages, Memory
 from driftproof.outputs import (
     AfterUpdate,
     BeforeUpdate,
@@ -26,12 +26,12 @@ from driftproof.outputs import (
 )
 from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.selection import IgnorePadding, SampleWeights, Selection
-from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
+from driftproof.statistics import TTN, Auto, Batch, Blend, Running, Source, Statistics
 from driftproof.testing import check_component
 from networks import GroupNormNet
 
 MODULES = ("after", "gradients", "losses", "memories", "outputs", "regularizers", "selection", "statistics")
-BASES = (After, Gradient, Loss, Memory, Output, Regularizer, Selection, Statistics)
+BASES = (After, Gradient, ImageBank, Loss, Memory, Output, Regularizer, Selection, Statistics)
 FISHER = Fisher(samples=4, batch_size=4)
 VIEWS = {"views": RandomViews(2, augment=shifted), "scales": MultiScale((0.5, 1.0))}
 
@@ -47,6 +47,8 @@ SHIPPED = [
     Consistency(symmetric=True),
     Entropy(),
     GCE(),
+    FollowTeacher(),
+    CSTU(6, update_every=8, augment=shifted),
     LatestImages(12),
     AfterUpdate(),
     BeforeUpdate(),
@@ -67,6 +69,7 @@ SHIPPED = [
     Batch(of=dp.ConfidenceAbove(0.25, network="source")),
     Blend(0.5, momentum=0.1, start="source"),
     Auto(),
+    Running(0.2),
     Source(),
     TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4, augment=shifted),
 ]

@@ -5,7 +5,7 @@ function of images and a random generator, so you can pass your own.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["Augment", "check_unit_range", "cotta_view", "photometric"]
+__all__ = ["Augment", "check_unit_range", "cotta_view", "photometric", "strong_view"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -48,12 +48,22 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     whole pixels.
     """
     _check_images(images)
+    return _cotta_view(images, generator, torch.randperm(5, generator=generator, device=generator.device).tolist())
+
+
+def strong_view(images: Tensor, generator: Generator) -> Tensor:
+    """Apply `cotta_view` with the color jitter in a fixed order, so that a step can be captured."""
+    _check_images(images)
+    return _cotta_view(images, generator, order=range(5))
+
+
+def _cotta_view(images: Tensor, generator: Generator, order: Iterable[int]) -> Tensor:
     height, width = images.shape[-2:]
 
     def draw(low: float, high: float) -> Tensor:
         return _uniform(generator, 1, low, high).to(images.dtype)
 
-    jitters = [
+    jitters: list[Callable[[Tensor], Tensor]] = [
         lambda x: _brightness(x, draw(0.6, 1.4)),
         lambda x: _contrast(x, draw(0.7, 1.3)),
         lambda x: _saturation(x, draw(0.5, 1.5)),
@@ -61,7 +71,7 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
         lambda x: x.clamp(1e-8, 1.0) ** draw(0.7, 1.3),
     ]
     view = images.clamp(0.0, 1.0)
-    for choice in torch.randperm(len(jitters), generator=generator, device=generator.device).tolist():
+    for choice in order:
         view = jitters[choice](view)
     top, left = height // 2, width // 2
     view = F.pad(view, (left, left, top, top), mode="replicate")
@@ -88,7 +98,7 @@ def check_unit_range(images: Tensor, augment: Augment) -> None:
         Traceback (most recent call last):
         driftproof.errors.InputError: Expected images with values in [0, 1] to augment...
     """
-    if augment not in (photometric, cotta_view):
+    if augment not in (photometric, cotta_view, strong_view):
         return
     low, high = torch.stack(images.aminmax()).tolist()
     if _TOLERANCE < max(-low, high - 1) < math.inf:

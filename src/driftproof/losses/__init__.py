@@ -4,6 +4,7 @@ from driftproof.losses.base import Loss
 from driftproof.losses.conjugate import Conjugate, conjugate, conjugate_labels
 from driftproof.losses.consistency import Consistency
 from driftproof.losses.entropy import Entropy
+from driftproof.losses.follow_teacher import FollowTeacher
 from driftproof.losses.gce import GCE, gce
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Conjugate",
     "Consistency",
     "Entropy",
+    "FollowTeacher",
     "Loss",
     "conjugate",
     "conjugate_labels",

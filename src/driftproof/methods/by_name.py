@@ -46,6 +46,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "swr": methods.swr,
     "cotta": methods.cotta,
     "ttn": methods.ttn,
+    "rotta": methods.rotta,
     "adapt": methods.adapt,
 }
 

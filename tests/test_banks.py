@@ -1,0 +1,184 @@
+"""Banks of images, running statistics, and the methods that rest on them, against loops written out by hand."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import driftproof as dp
+from cases import batches
+from driftproof.distributed import Distributed
+from driftproof.memories import CSTU
+from driftproof.norms import batch_norms
+from networks import build
+
+
+@pytest.fixture
+def model():
+    return build("wide_resnet").double()
+
+
+def to_double(stream):
+    return [images.double() for images in stream]
+
+
+def entropy(logits):
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
+
+
+def shaded(images, generator):
+    """A view that needs no random numbers."""
+    return images.flip(-1) * 0.8
+
+
+# --- banks, image by image --------------------------------------------------------------------------------------------
+
+
+class SlowCSTU:
+    """Lists of (number, age, entropy) per class."""
+
+    def __init__(self, capacity, classes):
+        self.capacity, self.classes = capacity, classes
+        self.lists = [[] for _ in range(classes)]
+
+    def score(self, age, u):
+        return 1 / (1 + math.exp(-age / self.capacity)) + u / math.log(self.classes)
+
+    def add(self, number, label, u):
+        sizes = [len(one) for one in self.lists]
+        if sizes[label] >= self.capacity / self.classes:
+            rivals = [label]
+        elif sum(sizes) < self.capacity:
+            rivals = []
+        else:
+            rivals = [one for one, size in enumerate(sizes) if size == max(sizes)]
+        entries = [(self.score(age, other), one, which) for one in rivals for which, age, other in self.lists[one]]
+        if entries and max(entries)[0] > self.score(0, u):
+            _, one, which = max(entries)
+            self.lists[one] = [entry for entry in self.lists[one] if entry[0] != which]
+            entries = []
+        if not entries:
+            self.lists[label].append((number, 0, u))
+        self.lists = [[(which, age + 1, other) for which, age, other in one] for one in self.lists]
+
+    @property
+    def contents(self):
+        return {which: (label, age) for label, one in enumerate(self.lists) for which, age, _ in one}
+
+
+class StepOf:
+    """What a bank reads of a step."""
+
+    def __init__(self, images, logits, seed=0):
+        self.images, self.output, self.logits = images, logits, logits
+        self.distributed, self.classes = Distributed(), logits.shape[1]
+        self.generator = torch.Generator().manual_seed(seed)
+
+
+def numbered(start, count):
+    """Images that carry their number."""
+    return torch.arange(start, start + count).double().view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+
+
+def held_numbers(memory):
+    return memory.bank[memory.held][:, 0, 0, 0].long().tolist()
+
+
+@pytest.mark.parametrize(("classes", "capacity"), [(5, 16), (5, 64), (40, 16)])
+def test_cstu_holds_what_a_slow_one_does_after_1000_images(classes, capacity):
+    generator = torch.Generator().manual_seed(classes)
+    # Few classes come often, as in a stream in order of its classes.
+    logits = 3 * torch.randn(1000, classes, generator=generator, dtype=torch.float64)
+    logits[:, :3] += torch.linspace(3, -3, 1000).unsqueeze(1)
+    memory, slow = CSTU(capacity).double(), SlowCSTU(capacity, classes)
+    start = 0
+    for size in [1, 7, 200, 92, 200, 300, 200]:
+        step = StepOf(numbered(start, size), logits[start : start + size])
+        memory.update(step)
+        for number in range(start, start + size):
+            slow.add(number, int(logits[number].argmax()), float(entropy(logits[number : number + 1])))
+        start += size
+        assert memory.bank.shape[0] == capacity
+        ages = (memory.num_images - memory.arrived)[memory.held].tolist()
+        found = zip(held_numbers(memory), zip(memory.classes[memory.held].tolist(), ages, strict=True), strict=True)
+        assert dict(found) == slow.contents
+    assert len(slow.contents) > capacity // 2
+
+
+def test_bank_refuses_images_of_another_size(model):
+    adapter = dp.rotta(model, capacity=8)
+    adapter(to_double(batches(1))[0])
+    with pytest.raises(dp.errors.InputError, match=r"shape \(3, 8, 8\), as in the memory, but got \(3, 12, 12\)"):
+        adapter(to_double(batches(1, shape=(3, 12, 12)))[0])
+
+
+# --- methods by hand --------------------------------------------------------------------------------------------------
+
+
+class RobustNorm(nn.Module):
+    """RoTTA's batch norm: running statistics, and in training mode with gradients through the batch's part."""
+
+    def __init__(self, layer, momentum):
+        super().__init__()
+        self.weight, self.bias, self.eps, self.momentum = layer.weight, layer.bias, layer.eps, momentum
+        self.mean, self.variance = layer.running_mean.clone(), layer.running_var.clone()
+
+    def forward(self, x):
+        mean, variance = self.mean, self.variance
+        if self.training:
+            variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            mean = (1 - self.momentum) * self.mean + self.momentum * mean
+            variance = (1 - self.momentum) * self.variance + self.momentum * variance
+            self.mean, self.variance = mean.detach(), variance.detach()
+        shape = (1, -1, 1, 1)
+        x = (x - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
+def with_robust_norms(model, momentum):
+    model = copy.deepcopy(model)
+    for name, layer in list(batch_norms(model)):
+        path, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(path), leaf, RobustNorm(layer, momentum))
+    return model
+
+
+def test_rotta_by_hand(model):
+    capacity, every, share = 8, 12, 0.2
+    options = {"capacity": capacity, "update_every": every, "statistics_momentum": share, "augment": shaded}
+    adapter = dp.rotta(model, lr=1e-2, momentum=0.9, **options)
+    student = with_robust_norms(model, share)
+    teacher = copy.deepcopy(student)
+    affine = [p for m in student.modules() if isinstance(m, RobustNorm) for p in (m.weight, m.bias)]
+    optimizer = torch.optim.Adam(affine, lr=1e-2)
+    bank, seen, count, updates = SlowCSTU(capacity, 5), [], 0, 0
+
+    for images in to_double(batches(20)):
+        teacher.eval()
+        with torch.no_grad():
+            answer = teacher(images)
+        torch.testing.assert_close(adapter(images), answer, rtol=0, atol=1e-9)
+        for image, logits in zip(images, answer, strict=True):
+            bank.add(len(seen), int(logits.argmax()), float(entropy(logits.unsqueeze(0))))
+            seen.append(image)
+            count += 1
+        assert len(bank.contents) <= capacity
+        if count < every:
+            assert not adapter.last.stepped
+            continue
+        count, updates = 0, updates + 1
+        remembered = torch.stack([seen[number] for number in sorted(bank.contents)])
+        ages = torch.tensor([bank.contents[number][1] for number in sorted(bank.contents)]).double() / capacity
+        student.train(), teacher.train()
+        target = teacher(remembered).detach().softmax(1)
+        losses = -(target * student(shaded(remembered, None)).log_softmax(1)).sum(1)
+        optimizer.zero_grad()
+        (losses * torch.exp(-ages) / (1 + torch.exp(-ages))).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                slow.copy_(0.9 * slow + 0.1 * fast)
+    assert updates == 10
+    assert not torch.allclose(answer, model.eval()(images), atol=1e-2), "otherwise nothing was tested"
