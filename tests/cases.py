@@ -8,7 +8,7 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-BANK_METHODS = ("rotta",)
+BANK_METHODS = ("rotta", "sotta")
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *BANK_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
@@ -44,6 +44,7 @@ SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "te
 
 _LR = {
     "rotta": 1e-1,
+    "sotta": 1e-1,
     "ent": 1e-2,
     "swr": 1e-2,
     "cotta": 1e-2,
@@ -81,10 +82,12 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("momentum", 0.9)
     if name in BANK_METHODS:
         options.setdefault("capacity", 8)
-        options.setdefault("augment", shifted)
-    if name == "rotta":
         options.setdefault("update_every", 6)
+    if name == "rotta":
+        options.setdefault("augment", shifted)
         options.setdefault("momentum", 0.9)
+    if name == "sotta":
+        options.setdefault("confidence", 0.25)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

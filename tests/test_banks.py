@@ -10,7 +10,7 @@ from torch import nn
 import driftproof as dp
 from cases import batches
 from driftproof.distributed import Distributed
-from driftproof.memories import CSTU
+from driftproof.memories import CSTU, HUS
 from driftproof.norms import batch_norms
 from networks import build
 
@@ -77,34 +77,78 @@ class StepOf:
         self.generator = torch.Generator().manual_seed(seed)
 
 
+def slow_hus(held, batch, capacity, draws):
+    """Return the bank, a list of (number, label), after a batch of (number, label, whether admitted)."""
+    places = {number: place for place, (number, _) in enumerate(held)}
+    places |= {number: capacity + place for place, (number, *_) in enumerate(batch)}
+    for row, (number, label, admitted) in zip(draws, batch, strict=True):
+        if not admitted:
+            continue
+        if len(held) == capacity:
+            labels = [one for _, one in held]
+            most = max(map(labels.count, labels))
+            largest = {one for one in labels if labels.count(one) == most}
+            rivals = [entry for entry in held if entry[1] in ({label} if label in largest else largest)]
+            held.remove(max(rivals, key=lambda entry: row[places[entry[0]]]))
+        held.append((number, label))
+    return held
+
+
 def numbered(start, count):
     """Images that carry their number."""
-    return torch.arange(start, start + count).double().view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+    return torch.arange(start, start + count).double().view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
 
 
-def held_numbers(memory):
-    return memory.bank[memory.held][:, 0, 0, 0].long().tolist()
+def random_stream(classes):
+    """Logits of 1,000 images in batches of several sizes; the first classes come often early, and rarely late."""
+    logits = 3 * torch.randn(1000, classes, generator=torch.Generator().manual_seed(classes), dtype=torch.float64)
+    logits[:, :3] += torch.linspace(3, -3, 1000).unsqueeze(1)
+    start = 0
+    for size in (1, 7, 200, 92, 200, 300, 200):
+        yield start, logits[start : start + size]
+        start += size
+
+
+def contents(memory):
+    """The numbers and labels of the images in a bank, oldest first."""
+    numbers = memory.bank[memory.held][:, 0, 0, 0].long().tolist()
+    return list(zip(numbers, memory.classes[memory.held].tolist(), strict=True))
 
 
 @pytest.mark.parametrize(("classes", "capacity"), [(5, 16), (5, 64), (40, 16)])
 def test_cstu_holds_what_a_slow_one_does_after_1000_images(classes, capacity):
-    generator = torch.Generator().manual_seed(classes)
-    # Few classes come often, as in a stream in order of its classes.
-    logits = 3 * torch.randn(1000, classes, generator=generator, dtype=torch.float64)
-    logits[:, :3] += torch.linspace(3, -3, 1000).unsqueeze(1)
     memory, slow = CSTU(capacity).double(), SlowCSTU(capacity, classes)
-    start = 0
-    for size in [1, 7, 200, 92, 200, 300, 200]:
-        step = StepOf(numbered(start, size), logits[start : start + size])
-        memory.update(step)
-        for number in range(start, start + size):
-            slow.add(number, int(logits[number].argmax()), float(entropy(logits[number : number + 1])))
-        start += size
+    for start, logits in random_stream(classes):
+        memory.update(StepOf(numbered(start, len(logits)), logits))
+        for number, (label, u) in enumerate(zip(logits.argmax(1).tolist(), entropy(logits).tolist(), strict=True)):
+            slow.add(start + number, label, u)
         assert memory.bank.shape[0] == capacity
         ages = (memory.num_images - memory.arrived)[memory.held].tolist()
-        found = zip(held_numbers(memory), zip(memory.classes[memory.held].tolist(), ages, strict=True), strict=True)
-        assert dict(found) == slow.contents
+        found = {number: (label, age) for (number, label), age in zip(contents(memory), ages, strict=True)}
+        assert found == slow.contents
     assert len(slow.contents) > capacity // 2
+
+
+@pytest.mark.parametrize(("classes", "capacity"), [(5, 16), (40, 16)])
+def test_hus_holds_what_a_slow_one_does_after_1000_images(classes, capacity):
+    memory, slow = HUS(capacity, confidence=0.6), []
+    for start, logits in random_stream(classes):
+        step = StepOf(numbered(start, len(logits)), logits, seed=start)
+        memory.update(step)
+        draws = torch.rand(len(logits), capacity + len(logits), generator=torch.Generator().manual_seed(start)).tolist()
+        top, labels = logits.softmax(1).max(1)
+        batch = zip(range(start, start + len(logits)), labels.tolist(), (top >= 0.6).tolist(), strict=True)
+        slow = slow_hus(slow, list(batch), capacity, draws)
+        assert contents(memory) == slow
+    assert len(slow) == capacity
+    assert memory.bank.shape[0] == capacity
+
+
+@pytest.mark.parametrize(("classes", "threshold"), [(10, 0.99), (100, 0.66), (1000, 0.33)])
+def test_hus_threshold_follows_the_number_of_classes(classes, threshold):
+    logits = torch.zeros(2, classes, dtype=torch.float64)
+    logits[:, 0] = torch.tensor([threshold - 1e-6, threshold + 1e-6]).double().logit() + math.log(classes - 1)
+    assert HUS().admit(StepOf(numbered(0, 2), logits)).tolist() == [False, True]
 
 
 def test_bank_refuses_images_of_another_size(model):
@@ -181,4 +225,50 @@ def test_rotta_by_hand(model):
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.9 * slow + 0.1 * fast)
     assert updates == 10
+    assert not torch.allclose(answer, model.eval()(images), atol=1e-2), "otherwise nothing was tested"
+
+
+def test_sotta_by_hand(model):
+    capacity, every, rho, threshold = 128, 12, 0.3, 0.8
+    options = {"capacity": capacity, "update_every": every, "confidence": threshold, "rho": rho}
+    adapter = dp.sotta(model, lr=1e-2, **options)
+    network = copy.deepcopy(model)
+    norms = [layer for _, layer in batch_norms(network)]
+    for layer in norms:
+        layer.momentum = 0.2
+    affine = [parameter for layer in norms for parameter in (layer.weight, layer.bias)]
+    optimizer = torch.optim.Adam(affine, lr=1e-2)
+    bank, count, sizes = [], 0, []
+
+    def gradient():
+        return torch.autograd.grad(entropy(network(torch.stack(bank))).mean(), affine)
+
+    for images in to_double(batches(20)):
+        network.eval()
+        with torch.no_grad():
+            answer = network(images)
+        torch.testing.assert_close(adapter(images), answer, rtol=0, atol=1e-9)
+        bank += [image for image, top in zip(images, answer.softmax(1).amax(1), strict=True) if top >= threshold]
+        count += len(images)
+        if count < every:
+            continue
+        count = 0
+        sizes.append(len(bank))
+        assert adapter.last.stepped == bool(bank)
+        if not bank:
+            continue
+        network.train()
+        first = gradient()
+        scale = rho / (torch.stack([one.norm() for one in first]).norm() + 1e-12)
+        start = [parameter.detach().clone() for parameter in affine]
+        with torch.no_grad():
+            for parameter, one in zip(affine, first, strict=True):
+                parameter += scale * one
+        second = gradient()
+        with torch.no_grad():
+            for parameter, old, one in zip(affine, start, second, strict=True):
+                parameter.copy_(old)
+                parameter.grad = one
+        optimizer.step()
+    assert 0 < sizes[1] < sizes[-1] < 0.9 * 6 * 20, "some images must be left out"
     assert not torch.allclose(answer, model.eval()(images), atol=1e-2), "otherwise nothing was tested"

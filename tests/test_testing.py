@@ -13,7 +13,7 @@ from driftproof.components import Component
 from driftproof.errors import ComponentError, ConfigurationError, ModelError
 from driftproof.gradients import Clipped, Gradient, Plain, SharpnessAware
 from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss
-from driftproof.memories import CSTU, ImageBank, LatestImages, Memory
+from driftproof.memories import CSTU, HUS, ImageBank, LatestImages, Memory
 from driftproof.outputs import (
     AfterUpdate,
     BeforeUpdate,
@@ -49,6 +49,7 @@ SHIPPED = [
     GCE(),
     FollowTeacher(),
     CSTU(6, update_every=8, augment=shifted),
+    HUS(6, confidence=0.25, update_every=8),
     LatestImages(12),
     AfterUpdate(),
     BeforeUpdate(),

@@ -38,7 +38,21 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.health import Health
-    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, rotta, source, swr, tent, ttn
+    from driftproof.methods import (
+        adapt,
+        bn_adapt,
+        conjugate,
+        cotta,
+        eata,
+        ent,
+        gce,
+        rotta,
+        sotta,
+        source,
+        swr,
+        tent,
+        ttn,
+    )
     from driftproof.problems import Problem, check
     from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
@@ -82,6 +96,7 @@ __all__ = [
     "scopes",
     "scores",
     "selection",
+    "sotta",
     "source",
     "statistics",
     "swr",
@@ -103,6 +118,7 @@ _CONTENTS = {
         "ent",
         "gce",
         "rotta",
+        "sotta",
         "source",
         "swr",
         "tent",

@@ -191,9 +191,8 @@ class State(nn.Module):
     def make_step(
         self,
         images: Tensor,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Step | None = None,
         side_stream: torch.cuda.Stream | None = None,
-        earlier: Step | None = None,
         augment: Augment | None = None,
     ) -> Step:
         """Run the adapting network on a batch."""
@@ -213,7 +212,6 @@ class State(nn.Module):
             needs_source_features=self._needs_source_features,
             sample_mask=None if statistics.of is None else statistics.sample_mask,
             generator=generator,
-            earlier=earlier,
             augment=augment,
             side_stream=side_stream,
         )

@@ -8,6 +8,7 @@ graph and replayed.
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def train_step(
         make_step: Runs the adapting network on images, with keywords of `state.make_step`; None is that.
         objective: `compute_objective`, or a compiled form of it.
     """
-    make_step = make_step or state.make_step
+    make_step = make_step or _share_generator(state)
     before = state.storage.backup()
     try:
         good, largest = state.quarantine.judge(images)
@@ -78,6 +79,17 @@ def train_step(
     return result
 
 
+def _share_generator(state: State) -> Callable[..., Step]:
+    """Make steps that draw from one source of random numbers, as the passes of a captured step do."""
+    made: list[Step] = []
+
+    def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
+        made.append(state.make_step(images, made[0] if made else None, **named))
+        return made[-1]
+
+    return make_step
+
+
 def _learn(
     method: Method,
     state: State,
@@ -100,7 +112,7 @@ def _learn(
         with torch.no_grad():
             memory.update(step)
         with state.learning(memory.mask()):
-            learn_from = _recall(memory, step, make_step)
+            learn_from = _recall(memory, make_step)
 
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
     evaluated: list[tuple[Step, Objective]] = []
@@ -109,7 +121,7 @@ def _learn(
         if not evaluated:
             current, earlier = learn_from, _per_sample(good_images, step) if learn_from is step else None
         else:
-            again = _recall(memory, step, make_step) if memory is not None else make_step(step.images, earlier=step)
+            again = make_step(step.images) if memory is None else _recall(memory, make_step)
             current, earlier = again, evaluated[0][1].selected
             current.output = learn_from.output
         computed = objective_fn(method, current, earlier)
@@ -172,9 +184,9 @@ def _learn(
     return result
 
 
-def _recall(memory: Memory, step: Step, make_step: Callable[..., Step]) -> Step:
-    """Run the adapting network on the memory, which the batch of `step` is now part of."""
-    recalled, mask = make_step(memory.images(), earlier=step, augment=memory.augment), memory.mask()
+def _recall(memory: Memory, make_step: Callable[..., Step]) -> Step:
+    """Run the adapting network on the memory."""
+    recalled, mask = make_step(memory.images(), augment=memory.augment), memory.mask()
     if mask is not None:
         recalled.weights = recalled.weights * mask_like(mask, recalled.weights)
     return recalled

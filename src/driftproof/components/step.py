@@ -25,8 +25,7 @@ class Step:
     Args:
         sample_mask: Computes which samples the adapting network takes batch statistics from, before it runs; None is
             all of them.
-        generator: Source of random numbers; None makes one from the seed and the index.
-        earlier: An earlier step of the same batch, whose random numbers go on; None is none.
+        generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         augment: The random view that the adapting network sees of the images; None is the images themselves.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
@@ -60,8 +59,7 @@ class Step:
         needs_features: bool = False,
         needs_source_features: bool = False,
         sample_mask: Callable[["Step"], Tensor] | None = None,
-        generator: torch.Generator | None = None,
-        earlier: "Step | None" = None,
+        generator: "torch.Generator | Step | None" = None,
         augment: Augment | None = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -76,7 +74,6 @@ class Step:
         self._teacher = teacher
         self._seed = seed
         self._generator = generator
-        self._earlier = earlier
         self._needs_features = needs_features
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
@@ -230,7 +227,7 @@ class Step:
         So a replay, a resumed run and a run that skipped a bad batch draw the same numbers, and the only state to save
         is the index. Reading the index makes the host wait for the device.
         """
-        generator = self._generator if self._earlier is None else self._earlier.generator
+        generator = self._generator.generator if isinstance(self._generator, Step) else self._generator
         if generator is None:
             generator = torch.Generator(self.images.device)
             generator.manual_seed(batch_seed(self._seed, int(self.index)))

@@ -2,7 +2,8 @@
 
 from driftproof.memories.base import Memory
 from driftproof.memories.cstu import CSTU
+from driftproof.memories.hus import HUS
 from driftproof.memories.image_bank import Candidates, ImageBank
 from driftproof.memories.latest_images import LatestImages
 
-__all__ = ["CSTU", "Candidates", "ImageBank", "LatestImages", "Memory"]
+__all__ = ["CSTU", "HUS", "Candidates", "ImageBank", "LatestImages", "Memory"]

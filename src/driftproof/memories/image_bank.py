@@ -12,7 +12,7 @@ from driftproof.memories.base import Memory
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities
 
-__all__ = ["Candidates", "ImageBank"]
+__all__ = ["Candidates", "ImageBank", "mean_over_pixels"]
 
 
 class Candidates(NamedTuple):
@@ -142,5 +142,10 @@ class ImageBank(Memory):
 def _summarize(output: Tensor) -> tuple[Tensor, Tensor]:
     """The predicted class and the entropy of each image."""
     log_p = log_probabilities(output)
-    pixels = (log_p.shape[0], log_p.shape[1], -1)
-    return log_p.exp().view(pixels).mean(dim=2).argmax(dim=1), entropy(log_p).view(len(log_p), -1).mean(dim=1)
+    p = log_p.exp() if log_p.ndim == 2 else log_p.exp().flatten(2).mean(dim=2)
+    return p.argmax(dim=1), mean_over_pixels(entropy(log_p))
+
+
+def mean_over_pixels(values: Tensor) -> Tensor:
+    """One number per image, from one per sample."""
+    return values.flatten(1).mean(dim=1) if values.ndim > 1 else values

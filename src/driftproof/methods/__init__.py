@@ -22,9 +22,24 @@ from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
 from driftproof.methods.rotta import rotta
+from driftproof.methods.sotta import sotta
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
 from driftproof.methods.tent import tent
 from driftproof.methods.ttn import ttn
 
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "rotta", "source", "swr", "tent", "ttn"]
+__all__ = [
+    "adapt",
+    "bn_adapt",
+    "conjugate",
+    "cotta",
+    "eata",
+    "ent",
+    "gce",
+    "rotta",
+    "sotta",
+    "source",
+    "swr",
+    "tent",
+    "ttn",
+]

@@ -47,6 +47,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "cotta": methods.cotta,
     "ttn": methods.ttn,
     "rotta": methods.rotta,
+    "sotta": methods.sotta,
     "adapt": methods.adapt,
 }
 
