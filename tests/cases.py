@@ -8,7 +8,7 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-BANK_METHODS = ("rotta", "sotta")
+BANK_METHODS = ("rotta", "sotta", "stamp")
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *BANK_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
@@ -45,6 +45,7 @@ SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "te
 _LR = {
     "rotta": 1e-1,
     "sotta": 1e-1,
+    "stamp": 1e-1,
     "ent": 1e-2,
     "swr": 1e-2,
     "cotta": 1e-2,
@@ -82,12 +83,18 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("momentum", 0.9)
     if name in BANK_METHODS:
         options.setdefault("capacity", 8)
+    if name in ("rotta", "sotta"):
         options.setdefault("update_every", 6)
     if name == "rotta":
         options.setdefault("augment", shifted)
         options.setdefault("momentum", 0.9)
     if name == "sotta":
         options.setdefault("confidence", 0.25)
+    if name == "stamp":
+        options.setdefault("entropy_share", 0.95)
+        options.setdefault("augment", shifted)
+        options.setdefault("views", 1)
+        options.setdefault("lr_schedule", None)  # a learning rate in a tensor cannot be recorded on a CPU
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

@@ -10,7 +10,7 @@ from torch import nn
 import driftproof as dp
 from cases import batches
 from driftproof.distributed import Distributed
-from driftproof.memories import CSTU, HUS
+from driftproof.memories import CSTU, HUS, RBM
 from driftproof.norms import batch_norms
 from networks import build
 
@@ -94,6 +94,19 @@ def slow_hus(held, batch, capacity, draws):
     return held
 
 
+def slow_rbm(held, counts, batch, capacity, draws):
+    """As `slow_hus`; the oldest image leaves of the class with the largest running count, the draw breaks ties."""
+    for row, (number, label, admitted) in zip(draws, batch, strict=True):
+        if not admitted:
+            continue
+        if len(held) == capacity:
+            leaving = max({one for _, one in held}, key=lambda one: (counts[one], row[one]))
+            held.remove(next(entry for entry in held if entry[1] == leaving))
+        held.append((number, label))
+    labels = [label for _, label in held]
+    return held, [0.9 * count + 0.1 * labels.count(label) for label, count in enumerate(counts)]
+
+
 def numbered(start, count):
     """Images that carry their number."""
     return torch.arange(start, start + count).double().view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
@@ -140,6 +153,24 @@ def test_hus_holds_what_a_slow_one_does_after_1000_images(classes, capacity):
         batch = zip(range(start, start + len(logits)), labels.tolist(), (top >= 0.6).tolist(), strict=True)
         slow = slow_hus(slow, list(batch), capacity, draws)
         assert contents(memory) == slow
+    assert len(slow) == capacity
+    assert memory.bank.shape[0] == capacity
+
+
+@pytest.mark.parametrize(("classes", "capacity"), [(5, 16), (40, 16)])
+def test_rbm_holds_what_a_slow_one_does_after_1000_images(classes, capacity):
+    memory, slow, counts = RBM(capacity, entropy_share=0.5), [], [0.0] * classes
+    for start, logits in random_stream(classes):
+        step = StepOf(numbered(start, len(logits)), logits, seed=start)
+        step.source_logits = logits.roll(1, dims=1) * (torch.arange(len(logits)) % 4 == 0).unsqueeze(1) + logits
+        memory.update(step)
+        draws = torch.rand(len(logits), classes, generator=torch.Generator().manual_seed(start)).tolist()
+        labels = logits.argmax(1)
+        admitted = (entropy(logits) < 0.5 * math.log(classes)) & (labels == step.source_logits.argmax(1))
+        batch = zip(range(start, start + len(logits)), labels.tolist(), admitted.tolist(), strict=True)
+        slow, counts = slow_rbm(slow, counts, list(batch), capacity, draws)
+        assert contents(memory) == slow
+        torch.testing.assert_close(memory.running_counts, torch.tensor(counts))
     assert len(slow) == capacity
     assert memory.bank.shape[0] == capacity
 
@@ -272,3 +303,58 @@ def test_sotta_by_hand(model):
         optimizer.step()
     assert 0 < sizes[1] < sizes[-1] < 0.9 * 6 * 20, "some images must be left out"
     assert not torch.allclose(answer, model.eval()(images), atol=1e-2), "otherwise nothing was tested"
+
+
+def test_stamp_by_hand(model):
+    rho, period, share = 0.3, 7, 0.5
+    options = {"entropy_share": share, "views": 2, "augment": shaded, "rho": rho, "period": period}
+    adapter = dp.stamp(model, lr=0.1, capacity=128, **options)
+    network, frozen = copy.deepcopy(model).train(), copy.deepcopy(model).train()
+    affine = [parameter for _, layer in batch_norms(network) for parameter in (layer.weight, layer.bias)]
+    bank, steps = [], 0
+
+    def gradient():
+        entropies = entropy(network(torch.stack(bank)))
+        return torch.autograd.grad((torch.softmax(-entropies, 0) * entropies).sum(), affine)
+
+    for images in to_double(batches(20)):
+        with torch.no_grad():
+            own, view, source = network(images), network(shaded(images, None)), frozen(images)
+        mean = (own.softmax(1) + 2 * view.softmax(1)) / 3
+        # The schedule is computed in single precision.
+        torch.testing.assert_close(adapter(images), mean.log(), rtol=0, atol=1e-5)
+        certain = -(mean * mean.log()).sum(1) < share * math.log(5)
+        torch.testing.assert_close(adapter.last.novelty, -(mean * mean.log()).sum(1), rtol=0, atol=1e-5)
+        bank += [images[i] for i in range(len(images)) if certain[i] and own[i].argmax() == source[i].argmax()]
+        assert adapter.last.stepped == bool(bank)
+        if not bank:
+            continue
+        start, first = [parameter.detach().clone() for parameter in affine], gradient()
+        scale = rho / (torch.stack([one.norm() for one in first]).norm() + 1e-12)
+        rate = 0.05 * (1 + math.cos(math.pi * (steps % period) / period))
+        with torch.no_grad():
+            for parameter, one in zip(affine, first, strict=True):
+                parameter += scale * one
+        second = gradient()
+        with torch.no_grad():
+            for parameter, old, one in zip(affine, start, second, strict=True):
+                parameter.copy_(old - rate * one)
+        steps += 1
+    assert steps > 2 * period
+    assert 0 < len(bank) < 0.9 * 6 * 20, "some images must be left out"
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_stamp_loss_of_equal_entropies_is_that_entropy(number):
+    step = StepOf(numbered(0, 8), torch.arange(5).double().expand(8, 5) + torch.arange(8).unsqueeze(1))
+    step.log_probabilities = step.logits.log_softmax(1)
+    step.probabilities = step.log_probabilities.exp()
+    step.weights = (torch.arange(8) < number).double()
+    mean = (dp.losses.SelfWeightedEntropy().per_sample(step) * step.weights).sum() / number
+    torch.testing.assert_close(mean, entropy(step.logits)[0])
+
+
+@pytest.mark.parametrize(("classes", "lr"), [(10, 0.1), (100, 0.05), (1000, 0.01)])
+def test_stamp_learning_rate_follows_the_number_of_classes(classes, lr):
+    adapter = dp.stamp(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, classes)))
+    assert float(adapter.optimizer.param_groups[0]["lr"]) == pytest.approx(lr)

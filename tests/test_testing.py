@@ -12,12 +12,13 @@ from driftproof.after import After, PullToSource, ResetEvery, ResetWhen, Stochas
 from driftproof.components import Component
 from driftproof.errors import ComponentError, ConfigurationError, ModelError
 from driftproof.gradients import Clipped, Gradient, Plain, SharpnessAware
-from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss
-from driftproof.memories import CSTU, HUS, ImageBank, LatestImages, Memory
+from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss, SelfWeightedEntropy
+from driftproof.memories import CSTU, HUS, RBM, ImageBank, LatestImages, Memory
 from driftproof.outputs import (
     AfterUpdate,
     BeforeUpdate,
     Ensemble,
+    MeanProbability,
     MultiScale,
     Output,
     RandomViews,
@@ -48,12 +49,15 @@ SHIPPED = [
     Entropy(),
     GCE(),
     FollowTeacher(),
+    SelfWeightedEntropy(),
     CSTU(6, update_every=8, augment=shifted),
     HUS(6, confidence=0.25, update_every=8),
     LatestImages(12),
+    RBM(6, entropy_share=1.0),
     AfterUpdate(),
     BeforeUpdate(),
     Ensemble(),
+    MeanProbability(2, augment=shifted),
     Teacher(),
     TeacherEnsemble(**VIEWS),
     FISHER,

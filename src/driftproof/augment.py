@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from driftproof.errors import InputError
+from driftproof.errors import InputError, ModelError
 
-__all__ = ["Augment", "check_unit_range", "cotta_view", "photometric", "strong_view"]
+__all__ = ["Augment", "check_keeps_pixels", "check_unit_range", "cotta_view", "photometric", "strong_view"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -81,6 +81,15 @@ def _cotta_view(images: Tensor, generator: Generator, order: Iterable[int]) -> T
     view = torch.where(draw(0, 1) < 0.5, view.flip(-1), view)
     noise = torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
     return (view + 0.005 * noise).clamp(0.0, 1.0)
+
+
+def check_keeps_pixels(augment: Augment, logits: Tensor) -> None:
+    """Raise `ModelError` if an augmentation of this module moves pixels and the logits are of label maps."""
+    if logits.ndim > 2 and augment in (cotta_view, strong_view):
+        raise ModelError(
+            f"Expected an augmentation that moves no pixels, since the logits have shape {tuple(logits.shape)}, but "
+            f"got {augment.__name__}. Pass `augment=driftproof.augment.photometric`."
+        )
 
 
 def check_unit_range(images: Tensor, augment: Augment) -> None:

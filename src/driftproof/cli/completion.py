@@ -7,7 +7,7 @@ NETWORKS = (
     *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
 )
 
-_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "rotta", "sotta")
+_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "rotta", "sotta", "stamp")
 METHODS = ("adapt", "source", "bn_adapt", "ttn", *_SELECTION_METHODS, *(f"{name}+crowd" for name in _SELECTION_METHODS))
 
 CORRUPTIONS = (

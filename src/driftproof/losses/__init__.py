@@ -6,6 +6,7 @@ from driftproof.losses.consistency import Consistency
 from driftproof.losses.entropy import Entropy
 from driftproof.losses.follow_teacher import FollowTeacher
 from driftproof.losses.gce import GCE, gce
+from driftproof.losses.self_weighted import SelfWeightedEntropy
 
 __all__ = [
     "GCE",
@@ -14,6 +15,7 @@ __all__ = [
     "Entropy",
     "FollowTeacher",
     "Loss",
+    "SelfWeightedEntropy",
     "conjugate",
     "conjugate_labels",
     "gce",

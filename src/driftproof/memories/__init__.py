@@ -5,5 +5,6 @@ from driftproof.memories.cstu import CSTU
 from driftproof.memories.hus import HUS
 from driftproof.memories.image_bank import Candidates, ImageBank
 from driftproof.memories.latest_images import LatestImages
+from driftproof.memories.rbm import RBM
 
-__all__ = ["CSTU", "HUS", "Candidates", "ImageBank", "LatestImages", "Memory"]
+__all__ = ["CSTU", "HUS", "RBM", "Candidates", "ImageBank", "LatestImages", "Memory"]

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, check_unit_range
+from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.memories.base import Memory
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities
 
-__all__ = ["Candidates", "ImageBank", "mean_over_pixels"]
+__all__ = ["Candidates", "ImageBank", "mean_class", "mean_over_pixels"]
 
 
 class Candidates(NamedTuple):
@@ -91,12 +91,17 @@ class ImageBank(Memory):
         """Which images of the batch may enter, boolean, (N,)."""
         return torch.ones_like(step.images.flatten(1)[:, 0], dtype=torch.bool)
 
+    def classify(self, step: Step) -> Tensor:
+        """The class of each image of the batch, (N,)."""
+        return mean_class(step.output)
+
     def update(self, step: Step) -> None:
         """Take in the batch, image by image."""
         if self.bank is None and self.augment is not None:
             check_unit_range(step.images, self.augment)
+            check_keeps_pixels(self.augment, step.logits)
         gather = step.distributed.gather_rows
-        images, (classes, entropies) = gather(step.images), _summarize(step.output)
+        images = gather(step.images)
         count = len(images)
         if self.bank is None:
             self.bank = images[torch.arange(self.capacity, device=images.device) % count]
@@ -107,8 +112,8 @@ class ImageBank(Memory):
             )
         arrived = self.num_images + torch.arange(count, device=images.device)
         candidates = Candidates(
-            torch.cat([self.classes, gather(classes)]),
-            torch.cat([self.entropies, gather(entropies).to(self.entropies.dtype)]),
+            torch.cat([self.classes, gather(self.classify(step))]),
+            torch.cat([self.entropies, gather(_mean_entropy(step)).to(self.entropies.dtype)]),
             torch.cat([self.arrived, arrived]),
             torch.cat([self.held, torch.zeros_like(arrived, dtype=torch.bool)]),
             gather(self.admit(step).to(torch.uint8)).bool(),
@@ -139,11 +144,13 @@ class ImageBank(Memory):
         return values.to(step.weights.dtype).view(shape).expand_as(step.weights)
 
 
-def _summarize(output: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class and the entropy of each image."""
-    log_p = log_probabilities(output)
-    p = log_p.exp() if log_p.ndim == 2 else log_p.exp().flatten(2).mean(dim=2)
-    return p.argmax(dim=1), mean_over_pixels(entropy(log_p))
+def mean_class(logits: Tensor) -> Tensor:
+    """The predicted class of each image, (N,)."""
+    return (logits if logits.ndim == 2 else log_probabilities(logits).exp().flatten(2).mean(dim=2)).argmax(dim=1)
+
+
+def _mean_entropy(step: Step) -> Tensor:
+    return mean_over_pixels(entropy(log_probabilities(step.output)))
 
 
 def mean_over_pixels(values: Tensor) -> Tensor:

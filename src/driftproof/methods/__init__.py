@@ -24,6 +24,7 @@ from driftproof.methods.gce import gce
 from driftproof.methods.rotta import rotta
 from driftproof.methods.sotta import sotta
 from driftproof.methods.source import source
+from driftproof.methods.stamp import stamp
 from driftproof.methods.swr import swr
 from driftproof.methods.tent import tent
 from driftproof.methods.ttn import ttn
@@ -39,6 +40,7 @@ __all__ = [
     "rotta",
     "sotta",
     "source",
+    "stamp",
     "swr",
     "tent",
     "ttn",

@@ -48,6 +48,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "ttn": methods.ttn,
     "rotta": methods.rotta,
     "sotta": methods.sotta,
+    "stamp": methods.stamp,
     "adapt": methods.adapt,
 }
 

@@ -1,12 +1,14 @@
 """What an adapter returns for a batch, also when nothing learns."""
 
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
+from driftproof.outputs.mean_probability import MeanProbability
 from driftproof.outputs.teacher_ensemble import MultiScale, RandomViews, TeacherEnsemble
 
 __all__ = [
     "AfterUpdate",
     "BeforeUpdate",
     "Ensemble",
+    "MeanProbability",
     "MultiScale",
     "Output",
     "RandomViews",
