@@ -9,10 +9,11 @@ from networks import CLASSES, CONTRACT_NETWORKS
 
 PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
 RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr")
-GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS)
+BANK_METHODS = ("rotta", "sotta", "stamp")
+GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS, *BANK_METHODS)
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
-DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "ttaug", "memo")  # those that draw random numbers in every step
+DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "ttaug", "memo", *BANK_METHODS)  # random numbers in every step
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -28,6 +29,7 @@ KINDS = {
     "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
     "teacher": ("cotta",),
     "teacher, compares with the frozen network": ("cotta+crowd",),
+    "bank": BANK_METHODS,
 }
 
 
@@ -91,6 +93,20 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("iterations", 5)
     if name == "t3a":
         options.setdefault("capacity", 3)
+    if name in BANK_METHODS:
+        options.setdefault("capacity", 8)
+    if name in ("rotta", "sotta"):
+        options.setdefault("update_every", 6)
+    if name == "rotta":
+        options.setdefault("augment", shifted)
+        options.setdefault("momentum", 0.9)
+    if name == "sotta":
+        options.setdefault("confidence", 0.25)
+    if name == "stamp":
+        options.setdefault("entropy_share", 0.95)
+        options.setdefault("augment", shifted)
+        options.setdefault("views", 1)
+        options.setdefault("lr_schedule", None)  # a learning rate in a tensor cannot be recorded on a CPU
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

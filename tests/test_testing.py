@@ -12,12 +12,13 @@ from driftproof.after import After, PullToSource, ResetEvery, ResetWhen, Stochas
 from driftproof.components import Component
 from driftproof.errors import ComponentError, ConfigurationError, ModelError
 from driftproof.gradients import Clipped, Gradient, Plain, SharpnessAware
-from driftproof.losses import GCE, Conjugate, Consistency, Entropy, Loss
-from driftproof.memories import LatestImages, Memory
+from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss, SelfWeightedEntropy
+from driftproof.memories import CSTU, HUS, RBM, ImageBank, LatestImages, Memory
 from driftproof.outputs import (
     AfterUpdate,
     BeforeUpdate,
     Ensemble,
+    MeanProbability,
     MultiScale,
     Output,
     RandomViews,
@@ -26,12 +27,12 @@ from driftproof.outputs import (
 )
 from driftproof.regularizers import Fisher, NearestPrototypes, Regularizer, ShiftAgnosticPenalty
 from driftproof.selection import IgnorePadding, SampleWeights, Selection
-from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
+from driftproof.statistics import TTN, Auto, Batch, Blend, Running, Source, Statistics
 from driftproof.testing import check_component
 from networks import GroupNormNet
 
 MODULES = ("after", "gradients", "losses", "memories", "outputs", "regularizers", "selection", "statistics")
-BASES = (After, Gradient, Loss, Memory, Output, Regularizer, Selection, Statistics)
+BASES = (After, Gradient, ImageBank, Loss, Memory, Output, Regularizer, Selection, Statistics)
 FISHER = Fisher(samples=4, batch_size=4)
 VIEWS = {"views": RandomViews(2, augment=shifted), "scales": MultiScale((0.5, 1.0))}
 
@@ -50,12 +51,18 @@ SHIPPED = [
     dp.losses.ViewEntropy(2, augment=shifted),
     LatestImages(12),
     dp.outputs.AdjustedTemplates(2),
+    FollowTeacher(),
+    SelfWeightedEntropy(),
+    CSTU(6, update_every=8, augment=shifted),
+    HUS(6, confidence=0.25, update_every=8),
+    RBM(6, entropy_share=1.0),
     AfterUpdate(),
     dp.outputs.AveragedViews(2, augment=shifted),
     BeforeUpdate(),
     Ensemble(),
     dp.outputs.Episodic(),
     dp.outputs.LaplacianAdjusted(iterations=5),
+    MeanProbability(2, augment=shifted),
     Teacher(),
     TeacherEnsemble(**VIEWS),
     FISHER,
@@ -72,6 +79,7 @@ SHIPPED = [
     Batch(of=dp.ConfidenceAbove(0.25, network="source")),
     Blend(0.5, momentum=0.1, start="source"),
     Auto(),
+    Running(0.2),
     Source(),
     TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=4, augment=shifted),
     dp.after.AdaptiveReset(start=0.95),

@@ -5,7 +5,7 @@ function of images and a random generator, so you can pass your own.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ __all__ = [
     "geometric_jitter",
     "photometric",
     "shuffle_patches",
+    "strong_view",
 ]
 
 Augment = Callable[[Tensor, Generator], Tensor]
@@ -57,12 +58,22 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     whole pixels.
     """
     _check_images(images)
+    return _cotta_view(images, generator, torch.randperm(5, generator=generator, device=generator.device).tolist())
+
+
+def strong_view(images: Tensor, generator: Generator) -> Tensor:
+    """Apply `cotta_view` with the color jitter in a fixed order, so that a step can be captured."""
+    _check_images(images)
+    return _cotta_view(images, generator, order=range(5))
+
+
+def _cotta_view(images: Tensor, generator: Generator, order: Iterable[int]) -> Tensor:
     height, width = images.shape[-2:]
 
     def draw(low: float, high: float) -> Tensor:
         return _uniform(generator, 1, low, high).to(images.dtype)
 
-    jitters = [
+    jitters: list[Callable[[Tensor], Tensor]] = [
         lambda x: _brightness(x, draw(0.6, 1.4)),
         lambda x: _contrast(x, draw(0.7, 1.3)),
         lambda x: _saturation(x, draw(0.5, 1.5)),
@@ -70,7 +81,7 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
         lambda x: x.clamp(1e-8, 1.0) ** draw(0.7, 1.3),
     ]
     view = images.clamp(0.0, 1.0)
-    for choice in torch.randperm(len(jitters), generator=generator, device=generator.device).tolist():
+    for choice in order:
         view = jitters[choice](view)
     top, left = height // 2, width // 2
     view = F.pad(view, (left, left, top, top), mode="replicate")
@@ -148,12 +159,15 @@ def shuffle_patches(images: Tensor, generator: Generator, patches: int = 4) -> T
     return view if fits else _resize(view, sides)
 
 
-def check_keeps_pixels(logits: Tensor, augment: Augment) -> None:
-    """Raise `ModelError` if an augmentation moves pixels while the model predicts each of them."""
-    if logits.ndim > 2 and augment in (cotta_view, geometric_jitter, shuffle_patches):
+_MOVE_PIXELS = (cotta_view, strong_view, crop_and_flip, geometric_jitter, shuffle_patches)
+
+
+def check_keeps_pixels(augment: Augment, logits: Tensor) -> None:
+    """Raise `ModelError` if an augmentation of this module moves pixels and the logits are of label maps."""
+    if logits.ndim > 2 and augment in _MOVE_PIXELS:
         raise ModelError(
-            f"Expected one prediction per image to compare with those of a view by `{augment.__name__}`, which moves "
-            f"pixels, but got logits of shape {tuple(logits.shape)}. Pass `augment=dp.augment.photometric`."
+            f"Expected an augmentation that moves no pixels, since the logits have shape {tuple(logits.shape)}, but "
+            f"got {augment.__name__}. Pass `augment=driftproof.augment.photometric`."
         )
 
 
@@ -172,7 +186,7 @@ def check_unit_range(images: Tensor, augment: Augment) -> None:
         Traceback (most recent call last):
         driftproof.errors.InputError: Expected images with values in [0, 1] to augment...
     """
-    if augment not in (photometric, cotta_view, geometric_jitter):
+    if augment not in (photometric, cotta_view, strong_view, geometric_jitter):
         return
     low, high = torch.stack(images.aminmax()).tolist()
     if _TOLERANCE < max(-low, high - 1) < math.inf:

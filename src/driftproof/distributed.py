@@ -185,6 +185,16 @@ class Distributed:
         batch[start : start + len(rows)] = rows
         return function(batch)[start : start + len(rows)]
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """Return the rows of the global batch, in rank order, without gradient."""
+        if self.size == 1:
+            return rows.detach()
+        self._handshake()
+        start = sum(self._rows_per_rank[: self.rank])
+        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
+        batch[start : start + len(rows)] = rows.detach()
+        return self._all_reduce(batch)
+
     def gradients(self, objective: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of an objective of the global batch."""
         # Every rank holds the same objective and the backward of `sum` is a sum again, so each takes 1/size of it.

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from driftproof.adapter.optimizers import (
 )
 from driftproof.adapter.quarantine import Quarantine
 from driftproof.adapter.storage import Slot, Storage
+from driftproof.augment import Augment
 from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
@@ -114,6 +115,9 @@ class State(nn.Module):
         followed = method.source_statistics or method.statistics
         self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
         self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
+        if method.memory is not None:
+            for network in self.networks.values():
+                network.predict_unless_learning()
         self.components.to(self.device)  # they register buffers without knowing the model
         for name in ("index", "num_steps", "accumulated_batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
@@ -189,8 +193,9 @@ class State(nn.Module):
     def make_step(
         self,
         images: Tensor,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Step | None = None,
         side_stream: torch.cuda.Stream | None = None,
+        augment: Augment | None = None,
     ) -> Step:
         """Run the adapting network on a batch."""
         statistics = self._method.statistics
@@ -209,8 +214,17 @@ class State(nn.Module):
             needs_source_features=self._needs_source_features,
             sample_mask=None if statistics.of is None else statistics.sample_mask,
             generator=generator,
+            augment=augment,
             side_stream=side_stream,
         )
+
+    @contextmanager
+    def learning(self, mask: Tensor | None) -> Iterator[None]:
+        """A context whose passes are learned from; batch statistics are taken from the masked images."""
+        with ExitStack() as stack:
+            for network in self.networks.values():
+                stack.enter_context(network.learning(mask))
+            yield
 
     @property
     def accumulated_grads(self) -> list[Tensor]:

@@ -7,6 +7,8 @@ graph and replayed.
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from driftproof.adapter.tensor_list import are_finite
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
+from driftproof.memories import Memory
 from driftproof.record import LazyOutcome, Record, StepResult
 
 __all__ = ["ObjectiveFn", "train_step"]
@@ -34,7 +37,7 @@ def train_step(
     state: State,
     images: Tensor,
     *,
-    make_step: Callable[[Tensor], Step] | None = None,
+    make_step: Callable[..., Step] | None = None,
     objective: ObjectiveFn = compute_objective,
 ) -> StepResult:
     """Predict a batch and learn from it.
@@ -46,10 +49,10 @@ def train_step(
         method: The choices.
         state: Changed in place; after an error it is what it was.
         images: The batch.
-        make_step: Runs the adapting network on images; None is `state.make_step`.
+        make_step: Runs the adapting network on images, with keywords of `state.make_step`; None is that.
         objective: `compute_objective`, or a compiled form of it.
     """
-    make_step = make_step or state.make_step
+    make_step = make_step or _share_generator(state)
     before = state.storage.backup()
     try:
         good, largest = state.quarantine.judge(images)
@@ -58,7 +61,8 @@ def train_step(
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
-        step = make_step(images)
+        with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
+            step = make_step(images)
         state.quarantine.update(largest, state.distributed)
         before.keep_buffers("quarantine")
         with torch.no_grad():
@@ -75,13 +79,24 @@ def train_step(
     return result
 
 
+def _share_generator(state: State) -> Callable[..., Step]:
+    """Make steps that draw from one source of random numbers, as the passes of a captured step do."""
+    made: list[Step] = []
+
+    def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
+        made.append(state.make_step(images, made[0] if made else None, **named))
+        return made[-1]
+
+    return make_step
+
+
 def _learn(
     method: Method,
     state: State,
     step: Step,
     good_images: Tensor,
     before: Backup,
-    make_step: Callable[[Tensor], Step],
+    make_step: Callable[..., Step],
     objective_fn: ObjectiveFn,
 ) -> StepResult:
     if step.classes < 2:
@@ -92,11 +107,12 @@ def _learn(
         )
 
     # What to learn from: the batch, or the memory that now includes it.
-    learn_from = step
-    if method.memory is not None:
+    learn_from, memory = step, method.memory
+    if memory is not None:
         with torch.no_grad():
-            method.memory.update(step)
-        learn_from = make_step(method.memory.images())
+            memory.update(step)
+        with state.learning(memory.mask()):
+            learn_from = _recall(memory, make_step)
 
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
     evaluated: list[tuple[Step, Objective]] = []
@@ -105,7 +121,8 @@ def _learn(
         if not evaluated:
             current, earlier = learn_from, _per_sample(good_images, step) if learn_from is step else None
         else:
-            current, earlier = make_step(learn_from.images), evaluated[0][1].selected
+            again = make_step(step.images) if memory is None else _recall(memory, make_step)
+            current, earlier = again, evaluated[0][1].selected
             current.output = learn_from.output
         computed = objective_fn(method, current, earlier)
         evaluated.append((current, computed))
@@ -113,7 +130,8 @@ def _learn(
         state.network.restore_batch_norms()
         return gradients
 
-    gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
+    with nullcontext() if memory is None else state.learning(memory.mask()):
+        gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
     learned, objective = evaluated[-1]
     with torch.no_grad():
         gradients, due = _accumulate(method, state, gradients, len(step.images))
@@ -132,7 +150,7 @@ def _learn(
         if due is not None:
             stepped_ok = torch.where(due, stepped_ok, *are_finite(gradients))
         finite = loss_ok & stepped_ok
-        finite = finite if method.memory is None else finite & logits_ok
+        finite = finite if memory is None else finite & logits_ok
         can_learn = method.statistics.can_learn()
         held_back = state.paused if can_learn is None else state.paused | ~can_learn
         allowed = finite & ~held_back
@@ -157,7 +175,7 @@ def _learn(
         if can_learn is not None and step.used_source:
             # What was learned with other statistics predicts badly with these.
             output = torch.where(can_learn, output, step.source_logits)
-        _commit_statistics(state, step, finite, before)
+        _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
         selected = objective.selected if learn_from is step else _per_sample(good_images, step)
@@ -171,6 +189,14 @@ def _learn(
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
+
+
+def _recall(memory: Memory, make_step: Callable[..., Step]) -> Step:
+    """Run the adapting network on the memory."""
+    recalled, mask = make_step(memory.images(), augment=memory.augment), memory.mask()
+    if mask is not None:
+        recalled.weights = recalled.weights * mask_like(mask, recalled.weights)
+    return recalled
 
 
 def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
@@ -250,11 +276,11 @@ def _predict_after(method: Method, step: Step, finite: Tensor) -> Tensor:
     return step.output if after is None else torch.where(finite, after, step.output)
 
 
-def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup) -> None:
+def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup, learned: Tensor | None = None) -> None:
     """Keep what the networks that ran saw of the stream."""
-    state.network.commit()
-    if step.used_source:
-        state.source.commit()
+    state.network.commit(learned)
+    if step.used_source or learned is not None:
+        state.source.commit(learned)
     if state.teacher is not None:
-        state.teacher.commit()
+        state.teacher.commit(learned)
     before.keep_buffers_where(finite)

@@ -9,7 +9,7 @@ NETWORKS = (
 
 _SELECTION_METHODS = (
     *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
-    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr"),
+    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp"),
 )
 _OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
 METHODS = (

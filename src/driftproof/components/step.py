@@ -25,7 +25,8 @@ class Step:
     Args:
         sample_mask: Computes which samples the adapting network takes batch statistics from, before it runs; None is
             all of them.
-        generator: Source of random numbers; None makes one from the seed and the index.
+        generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
+        augment: The random view that the adapting network sees of the images; None is the images themselves.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
     Attributes:
@@ -38,7 +39,8 @@ class Step:
         at_source: Whether the two networks still have equal weights and statistics, as a 0-d tensor or a bool.
         logits: The adapting network's logits, with their graph.
         output: What the adapter returns; the logits until `output=` has run.
-        weights: The weight ≥ 0 with which each sample attracts; one until the selection has run.
+        weights: The weight ≥ 0 with which each sample attracts; until the selection has run one, or zero for samples
+            that only fill a memory.
         repel_weights: The weight ≥ 0 with which each sample repels; None is zero for all.
         gradients: The gradient for each of `parameters`, once it is known.
     """
@@ -58,7 +60,8 @@ class Step:
         needs_features: bool = False,
         needs_source_features: bool = False,
         sample_mask: Callable[["Step"], Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        generator: "torch.Generator | Step | None" = None,
+        augment: Augment | None = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.images = images
@@ -77,13 +80,14 @@ class Step:
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
+        view = images if augment is None else augment(images, self.generator)
         with self._run_source_on(side_stream):
             mask = None if sample_mask is None else sample_mask(self)
             with network.statistics_of(mask):
                 if needs_features:
-                    self.logits, self._features = network.try_features(images)
+                    self.logits, self._features = network.try_features(view)
                 else:
-                    self.logits = network(images)
+                    self.logits = network(view)
         self.output = self.logits
         self.weights = _ones_per_sample(self.logits)
 
@@ -245,7 +249,7 @@ class Step:
         So a replay, a resumed run and a run that skipped a bad batch draw the same numbers, and the only state to save
         is the index. Reading the index makes the host wait for the device.
         """
-        generator = self._generator
+        generator = self._generator.generator if isinstance(self._generator, Step) else self._generator
         if generator is None:
             generator = torch.Generator(self.images.device)
             generator.manual_seed(batch_seed(self._seed, int(self.index)))

@@ -4,9 +4,11 @@ from driftproof.losses.base import Loss, Sum
 from driftproof.losses.conjugate import Conjugate, conjugate, conjugate_labels
 from driftproof.losses.consistency import Consistency
 from driftproof.losses.entropy import Entropy
+from driftproof.losses.follow_teacher import FollowTeacher
 from driftproof.losses.gce import GCE, gce
 from driftproof.losses.likelihood_ratio import SoftLikelihoodRatio
 from driftproof.losses.opinion import COME, come
+from driftproof.losses.self_weighted import SelfWeightedEntropy
 from driftproof.losses.view_consistency import ViewConsistency
 from driftproof.losses.view_entropy import ViewEntropy
 
@@ -16,7 +18,9 @@ __all__ = [
     "Conjugate",
     "Consistency",
     "Entropy",
+    "FollowTeacher",
     "Loss",
+    "SelfWeightedEntropy",
     "SoftLikelihoodRatio",
     "Sum",
     "ViewConsistency",

@@ -26,6 +26,6 @@ class ViewConsistency(Loss):
 
     def per_sample(self, step: Step) -> Tensor:
         """The symmetric cross-entropy of each pair."""
-        check_keeps_pixels(step.logits, self.augment)
+        check_keeps_pixels(self.augment, step.logits)
         log_p = log_probabilities(step.predict_view(step.augment(self.augment), step.weights))
         return -0.5 * (step.probabilities * log_p + log_p.exp() * step.log_probabilities).sum(dim=1)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from driftproof.augment import Augment
 from driftproof.components import Component, Step
 
 __all__ = ["Memory"]
@@ -24,7 +25,13 @@ class Memory(Component):
         ...         self.batch = step.images
         ...     def images(self):
         ...         return self.batch
+
+    Attributes:
+        augment: The random view that the adapting network learns on; `step.images` are the images themselves, which a
+            teacher can see. None is no view.
     """
+
+    augment: Augment | None = None
 
     def update(self, step: Step) -> None:
         """Take in a batch: replace buffers, as in `Component`."""
@@ -33,6 +40,10 @@ class Memory(Component):
     def images(self) -> Tensor:
         """The images to learn from, always of the same shape."""
         raise NotImplementedError
+
+    def mask(self) -> Tensor | None:
+        """Which of the images are remembered ones, boolean; the others fill up the batch. None is all of them."""
+        return None
 
     def weights(self, step: Step) -> Tensor | None:
         """A weight ≥ 0 for each remembered sample, multiplied with the selection's; None is one for all."""

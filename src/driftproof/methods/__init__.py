@@ -29,8 +29,11 @@ from driftproof.methods.lame import lame
 from driftproof.methods.memo import memo
 from driftproof.methods.rdumb import rdumb
 from driftproof.methods.roid import roid
+from driftproof.methods.rotta import rotta
 from driftproof.methods.sar import sar
+from driftproof.methods.sotta import sotta
 from driftproof.methods.source import source
+from driftproof.methods.stamp import stamp
 from driftproof.methods.swr import swr
 from driftproof.methods.t3a import t3a
 from driftproof.methods.tent import tent
@@ -53,8 +56,11 @@ __all__ = [
     "memo",
     "rdumb",
     "roid",
+    "rotta",
     "sar",
+    "sotta",
     "source",
+    "stamp",
     "swr",
     "t3a",
     "tent",

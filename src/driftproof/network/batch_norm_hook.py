@@ -20,12 +20,14 @@ class PassSettings:
     Attributes:
         mask: Which samples count in batch statistics, boolean, (N,) or (N, H, W); None is all of them.
         of_training: Whether every layer normalizes with the statistics of its training.
+        learns: Whether the method learns from the pass; if not, it only predicts.
     """
 
     def __init__(self) -> None:
         # On the instance, since compiled code is compiled anew when an attribute comes into being.
         self.mask: Tensor | None = None
         self.of_training = False
+        self.learns = True
 
 
 class BatchNormHook(nn.Module):
@@ -114,8 +116,12 @@ class BatchNormHook(nn.Module):
     def reset(self) -> None:
         """Forget the statistics of the stream."""
 
-    def commit(self) -> None:
-        """Keep what the last pass saw of the stream."""
+    def commit(self, learned: Tensor | None = None) -> None:
+        """Keep what the last pass saw of the stream.
+
+        Args:
+            learned: Whether something was learned from a memory, as a 0-d tensor; None without a memory.
+        """
 
     def rollback(self) -> None:
         """Drop what the last pass saw of the stream."""

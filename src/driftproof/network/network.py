@@ -137,12 +137,28 @@ class Network(nn.Module):
 
     @contextmanager
     def statistics_of(self, mask: Tensor | None) -> Iterator[None]:
-        """Take batch statistics from the masked samples alone, (N,) or (N, H, W); None is all of them."""
-        self._pass.mask = mask
+        """Take batch statistics from the masked samples alone, (N,) or (N, H, W); None changes nothing."""
+        earlier = self._pass.mask
+        self._pass.mask = earlier if mask is None else mask
         try:
             yield
         finally:
-            self._pass.mask = None
+            self._pass.mask = earlier
+
+    @contextmanager
+    def learning(self, mask: Tensor | None = None) -> Iterator[None]:
+        """Learn from the passes: a context, and a mask for their batch statistics as in `statistics_of`."""
+        earlier = self._pass.learns
+        self._pass.learns = True
+        try:
+            with self.statistics_of(mask):
+                yield
+        finally:
+            self._pass.learns = earlier
+
+    def predict_unless_learning(self) -> None:
+        """Have passes outside of `learning` only predict, for statistics that follow what is learned from."""
+        self._pass.learns = False
 
     @contextmanager
     def statistics_of_training(self) -> Iterator[None]:
@@ -214,10 +230,10 @@ class Network(nn.Module):
         for hook in self._hooks:
             hook.reset()
 
-    def commit(self) -> None:
-        """Keep what the last pass saw of the stream."""
+    def commit(self, learned: Tensor | None = None) -> None:
+        """Keep what the last pass saw of the stream; see `BatchNormHook.commit`."""
         for hook in self._tracking:
-            hook.commit()
+            hook.commit(learned)
 
     def rollback(self) -> None:
         """Drop what the last pass saw of the stream."""

@@ -2,6 +2,7 @@
 
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.outputs.laplacian import LaplacianAdjusted
+from driftproof.outputs.mean_probability import MeanProbability
 from driftproof.outputs.prior_corrected import PriorCorrected
 from driftproof.outputs.teacher_ensemble import MultiScale, RandomViews, TeacherEnsemble
 from driftproof.outputs.templates import AdjustedTemplates
@@ -15,6 +16,7 @@ __all__ = [
     "Ensemble",
     "Episodic",
     "LaplacianAdjusted",
+    "MeanProbability",
     "MultiScale",
     "Output",
     "PriorCorrected",

@@ -48,7 +48,7 @@ class LabelProbabilityDrop(Selection):
     @torch.no_grad()
     def weights(self, step: Step) -> Tensor:
         """The weight of each sample; zero for the uncertain ones and for those that shuffling leaves as they are."""
-        check_keeps_pixels(step.logits, self.augment)
+        check_keeps_pixels(self.augment, step.logits)
         log_p = step.log_probabilities.detach()
         uncertainty, classes = entropy(log_p), log_p.argmax(dim=1)
         certain = (uncertainty < _entropy_limit(self.entropy_threshold, 0.5, step)).to(step.weights.dtype)

@@ -10,7 +10,8 @@ from driftproof.statistics.auto import Auto
 from driftproof.statistics.base import Statistics
 from driftproof.statistics.batch import Batch
 from driftproof.statistics.blend import Blend
+from driftproof.statistics.running import Running
 from driftproof.statistics.source import Source
 from driftproof.statistics.ttn import TTN
 
-__all__ = ["TTN", "Auto", "Batch", "Blend", "Source", "Statistics"]
+__all__ = ["TTN", "Auto", "Batch", "Blend", "Running", "Source", "Statistics"]

@@ -184,7 +184,7 @@ class BlendHook(BatchNormHook):
             assert source_mean is not None and source_variance is not None  # make_hook refuses other layers
             self.mean, self.variance = source_mean.clone(), source_variance.clone()
 
-    def commit(self) -> None:
+    def commit(self, learned: Tensor | None = None) -> None:
         """Keep what the last pass saw."""
         if self.seen is not None:
             (self.mean, self.variance), self.seen = self.seen, None

@@ -45,10 +45,10 @@ class StaticStep:
         """Run `train_step` on the batch that `images` holds."""
         made: list[Step] = []
 
-        def make_step(images: Tensor) -> Step:
+        def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
             if not made:
                 images = self.images.copy_(images)  # bad images were replaced; the batch stays in its place
-            step = state.make_step(images, self.generator, self.side_stream)
+            step = state.make_step(images, self.generator, self.side_stream, **named)
             made.append(step)
             if self.uses_source:
                 step.source_logits  # noqa: B018  # before the objective: a compiled one contains no network
