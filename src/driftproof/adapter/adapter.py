@@ -86,7 +86,8 @@ class Adapter(nn.Module):
         output: What is returned: the prediction from "before" or "after" the update, the "teacher"'s, the "ensemble" of
             adapting and frozen network, or a component.
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
-        average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
+        average_over: Divide the weighted loss by the number of selected samples or by the size of the batch; None
+            takes what goes with the selection ("batch" for UniEnt+, else "selected").
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
             `driftproof.scores`), a component, or a function of the step; None is `scores.Unfamiliarity()`.
@@ -140,7 +141,7 @@ class Adapter(nn.Module):
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
-        average_over: Literal["selected", "batch"] = "selected",
+        average_over: Literal["selected", "batch"] | None = None,
         mean_entropy_over: Literal["selected", "batch"] = "batch",
         novelty: str | Novelty | None = None,
         guard: Guard | Sequence[Guard] | None = None,
@@ -158,6 +159,8 @@ class Adapter(nn.Module):
         check_engine_options(engine=engine, precision=precision, source_precision=source_precision)
         if mean_entropy is None:
             mean_entropy = select.mean_entropy if isinstance(select, Selection) else 0.0
+        if average_over is None:
+            average_over = select.average_over if isinstance(select, Selection) else "selected"
         copied = partial(copy.deepcopy, memo={})
         with torch.inference_mode(False):
             self.method = Method(

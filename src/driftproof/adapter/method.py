@@ -59,7 +59,7 @@ class AdapterOptions(TypedDict, total=False):
 
     accumulate: int | Literal["auto"]
     source_statistics: Statistics | Literal["auto"] | None
-    average_over: Literal["selected", "batch"]
+    average_over: Literal["selected", "batch"] | None
     mean_entropy_over: Literal["selected", "batch"]
     output: OutputName | Output
     novelty: str | Novelty | None

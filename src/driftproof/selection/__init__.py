@@ -8,6 +8,7 @@ from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifferenc
 from driftproof.selection.entropy import EntropyBelow, EntropyWeight
 from driftproof.selection.padding import IgnorePadding
 from driftproof.selection.redundancy import NonRedundant
+from driftproof.selection.split import Split
 
 __all__ = [
     "ConfidenceAbove",
@@ -19,4 +20,5 @@ __all__ = [
     "Product",
     "SampleWeights",
     "Selection",
+    "Split",
 ]
