@@ -7,9 +7,13 @@ import torch
 import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
-GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
+GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta", "paf_kip")
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS)
-CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
+CASES = (
+    *ALL_METHODS,
+    *(f"{name}+crowd" for name in GRADIENT_METHODS if name != "paf_kip"),
+    *("tent+unient", "eata+unient_plus"),
+)
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
 # So a pair of a method and a network says something new only if the kind or the network is new: every case meets the
@@ -18,11 +22,17 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 KINDS = {
     "predicts only": ("bn_adapt", "ttn", "source"),
     "learns": ("tent", "gce", "ent", "conjugate"),
-    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
+    "learns, compares with the frozen network": (
+        "ent+crowd",
+        "tent+crowd",
+        "conjugate+crowd",
+        "gce+crowd",
+        "tent+unient",
+    ),
     "prepared regularizer": ("eata", "swr"),
-    "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
+    "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd", "eata+unient_plus"),
     "teacher": ("cotta",),
-    "teacher, compares with the frozen network": ("cotta+crowd",),
+    "teacher, compares with the frozen network": ("cotta+crowd", "paf_kip"),
 }
 
 
@@ -41,15 +51,20 @@ PAIRS = (
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr", "cotta"))
 
 _LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2, "tent": 1e-1, "eata": 1e-1, "gce": 1e-1, "conjugate": 1e-1}
+_LR |= {"paf_kip": 1e-1}
 
 
 def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     """An adapter for a case such as `tent` or `eata+crowd`."""
-    name, _, crowd = case.partition("+")
+    name, _, selection = case.partition("+")
     options = dict(settings)
     if name in GRADIENT_METHODS:
         options.setdefault("lr", _LR[name])
-    if crowd:
+    if selection.startswith("unient"):
+        score = "entropy" if segmentation else "cosine"
+        split = dp.selection.Split(score, soft=selection == "unient_plus", window=10, min_separation=0.0)
+        options.setdefault("select", split)
+    elif selection:
         options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
     if name == "ttn":
         options.setdefault(
@@ -67,6 +82,10 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("views", dp.outputs.RandomViews(2, augment=shifted))
         options.setdefault("scales", dp.outputs.MultiScale((0.75, 1.0)))
         options.setdefault("restore", 0.2)
+        options.setdefault("momentum", 0.9)
+    if name == "paf_kip":
+        options.setdefault("view", shifted)
+        options.setdefault("entropy_threshold", 1.2)
         options.setdefault("momentum", 0.9)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter

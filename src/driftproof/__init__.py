@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm, Event
     from driftproof.health import Health
-    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, source, swr, tent, ttn
+    from driftproof.methods import adapt, bn_adapt, conjugate, cotta, eata, ent, gce, paf_kip, source, swr, tent, ttn
     from driftproof.problems import Problem, check
     from driftproof.record import Record, StepResult
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
@@ -77,6 +77,7 @@ __all__ = [
     "memories",
     "methods",
     "outputs",
+    "paf_kip",
     "regularizers",
     "scopes",
     "scores",
@@ -93,7 +94,20 @@ _CONTENTS = {
     "adapter": ("Adapter",),
     "alarm": ("Alarm", "Event"),
     "health": ("Health",),
-    "methods": ("adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"),
+    "methods": (
+        "adapt",
+        "bn_adapt",
+        "conjugate",
+        "cotta",
+        "eata",
+        "ent",
+        "gce",
+        "paf_kip",
+        "source",
+        "swr",
+        "tent",
+        "ttn",
+    ),
     "problems": ("Problem", "check"),
     "record": ("Record", "StepResult"),
     "selection": ("ConfidenceAbove", "ConfidenceDifference", "EntropyBelow", "EntropyWeight", "NonRedundant"),

@@ -34,6 +34,7 @@ from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffer
 from driftproof.adapter.state import State
 from driftproof.adapter.watch import Watch
 from driftproof.after import After
+from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
@@ -82,6 +83,8 @@ class Adapter(nn.Module):
             images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
+        view: Draws a random view of the batch, see `driftproof.augment`; the adapting network and the teacher each see
+            one of their own, the frozen network the batch itself. None shows the batch to all.
         after: What happens after each optimizer step: one component or several.
         output: What is returned: the prediction from "before" or "after" the update, the "teacher"'s, the "ensemble" of
             adapting and frozen network, or a component.
@@ -138,6 +141,7 @@ class Adapter(nn.Module):
         accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
+        view: Augment | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
@@ -177,6 +181,7 @@ class Adapter(nn.Module):
                 accumulate=accumulate,
                 memory=copied(memory),
                 teacher=teacher,
+                view=view,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),
                 novelty=resolve_novelty(novelty),

@@ -187,7 +187,7 @@ class State(nn.Module):
     def make_step(
         self,
         images: Tensor,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Step | None = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> Step:
         """Run the adapting network on a batch."""
@@ -206,6 +206,7 @@ class State(nn.Module):
             needs_features=self._needs_features,
             needs_source_features=self._needs_source_features,
             sample_mask=None if statistics.of is None else statistics.sample_mask,
+            view=self._method.view,
             generator=generator,
             side_stream=side_stream,
         )

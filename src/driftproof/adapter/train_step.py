@@ -49,7 +49,7 @@ def train_step(
         make_step: Runs the adapting network on images; None is `state.make_step`.
         objective: `compute_objective`, or a compiled form of it.
     """
-    make_step = make_step or state.make_step
+    make_step = make_step or _share_generator(state)
     before = state.storage.backup()
     try:
         good, largest = state.quarantine.judge(images)
@@ -73,6 +73,17 @@ def train_step(
         raise
     state.finish_step()
     return result
+
+
+def _share_generator(state: State) -> Callable[[Tensor], Step]:
+    """Make steps that draw from one source of random numbers, as the passes of a captured step do."""
+    made: list[Step] = []
+
+    def make_step(images: Tensor) -> Step:
+        made.append(state.make_step(images, made[0] if made else None))
+        return made[-1]
+
+    return make_step
 
 
 def _learn(

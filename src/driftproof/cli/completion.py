@@ -7,8 +7,18 @@ NETWORKS = (
     *("deeplabv3plus_resnet50", "deeplabv3plus_resnet18", "deeplabv3plus_small"),
 )
 
-_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
-METHODS = ("adapt", "source", "bn_adapt", "ttn", *_SELECTION_METHODS, *(f"{name}+crowd" for name in _SELECTION_METHODS))
+_SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "paf_kip")
+METHODS = (
+    "adapt",
+    "source",
+    "bn_adapt",
+    "ttn",
+    *_SELECTION_METHODS,
+    *(f"{name}+crowd" for name in _SELECTION_METHODS),
+    "tent+unient",
+    "tent+unient_plus",
+    "eata+unient",
+)
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),

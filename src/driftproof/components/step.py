@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from driftproof.augment import Augment
+from driftproof.augment import Augment, moves_pixels
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
@@ -25,7 +25,9 @@ class Step:
     Args:
         sample_mask: Computes which samples the adapting network takes batch statistics from, before it runs; None is
             all of them.
-        generator: Source of random numbers; None makes one from the seed and the index.
+        view: Draws the random view of the batch that the adapting network and its teacher see; None shows them the
+            batch itself. The frozen network always sees the batch.
+        generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
     Attributes:
@@ -57,7 +59,8 @@ class Step:
         needs_features: bool = False,
         needs_source_features: bool = False,
         sample_mask: Callable[["Step"], Tensor] | None = None,
-        generator: torch.Generator | None = None,
+        view: Augment | None = None,
+        generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.images = images
@@ -68,6 +71,7 @@ class Step:
         self.index = images.new_zeros((), dtype=torch.int64) if index is None else index
         self.at_source = at_source
         self.repel_weights: Tensor | None = None
+        self.view = view
         self._teacher = teacher
         self._seed = seed
         self._generator = generator
@@ -78,10 +82,16 @@ class Step:
         with self._run_source_on(side_stream):
             mask = None if sample_mask is None else sample_mask(self)
             with network.statistics_of(mask):
+                seen = self.draw_view()
                 if needs_features:
-                    self.logits, self._features = network.try_features(images)
+                    self.logits, self._features = network.try_features(seen)
                 else:
-                    self.logits = network(images)
+                    self.logits = network(seen)
+        if view is not None and self.logits.ndim > 2 and moves_pixels(view):
+            raise ModelError(
+                f"Expected a model with one prediction per image, since the view {view} moves pixels, but its logits "
+                f"are {tuple(self.logits.shape)}. Choose a `view` that keeps them in place."
+            )
         self.output = self.logits
         self.weights = _ones_per_sample(self.logits)
 
@@ -184,9 +194,9 @@ class Step:
 
     @lazy_property
     def teacher_logits(self) -> Tensor:
-        """The teacher's logits on the same batch; never part of a graph."""
+        """The teacher's logits on the same batch, or on a view of its own; never part of a graph."""
         with torch.no_grad():
-            return self.teacher(self.images)
+            return self.teacher(self.draw_view())
 
     @lazy_property
     def confidence_change(self) -> Tensor:
@@ -207,6 +217,10 @@ class Step:
             return torch.zeros_like(change) if self.at_source else change
         return torch.where(self.at_source, torch.zeros_like(change), change)
 
+    def draw_view(self) -> Tensor:
+        """A fresh random view of the batch, as `view=` makes them; the batch itself without one."""
+        return self.images if self.view is None else self.augment(self.view)
+
     def augment(self, augment: Augment) -> Tensor:
         """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""
         return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
@@ -223,7 +237,7 @@ class Step:
         So a replay, a resumed run and a run that skipped a bad batch draw the same numbers, and the only state to save
         is the index. Reading the index makes the host wait for the device.
         """
-        generator = self._generator
+        generator = self._generator.generator if isinstance(self._generator, Step) else self._generator
         if generator is None:
             generator = torch.Generator(self.images.device)
             generator.manual_seed(batch_seed(self._seed, int(self.index)))

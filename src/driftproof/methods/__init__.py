@@ -21,9 +21,10 @@ from driftproof.methods.cotta import cotta
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
+from driftproof.methods.paf_kip import paf_kip
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
 from driftproof.methods.tent import tent
 from driftproof.methods.ttn import ttn
 
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "source", "swr", "tent", "ttn"]
+__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "paf_kip", "source", "swr", "tent", "ttn"]

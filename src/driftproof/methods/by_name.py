@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from driftproof import methods
 from driftproof.adapter import Adapter
+from driftproof.augment import crop_and_flip
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.guards import GUARDS, FallBack, Guard, RollBack
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "eata": methods.eata,
     "swr": methods.swr,
     "cotta": methods.cotta,
+    "paf_kip": methods.paf_kip,
     "ttn": methods.ttn,
     "adapt": methods.adapt,
 }
@@ -78,6 +80,8 @@ _STATISTICS = {
     "online blend": Blend(0.5, momentum=0.1),
 }
 
+_VIEWS = {"none": None, "crop": crop_and_flip, "crop each image": partial(crop_and_flip, per_image=True)}
+
 _GUARDS: dict[str, tuple[Guard, ...]] = {
     "none": (),
     "fall_back+roll_back": (FallBack(), RollBack()),
@@ -88,6 +92,8 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "statistics": _STATISTICS,
     "source_statistics": _STATISTICS,
     "guard": _GUARDS,
+    "view": _VIEWS,
+    "filter_view": _VIEWS,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""

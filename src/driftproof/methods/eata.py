@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy
-from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.methods._build import MethodOptions, build_adapter, join_filter
 from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
@@ -62,16 +62,14 @@ def eata(
     Reference:
         Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     """
-    if select is None or getattr(select, "keeps_filter", False):
-        own = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
-        own = own & EntropyWeight(entropy_threshold) if reweight else own
-        select = own if select is None else own & select
+    own = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
+    own = own & EntropyWeight(entropy_threshold) if reweight else own
     return build_adapter(
         model,
         loss=Entropy(),
         default_scope=norm_affine(),
         lr=lr,
-        select=select,
+        select=join_filter(own, select),
         regularizer=Fisher(fisher, fisher_samples, fisher_batch_size),
         **options,
     )

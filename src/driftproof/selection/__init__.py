@@ -6,6 +6,7 @@ Weights keep every shape static. Combine selections with `&`: the weights multip
 from driftproof.selection.base import Product, SampleWeights, Selection
 from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifference
 from driftproof.selection.entropy import EntropyBelow, EntropyWeight
+from driftproof.selection.entropy_filters import EntropyFilters
 from driftproof.selection.padding import IgnorePadding
 from driftproof.selection.redundancy import NonRedundant
 from driftproof.selection.split import Split
@@ -14,6 +15,7 @@ __all__ = [
     "ConfidenceAbove",
     "ConfidenceDifference",
     "EntropyBelow",
+    "EntropyFilters",
     "EntropyWeight",
     "IgnorePadding",
     "NonRedundant",
