@@ -24,7 +24,7 @@ class TwoGroups(NamedTuple):
         share: The share of the scores in each group, (2,).
         mean: The mean of each group, (2,).
         variance: The variance of each group, (2,).
-        cut: Scores up to here are in the first group; None is whichever Gaussian is more probable.
+        cut: Where a cut splits the scores best; the first group goes up to here.
     """
 
     low: Tensor
@@ -32,7 +32,7 @@ class TwoGroups(NamedTuple):
     share: Tensor
     mean: Tensor
     variance: Tensor
-    cut: Tensor | None = None
+    cut: Tensor
 
     @property
     def separation(self) -> Tensor:
@@ -40,11 +40,13 @@ class TwoGroups(NamedTuple):
         return (self.mean[1] - self.mean[0]) / self.variance.mean().sqrt()
 
     def first_probability(self, scores: Tensor) -> Tensor:
-        """The probability that each score belongs to the first group; 0 or 1 with a cut."""
+        """The probability that each score belongs to the first group, if both are Gaussians."""
         unit = (scores - self.low) / self.width
-        if self.cut is not None:
-            return (unit <= self.cut).to(scores.dtype)
         return _log_densities(unit, self.share, self.mean, self.variance).softmax(dim=0)[0]
+
+    def is_below_cut(self, scores: Tensor) -> Tensor:
+        """Whether each score is on the first group's side of the cut."""
+        return (scores - self.low) / self.width <= self.cut
 
 
 def fit_mixture(
@@ -79,7 +81,7 @@ def fit_mixture(
         done = done | ((likelihood - before).abs() < tolerance)
         before = likelihood
     order = mean.argsort(stable=True)
-    return TwoGroups(start.low, start.width, share[order], mean[order], variance[order])
+    return start._replace(share=share[order], mean=mean[order], variance=variance[order])
 
 
 def fit_otsu(scores: Tensor, weights: Tensor | None = None, *, by_size: bool = True) -> TwoGroups:
@@ -122,11 +124,10 @@ def _best_cut(ordered: Tensor, weights: Tensor, *, by_size: bool) -> Tensor:
 
 
 def _moments(unit: Tensor, weights: Tensor, responsibilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Share, mean and variance of both groups; an empty one has the mean of all scores."""
+    """Share, mean and variance of both groups."""
     weighted = weights * responsibilities
     count = weighted.sum(dim=1) + _LEAST
-    center = (weights * unit).sum() / weights.sum()
-    mean = ((weighted * unit).sum(dim=1) + _LEAST * center) / count
+    mean = (weighted * unit).sum(dim=1) / count
     variance = (weighted * (unit - mean[:, None]) ** 2).sum(dim=1) / count + _LEAST
     return count / count.sum(), mean, variance
 

@@ -61,4 +61,4 @@ class EntropyFilters(Selection):
             attract = own < limit if self.attract == "network" else (own < limit) & (teachers < limit)
             repel = (own >= limit) & (teachers >= limit)
             weight = (limit - teachers).clamp(-_LARGEST, _LARGEST).exp() if self.reweight else torch.ones_like(own)
-            return SampleWeights((attract * weight).to(step.weights.dtype), (self.repel * repel).to(step.weights.dtype))
+            return SampleWeights(attract * weight, self.repel * repel.to(weight.dtype))

@@ -29,8 +29,8 @@ class Split(Selection):
     method's own filter stays and decides within the known group, and so do selections joined with `&`.
 
     Open choices taken: α₂ = 0.5, since the authors give no default. Where the scores do not form two groups, nothing
-    repels: otherwise half of the samples of a stream without unknown ones is pushed away. The familiar group attracts
-    all the same, so that a stream of many unknown samples, which has one group too, is not learned from as a whole.
+    repels: otherwise half of the samples of a stream without unknown ones is pushed away. Samples below Otsu's cut
+    attract all the same: a stream of mostly unknown samples has one group too.
 
     Args:
         score: The novelty score to split by, a name (see `driftproof.scores`) or a component. The frozen network's
@@ -100,10 +100,12 @@ class Split(Selection):
         """One and `repel` in the two groups, or the probabilities of them."""
         with torch.no_grad():
             scores = self.score(step)
-            groups, is_split = self._fit(step.distributed.all_rows(scores).flatten())
-            known = groups.first_probability(scores)
-            known = (known if self.soft else known >= 0.5).to(step.weights.dtype)
-            return SampleWeights(known, self.repel * is_split * (1 - known)) if self.repel else known
+            groups, are_two = self._fit(step.distributed.all_rows(scores).flatten())
+            known = groups.is_below_cut(scores).to(step.weights.dtype)
+            if self.rule == "mixture":
+                probability = groups.first_probability(scores)
+                known = torch.where(are_two, probability if self.soft else probability >= 0.5, known)
+            return SampleWeights(known, self.repel * (are_two * (1 - known))) if self.repel else known
 
     def on_batch(self, step: Step) -> None:
         """Keep the scores of the batch."""
