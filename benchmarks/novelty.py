@@ -67,10 +67,11 @@ def build_adapter(
     name: str, spec: Spec, files: LocalFiles, device: torch.device, settings: dict[str, Any]
 ) -> dp.Adapter:
     """Return the method with the paper's hyper-parameters, prepared, with every score as its novelty."""
-    base, selection = parse_method(name)
+    base, selections = parse_method(name)
     pixels = spec.images.startswith("camvid")
     options: dict[str, Any] = dict(_PIXEL_OPTIONS[name]) if pixels else dict(options_for(name, spec.images))
-    if selection:
+    if selections:
+        (selection,) = selections
         options["select"] = SELECTIONS[selection](**({"margin": _MARGIN} if pixels else {}))
     novelty = PixelScores() if pixels else AllScores()
     adapter = METHODS[base](files.model(spec).to(device), **options, novelty=novelty, **settings)

@@ -8,13 +8,14 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr")
+RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "paf_kip")
 BANK_METHODS = ("rotta", "sotta", "stamp")
 GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS, *BANK_METHODS)
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
 ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
-DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "ttaug", "memo", *BANK_METHODS)  # random numbers in every step
-CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
+DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "paf_kip", "ttaug", "memo", *BANK_METHODS)
+"""Methods that draw random numbers in every step."""
+CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS), "tent+unient", "eata+unient_plus")
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
 # So a pair of a method and a network says something new only if the kind or the network is new: every case meets the
@@ -24,11 +25,13 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS))
 KINDS = {
     "predicts only": ("bn_adapt", "ttn", "source"),
     "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid", "cmf", "deyo"),
-    "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd", "asr"),
+    "learns, compares with the frozen network": (
+        *("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd", "asr", "tent+unient"),
+    ),
     "prepared regularizer": ("eata", "swr"),
-    "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd"),
+    "prepared regularizer, compares with the frozen network": ("swr+crowd", "eata+crowd", "eata+unient_plus"),
     "teacher": ("cotta",),
-    "teacher, compares with the frozen network": ("cotta+crowd",),
+    "teacher, compares with the frozen network": ("cotta+crowd", "paf_kip"),
     "bank": BANK_METHODS,
 }
 
@@ -54,11 +57,15 @@ _LR = {"ent": 1e-2, "swr": 1e-2, "cotta": 1e-2}
 
 def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     """An adapter for a case such as `tent` or `eata+crowd`."""
-    name, _, crowd = case.partition("+")
+    name, _, selection = case.partition("+")
     options = dict(settings)
     if name in GRADIENT_METHODS:
         options.setdefault("lr", _LR.get(name, 1e-1))
-    if crowd:
+    if selection.startswith("unient"):
+        score = "entropy" if segmentation else "cosine"
+        split = dp.selection.Split(score, soft=selection == "unient_plus", window=10, min_separation=0.0)
+        options.setdefault("select", split)
+    elif selection:
         options.setdefault("select", dp.ConfidenceDifference(margin=-0.2 if segmentation else 0.0))
     if name == "ttn":
         options.setdefault(
@@ -107,6 +114,10 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("augment", shifted)
         options.setdefault("views", 1)
         options.setdefault("lr_schedule", None)  # a learning rate in a tensor cannot be recorded on a CPU
+    if name == "paf_kip":
+        options.setdefault("view", shifted)
+        options.setdefault("entropy_threshold", 1.2)
+        options.setdefault("momentum", 0.9)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

@@ -26,8 +26,11 @@ class RejectBright(dp.selection.Selection):
 
 def selection_with_rejection(case):
     """The case's own selection, and one that can reject a whole batch."""
-    name, _, crowd = case.partition("+")
-    if crowd:
+    name, _, selection = case.partition("+")
+    if selection.startswith("unient"):
+        soft = selection == "unient_plus"
+        return dp.selection.Split("entropy", soft=soft, window=10, min_separation=0.0) & RejectBright()
+    if selection:
         return dp.ConfidenceDifference() & RejectBright()
     if name == "eata":
         return dp.EntropyBelow(1.6) & dp.NonRedundant(0.999) & dp.EntropyWeight(1.5) & RejectBright()

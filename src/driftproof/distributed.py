@@ -149,6 +149,16 @@ class Distributed:
         self._handshake()
         return self._gather(tensor.detach())
 
+    def all_rows(self, rows: Tensor) -> Tensor:
+        """Return the rows of the global batch, in rank order, without gradient; ranks may hold different numbers."""
+        if self.size == 1:
+            return rows.detach()
+        self._handshake()
+        start = sum(self._rows_per_rank[: self.rank])
+        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
+        batch[start : start + len(rows)] = rows.detach()
+        return self._all_reduce(batch)
+
     def all_true(self, flag: Tensor) -> Tensor:
         """Return, elementwise, whether a boolean tensor is true on every rank."""
         return flag if self.size == 1 else self.all_gather(flag.to(torch.uint8)).bool().all(dim=0)

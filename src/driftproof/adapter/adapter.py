@@ -34,6 +34,7 @@ from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffer
 from driftproof.adapter.state import State
 from driftproof.adapter.watch import Watch
 from driftproof.after import After
+from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
@@ -82,11 +83,14 @@ class Adapter(nn.Module):
             images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
+        view: Draws a random view of the batch, see `driftproof.augment`; the adapting network and the teacher each see
+            one of their own, the frozen network the batch itself. None shows the batch to all.
         after: What happens after each optimizer step: one component or several.
         output: What is returned: the prediction from "before" or "after" the update, the "teacher"'s, the "ensemble" of
             adapting and frozen network, or a component.
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
-        average_over: Divide the weighted loss by the number of selected samples or by the size of the batch.
+        average_over: Divide the weighted loss by the number of selected samples or by the size of the batch; None
+            takes what goes with the selection ("batch" for UniEnt+, else "selected").
         mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
             `driftproof.scores`), a component, or a function of the step; None is `scores.Unfamiliarity()`.
@@ -137,10 +141,11 @@ class Adapter(nn.Module):
         accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
+        view: Augment | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
-        average_over: Literal["selected", "batch"] = "selected",
+        average_over: Literal["selected", "batch"] | None = None,
         mean_entropy_over: Literal["selected", "batch"] = "batch",
         novelty: str | Novelty | None = None,
         guard: Guard | Sequence[Guard] | None = None,
@@ -158,6 +163,8 @@ class Adapter(nn.Module):
         check_engine_options(engine=engine, precision=precision, source_precision=source_precision)
         if mean_entropy is None:
             mean_entropy = select.mean_entropy if isinstance(select, Selection) else 0.0
+        if average_over is None:
+            average_over = select.average_over if isinstance(select, Selection) else "selected"
         copied = partial(copy.deepcopy, memo={})
         with torch.inference_mode(False):
             self.method = Method(
@@ -174,6 +181,7 @@ class Adapter(nn.Module):
                 accumulate=accumulate,
                 memory=copied(memory),
                 teacher=teacher,
+                view=view,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),
                 novelty=resolve_novelty(novelty),

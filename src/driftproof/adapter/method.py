@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.after import After
+from driftproof.augment import Augment
 from driftproof.components import Component, Step
 from driftproof.components.describe import describe_value
 from driftproof.distributed import RankGroup
@@ -59,8 +60,9 @@ class AdapterOptions(TypedDict, total=False):
 
     accumulate: int | Literal["auto"]
     source_statistics: Statistics | Literal["auto"] | None
-    average_over: Literal["selected", "batch"]
+    average_over: Literal["selected", "batch"] | None
     mean_entropy_over: Literal["selected", "batch"]
+    view: Augment | None
     output: OutputName | Output
     novelty: str | Novelty | None
     guard: Guard | Sequence[Guard] | None
@@ -91,6 +93,7 @@ class Method:
     accumulate: int | Literal["auto"] = 1
     memory: Memory | None = None
     teacher: EMA | None = None
+    view: Augment | None = None
     after: tuple[After, ...] = ()
     output: Output | None = None
     novelty: Novelty = field(default_factory=Unfamiliarity)
@@ -105,7 +108,7 @@ class Method:
             values = self.after if name == "after" else (getattr(self, name),)
             for value in values:
                 _check_kind(name, value, kind, required=name in ("scope", "statistics"))
-        for name in ("optimizer", "lr_schedule", "novelty"):
+        for name in ("optimizer", "lr_schedule", "view", "novelty"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise ConfigurationError(f"Expected `{name}` to be a function, but got {value!r}.")
@@ -216,7 +219,7 @@ _DESCRIBED = (
     "average_over",
     "mean_entropy_over",
 )
-_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "after")
+_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "view", "after")
 _IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 

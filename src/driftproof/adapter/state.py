@@ -195,7 +195,7 @@ class State(nn.Module):
         images: Tensor,
         generator: torch.Generator | Step | None = None,
         side_stream: torch.cuda.Stream | None = None,
-        augment: Augment | None = None,
+        student_view: Augment | None = None,
     ) -> Step:
         """Run the adapting network on a batch."""
         statistics = self._method.statistics
@@ -213,8 +213,9 @@ class State(nn.Module):
             needs_features=self._needs_features,
             needs_source_features=self._needs_source_features,
             sample_mask=None if statistics.of is None else statistics.sample_mask,
+            view=self._method.view,
+            student_view=student_view,
             generator=generator,
-            augment=augment,
             side_stream=side_stream,
         )
 

@@ -193,7 +193,7 @@ def _learn(
 
 def _recall(memory: Memory, make_step: Callable[..., Step]) -> Step:
     """Run the adapting network on the memory."""
-    recalled, mask = make_step(memory.images(), augment=memory.augment), memory.mask()
+    recalled, mask = make_step(memory.images(), student_view=memory.augment), memory.mask()
     if mask is not None:
         recalled.weights = recalled.weights * mask_like(mask, recalled.weights)
     return recalled

@@ -9,7 +9,7 @@ NETWORKS = (
 
 _SELECTION_METHODS = (
     *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
-    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp"),
+    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip"),
 )
 _OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
 METHODS = (
@@ -17,6 +17,7 @@ METHODS = (
     *_OUTPUT_METHODS,
     *_SELECTION_METHODS,
     *(f"{name}+crowd" for name in _SELECTION_METHODS),
+    *("tent+unient", "tent+unient_plus", "eata+unient"),
 )
 
 CORRUPTIONS = (

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from driftproof.augment import Augment, check_unit_range
+from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
@@ -25,8 +25,10 @@ class Step:
     Args:
         sample_mask: Computes which samples the adapting network takes batch statistics from, before it runs; None is
             all of them.
+        view: Draws the random view of the batch that the adapting network and its teacher see; None shows them the
+            batch itself. The frozen network always sees the batch.
+        student_view: The same for the adapting network alone, in place of `view`.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
-        augment: The random view that the adapting network sees of the images; None is the images themselves.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
     Attributes:
@@ -60,8 +62,9 @@ class Step:
         needs_features: bool = False,
         needs_source_features: bool = False,
         sample_mask: Callable[["Step"], Tensor] | None = None,
+        view: Augment | None = None,
+        student_view: Augment | None = None,
         generator: "torch.Generator | Step | None" = None,
-        augment: Augment | None = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.images = images
@@ -73,6 +76,7 @@ class Step:
         self.at_source = at_source
         self.repel_weights: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
+        self.view = view
         self._teacher = teacher
         self._seed = seed
         self._generator = generator
@@ -80,14 +84,16 @@ class Step:
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
-        view = images if augment is None else augment(images, self.generator)
         with self._run_source_on(side_stream):
             mask = None if sample_mask is None else sample_mask(self)
             with network.statistics_of(mask):
+                seen = self.draw_view() if student_view is None else student_view(images, self.generator)
                 if needs_features:
-                    self.logits, self._features = network.try_features(view)
+                    self.logits, self._features = network.try_features(seen)
                 else:
-                    self.logits = network(view)
+                    self.logits = network(seen)
+        if view is not None:
+            check_keeps_pixels(view, self.logits)
         self.output = self.logits
         self.weights = _ones_per_sample(self.logits)
 
@@ -190,9 +196,9 @@ class Step:
 
     @lazy_property
     def teacher_logits(self) -> Tensor:
-        """The teacher's logits on the same batch; never part of a graph."""
+        """The teacher's logits on the same batch, or on a view of its own; never part of a graph."""
         with torch.no_grad():
-            return self.teacher(self.images)
+            return self.teacher(self.draw_view())
 
     @lazy_property
     def confidence_change(self) -> Tensor:
@@ -218,6 +224,10 @@ class Step:
         if isinstance(self.at_source, bool):
             return torch.zeros_like(change) if self.at_source else change
         return torch.where(self.at_source, torch.zeros_like(change), change)
+
+    def draw_view(self) -> Tensor:
+        """A fresh random view of the batch, as `view=` makes them; the batch itself without one."""
+        return self.images if self.view is None else self.augment(self.view)
 
     def augment(self, augment: Augment) -> Tensor:
         """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""

@@ -27,6 +27,7 @@ from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
 from driftproof.methods.lame import lame
 from driftproof.methods.memo import memo
+from driftproof.methods.paf_kip import paf_kip
 from driftproof.methods.rdumb import rdumb
 from driftproof.methods.roid import roid
 from driftproof.methods.rotta import rotta
@@ -67,3 +68,4 @@ __all__ = [
     "ttaug",
     "ttn",
 ]
+__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "paf_kip", "source", "swr", "tent", "ttn"]

@@ -21,7 +21,7 @@ from driftproof.statistics import Batch, Statistics
 from driftproof.teacher import EMA
 from driftproof.validation import check_learning_rate
 
-__all__ = ["MethodOptions", "build_adapter"]
+__all__ = ["MethodOptions", "build_adapter", "join_filter"]
 
 
 class MethodOptions(AdapterOptions, total=False):
@@ -97,3 +97,10 @@ def build_adapter(
         after=(*own_after, *((after,) if isinstance(after, After) else after)),
         **options,
     )
+
+
+def join_filter(own: Selection, select: Selection | None) -> Selection:
+    """The selection of a method that has a filter of its own: a given one replaces it, or acts beside it."""
+    if select is None or not getattr(select, "keeps_filter", False):
+        return own if select is None else select
+    return own & select

@@ -20,6 +20,7 @@ from driftproof.after import (
     ResetWhen,
     StochasticRestore,
 )
+from driftproof.augment import crop_and_flip
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, DriftproofError
 from driftproof.guards import GUARDS, FallBack, Guard, RollBack
@@ -34,6 +35,7 @@ from driftproof.selection import (
     IgnorePadding,
     LabelProbabilityDrop,
     Selection,
+    Split,
 )
 from driftproof.statistics import TTN, Auto, Batch, Blend, Source, Statistics
 from driftproof.validation import check_choice
@@ -62,6 +64,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "eata": methods.eata,
     "swr": methods.swr,
     "cotta": methods.cotta,
+    "paf_kip": methods.paf_kip,
     "ttn": methods.ttn,
     "rotta": methods.rotta,
     "sotta": methods.sotta,
@@ -85,6 +88,8 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
     "confident": partial(ConfidenceAbove, 0.9),
     "certain": EntropyBelow,
     "deyo": LabelProbabilityDrop,
+    "unient": Split,
+    "unient_plus": partial(Split, soft=True),
 }
 """Names after the plus sign: the paper's selection, the static thresholds it is compared with, and others."""
 
@@ -107,6 +112,8 @@ _STATISTICS = {
     "online ttn": TTN(momentum=0.1, prior_batches=100, epochs=3, batch_size=4),
     "online blend": Blend(0.5, momentum=0.1),
 }
+
+_VIEWS = {"none": None, "crop": crop_and_flip, "crop each image": partial(crop_and_flip, per_image=True)}
 
 _GUARDS: dict[str, tuple[Guard, ...]] = {
     "none": (),
@@ -137,6 +144,8 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "guard": _GUARDS,
     "after": _AFTER,
     "loss": _LOSSES,
+    "view": _VIEWS,
+    "filter_view": _VIEWS,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
@@ -154,10 +163,10 @@ def build_method(
     """Build an adapter from names.
 
     Args:
-        name: A method, such as `tent`; `tent+crowd` adds the paper's selection. Or a function of yours, such as
-            `my_package.methods:cautious`, that takes the model and keywords and returns an adapter.
+        name: A method, such as `tent`; `tent+crowd` adds the paper's selection, `tent+crowd+unient` two. Or a function
+            of yours, such as `my_package.methods:cautious`, that takes the model and keywords and returns an adapter.
         model: The trained model.
-        options: Keywords of the method and of its selection. Objects are given by name; guards, and statistics that
+        options: Keywords of the method and of its selections. Objects are given by name; guards, and statistics that
             are already prepared, may be objects.
 
     Examples:
@@ -167,24 +176,21 @@ def build_method(
     """
     if is_own(name):
         return _build_own(name, model, options)
-    base, selection = parse_method(name)
-    method, selection_options = METHODS[base], _selection_options(selection)
+    base, names = parse_method(name)
     for key in options:
         check_choice(f"option of {name}", key, accepted_options(name))
     keywords = {key: resolve_option(key, value) for key, value in options.items()}
-    selections = [make() for key, make in _EXTRA_SELECTIONS.items() if keywords.pop(key, False)]
-    if selections and base not in _methods_with_selection():
+    extra = [make() for key, make in _EXTRA_SELECTIONS.items() if keywords.pop(key, False)]
+    if extra and base not in _methods_with_selection():
         raise ConfigurationError(
             f"Expected a method that takes a selection for {' and '.join(_EXTRA_SELECTIONS)}, but got {name}."
         )
-    if selection:
-        selections.insert(
-            0, SELECTIONS[selection](**{key: keywords.pop(key) for key in selection_options if key in keywords})
-        )
+    own = {each: {key: keywords.pop(key) for key in _selection_options(each) if key in keywords} for each in names}
+    selections = [*(SELECTIONS[each](**chosen) for each, chosen in own.items()), *extra]
     if selections:
         keywords["select"] = reduce(and_, selections)
     try:
-        return method(model, **keywords)
+        return METHODS[base](model, **keywords)
     except DriftproofError:
         raise
     except (TypeError, ValueError) as error:
@@ -214,22 +220,31 @@ def _build_own(name: str, model: nn.Module, options: Mapping[str, Any]) -> Adapt
 
 
 def accepted_options(name: str) -> list[str]:
-    """List the options that a method and its selection take.
+    """List the options that a method and its selections take.
 
     Examples:
         >>> "margin" in accepted_options("tent+crowd"), "lr" in accepted_options("source")
         (True, False)
     """
-    base, selection = parse_method(name)
-    return [*_selection_options(selection), *_keywords(METHODS[base])]
+    base, selections = parse_method(name)
+    return [*(key for each in selections for key in _selection_options(each)), *_keywords(METHODS[base])]
 
 
-def parse_method(name: str) -> tuple[str, str | None]:
-    """Split a name into method and selection; an unknown name raises an error with the nearest names."""
+def parse_method(name: str) -> tuple[str, tuple[str, ...]]:
+    """Split a name into method and selections; an unknown name raises an error with the nearest names.
+
+    Examples:
+        >>> parse_method("tent+crowd+unient")
+        ('tent', ('crowd', 'unient'))
+    """
     if is_own(name):
-        return name, None
-    base, _, selection = check_choice("method", name, method_names()).partition("+")
-    return base, selection or None
+        return name, ()
+    base, *selections = name.split("+")
+    for each in [f"{base}+{selection}" for selection in selections] if len(selections) > 1 else [name]:
+        check_choice("method", each, method_names())
+    if len(set(selections)) < len(selections):
+        raise ConfigurationError(f"Expected each selection once, but got {name}.")
+    return base, tuple(selections)
 
 
 def method_names() -> list[str]:
@@ -238,9 +253,8 @@ def method_names() -> list[str]:
     return [*METHODS, *(f"{base}+{selection}" for base, selection in pairs if base != selection)]
 
 
-def _selection_options(selection: str | None) -> list[str]:
-    keywords = inspect.signature(SELECTIONS[selection]).parameters if selection else ()
-    return [key for key in keywords if key not in _NOT_NAMEABLE]
+def _selection_options(selection: str) -> list[str]:
+    return [key for key in inspect.signature(SELECTIONS[selection]).parameters if key not in _NOT_NAMEABLE]
 
 
 def _methods_with_selection() -> list[str]:

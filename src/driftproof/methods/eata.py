@@ -5,7 +5,7 @@ from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy, Loss
-from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.methods._build import MethodOptions, build_adapter, join_filter
 from driftproof.regularizers import Fisher
 from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
@@ -32,7 +32,8 @@ def eata(
     """Entropy minimization on selected, weighted samples with a Fisher penalty; needs `prepare`.
 
     Samples count if H(ŷ) < E0 and their prediction differs from the average of what was kept; they are weighted by
-    exp(E0 − H). A batch without such samples takes no step. A given `select` replaces that filter, weights and all.
+    exp(E0 − H). A batch without such samples takes no step. A given `select` replaces that filter, weights and all, but
+    for a `Split`, whose known group it filters.
 
     Open choices taken: ε = 0.4 (CIFAR; 0.05 is recommended for Tiny-ImageNet and ImageNet); Fisher from source training
     images in batches of 200; with `ConfidenceDifference` the weights go too (add them with `& EntropyWeight()`).
@@ -48,7 +49,7 @@ def eata(
         fisher_samples: Source images for the Fisher information, the first that come: shuffle what is stored by class.
         fisher_batch_size: Source images per mini-batch.
         loss: Replaces the entropy, such as `losses.COME()`.
-        select: Replaces the filter.
+        select: Replaces the filter, or a `Split` before it.
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
@@ -63,15 +64,14 @@ def eata(
     Reference:
         Niu et al., "Efficient Test-Time Model Adaptation without Forgetting", ICML 2022.
     """
-    if select is None:
-        select = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
-        select = select & EntropyWeight(entropy_threshold) if reweight else select
+    own = EntropyBelow(entropy_threshold) & NonRedundant(redundancy)
+    own = own & EntropyWeight(entropy_threshold) if reweight else own
     return build_adapter(
         model,
         loss=loss or Entropy(),
         default_scope=norm_affine(),
         lr=lr,
-        select=select,
+        select=join_filter(own, select),
         regularizer=Fisher(fisher, fisher_samples, fisher_batch_size),
         **options,
     )

@@ -1,6 +1,7 @@
 """What an adapter returns for a batch, also when nothing learns."""
 
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
+from driftproof.outputs.confidence_ensemble import ConfidenceEnsemble
 from driftproof.outputs.laplacian import LaplacianAdjusted
 from driftproof.outputs.mean_probability import MeanProbability
 from driftproof.outputs.prior_corrected import PriorCorrected
@@ -13,6 +14,7 @@ __all__ = [
     "AfterUpdate",
     "AveragedViews",
     "BeforeUpdate",
+    "ConfidenceEnsemble",
     "Ensemble",
     "Episodic",
     "LaplacianAdjusted",

@@ -1,6 +1,6 @@
 """What every selection gives: a weight ≥ 0 per sample (pixel), never an index."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class Selection(Component):
 
     Attributes:
         mean_entropy: The λ_max that goes with this selection unless the caller says otherwise.
+        average_over: The `average_over` that goes with this selection unless the caller says otherwise.
+        keeps_filter: Whether a filter of the method's own acts beside this selection; else this replaces it.
 
     Examples:
         The smallest new selection.
@@ -39,6 +41,8 @@ class Selection(Component):
     """
 
     mean_entropy: float = 0.0
+    average_over: Literal["selected", "batch"] = "selected"
+    keeps_filter: bool = False
 
     def weights(self, step: Step) -> Tensor | SampleWeights:
         """The weight of each sample, (N,) or (N, H, W), or `SampleWeights`; no gradient flows through it."""
@@ -63,6 +67,16 @@ class Product(Compose, Selection):
     def mean_entropy(self) -> float:  # type: ignore[override]  # a class attribute for single selections
         """The largest of the selections'."""
         return float(max(one.mean_entropy for one in self.components))
+
+    @property
+    def average_over(self) -> Literal["selected", "batch"]:  # type: ignore[override]
+        """The batch only if all selections say so: one that leaves samples out averages over the others."""
+        return "batch" if all(one.average_over == "batch" for one in self.components) else "selected"
+
+    @property
+    def keeps_filter(self) -> bool:  # type: ignore[override]
+        """Whether no selection replaces the method's filter."""
+        return all(one.keeps_filter for one in self.components)
 
     def weights(self, step: Step) -> Tensor | SampleWeights:
         """The product of the weights; repelling weights come from the selections that give some."""

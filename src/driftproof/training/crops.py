@@ -3,9 +3,9 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from driftproof import augment
 from driftproof.training.augmix import bilinear
 
 __all__ = ["crop_and_flip", "resized_crop_and_flip", "sample_crop_boxes"]
@@ -19,14 +19,7 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int = 4) -> 
         >>> crop_and_flip(images, torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])
     """
-    count, channels, height, width = images.shape
-    offsets = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=generator.device)
-    rows = offsets[0] + torch.arange(height, device=generator.device)
-    columns = _flip_randomly(offsets[1] + torch.arange(width, device=generator.device), generator)
-    rows, columns = rows.to(images.device).view(count, 1, -1, 1), columns.to(images.device).view(count, 1, 1, -1)
-    image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
-    channel = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
-    return F.pad(images, (padding,) * 4)[image, channel, rows, columns]
+    return augment.crop_and_flip(images, generator, padding=padding, per_image=True)
 
 
 def resized_crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
