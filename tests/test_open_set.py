@@ -371,7 +371,7 @@ def test_paf_kip_runs_as_few_networks_as_it_can(options, expected):
 
 def test_views_that_move_pixels_are_refused_for_label_maps():
     images = batches(1)[0]
-    with pytest.raises(dp.errors.ModelError, match="one prediction per image"):
+    with pytest.raises(dp.errors.ModelError, match="moves no pixels"):
         dp.paf_kip(build("segmentation"))(images)
     assert dp.paf_kip(build("segmentation"), view=shifted)(images).isfinite().all()
 
