@@ -137,7 +137,7 @@ def slow_split(scores, min_separation):
         return resp, likelihood
 
     groups, before = maximize(resp), -math.inf
-    for _ in range(25):
+    for _ in range(16):
         resp, likelihood = expect(groups)
         groups = maximize(resp)
         if abs(likelihood - before) < 1e-3:

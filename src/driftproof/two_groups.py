@@ -50,7 +50,7 @@ class TwoGroups(NamedTuple):
 
 
 def fit_mixture(
-    scores: Tensor, weights: Tensor | None = None, *, iterations: int = 25, tolerance: float = 1e-3
+    scores: Tensor, weights: Tensor | None = None, *, iterations: int = 16, tolerance: float = 1e-3
 ) -> TwoGroups:
     """Fit two Gaussians by expectation maximization, from the exact 2-means split.
 
