@@ -9,7 +9,7 @@ from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
-ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
+ALL_METHODS = ("source", "bn_adapt", "ttn", "norm_ema", *GRADIENT_METHODS, *IMAGE_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -17,7 +17,7 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 # wide ResNet, and every other network meets one case of each kind. `rotate_kinds` gives different networks different
 # cases of a kind.
 KINDS = {
-    "predicts only": ("bn_adapt", "ttn", "source"),
+    "predicts only": ("bn_adapt", "ttn", "source", "norm_ema"),
     "learns": ("tent", "gce", "ent", "conjugate"),
     "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
     "prepared regularizer": ("eata", "swr"),

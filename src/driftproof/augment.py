@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from driftproof.errors import InputError
 
-__all__ = ["Augment", "check_unit_range", "cotta_view", "crop_and_flip", "photometric"]
+__all__ = ["Augment", "check_unit_range", "cotta_view", "crop_and_flip", "moves_pixels", "photometric"]
 
 Augment = Callable[[Tensor, Generator], Tensor]
 
@@ -73,21 +73,38 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     return (view + 0.005 * noise).clamp(0.0, 1.0)
 
 
-def crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
-    """Shift every image by up to an eighth of its sides, filled with zeros, and mirror every other, at random.
+def crop_and_flip(
+    images: Tensor, generator: Generator, *, padding: int | None = None, per_image: bool = False
+) -> Tensor:
+    """Pad with black, crop at a random place, and flip with probability 0.5; values may have any range.
 
-    For images of 32 pixels these are the usual crops with a padding of 4. Values may have any range.
+    Args:
+        images: The images to augment.
+        generator: Source of random numbers.
+        padding: Pixels to add on every side; None is an eighth of the shorter side.
+        per_image: Whether each image gets a draw of its own; else one is for the whole batch.
+
+    Examples:
+        >>> crop_and_flip(torch.rand(4, 3, 8, 8), torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 3, 8, 8])
     """
     _check_images(images)
     count, channels, height, width = images.shape
-    top, left = height // 8, width // 8
-    draws = torch.rand(3, count, 1, generator=generator, device=generator.device)
-    rows = (draws[0] * (2 * top + 1)).long() + torch.arange(height, device=images.device)
-    columns = (draws[1] * (2 * left + 1)).long() + torch.arange(width, device=images.device)
-    columns = torch.where(draws[2] < 0.5, columns.flip(1), columns)
-    padded = F.pad(images, (left, left, top, top))
-    view = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[3]))
-    return view.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
+    draws, device = count if per_image else 1, generator.device
+    padding = min(height, width) // 8 if padding is None else padding
+    offsets = torch.randint(2 * padding + 1, (2, draws, 1), generator=generator, device=device)
+    flips = torch.rand(draws, 1, generator=generator, device=device) < 0.5
+    rows, columns = offsets[0] + torch.arange(height, device=device), offsets[1] + torch.arange(width, device=device)
+    columns = torch.where(flips, columns.flip(1), columns)
+    rows, columns = rows.to(images.device).view(draws, 1, -1, 1), columns.to(images.device).view(draws, 1, 1, -1)
+    image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    channel = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
+    return F.pad(images, (padding,) * 4)[image, channel, rows, columns]
+
+
+def moves_pixels(augment: Augment) -> bool:
+    """Whether an augmentation of this module moves pixels, so that label maps no longer fit."""
+    return getattr(augment, "func", augment) in (cotta_view, crop_and_flip)
 
 
 def check_unit_range(images: Tensor, augment: Augment) -> None:

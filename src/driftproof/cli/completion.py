@@ -8,7 +8,7 @@ NETWORKS = (
 )
 
 _SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta")
-_OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
+_OUTPUT_METHODS = ("lame", "memo", "norm_ema", "t3a", "ttaug")
 METHODS = (
     "adapt",
     "source",

@@ -23,6 +23,7 @@ from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
 from driftproof.methods.lame import lame
 from driftproof.methods.memo import memo
+from driftproof.methods.norm_ema import norm_ema
 from driftproof.methods.source import source
 from driftproof.methods.swr import swr
 from driftproof.methods.t3a import t3a
@@ -31,4 +32,4 @@ from driftproof.methods.ttaug import ttaug
 from driftproof.methods.ttn import ttn
 
 __all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "lame", "memo", "source", "swr", "t3a"]
-__all__ += ["tent", "ttaug", "ttn"]
+__all__ += ["norm_ema", "tent", "ttaug", "ttn"]
