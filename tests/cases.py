@@ -12,7 +12,7 @@ RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "paf_kip
 BANK_METHODS = ("rotta", "sotta", "stamp")
 GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS, *BANK_METHODS)
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
-ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *IMAGE_METHODS)
+ALL_METHODS = ("source", "bn_adapt", "ttn", "norm_ema", *GRADIENT_METHODS, *IMAGE_METHODS)
 DRAWING_METHODS = ("swr", "roid", "cmf", "deyo", "paf_kip", "ttaug", "memo", *BANK_METHODS)
 """Methods that draw random numbers in every step."""
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS), "tent+unient", "eata+unient_plus")
@@ -23,7 +23,7 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in PAPER_METHODS), "tent+unien
 # there: `rotate_kinds` takes them by turns, and gives different networks different cases. So a method that joins a kind
 # costs one pass of each contract, and a method that begins one costs a pass more on each other network.
 KINDS = {
-    "predicts only": ("bn_adapt", "ttn", "source"),
+    "predicts only": ("bn_adapt", "ttn", "source", "norm_ema"),
     "learns": ("tent", "gce", "ent", "conjugate", "sar", "rdumb", "come", "roid", "cmf", "deyo"),
     "learns, compares with the frozen network": (
         *("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd", "asr", "tent+unient"),

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from driftproof.bench import Results, Store
+from driftproof.bench import Results, Store, runner
 from driftproof.bench.archive import write_archive
 from driftproof.bench.local_files import LocalFiles
 from driftproof.corruptions import CORRUPTIONS
@@ -45,6 +45,14 @@ def test_suites_cover_streams_shares_batch_sizes_and_rounds():
         assert build().rounds == max(entry.round for table in build().tables for entry in table.entries), name
     for spec in (spec for specs in SPECS.values() for spec in specs):
         assert (spec.model, spec.domains, spec.severity, spec.seed) == ("wrn40_2", CORRUPTIONS, 5, 0)
+
+
+def test_novelty_of_a_spec_may_be_left_to_the_method(monkeypatch):
+    given = []
+    monkeypatch.setattr(runner, "build_method", lambda name, model, options: given.append(options.get("novelty")))
+    for options in ({"novelty": "own"}, {"novelty": "energy"}, {}):
+        runner._build_adapter(make_run("bn_adapt", "cifar10-c").with_options(**options), None, runner.RunSettings())
+    assert given == [None, "energy", "paper"]
 
 
 def test_share_of_unknown_images_reaches_the_stream(monkeypatch, tmp_path):

@@ -135,6 +135,22 @@ def test_t3a_takes_its_capacity_from_the_number_of_classes():
         assert dp.t3a(model).method.output.supports.shape == (classes, capacity, 12)
 
 
+# Norm-EMA
+
+
+def test_norm_ema_normalizes_with_statistics_that_follow_the_stream():
+    layer = torch.nn.BatchNorm2d(3, eps=0.0).double().eval()
+    layer.running_mean.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(192, CLASSES).double())
+    mean, variance = layer.running_mean.clone(), layer.running_var.clone()
+    adapter = dp.norm_ema(model, momentum=0.25)
+    for images in stream(4, size=2):
+        mean = 0.75 * mean + 0.25 * images.mean(dim=(0, 2, 3))
+        variance = 0.75 * variance + 0.25 * images.var(dim=(0, 2, 3), correction=0)
+        normalized = (images - mean.view(-1, 1, 1)) / variance.sqrt().view(-1, 1, 1)
+        assert torch.allclose(adapter(images), model[1:](normalized), atol=1e-9)
+
+
 # TTAug and MEMO
 
 
@@ -190,7 +206,7 @@ def test_t3a_refuses_models_without_a_matching_linear_classifier():
 
 def test_crops_are_parts_of_the_padded_image_or_its_mirror_image():
     images = torch.rand(40, 3, 16, 16)
-    views = crop_and_flip(images, torch.Generator().manual_seed(0))
+    views = crop_and_flip(images, torch.Generator().manual_seed(0), per_image=True)
     padded = F.pad(images, (2, 2, 2, 2))
     places = [
         (y, x, flipped)

@@ -158,10 +158,12 @@ def _build_adapter(
 ) -> Adapter:
     """Build the run's adapter; optionally another method, or with statistics that are already prepared.
 
-    A spec without `novelty` measures the paper's score, whatever the library's default is.
+    A spec without `novelty` measures the paper's score, whatever the library's default is; `own` is the score that the
+    method's function chooses.
     """
     own_novelty = {} if is_own(spec.method) else {"novelty": "paper"}
     options = {**own_novelty, **dict(spec.options)} if method is None else {}
+    options = {key: value for key, value in options.items() if (key, value) != ("novelty", "own")}
     overrides = {} if statistics is None else {"statistics": statistics}
     guards = {"guard": (HealthLog(), *benchmark_guards(method or spec.method, options))}
     keywords = {**options, "seed": spec.seed, **settings.step, **overrides, **guards}

@@ -11,7 +11,7 @@ _SELECTION_METHODS = (
     *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
     *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip"),
 )
-_OUTPUT_METHODS = ("lame", "memo", "t3a", "ttaug")
+_OUTPUT_METHODS = ("lame", "memo", "norm_ema", "t3a", "ttaug")
 METHODS = (
     *("adapt", "source", "bn_adapt", "ttn"),
     *_OUTPUT_METHODS,

@@ -22,10 +22,11 @@ all others the defaults of their functions.
 
 Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
-confidence difference where it compares with the source network, else one minus the largest probability. Next to it is
-the AUROC by the energy of the answer. **ms per step** and **MiB**, the peak memory of the device, are those of the last
-corruption of the open stream, with reading and measuring. ± is the standard deviation over seeds; `@3` marks a number
-of round 3 in a table that shows a later one. Bold is the best of a column."""
+one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class; `adapt` has the
+library's default), else the confidence difference where it compares with the source network, else one minus the largest
+probability. Next to it is the AUROC by the energy of the answer. **ms per step** and **MiB**, the peak memory of the
+device, are those of the last corruption of the open stream, with reading and measuring. ± is the standard deviation
+over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a column."""
 
 _LIMITS = {"openset_small": 2000, "openset_single": 500}
 """Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""

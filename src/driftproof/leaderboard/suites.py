@@ -59,7 +59,7 @@ def make_run(method: str, images: str, **fields: Any) -> Spec:  # noqa: ANN401  
 
     Examples:
         >>> make_run("roid+crowd", "cifar10-c").options, make_run("tent+unient", "cifar10-c").options
-        ((), (('lr', 0.001),))
+        ((), (('lr', 0.001), ('novelty', 'cosine')))
     """
     base, _, selection = method.partition("+")
     options = options_for(base, images)

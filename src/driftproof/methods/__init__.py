@@ -27,6 +27,7 @@ from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
 from driftproof.methods.lame import lame
 from driftproof.methods.memo import memo
+from driftproof.methods.norm_ema import norm_ema
 from driftproof.methods.paf_kip import paf_kip
 from driftproof.methods.rdumb import rdumb
 from driftproof.methods.roid import roid
@@ -55,6 +56,8 @@ __all__ = [
     "gce",
     "lame",
     "memo",
+    "norm_ema",
+    "paf_kip",
     "rdumb",
     "roid",
     "rotta",
@@ -68,4 +71,3 @@ __all__ = [
     "ttaug",
     "ttn",
 ]
-__all__ = ["adapt", "bn_adapt", "conjugate", "cotta", "eata", "ent", "gce", "paf_kip", "source", "swr", "tent", "ttn"]
