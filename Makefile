@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
 
 setup: $(READY)
 
@@ -21,9 +21,12 @@ demo: setup
 # Files stay whole, so that what is dear to set up is set up once, and in order: else those with few tests, which can be
 # the slow ones, would come last, when the other workers have nothing left. Each worker has a core, so one thread.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
-test coverage test-slow: export OMP_NUM_THREADS = 1
-# The tests build the documents, strictly.
-test: setup lint
+tests coverage test-slow: export OMP_NUM_THREADS = 1
+# The tests build the documents, strictly. Types are checked meanwhile, since mypy uses one core only.
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: setup
 	$(BIN)/python -m pytest $(PARALLEL)
 
 coverage: setup

@@ -59,13 +59,11 @@ class SmallBench:
     Attributes:
         signals: Folder for signals between processes: each that starts a run creates a file `NAME.PID`.
         waiting: Methods that get no images of the last domain until the file `go` exists among the signals.
-        missing: Methods whose images are missing.
         crashing: Methods whose model exits the process.
     """
 
     signals: Path | None = None
     waiting: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     crashing: tuple[str, ...] = ()
 
     def model(self, spec):
@@ -76,8 +74,6 @@ class SmallBench:
         return build("wide_resnet")
 
     def stream(self, spec, rounds, progress):
-        if spec.method in self.missing:
-            raise FileNotFoundError(2, "No such file or directory", "images.npy")
         settings = {"rounds": rounds, "batch_size": spec.batch_size, "order": Shuffled(spec.seed)}
         closed = [Domain(name, random_images(f"closed {name}")) for name in spec.domains]
         if spec.method in self.waiting:
@@ -151,36 +147,14 @@ class KillableRunner:
         self._process.wait()
         self._process.stdout.close()
 
-    def run(self, folder, jobs, *, at_event=None, slack=8, before_kill=lambda: None, at_file_access=None):
-        """Run a benchmark; return its exit status, negative if a signal ended it.
+    def run(self, folder, jobs, *, at_file_access=None):
+        """Run a benchmark, killed just before an access to a file in the folder; return its exit status.
 
-        Args:
-            folder: Results folder.
-            jobs: The jobs.
-            at_event: Kill it at this progress event.
-            slack: Events after `at_event` at which it stops and waits to be killed.
-            before_kill: Called before it is killed.
-            at_file_access: Kill it just before this access to a file in the folder.
+        The status is negative if a signal ended it.
         """
-        request = {
-            "folder": str(folder),
-            "jobs": [[job.spec.as_data(), job.rounds] for job in jobs],
-            "at_event": at_event,
-            "slack": slack,
-            "at_file_access": at_file_access,
-        }
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        message, number = self._receive()
-        if message == "reached":
-            before_kill()
-            os.kill(number, signal.SIGKILL)
-            message, number = self._receive()
-        assert message == "ended"
-        return number
-
-    def _receive(self):
-        message, number = self._process.stdout.readline().split()
-        return message, int(number)
+        specs = [[job.spec.as_data(), job.rounds] for job in jobs]
+        print(json.dumps([str(folder), specs, at_file_access]), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
 
 
 def _serve():
@@ -191,35 +165,20 @@ def _serve():
         for line in sys.stdin:
             child = os.fork()
             if child == 0:
-                _handle(json.loads(line))
+                _handle(*json.loads(line))
                 os._exit(0)
-            _send("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            os.write(1, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
 
 
-def _handle(request):
-    jobs = [Job(Spec.from_data(data), rounds) for data, rounds in request["jobs"]]
-    if request["at_file_access"] is not None:
-        _kill_at_file_access(request["at_file_access"], request["folder"])
-    callback = _stop_at(request["at_event"], request["slack"])
+def _handle(folder, specs, at_file_access):
+    if at_file_access is not None:
+        _kill_at_file_access(at_file_access, folder)
     try:
-        run_locally(jobs, Path(request["folder"]), SmallBench(), AT_ONCE, callback)
+        jobs = [Job(Spec.from_data(data), rounds) for data, rounds in specs]
+        run_locally(jobs, Path(folder), SmallBench(), AT_ONCE, ignore)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-
-
-def _stop_at(at_event, slack):
-    count = 0
-
-    def callback(event):
-        nonlocal count
-        count += 1
-        if count == at_event:
-            _send("reached", os.getpid())
-        if at_event is not None and count == at_event + slack:
-            signal.pause()
-
-    return callback
 
 
 def _kill_at_file_access(number, folder):
@@ -233,10 +192,6 @@ def _kill_at_file_access(number, folder):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-
-
-def _send(message, number):
-    os.write(1, f"{message} {number}\n".encode())
 
 
 if __name__ == "__main__":

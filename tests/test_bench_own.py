@@ -18,7 +18,6 @@ from driftproof.bench import Benchmark, Store
 from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.spec import Spec
 from driftproof.cli.suites import find_suite
-from driftproof.data import ArraySet, to_image_set
 from driftproof.errors import ConfigurationError, ExecutionError, InputError, ModelError, StateError
 from driftproof.models import save_checkpoint
 from driftproof.named import hash_sources, load_named, name_of
@@ -284,22 +283,6 @@ def test_own_method_runs_on_every_stream_of_a_suite():
     assert jobs[0].spec in set(suite.specs())
 
 
-def test_images_are_taken_in_any_usual_form():
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
-    expected = ArraySet(pixels, [0, 1, 2, 3]).batch(range(4))
-    channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    for images in (pixels, channels_first, channels_first / 255, pixels / 255, list(pixels)):
-        found = to_image_set((images, [0, 1, 2, 3]), "mine")
-        assert torch.equal(found.batch(range(4)), expected)
-        assert found.labels.tolist() == [0, 1, 2, 3]
-    assert to_image_set(found, "other") is found
-    assert to_image_set(pixels, "mine").labels.tolist() == [-1] * 4
-    for wrong in (pixels.astype(float), pixels[0], np.full((2, 8, 8, 3), np.nan)):
-        with pytest.raises(InputError, match="mine"):
-            to_image_set(wrong, "mine")
-    assert find_dataset("my_data:stream").images(Path(), "day", 1).name == "my_data:stream('day', 1)"
-
-
 def test_functions_without_a_name_and_domains_are_refused():
     with pytest.raises(ConfigurationError, match="other processes can import by its name"):
         name_of(lambda model: model)
@@ -308,6 +291,7 @@ def test_functions_without_a_name_and_domains_are_refused():
     with pytest.raises(ConfigurationError, match="Did you mean tent"):
         Benchmark(**PROJECT, methods=["tent"], options={"tnet": {"lr": 1}}).suite()
     assert name_of(dp.tent) == "driftproof.methods.tent:tent"
+    assert find_dataset("my_data:stream").images(Path(), "day", 1).name == "my_data:stream('day', 1)"
 
 
 SHORTER = {

@@ -72,17 +72,18 @@ def test_full_disk_stops_all_runs(tmp_path, monkeypatch):
         run_locally(small_jobs(1), tmp_path, SmallBench(), AT_ONCE, ignore)
 
 
-def test_run_is_locked_while_another_process_works_on_it(runner, tmp_path):
-    (job,) = jobs = small_jobs(1, methods=["tent"])
-    assert runner.run(tmp_path / "whole", jobs) == 0
+def test_run_that_another_process_works_on_is_refused(tmp_path):
+    (job,), refused = small_jobs(1, methods=["tent"]), []
 
-    def run_concurrently():
-        with pytest.raises(StateError, match=r"tent-random-open.* another process works on it"):
-            run_job(job, tmp_path / "shared", SmallBench(), AT_ONCE, ignore)
+    def run_again(event):
+        if event.stage == "adapting":
+            with pytest.raises(StateError, match=r"tent-random-open.* another process works on it"):
+                run_job(job, tmp_path, SmallBench(), AT_ONCE, ignore)
+            refused.append(event)
 
-    assert runner.run(tmp_path / "shared", jobs, at_event=3, slack=0, before_kill=run_concurrently) == -signal.SIGKILL
-    assert runner.run(tmp_path / "shared", jobs) == 0
-    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
+    run_job(job, tmp_path, SmallBench(), AT_ONCE, run_again)
+    assert refused
+    run_job(job, tmp_path, SmallBench(), AT_ONCE, pytest.fail)  # it is complete
 
 
 class CountedPasses(list):

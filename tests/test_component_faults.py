@@ -124,6 +124,8 @@ def test_failing_component_leaves_the_whole_state_unchanged(model, hook, accumul
                 component.fail_in = None
         assert torch.equal(adapter(images), undisturbed(images))
     assert adapter.last.stepped
+    (loss,) = (component for component in components if isinstance(component, RaisingLoss))
+    assert (int(loss.batches), int(loss.steps)) == (6, 6 // accumulate), "a batch that waits is no step"
     assert same_state(state_of(adapter), state_of(undisturbed))
     assert all(parameter.grad is None for parameter in adapter.parameters())
 

@@ -657,3 +657,18 @@ def test_array_folder_reads_images_and_labels(tmp_path):
     np.save(tmp_path / "labels.npy", np.zeros(4, dtype=np.int64))
     with pytest.raises(InputError, match="3 images"):
         data.array_folder(tmp_path)
+
+
+def test_images_are_taken_in_any_usual_form():
+    stored = pixels(4, 8, 8, 3)
+    expected = data.ArraySet(stored, [0, 1, 2, 3]).batch(range(4))
+    channels_first = torch.from_numpy(stored).permute(0, 3, 1, 2)
+    for images in (stored, channels_first, channels_first / 255, stored / 255, list(stored)):
+        found = data.to_image_set((images, [0, 1, 2, 3]), "mine")
+        assert torch.equal(found.batch(range(4)), expected)
+        assert found.labels.tolist() == [0, 1, 2, 3]
+    assert data.to_image_set(found, "other") is found
+    assert data.to_image_set(stored, "mine").labels.tolist() == [-1] * 4
+    for wrong in (stored.astype(float), stored[0], np.full((2, 8, 8, 3), np.nan)):
+        with pytest.raises(InputError, match="mine"):
+            data.to_image_set(wrong, "mine")
