@@ -9,7 +9,7 @@ from networks import CLASSES, CONTRACT_NETWORKS
 
 GRADIENT_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
 BANK_METHODS = ("rotta", "sotta", "stamp")
-ALL_METHODS = ("source", "bn_adapt", "ttn", *GRADIENT_METHODS, *BANK_METHODS)
+ALL_METHODS = ("source", "bn_adapt", "norm_ema", "ttn", *GRADIENT_METHODS, *BANK_METHODS)
 CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 
 # The covering design of the contract tests. Two methods of one kind run the same code of the core with other numbers.
@@ -17,7 +17,7 @@ CASES = (*ALL_METHODS, *(f"{name}+crowd" for name in GRADIENT_METHODS))
 # wide ResNet, and every other network meets one case of each kind. `rotate_kinds` gives different networks different
 # cases of a kind.
 KINDS = {
-    "predicts only": ("bn_adapt", "ttn", "source"),
+    "predicts only": ("bn_adapt", "ttn", "source", "norm_ema"),
     "learns": ("tent", "gce", "ent", "conjugate"),
     "learns, compares with the frozen network": ("ent+crowd", "tent+crowd", "conjugate+crowd", "gce+crowd"),
     "prepared regularizer": ("eata", "swr"),

@@ -9,7 +9,7 @@ import driftproof as dp
 from cases import CASES, adapter_for, batches
 from networks import build
 
-WITHOUT_LEARNING = ("source", "bn_adapt", "ttn")
+WITHOUT_LEARNING = ("source", "bn_adapt", "norm_ema", "ttn")
 CAPTURABLE_CASES = tuple(case for case in CASES if not case.startswith("cotta"))
 
 # Torch itself warns when it traces an autograd function.

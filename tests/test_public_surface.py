@@ -28,7 +28,7 @@ DESCRIPTORS = (property, functools.cached_property, classmethod, staticmethod)
 def test_public_names_are_exactly_these():
     selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
     classes = f"EMA Adapter Alarm Event Health Problem Record StepResult {selections}"
-    functions = "adapt bn_adapt check conjugate cotta eata ent gce rotta sotta source stamp swr tent ttn"
+    functions = "adapt bn_adapt check conjugate cotta eata ent gce norm_ema rotta sotta source stamp swr tent ttn"
     choices = "after gradients guards losses memories outputs regularizers scopes selection statistics"
     modules = f"augment errors methods scores testing {choices}"
     expected = f"{classes} {functions} {modules}".split()

@@ -8,7 +8,15 @@ NETWORKS = (
 )
 
 _SELECTION_METHODS = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "rotta", "sotta", "stamp")
-METHODS = ("adapt", "source", "bn_adapt", "ttn", *_SELECTION_METHODS, *(f"{name}+crowd" for name in _SELECTION_METHODS))
+METHODS = (
+    "adapt",
+    "source",
+    "bn_adapt",
+    "norm_ema",
+    "ttn",
+    *_SELECTION_METHODS,
+    *(f"{name}+crowd" for name in _SELECTION_METHODS),
+)
 
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from driftproof.augment import Augment
+from driftproof.augment import Augment, check_unit_range
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
@@ -213,6 +213,8 @@ class Step:
 
     def augment(self, augment: Augment) -> Tensor:
         """A random view of the batch; each rank gets its rows of what one process would draw for all of it."""
+        if self._generator is None:  # the host waits for the index in any case
+            check_unit_range(self.images, augment)
         return self.distributed.map_global_batch(self.images, lambda images: augment(images, self.generator))
 
     @property

@@ -21,6 +21,7 @@ from driftproof.methods.cotta import cotta
 from driftproof.methods.eata import eata
 from driftproof.methods.ent import ent
 from driftproof.methods.gce import gce
+from driftproof.methods.norm_ema import norm_ema
 from driftproof.methods.rotta import rotta
 from driftproof.methods.sotta import sotta
 from driftproof.methods.source import source
@@ -37,6 +38,7 @@ __all__ = [
     "eata",
     "ent",
     "gce",
+    "norm_ema",
     "rotta",
     "sotta",
     "source",

@@ -46,6 +46,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "swr": methods.swr,
     "cotta": methods.cotta,
     "ttn": methods.ttn,
+    "norm_ema": methods.norm_ema,
     "rotta": methods.rotta,
     "sotta": methods.sotta,
     "stamp": methods.stamp,
