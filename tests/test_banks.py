@@ -307,7 +307,7 @@ def test_sotta_by_hand(model):
 
 def test_stamp_by_hand(model):
     rho, period, share = 0.3, 7, 0.8
-    options = {"entropy_share": share, "views": 2, "augment": shaded, "rho": rho, "period": period}
+    options = {"entropy_share": share, "num_views": 2, "augment": shaded, "rho": rho, "period": period}
     adapter = dp.stamp(model, lr=0.1, capacity=128, **options)
     network, frozen = copy.deepcopy(model).train(), copy.deepcopy(model).train()
     affine = [parameter for _, layer in batch_norms(network) for parameter in (layer.weight, layer.bias)]
