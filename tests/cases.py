@@ -112,7 +112,7 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
     if name == "stamp":
         options.setdefault("entropy_share", 0.95)
         options.setdefault("augment", shifted)
-        options.setdefault("views", 1)
+        options.setdefault("num_views", 1)
         options.setdefault("lr_schedule", None)  # a learning rate in a tensor cannot be recorded on a CPU
     if name == "paf_kip":
         options.setdefault("view", shifted)

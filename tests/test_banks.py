@@ -307,7 +307,7 @@ def test_sotta_by_hand(model):
 
 def test_stamp_by_hand(model):
     rho, period, share = 0.3, 7, 0.8
-    options = {"entropy_share": share, "views": 2, "augment": shaded, "rho": rho, "period": period}
+    options = {"entropy_share": share, "num_views": 2, "augment": shaded, "rho": rho, "period": period}
     adapter = dp.stamp(model, lr=0.1, capacity=128, **options)
     network, frozen = copy.deepcopy(model).train(), copy.deepcopy(model).train()
     affine = [parameter for _, layer in batch_norms(network) for parameter in (layer.weight, layer.bias)]
@@ -358,3 +358,17 @@ def test_stamp_loss_of_equal_entropies_is_that_entropy(number):
 def test_stamp_learning_rate_follows_the_number_of_classes(classes, lr):
     adapter = dp.stamp(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, classes)))
     assert float(adapter.optimizer.param_groups[0]["lr"]) == pytest.approx(lr)
+
+
+def test_norm_ema_by_hand(model):
+    adapter, network = dp.norm_ema(model, momentum=0.3), with_robust_norms(model, 0.3).train()
+    for images in to_double(batches(6)):
+        torch.testing.assert_close(adapter(images), network(images).detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [dp.rotta, dp.stamp])
+def test_views_refuse_normalized_images_and_label_maps(method):
+    with pytest.raises(dp.errors.InputError, match="values in \\[0, 1\\]"):
+        method(build("wide_resnet"))(batches(1)[0] * 255)
+    with pytest.raises(dp.errors.ModelError, match="moves no pixels"):
+        method(build("segmentation"))(batches(1)[0])

@@ -24,6 +24,7 @@ from driftproof.augment import Augment
 from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
+from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
 
@@ -220,11 +221,11 @@ class State(nn.Module):
         )
 
     @contextmanager
-    def learning(self, mask: Tensor | None) -> Iterator[None]:
-        """A context whose passes are learned from; batch statistics are taken from the masked images."""
+    def learning(self, memory: Memory) -> Iterator[None]:
+        """A context whose passes over a memory are learned from."""
         with ExitStack() as stack:
             for network in self.networks.values():
-                stack.enter_context(network.learning(mask))
+                stack.enter_context(network.learning(memory.mask(), is_copied=memory.is_copied))
             yield
 
     @property

@@ -111,7 +111,7 @@ def _learn(
     if memory is not None:
         with torch.no_grad():
             memory.update(step)
-        with state.learning(memory.mask()):
+        with state.learning(memory):
             learn_from = _recall(memory, make_step)
 
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
@@ -130,7 +130,7 @@ def _learn(
         state.network.restore_batch_norms()
         return gradients
 
-    with nullcontext() if memory is None else state.learning(memory.mask()):
+    with nullcontext() if memory is None else state.learning(memory):
         gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
     learned, objective = evaluated[-1]
     with torch.no_grad():

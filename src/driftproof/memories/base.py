@@ -29,9 +29,11 @@ class Memory(Component):
     Attributes:
         augment: The random view that the adapting network learns on; `step.images` are the images themselves, which a
             teacher can see. None is no view.
+        is_copied: Whether ranks that share a batch hold the same images; else each holds some of its own rows.
     """
 
     augment: Augment | None = None
+    is_copied = False
 
     def update(self, step: Step) -> None:
         """Take in a batch: replace buffers, as in `Component`."""

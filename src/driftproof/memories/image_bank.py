@@ -54,6 +54,7 @@ class ImageBank(Memory):
         augment: See `Memory`.
     """
 
+    is_copied = True
     bank: Tensor | None
     classes: Tensor
     entropies: Tensor

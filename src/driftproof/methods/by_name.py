@@ -66,6 +66,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "cotta": methods.cotta,
     "paf_kip": methods.paf_kip,
     "ttn": methods.ttn,
+    "norm_ema": methods.norm_ema,
     "rotta": methods.rotta,
     "sotta": methods.sotta,
     "stamp": methods.stamp,

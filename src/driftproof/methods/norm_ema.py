@@ -20,7 +20,8 @@ def norm_ema(model: nn.Module, *, momentum: float = 0.1, **options: Unpack[Adapt
 
     Open choices taken: one pass. The usual code runs a first pass with batch statistics to move the averages and a
     second one to predict, so its deeper layers average over inputs that are normalized in another way. Variances are
-    not corrected for the size of the batch.
+    not corrected for the size of the batch. NOTE keeps such statistics too, but its instance-aware batch norm needs a
+    source model that was trained with it.
 
     Args:
         model: The trained model.

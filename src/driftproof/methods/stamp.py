@@ -30,7 +30,7 @@ def stamp(
     lr: float | None = None,
     capacity: int = 64,
     entropy_share: float | None = None,
-    views: int = 15,
+    num_views: int = 15,
     augment: Augment = strong_view,
     rho: float = 0.05,
     period: int | None = None,
@@ -53,7 +53,7 @@ def stamp(
             for more, as the authors have it for 10, 100 and 1,000. Classes are counted at the last linear layer.
         capacity: How many images the bank holds.
         entropy_share: α, the largest entropy of an image in the bank over ln C; None as in `memories.RBM`.
-        views: How many views are averaged besides the batch itself; each costs a pass.
+        num_views: How many views are averaged besides the batch itself; each costs a pass.
         augment: The view.
         rho: ρ, the length of the perturbation.
         period: T, steps until the learning rate reaches zero; None is 150, and 750 for more than 316 classes.
@@ -63,7 +63,7 @@ def stamp(
     Examples:
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> dp.stamp(model, views=3)(torch.rand(8, 3, 4, 4)).shape
+        >>> dp.stamp(model, num_views=3)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
 
     Reference:
@@ -77,7 +77,7 @@ def stamp(
         "gradient": SharpnessAware(rho),
         "optimizer": torch.optim.SGD,
         "lr_schedule": partial(cosine, period=period),
-        "output": MeanProbability(views, augment),
+        "output": MeanProbability(num_views, augment),
         "novelty": _output_entropy,
     }
     chosen: MethodOptions = {**defaults, **options}
