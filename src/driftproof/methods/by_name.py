@@ -73,7 +73,6 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "adapt": methods.adapt,
     "lame": methods.lame,
     "memo": methods.memo,
-    "norm_ema": methods.norm_ema,
     "t3a": methods.t3a,
     "ttaug": methods.ttaug,
     "sar": methods.sar,
