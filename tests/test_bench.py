@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import driftproof as dp
-from cases import RECENT_METHODS
+from cases import BANK_METHODS, RECENT_METHODS
 from driftproof.analyses import count_memory, method_memory
 from driftproof.bench import METHODS, Spec, Store, build_method, runner, tasks
 from driftproof.bench.health_log import HealthLog, benchmark_guards
@@ -30,7 +30,7 @@ from driftproof.streams import StreamBatch
 from networks import build as small_network
 from small_bench import AT_ONCE, SmallBench, ignore
 
-SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "adapt", *RECENT_METHODS)
+SELECTING = ("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta", "adapt", "memo", *RECENT_METHODS, *BANK_METHODS)
 NETWORK = small_network("wide_resnet")
 
 
