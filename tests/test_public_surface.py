@@ -216,7 +216,8 @@ def test_readme_quotes_the_measured_novelty():
     page = (ROOT / "results" / "novelty" / "novelty.md").read_text()
     readme = " ".join((ROOT / "README.md").read_text().split())
     for name in ("CIFAR-10-C", "CIFAR-100-C"):
-        table = page.partition(f"## {name.replace('-', '', 1).lower()}, round 1: AUROC, unknown against all known")[2]
+        table = page.partition(f"## {name.replace('-', '', 1).lower()}, round 1: AUROC, unknown against all known\n")[2]
+        table = table.partition("\n## ")[0]
         columns, *rows = ([cell.strip("* ") for cell in line.split("|")] for line in table.splitlines() if "|" in line)
         (cosine, *_) = (dict(zip(columns, row, strict=True)) for row in rows if row[1] == "cosine")
         assert f"{float(cosine['tent+crowd']):.1f} % on {name}" in readme
