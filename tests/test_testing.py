@@ -59,6 +59,7 @@ SHIPPED = [
     AfterUpdate(),
     dp.outputs.AveragedViews(2, augment=shifted),
     BeforeUpdate(),
+    dp.outputs.ConfidenceEnsemble(),
     Ensemble(),
     dp.outputs.Episodic(),
     dp.outputs.LaplacianAdjusted(iterations=5),
@@ -91,7 +92,10 @@ SHIPPED = [
     dp.outputs.PriorCorrected(),
     dp.regularizers.MovingAnchor(),
     dp.selection.CertainAndDiverse(),
+    dp.selection.EntropyFilters(1.55),
     dp.selection.LabelProbabilityDrop(-1.0, augment=shifted),
+    dp.selection.Split("entropy", window=10, min_separation=0.0),
+    dp.selection.Split("entropy", soft=True, window=10, min_separation=0.0),
 ]
 
 
