@@ -149,16 +149,6 @@ class Distributed:
         self._handshake()
         return self._gather(tensor.detach())
 
-    def all_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows of the global batch, in rank order, without gradient; ranks may hold different numbers."""
-        if self.size == 1:
-            return rows.detach()
-        self._handshake()
-        start = sum(self._rows_per_rank[: self.rank])
-        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
-        batch[start : start + len(rows)] = rows.detach()
-        return self._all_reduce(batch)
-
     def all_true(self, flag: Tensor) -> Tensor:
         """Return, elementwise, whether a boolean tensor is true on every rank."""
         return flag if self.size == 1 else self.all_gather(flag.to(torch.uint8)).bool().all(dim=0)
@@ -189,21 +179,14 @@ class Distributed:
         """
         if self.size == 1:
             return function(rows)
-        self._handshake()
-        start = sum(self._rows_per_rank[: self.rank])
-        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
-        batch[start : start + len(rows)] = rows
-        return function(batch)[start : start + len(rows)]
+        batch, own = self._place_rows(rows)
+        return function(batch)[own]
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """Return the rows of the global batch, in rank order, without gradient."""
+        """Return the rows of the global batch, in rank order, without gradient; ranks may hold different numbers."""
         if self.size == 1:
             return rows.detach()
-        self._handshake()
-        start = sum(self._rows_per_rank[: self.rank])
-        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
-        batch[start : start + len(rows)] = rows.detach()
-        return self._all_reduce(batch)
+        return self._all_reduce(self._place_rows(rows.detach())[0])
 
     def gradients(self, objective: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of an objective of the global batch."""
@@ -212,6 +195,15 @@ class Distributed:
         return self.sum(*torch.autograd.grad(share, parameters, materialize_grads=True))
 
     # --- implementation ---------------------------------------------------------------------------------------------
+
+    def _place_rows(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """A global batch with the rows of this rank in their place and zeros elsewhere, and that place."""
+        self._handshake()
+        start = sum(self._rows_per_rank[: self.rank])
+        own = slice(start, start + len(rows))
+        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
+        batch[own] = rows
+        return batch, own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
         return self if self._size > 1 else Distributed()  # process groups cannot be copied; share it

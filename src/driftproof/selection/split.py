@@ -100,7 +100,7 @@ class Split(Selection):
         """One and `repel` in the two groups, or the probabilities of them."""
         with torch.no_grad():
             scores = self.score(step)
-            groups, are_two = self._fit(step.distributed.all_rows(scores).flatten())
+            groups, are_two = self._fit(step.distributed.gather_rows(scores).flatten())
             known = groups.is_below_cut(scores).to(step.weights.dtype)
             if self.rule == "mixture":
                 probability = groups.first_probability(scores)
@@ -111,7 +111,7 @@ class Split(Selection):
         """Keep the scores of the batch."""
         if self.window is None:
             return
-        scores = step.distributed.all_rows(self.score(step)).flatten()[-self.window :]
+        scores = step.distributed.gather_rows(self.score(step)).flatten()[-self.window :]
         recent = scores.new_zeros(self.window) if self.recent is None else self.recent
         count = torch.zeros_like(step.index) if self.count is None else self.count
         self.recent = torch.cat([recent.to(scores.dtype), scores])[-self.window :]

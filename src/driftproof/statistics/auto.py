@@ -229,9 +229,9 @@ class Auto(InterpolatedStatistics):
 
 
 def _entropy_of_surest(logits: Tensor, distributed: Distributed) -> Tensor:
-    """The mean entropy of the surer half: what a network does not know, no statistics make it sure of."""
-    values = entropy(log_probabilities(logits)).flatten()
-    return distributed.mean(values.sort().values[: (len(values) + 1) // 2])
+    """The mean entropy of the surer half of the batch of all ranks: what a network does not know, no statistics make it sure of."""
+    values = distributed.gather_rows(entropy(log_probabilities(logits))).flatten()
+    return values.sort().values[: (len(values) + 1) // 2].mean()
 
 
 def _entropy(p: Tensor) -> Tensor:
