@@ -128,6 +128,14 @@ SCENARIOS |= {
         make_stream,
         2,
     ),
+    "bank, auto": (lambda **more: make_adapter("rotta", statistics="auto", **more), make_stream, 2),
+    "bank, average over the batch": (
+        lambda **more: make_adapter(
+            "stamp", average_over="batch", select=dp.selection.Split("entropy", window=10, min_separation=0.0), **more
+        ),
+        make_stream,
+        2,
+    ),
     "no running statistics": (
         lambda **more: dp.tent(make_model_without_running_statistics(), lr=0.1, **more),
         make_stream,

@@ -68,6 +68,7 @@ class Distributed:
         self._size = 1 if self._group is None else dist.get_world_size(self._group)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
         self._is_local = False
+        self._recalled: Literal["copies", "own rows"] | None = None
         self._broken: str | None = None
         self._stage: Literal["before handshake", "open", "rejected"] = "before handshake"
         self._device = torch.device("cpu")
@@ -78,6 +79,11 @@ class Distributed:
     def size(self) -> int:
         """Number of ranks; 1 inside `local()`."""
         return 1 if self._is_local else self._size
+
+    @property
+    def copies(self) -> int:
+        """How often each sample counts in sums over the ranks: once, unless all of them hold the same memory."""
+        return self.size if self._recalled == "copies" else 1
 
     # --- contexts ---------------------------------------------------------------------------------------------------
 
@@ -108,6 +114,15 @@ class Distributed:
             yield
         finally:
             self._is_local = False
+
+    @contextmanager
+    def recalling(self, *, is_copied: bool) -> Iterator[None]:
+        """Enter a section whose rows are those of a memory: as many on every rank, the same ones if `is_copied`."""
+        earlier, self._recalled = self._recalled, "copies" if is_copied else "own rows"
+        try:
+            yield
+        finally:
+            self._recalled = earlier
 
     def set_info(self, info: RankInfo) -> None:
         """Set what this rank sends in the next handshake."""
@@ -165,10 +180,13 @@ class Distributed:
     def global_count(self, local_count: int) -> int:
         """Return the number of samples on all ranks, given the number on this one.
 
-        Every image has the same number of samples (pixels), so the count scales with the batch size.
+        Every image has the same number of samples (pixels), so the count scales with the batch size. Divide it by
+        `copies` for the number of different samples.
         """
         if self.size == 1:
             return local_count
+        if self._recalled is not None:
+            return local_count * self.size
         self._handshake()
         return local_count * sum(self._rows_per_rank) // self._rows_per_rank[self.rank]
 
@@ -177,7 +195,7 @@ class Distributed:
 
         The rows of other ranks are zero. Random augmentations thus draw for each image what one process would draw.
         """
-        if self.size == 1:
+        if self.size == 1 or self._recalled == "copies":
             return function(rows)
         batch, own = self._place_rows(rows)
         return function(batch)[own]
@@ -186,6 +204,8 @@ class Distributed:
         """Return the rows of the global batch, in rank order, without gradient; ranks may hold different numbers."""
         if self.size == 1:
             return rows.detach()
+        if self._recalled == "copies":
+            return self.broadcast(rows)
         return self._all_reduce(self._place_rows(rows.detach())[0])
 
     def gradients(self, objective: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -199,9 +219,10 @@ class Distributed:
     def _place_rows(self, rows: Tensor) -> tuple[Tensor, slice]:
         """A global batch with the rows of this rank in their place and zeros elsewhere, and that place."""
         self._handshake()
-        start = sum(self._rows_per_rank[: self.rank])
+        counts = self._rows_per_rank if self._recalled is None else [len(rows)] * self.size
+        start = sum(counts[: self.rank])
         own = slice(start, start + len(rows))
-        batch = rows.new_zeros(sum(self._rows_per_rank), *rows.shape[1:])
+        batch = rows.new_zeros(sum(counts), *rows.shape[1:])
         batch[own] = rows
         return batch, own
 

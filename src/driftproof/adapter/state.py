@@ -224,8 +224,9 @@ class State(nn.Module):
     def learning(self, memory: Memory) -> Iterator[None]:
         """A context whose passes over a memory are learned from."""
         with ExitStack() as stack:
+            stack.enter_context(self.distributed.recalling(is_copied=memory.is_copied))
             for network in self.networks.values():
-                stack.enter_context(network.learning(memory.mask(), is_copied=memory.is_copied))
+                stack.enter_context(network.learning(memory.mask()))
             yield
 
     @property

@@ -7,7 +7,7 @@ graph and replayed.
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -142,8 +142,9 @@ def _learn(
         before.collect_replaced()
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
-        for act in method.after:
-            act.after_step(learned, state)
+        with _recalling(state, memory):
+            for act in method.after:
+                act.after_step(learned, state)
 
         # Whether to keep it.
         stepped_ok, loss_ok, logits_ok = are_finite(before.changed_values(), [objective.loss], [step.logits])
@@ -160,15 +161,16 @@ def _learn(
         # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
         before.keep_buffers_where(stepped, state.after_names)
-        for component in method.components.values():
-            component.on_batch(learned)
-        before.keep_buffers_where(finite, ["statistics", "source_statistics"])
-        before.keep_buffers_where(good)
-        for component in method.components.values():
-            component.on_step(learned)
-        if state.reset_condition is not None:
+        with _recalling(state, memory):
             for component in method.components.values():
-                component.on_reset(learned, state.reset_condition)
+                component.on_batch(learned)
+            before.keep_buffers_where(finite, ["statistics", "source_statistics"])
+            before.keep_buffers_where(good)
+            for component in method.components.values():
+                component.on_step(learned)
+            if state.reset_condition is not None:
+                for component in method.components.values():
+                    component.on_reset(learned, state.reset_condition)
         before.keep_buffers_where(stepped)
         before.keep_values_where(stepped)
         output = _predict_after(method, step, finite)
@@ -197,6 +199,11 @@ def _recall(memory: Memory, make_step: Callable[..., Step]) -> Step:
     if mask is not None:
         recalled.weights = recalled.weights * mask_like(mask, recalled.weights)
     return recalled
+
+
+def _recalling(state: State, memory: Memory | None) -> AbstractContextManager[None]:
+    """A context in which rows of the memory, not of the batch, are exchanged between ranks."""
+    return nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied)
 
 
 def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:

@@ -21,7 +21,6 @@ class PassSettings:
         mask: Which samples count in batch statistics, boolean, (N,) or (N, H, W); None is all of them.
         of_training: Whether every layer normalizes with the statistics of its training.
         learns: Whether the method learns from the pass; if not, it only predicts.
-        is_copied: Whether every rank passes the same images.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,6 @@ class PassSettings:
         self.mask: Tensor | None = None
         self.of_training = False
         self.learns = True
-        self.is_copied = False
 
 
 class BatchNormHook(nn.Module):

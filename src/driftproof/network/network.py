@@ -146,20 +146,19 @@ class Network(nn.Module):
             self._pass.mask = earlier
 
     @contextmanager
-    def learning(self, mask: Tensor | None = None, *, is_copied: bool = False) -> Iterator[None]:
+    def learning(self, mask: Tensor | None = None) -> Iterator[None]:
         """Learn from the passes: a context.
 
         Args:
             mask: For their batch statistics, as in `statistics_of`.
-            is_copied: Whether every rank passes the same images.
         """
         earlier = self._pass.learns
-        self._pass.learns, self._pass.is_copied = True, is_copied
+        self._pass.learns = True
         try:
             with self.statistics_of(mask):
                 yield
         finally:
-            self._pass.learns, self._pass.is_copied = earlier, False
+            self._pass.learns = earlier
 
     def predict_unless_learning(self) -> None:
         """Have passes outside of `learning` only predict, for statistics that follow what is learned from."""

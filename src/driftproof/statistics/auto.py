@@ -125,11 +125,11 @@ class Auto(InterpolatedStatistics):
     def momentum_for(self, x: Tensor, distributed: Distributed) -> float:
         """The number of images over `window`, at most 1."""
         positions = math.prod(x.shape[2:])
-        return min(1.0, distributed.global_count(x.shape[0]) * max(1.0, positions / _PIXELS) / self.window)
+        return min(1.0, _count_images(x, distributed) * max(1.0, positions / _PIXELS) / self.window)
 
     def trust(self, step: Step) -> Tensor | float:
         """α relative to its cap, and less for fewer than `window` images."""
-        images = step.distributed.global_count(step.images.shape[0])
+        images = _count_images(step.images, step.distributed)
         size = min(1.0, (images - 1) / max(1, self.window - 1))
         return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
@@ -166,7 +166,7 @@ class Auto(InterpolatedStatistics):
             self.alpha = self.cap
             self.recent = logits.new_zeros(logits.shape[1])  # not compared, but a batch has been seen
             return
-        count, largest = step.distributed.global_count(logits.shape[0]), math.log(logits.shape[1])
+        count, largest = _count_images(logits, step.distributed), math.log(logits.shape[1])
         size = min(1.0, count / self.window)
         margin = self._measure_balance(mean_prediction(logits.softmax(dim=1), step.distributed), count)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
@@ -232,6 +232,10 @@ def _entropy_of_surest(logits: Tensor, distributed: Distributed) -> Tensor:
     """The mean entropy of the surer half of the batch of all ranks: what a network does not know, no statistics make it sure of."""
     values = distributed.gather_rows(entropy(log_probabilities(logits))).flatten()
     return values.sort().values[: (len(values) + 1) // 2].mean()
+
+
+def _count_images(rows: Tensor, distributed: Distributed) -> int:
+    return distributed.global_count(len(rows)) // distributed.copies
 
 
 def _entropy(p: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class _RunningHook(BatchNormHook):
         dtype, share = self.mean.dtype, 1.0 if self._with_batch else self._momentum
         with torch.no_grad():
             batch_mean, variance, count, weights = batch_moments(x, self.distributed, self.settings.mask)
-            values = count / self.distributed.size if self.settings.is_copied else count
+            values = count / self.distributed.copies
             unbiased = variance * (values / (values - 1)) if self._with_batch else variance
             # A second pass over the same batch advances them again.
             mean, spread = self._seen or (self.mean, self.variance)
