@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from driftproof.bench import Results, Store, runner

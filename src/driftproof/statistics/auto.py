@@ -229,7 +229,10 @@ class Auto(InterpolatedStatistics):
 
 
 def _entropy_of_surest(logits: Tensor, distributed: Distributed) -> Tensor:
-    """The mean entropy of the surer half of the batch of all ranks: what a network does not know, no statistics make it sure of."""
+    """The mean entropy of the surer half of all ranks' samples.
+
+    What a network does not know, no statistics make it sure of.
+    """
     values = distributed.gather_rows(entropy(log_probabilities(logits))).flatten()
     return values.sort().values[: (len(values) + 1) // 2].mean()
 
