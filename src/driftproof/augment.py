@@ -58,16 +58,25 @@ def cotta_view(images: Tensor, generator: Generator) -> Tensor:
     whole pixels.
     """
     _check_images(images)
-    return _cotta_view(images, generator, torch.randperm(5, generator=generator, device=generator.device).tolist())
+    return _jitter(images, generator, torch.randperm(5, generator=generator, device=generator.device).tolist())
 
 
 def strong_view(images: Tensor, generator: Generator) -> Tensor:
     """Apply `cotta_view` with the color jitter in a fixed order, so that a step can be captured."""
     _check_images(images)
-    return _cotta_view(images, generator, order=range(5))
+    return _jitter(images, generator, order=range(5))
 
 
-def _cotta_view(images: Tensor, generator: Generator, order: Iterable[int]) -> Tensor:
+def geometric_jitter(images: Tensor, generator: Generator) -> Tensor:
+    """Apply ROID's augmentation: `strong_view` without blur and noise, padded by reflection."""
+    _check_images(images)
+    return _jitter(images, generator, order=range(5), padding="reflect", softens=False)
+
+
+def _jitter(
+    images: Tensor, generator: Generator, order: Iterable[int], *, padding: str = "replicate", softens: bool = True
+) -> Tensor:
+    """CoTTA's augmentation with the color jitter in this order; `softens` is blur and noise."""
     height, width = images.shape[-2:]
 
     def draw(low: float, high: float) -> Tensor:
@@ -84,13 +93,15 @@ def _cotta_view(images: Tensor, generator: Generator, order: Iterable[int]) -> T
     for choice in order:
         view = jitters[choice](view)
     top, left = height // 2, width // 2
-    view = F.pad(view, (left, left, top, top), mode="replicate")
+    view = F.pad(view, (left, left, top, top), mode=padding)
     view = _affine(view, angle=draw(-15, 15), shift_x=draw(-1, 1) / 16, shift_y=draw(-1, 1) / 16, scale=draw(0.9, 1.1))
-    view = _blur(view, draw(0.001, 0.5), radius=2)
+    if softens:
+        view = _blur(view, draw(0.001, 0.5), radius=2)
     view = view[..., top : top + height, left : left + width]
     view = torch.where(draw(0, 1) < 0.5, view.flip(-1), view)
-    noise = torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
-    return (view + 0.005 * noise).clamp(0.0, 1.0)
+    if softens:
+        view = view + 0.005 * torch.randn(view.shape, generator=generator, device=view.device, dtype=view.dtype)
+    return view.clamp(0.0, 1.0)
 
 
 def crop_and_flip(
@@ -120,27 +131,6 @@ def crop_and_flip(
     image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
     return F.pad(images, (padding,) * 4)[image, channel, rows, columns]
-
-
-def geometric_jitter(images: Tensor, generator: Generator) -> Tensor:
-    """Apply ROID's augmentation: CoTTA's without blur and noise, padded by reflection, drawn once per batch.
-
-    Open choice: the color jitter comes in a fixed order, so that a step can be captured in a CUDA graph.
-    """
-    _check_images(images)
-    height, width = images.shape[-2:]
-
-    def draw(low: float, high: float) -> Tensor:
-        return _uniform(generator, 1, low, high).to(images.dtype)
-
-    view = _contrast(_brightness(images.clamp(0.0, 1.0), draw(0.6, 1.4)), draw(0.7, 1.3))
-    view = _hue(_saturation(view, draw(0.5, 1.5)), draw(-0.06, 0.06))
-    view = view.clamp(1e-8, 1.0) ** draw(0.7, 1.3)
-    top, left = height // 2, width // 2
-    view = F.pad(view, (left, left, top, top), mode="reflect")
-    view = _affine(view, angle=draw(-15, 15), shift_x=draw(-1, 1) / 16, shift_y=draw(-1, 1) / 16, scale=draw(0.9, 1.1))
-    view = view[..., top : top + height, left : left + width]
-    return torch.where(draw(0, 1) < 0.5, view.flip(-1), view).clamp(0.0, 1.0)
 
 
 def shuffle_patches(images: Tensor, generator: Generator, patches: int = 4) -> Tensor:
