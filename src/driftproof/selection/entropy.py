@@ -10,7 +10,7 @@ from driftproof.predictions import entropy, log_probabilities
 from driftproof.selection.base import Selection
 from driftproof.selection.which_network import WhichNetwork, check_network
 
-__all__ = ["EntropyBelow", "EntropyWeight"]
+__all__ = ["EntropyBelow", "EntropyWeight", "entropy_limit"]
 
 
 class EntropyBelow(Selection):
@@ -31,8 +31,8 @@ class EntropyBelow(Selection):
         """One where the prediction is certain enough."""
         if self.network == "source":
             log_p = log_probabilities(step.source_logits)
-            return (entropy(log_p) < _entropy_limit(self.threshold, log_p)).to(step.weights.dtype)
-        return (_entropy(step) < _entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
+            return (entropy(log_p) < entropy_limit(self.threshold, log_p)).to(step.weights.dtype)
+        return (_entropy(step) < entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
 
 
 class EntropyWeight(Selection):
@@ -48,12 +48,13 @@ class EntropyWeight(Selection):
 
     def weights(self, step: Step) -> Tensor:
         """Larger where the prediction is more certain."""
-        return torch.exp(_entropy_limit(self.threshold, step.logits) - _entropy(step))
+        return torch.exp(entropy_limit(self.threshold, step.logits) - _entropy(step))
 
 
 def _entropy(step: Step) -> Tensor:
     return entropy(step.log_probabilities.detach(), step.probabilities.detach())
 
 
-def _entropy_limit(threshold: float | None, logits: Tensor) -> float:
-    return 0.4 * math.log(logits.shape[1]) if threshold is None else threshold
+def entropy_limit(threshold: float | None, logits: Tensor, share: float = 0.4) -> float:
+    """A threshold in nats; None is a share of ln C."""
+    return share * math.log(logits.shape[1]) if threshold is None else threshold

@@ -1,6 +1,5 @@
 """Selection by the entropy of the adapting network and of its teacher (PAF-KIP)."""
 
-import math
 from typing import Literal
 
 import torch
@@ -10,6 +9,7 @@ from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.predictions import entropy, log_probabilities
 from driftproof.selection.base import SampleWeights, Selection
+from driftproof.selection.entropy import entropy_limit
 from driftproof.validation import check_choice
 
 __all__ = ["EntropyFilters"]
@@ -50,7 +50,7 @@ class EntropyFilters(Selection):
 
     def weights(self, step: Step) -> SampleWeights:
         """The weights of the two groups."""
-        limit = 0.4 * math.log(step.classes) if self.threshold is None else self.threshold
+        limit = entropy_limit(self.threshold, step.logits)
         with torch.no_grad():
             if self.view is not None:
                 logits, teachers = step.network(step.augment(self.view)), step.teacher(step.augment(self.view))

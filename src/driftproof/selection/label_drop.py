@@ -1,7 +1,5 @@
 """Selection of samples whose label depends on the shape of what they show (DeYO)."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -9,6 +7,7 @@ from driftproof.augment import Augment, check_keeps_pixels, shuffle_patches
 from driftproof.components import Step
 from driftproof.predictions import entropy, gather_probability, log_probabilities
 from driftproof.selection.base import Selection
+from driftproof.selection.entropy import entropy_limit
 
 __all__ = ["LabelProbabilityDrop"]
 
@@ -51,12 +50,8 @@ class LabelProbabilityDrop(Selection):
         check_keeps_pixels(self.augment, step.logits)
         log_p = step.log_probabilities.detach()
         uncertainty, classes = entropy(log_p), log_p.argmax(dim=1)
-        certain = (uncertainty < _entropy_limit(self.entropy_threshold, 0.5, step)).to(step.weights.dtype)
+        certain = (uncertainty < entropy_limit(self.entropy_threshold, log_p, 0.5)).to(step.weights.dtype)
         view = log_probabilities(step.predict_view(step.augment(self.augment), certain))
         drop = gather_probability(log_p, classes) - gather_probability(view, classes)
-        weights = torch.exp(_entropy_limit(self.weight_threshold, 0.4, step) - uncertainty) + drop.exp()
+        weights = torch.exp(entropy_limit(self.weight_threshold, log_p) - uncertainty) + drop.exp()
         return weights * certain * (drop > self.drop)
-
-
-def _entropy_limit(threshold: float | None, share: float, step: Step) -> float:
-    return share * math.log(step.classes) if threshold is None else threshold
