@@ -1,7 +1,5 @@
 """The teacher's prediction, averaged over views where the source model is unsure (CoTTA)."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,13 +8,12 @@ from driftproof.augment import Augment, check_unit_range, cotta_view
 from driftproof.components import PrepareContext, Step
 from driftproof.errors import ConfigurationError
 from driftproof.outputs.base import Output
+from driftproof.outputs.views import Predict, average_views
 from driftproof.predictions import log_probabilities
 
 __all__ = ["MultiScale", "RandomViews", "TeacherEnsemble"]
 
 _BINS = 2**16
-
-Predict = Callable[[Tensor], Tensor]
 
 
 class RandomViews:
@@ -36,10 +33,7 @@ class RandomViews:
     def __call__(self, teacher: Predict, step: Step) -> Tensor:
         """The averaged logits."""
         check_unit_range(step.images, self.augment)
-        total = teacher(step.augment(self.augment))
-        for _ in range(self.count - 1):
-            total = total + teacher(step.augment(self.augment))
-        return total / self.count
+        return average_views(teacher, step, self.augment, self.count)
 
     def __repr__(self) -> str:
         return f"RandomViews(count={self.count}, augment={getattr(self.augment, '__qualname__', self.augment)})"

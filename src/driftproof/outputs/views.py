@@ -1,5 +1,7 @@
 """Outputs over several views of a batch, and after an update that is then forgotten."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,9 @@ from driftproof.components import Step
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.outputs.base import AfterUpdate, Output
 
-__all__ = ["AveragedViews", "Episodic"]
+__all__ = ["AveragedViews", "Episodic", "Predict", "average_views"]
+
+Predict = Callable[[Tensor], Tensor]
 
 
 class AveragedViews(Output):
@@ -33,10 +37,7 @@ class AveragedViews(Output):
                 f"Expected logits of shape (N, C), but got {tuple(step.logits.shape)}: views that move pixels cannot "
                 "be averaged pixel by pixel."
             )
-        total = torch.zeros_like(step.logits)
-        for _ in range(self.count):
-            total = total + step.network(step.augment(self.augment))
-        return total / self.count
+        return average_views(step.network, step, self.augment, self.count)
 
 
 class Episodic(AfterUpdate):
@@ -50,3 +51,11 @@ class Episodic(AfterUpdate):
         logits = super().predict_after(step)
         torch._foreach_copy_(list(step.parameters), list(step.source_parameters))
         return logits
+
+
+def average_views(predict: Predict, step: Step, augment: Augment, count: int) -> Tensor:
+    """The mean of a network's logits over random views of the batch."""
+    total = predict(step.augment(augment))
+    for _ in range(count - 1):
+        total = total + predict(step.augment(augment))
+    return total / count
