@@ -372,3 +372,30 @@ def test_views_refuse_normalized_images_and_label_maps(method):
         method(build("wide_resnet"))(batches(1)[0] * 255)
     with pytest.raises(dp.errors.ModelError, match="moves no pixels"):
         method(build("segmentation"))(batches(1)[0])
+
+
+class HalfFilled(dp.memories.Memory):
+    """The batch, of which the second half only fills up."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batch", None)
+
+    def update(self, step):
+        self.batch = step.images
+
+    def images(self):
+        return self.batch
+
+    def mask(self):
+        return torch.arange(len(self.batch)) < len(self.batch) // 2
+
+
+@pytest.mark.parametrize("select", [None, dp.ConfidenceAbove(0.0)], ids=["all", "selected"])
+def test_places_that_a_memory_masks_teach_nothing(model, select):
+    (images,) = to_double(batches(1, size=8))
+    masked = dp.tent(model, memory=HalfFilled(), select=select, mean_entropy=0.3)
+    masked(images)
+    alone = dp.tent(model, select=select, mean_entropy=0.3)
+    alone(images[:4])
+    assert masked.last.loss == pytest.approx(alone.last.loss, rel=1e-12)

@@ -5,7 +5,7 @@ from torch import Tensor
 from driftproof.augment import Augment
 from driftproof.components import Component, Step
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "expand_to_samples"]
 
 
 class Memory(Component):
@@ -48,5 +48,15 @@ class Memory(Component):
         return None
 
     def weights(self, step: Step) -> Tensor | None:
-        """A weight ≥ 0 for each remembered sample, multiplied with the selection's; None is one for all."""
-        return None
+        """A weight ≥ 0 for each remembered sample, multiplied with the selection's; None is one for all.
+
+        By default one for the images of `mask`.
+        """
+        mask = self.mask()
+        return None if mask is None else expand_to_samples(mask, step)
+
+
+def expand_to_samples(values: Tensor, step: Step) -> Tensor:
+    """One number per image as one per sample of `step.weights`: pixels, where labels are maps."""
+    shape = (len(values), *([1] * (step.weights.ndim - 1)))
+    return values.to(step.weights.dtype).view(shape).expand_as(step.weights)

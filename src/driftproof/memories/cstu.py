@@ -7,6 +7,7 @@ from torch import Tensor
 
 from driftproof.augment import Augment
 from driftproof.components import Step
+from driftproof.memories.base import expand_to_samples
 from driftproof.memories.image_bank import Candidates, ImageBank
 
 __all__ = ["CSTU"]
@@ -56,4 +57,4 @@ class CSTU(ImageBank):
     def weights(self, step: Step) -> Tensor:
         """The timeliness of each image, if a step is due; else zero."""
         age = (self.num_images - self.arrived).to(step.weights.dtype)
-        return super().weights(step) * self._expand(torch.sigmoid(-age / self.capacity), step)
+        return super().weights(step) * expand_to_samples(torch.sigmoid(-age / self.capacity), step)

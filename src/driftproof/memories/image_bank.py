@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.memories.base import Memory
+from driftproof.memories.base import Memory, expand_to_samples
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities
 
@@ -138,11 +138,7 @@ class ImageBank(Memory):
 
     def weights(self, step: Step) -> Tensor:
         """One for every image, if a step is due; else zero."""
-        return self._expand(self.held & self.due, step)
-
-    def _expand(self, values: Tensor, step: Step) -> Tensor:
-        shape = (self.capacity, *([1] * (step.weights.ndim - 1)))
-        return values.to(step.weights.dtype).view(shape).expand_as(step.weights)
+        return expand_to_samples(self.held & self.due, step)
 
 
 def mean_class(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.memories.base import Memory
+from driftproof.memories.base import Memory, expand_to_samples
 from driftproof.network import Network
 
 __all__ = ["LatestImages"]
@@ -64,5 +64,4 @@ class LatestImages(Memory):
     def weights(self, step: Step) -> Tensor:
         """One for images of the stream, zero for those that only fill the memory."""
         assert self.filled is not None  # update() comes first
-        shape = (self.capacity, *([1] * (step.weights.ndim - 1)))
-        return self.filled.view(shape).to(step.weights.dtype).expand_as(step.weights)
+        return expand_to_samples(self.filled, step)
