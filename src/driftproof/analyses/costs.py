@@ -30,7 +30,8 @@ def measure_costs(
 
     Returns:
         By method: `memory`, counted as TinyTL does, in MiB, None without a formula; `peak`, what steps need besides the
-        adapter, in bytes, None if the device does not keep count; `milliseconds`, the mean; `median_milliseconds`.
+        adapter, in bytes, and `peak_mebibytes`, None if the device does not keep count; `milliseconds`, the mean;
+        `median_milliseconds`.
     """
     steps = {name: partial(adapter, images) for name, adapter in adapters.items()}
     peaks = {name: _measure_peak(step, images.device) for name, step in steps.items()}
@@ -40,6 +41,7 @@ def measure_costs(
         name: {
             "memory": _formula_memory(name, adapters[name], counted, len(images)),
             "peak": peaks[name],
+            "peak_mebibytes": None if (peak := peaks[name]) is None else peak / 2**20,
             "milliseconds": 1e3 * timings[name].mean,
             "median_milliseconds": 1e3 * timings[name].median,
         }

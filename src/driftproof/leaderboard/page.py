@@ -24,9 +24,8 @@ Every number is measured while adapting and is a mean over the corruptions, in %
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
 one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class; `adapt` has the
 library's default), else the confidence difference where it compares with the source network, else one minus the largest
-probability. Next to it is the AUROC by the energy of the answer. **ms per step** and **MiB**, the peak memory of the
-device, are those of the last corruption of the open stream, with reading and measuring. ± is the standard deviation
-over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a column."""
+probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
+number of round 3 in a table that shows a later one. Bold is the best of a column."""
 
 _LIMITS = {"openset_small": 2000, "openset_single": 500}
 """Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
@@ -71,9 +70,10 @@ def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str
         by_machine[machine] = by_machine.get(machine, 0.0) + time
     times = "; ".join(f"{format_duration(time)} on {machine}" for machine, time in sorted(by_machine.items()))
     return (
-        f"The whole page took {times or 'no time yet'}, over {len(listed)} runs. `driftproof bench run` takes any part "
-        "of a suite with `--methods`, `--images`, `--open` or `--closed`, `--rounds` and `--seeds` (`--seeds 1,2` adds "
-        "two), and resumes what is there. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
+        f"The times of all {len(listed)} runs add up to {times or 'nothing yet'}. Runs that share a device wait for "
+        "each other, so the device needed less. `driftproof bench run` takes any part of a suite with `--methods`, "
+        "`--images`, `--open` or `--closed`, `--rounds` and `--seeds` (`--seeds 1,2` adds two), and resumes what is "
+        "there. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
     )
 
 

@@ -49,7 +49,7 @@ class CSTU(ImageBank):
             of_class = counts[:-1] * held
             has_place = counts[new] < quota
             rivals = torch.where(has_place, of_class == of_class.amax(), same[new])
-            held[new] = 1.0
+            held[new].fill_(1.0)
             victim = (torch.where(rivals, scores[number], else_lost[number]) * held).argmax(dim=0, keepdim=True)
             held.scatter_(0, victim, (has_place & (counts[-1] < self.capacity)).to(dtype).view(1))
         return held > 0
