@@ -36,7 +36,7 @@ from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
-from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
+from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
 from driftproof.losses import Loss
@@ -206,6 +206,7 @@ class Adapter(nn.Module):
         self._engine = self._make_engine()
         self._watch = Watch(self.method, self.state)
         self._ranks_checked = False
+        self._is_first_after_load = False
         self._last: Record | None = None
 
     # --- predict and learn --------------------------------------------------------------------------------------------
@@ -230,9 +231,18 @@ class Adapter(nn.Module):
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
-            result = self._watch.after_batch(images, self._engine.run(images))
+            try:
+                result = self._watch.after_batch(images, self._engine.run(images))
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if not self._is_first_after_load or isinstance(error, DriftproofError | torch.OutOfMemoryError):
+                    raise
+                raise StateError(
+                    f"Expected a state that fits this method, but the first batch after loading it failed: {error}. "
+                    "Call `reset()` or load another state."
+                ) from error
             self._last = result.record
             self._ranks_checked = True
+            self._is_first_after_load = False
             return result
 
     def _check_ready(self, images: object) -> None:
@@ -306,7 +316,7 @@ class Adapter(nn.Module):
         self.state.reset()
         self._watch.reset()
         self._last = None
-        self._ranks_checked = False
+        self._ranks_checked = self._is_first_after_load = False
         return self
 
     @synchronized
@@ -402,7 +412,7 @@ class Adapter(nn.Module):
         snapshot.set_state(self.method, self.state, state)
         self._watch.forget_snapshots()
         self._last = None
-        self._ranks_checked = False
+        self._ranks_checked, self._is_first_after_load = False, True
 
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
