@@ -195,7 +195,7 @@ def test_state_of_another_format_or_with_other_tensors_raises(model):
     state = adapter.state_dict()
     with pytest.raises(dp.errors.StateError, match="description is missing"):
         adapter.load_state_dict({name: tensor for name, tensor in state.items() if name != "meta"})
-    text = bytes(state["meta"].tolist()).replace(b'"format": 3', b'"format": 9')
+    text = bytes(state["meta"].tolist()).replace(b'"format": 4', b'"format": 9')
     with pytest.raises(dp.errors.StateError, match="format 9"):
         adapter.load_state_dict(state | {"meta": torch.tensor(list(text), dtype=torch.uint8)})
     before = state_of(adapter)

@@ -1,15 +1,33 @@
-"""Atomic writes and checksums of files."""
+"""Atomic writes, checksums and safe opening of files."""
 
 import errno
+import functools
 import hashlib
 import os
+import platform
+import re
+import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import BinaryIO
 
-__all__ = ["atomic_write", "check_writable", "sha256"]
+from driftproof.errors import InputError
+
+__all__ = ["atomic_write", "check_writable", "open_regular", "remove_unfinished", "sha256"]
+
+_ABANDONED_AFTER = 24 * 3600.0
+"""Seconds without a write after which an unfinished file of an unknown process is abandoned."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextmanager
@@ -26,8 +44,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         ...     Path(folder, "result.txt").read_text()
         'done'
     """
-    # The name is cut because it may already have the maximum length.
-    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}.part")
+    unique = f"{_process_space()}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    temporary = path.with_name(f".{_shorten(path.name)}.{unique}.part")
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -39,6 +57,76 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes left of `atomic_write` to `path`.
+
+    A file goes if its process has ended, or if nothing was written to it for a day. Whatever cannot be removed stays.
+    """
+    pattern = re.compile(
+        rf"\.{re.escape(_shorten(path.name))}\.((?P<space>[0-9a-f]{{8}})-(?P<process>\d{{1,10}})-[0-9a-f]{{12}}|[0-9a-f]{{32}})\.part"
+    )
+    try:
+        found = [(entry, match) for entry in os.scandir(path.parent) if (match := pattern.fullmatch(entry.name))]
+    except OSError:
+        return
+    for entry, match in found:
+        try:
+            if not entry.is_file(follow_symlinks=False):
+                continue
+            is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED_AFTER
+            if is_old or (match["space"] == _process_space() and not _is_alive(int(match["process"]))):
+                Path(entry.path).unlink()
+        except OSError:
+            continue
+
+
+def _shorten(name: str) -> str:
+    return name[:40]  # it may already have the maximum length
+
+
+@functools.cache
+def _process_space() -> str:
+    """Eight digits that processes share if they see each other's numbers: one machine, one container."""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{platform.node()} {uuid.getnode()} {namespace}".encode()).hexdigest()[:8]
+
+
+def _is_alive(process: int) -> bool:
+    if os.name != "posix":
+        return True  # unknown: signal 0 would end it
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a folder, named pipe, socket or device raises `InputError`.
+
+    Opening a named pipe would wait for a writer. Missing files and missing permission raise their own `OSError`.
+    """
+    _check_regular(path, path.stat().st_mode)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)  # it may have been replaced meanwhile
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise InputError(f"Expected {path} to be a regular file, but it is {kind}. Name a file.")
 
 
 def check_writable(path: Path) -> None:

@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter import snapshot
+from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
-from driftproof.adapter.locking import synchronized
+from driftproof.adapter.locking import ForkSafeLock, synchronized
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -37,7 +36,7 @@ from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
 from driftproof.distributed import Distributed, RankGroup
-from driftproof.errors import CallOrderError, InputError, NotPreparedError, StateError
+from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
 from driftproof.losses import Loss
@@ -159,7 +158,7 @@ class Adapter(nn.Module):
         process_group: RankGroup = None,
     ) -> None:
         super().__init__()
-        self._lock = RLock()
+        self._lock = ForkSafeLock()
         check_engine_options(engine=engine, precision=precision, source_precision=source_precision)
         if mean_entropy is None:
             mean_entropy = select.mean_entropy if isinstance(select, Selection) else 0.0
@@ -207,6 +206,7 @@ class Adapter(nn.Module):
         self._engine = self._make_engine()
         self._watch = Watch(self.method, self.state)
         self._ranks_checked = False
+        self._is_first_after_load = False
         self._last: Record | None = None
 
     # --- predict and learn --------------------------------------------------------------------------------------------
@@ -231,9 +231,18 @@ class Adapter(nn.Module):
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
-            result = self._watch.after_batch(images, self._engine.run(images))
+            try:
+                result = self._watch.after_batch(images, self._engine.run(images))
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                if not self._is_first_after_load or isinstance(error, DriftproofError | torch.OutOfMemoryError):
+                    raise
+                raise StateError(
+                    f"Expected a state that fits this method, but the first batch after loading it failed: {error}. "
+                    "Call `reset()` or load another state."
+                ) from error
             self._last = result.record
             self._ranks_checked = True
+            self._is_first_after_load = False
             return result
 
     def _check_ready(self, images: object) -> None:
@@ -307,7 +316,7 @@ class Adapter(nn.Module):
         self.state.reset()
         self._watch.reset()
         self._last = None
-        self._ranks_checked = False
+        self._ranks_checked = self._is_first_after_load = False
         return self
 
     @synchronized
@@ -403,15 +412,20 @@ class Adapter(nn.Module):
         snapshot.set_state(self.method, self.state, state)
         self._watch.forget_snapshots()
         self._last = None
-        self._ranks_checked = False
+        self._ranks_checked, self._is_first_after_load = False, True
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a safetensors file, atomically; all ranks call it, rank zero writes."""
-        self.distributed.rank_zero(lambda: snapshot.write(self.state_dict(), Path(path)), self.device)
+        """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
+        self.distributed.rank_zero(lambda: state_file.write(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
-        """Continue from a file that `save` wrote; returns the adapter."""
-        self.load_state_dict(snapshot.read(Path(path), self.device))
+        """Continue from a file that `save` wrote; returns the adapter.
+
+        The file is checked whole first: one that is damaged or belongs to another method or model raises `StateError`,
+        and the adapter stays as it is.
+        """
+        own_bytes = sum(tensor.nbytes for tensor in (*self.state.tensors(), *self.source.model.parameters()))
+        self.load_state_dict(state_file.read(Path(path), self.device, own_bytes=own_bytes))
         return self
 
     def __repr__(self) -> str:
@@ -452,7 +466,7 @@ class Adapter(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = RLock()
+        self._lock = ForkSafeLock()
         self.state.drop_storage()
         self._engine = self._make_engine()
 

@@ -1,32 +1,37 @@
-"""Saving and loading an adapter's state.
+"""An adapter's state as a dictionary of tensors.
 
-A saved state is a flat dictionary of tensors. One of them, `meta`, holds JSON: the format, the method as text, the
-fingerprint of the source model, what the optimizer keeps besides tensors, the shape and dtype of every tensor, and a
+One of the tensors, `meta`, holds JSON: the format, the method as text, the fingerprint of the source model, what the
+optimizer keeps besides tensors, the shape and dtype of every tensor, which tensors hold NaN or infinite values, and a
 digest of all this. A state is checked whole before anything of the adapter changes.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
 from driftproof.adapter.state import State
+from driftproof.adapter.state_checks import (
+    check_counters,
+    check_description,
+    check_optimizer,
+    is_finite,
+    same_kind,
+)
 from driftproof.adapter.storage import Slot
 from driftproof.errors import StateError
-from driftproof.files import atomic_write
 
-__all__ = ["checksum", "digest", "fingerprint", "get_state", "read", "read_meta", "set_state", "write"]
+__all__ = ["checksum", "digest", "fingerprint", "get_state", "read_meta", "set_state"]
 
-_FORMAT = 3
+_FORMAT = 4
+_KNOWN_FORMATS = (3, 4)
+"""Format 3 does not say which tensors hold NaN or infinite values."""
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 
@@ -44,6 +49,7 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "guard_counters": state.guard_counters,
         "optimizer": optimizer,
         "tensors": {name: _describe_tensor(tensor) for name, tensor in tensors.items()},
+        "nonfinite": [name for name, tensor in tensors.items() if not is_finite(tensor)],
     }
     meta["digest"] = digest(meta)
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
@@ -58,7 +64,9 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
     _check_source(meta["source"], fingerprint(state.source.model))
     given = {name: _describe_tensor(tensor) for name, tensor in saved.items() if name != "meta"}
     _check_same("Expected the tensors that were saved, but", given, meta["tensors"])
+    check_counters(meta, _COUNTERS, method.accumulate)
     slots = _find_slots(state, saved)
+    _check_finite(meta, saved, slots)
     optimizer = _decode_optimizer(method, state, meta["optimizer"], saved)
     with torch.no_grad():
         restore_buffers(state.network.model, state.source.model)
@@ -73,38 +81,23 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
     state.replace_optimizer(optimizer)
 
 
-def write(saved: dict[str, Tensor], path: Path) -> None:
-    """Write a state beside its destination, then move it there atomically."""
-    with atomic_write(path) as unfinished:
-        # The library's own writer sets the file's mode; bytes written here follow the folder's defaults.
-        unfinished.write_bytes(save(saved, metadata={"format": f"driftproof state {_FORMAT}"}))
-
-
-def read(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """Read a state; a damaged file is refused."""
-    if path.is_dir():
-        raise StateError(f"Expected {path} to be a saved state, but it is a folder.")
-    try:
-        return load_file(path, device=str(device))
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise StateError(
-            f"Expected {path} to be a saved state, but it is damaged or something else: {error}."
-        ) from error
-
-
 def read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
     """The description of a state, as it was when the state was saved."""
     if "meta" not in saved:
         raise StateError("Expected a state saved by driftproof, but its description is missing.")
     try:
+        if saved["meta"].ndim != 1 or saved["meta"].dtype != torch.uint8:
+            raise ValueError("not a text")
         meta: dict[str, Any] = json.loads(bytes(saved["meta"].tolist()))
         form, expected = meta["format"], meta.pop("digest", None)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        actual = digest(meta)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
-    if form != _FORMAT:
+    if form not in _KNOWN_FORMATS or not isinstance(form, int):
         raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
-    if digest(meta) != expected:
+    if actual != expected:
         raise StateError("Expected a state saved by driftproof, but its description is damaged.")
+    check_description(meta)
     return meta
 
 
@@ -166,6 +159,13 @@ def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
         path, _, leaf = name.rpartition(".")
         if name not in slots and path in modules and leaf not in modules[path]._parameters:
             slots[name] = Slot(name, modules[path]._buffers, leaf, "model")
+    for name in names:
+        own = slots[name].tensor if name in slots else None
+        if own is not None and not same_kind(own.dtype, saved[name].dtype):
+            raise StateError(
+                f"Expected the tensors of this method, but `{name}` was of {_describe_tensor(saved[name])[1]} and is "
+                f"of {_describe_tensor(own)[1]} here."
+            )
     fixed = {name: slot.tensor for name, slot in slots.items() if slot.group == "parameter"}
     _check_same(
         "Expected the tensors of this method, but",
@@ -173,6 +173,20 @@ def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
         {name: _describe_tensor(tensor) for name, tensor in fixed.items() if tensor is not None},
     )
     return list(slots.values())
+
+
+def _check_finite(meta: Mapping[str, Any], saved: Mapping[str, Tensor], slots: list[Slot]) -> None:
+    """Raise if a tensor holds NaN or infinite values that it did not hold when it was saved, or that no step leaves."""
+    expected = set(meta.get("nonfinite", saved))
+    finite = {slot.name for slot in slots if slot.group == "parameter" and _is_finite_here(slot)}
+    for name, tensor in saved.items():
+        must_be_finite = name not in expected or name in finite or name.startswith("optimizer.state.")
+        if must_be_finite and not is_finite(tensor):
+            raise StateError(f"Expected finite values, but `{name}` of the state holds NaN or infinity.")
+
+
+def _is_finite_here(slot: Slot) -> bool:
+    return slot.tensor is None or is_finite(slot.tensor)
 
 
 def _check_same(problem: str, saved: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> None:
@@ -210,13 +224,12 @@ def _decode_optimizer(
     """A new optimizer with the saved state."""
     if state.optimizer is None:
         return None
-    optimizer, decoded = build_optimizer(method, state.trainable, capturable=state.capturable), _decode(encoded, saved)
+    optimizer = build_optimizer(method, state.trainable, capturable=state.capturable)
     try:
-        for number, values in optimizer.state_dict()["state"].items():
-            if values.keys() != decoded["state"][number].keys():
-                raise ValueError(f"parameter {number} keeps {', '.join(decoded['state'][number])}")
+        decoded = _decode(encoded, saved)
+        check_optimizer(optimizer.state_dict(), decoded)
         load_optimizer_state(optimizer, decoded)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(f"The state was saved by another method: its optimizer does not fit, {error}.") from error
     return optimizer
 
