@@ -3,13 +3,16 @@
 import errno
 import hashlib
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-__all__ = ["atomic_write", "check_writable", "sha256"]
+from driftproof.errors import InputError
+
+__all__ = ["atomic_write", "check_regular_file", "check_writable", "sha256"]
 
 
 @contextmanager
@@ -51,6 +54,19 @@ def check_writable(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=path.parent):
         pass
+
+
+def check_regular_file(path: Path) -> None:
+    """Raise `InputError` if `path` is a pipe, a socket, a device or a folder, and `OSError` if it does not exist.
+
+    Opening a named pipe waits for a writer, perhaps forever, and a device may never end.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    raise InputError(f"Expected {path} to be a regular file, but it is {kind}. Save its content as a file first.")
 
 
 def sha256(path: Path) -> str:

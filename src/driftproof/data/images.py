@@ -258,7 +258,7 @@ def _validate_labels(labels: npt.ArrayLike | Tensor | None, count: int, classes:
             f"Expected one integer label for each of the {count} images of {name}, "
             f"but got {given.dtype} of shape {given.shape}."
         )
-    if given.min() < -1 or (classes and given.max() >= classes):
+    if given.min() < -1 or int(given.max()) >= (classes or 2**63):
         allowed = f"in -1..{classes - 1}" if classes else "of at least -1"
         raise InputError(f"Expected labels of {name} {allowed}, but got {int(given.min())} to {int(given.max())}.")
     return torch.from_numpy(given.astype(np.int64))

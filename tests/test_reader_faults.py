@@ -1,0 +1,226 @@
+"""Readers on mutated, hostile and special files: named errors only, in bounded memory and time."""
+
+import os
+import pickle
+import pickletools
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+import scipy.io
+
+from driftproof import data
+from driftproof.data.mat_file import read_mat
+from driftproof.errors import DriftproofError, InputError
+
+
+def mutate(content, rng):
+    """Flip bits, overwrite bytes with telling values, cut, repeat or remove a stretch."""
+    changed = bytearray(content)
+    for _ in range(int(rng.integers(1, 4))):
+        if not changed:
+            break
+        at, kind = int(rng.integers(len(changed))), int(rng.integers(5))
+        if kind == 0:
+            changed[at] ^= 1 << int(rng.integers(8))
+        elif kind == 1:
+            changed[at] = (0, 0xFF, 0x7F, 0x80)[int(rng.integers(4))]
+        elif kind == 2:
+            del changed[at:]
+        elif kind == 3:
+            changed[at : at + 4] = int(rng.integers(2**32)).to_bytes(4, "little")
+        else:
+            del changed[at : at + int(rng.integers(1, 9))]
+    return bytes(changed)
+
+
+def fuzz(path, seeds, read, count, *, named=None):
+    """Read mutations of the seeds; return how many were refused, all with errors of driftproof."""
+    rng, refusals = np.random.default_rng(0), []
+    with path.open("wb", buffering=0) as file:
+        for index in range(count):
+            file.seek(0)
+            file.truncate(file.write(mutate(seeds[index % len(seeds)], rng)))
+            try:
+                read()
+            except DriftproofError as error:
+                refusals.append(str(error))
+    assert all((named or path.name) in refusal for refusal in refusals)
+    return len(refusals)
+
+
+@pytest.fixture
+def traced():
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+# MATLAB files
+
+
+def mat_files(path):
+    content = {"X": np.ones((32, 32, 3, 1), np.uint8), "y": np.ones((1, 1), np.uint8)}
+    seeds = []
+    for compressed in (False, True):
+        scipy.io.savemat(path, content, do_compression=compressed)
+        seeds.append(path.read_bytes())
+    return seeds
+
+
+def test_mutated_mat_files_are_read_or_refused_by_name(tmp_path):
+    path = tmp_path / "test_32x32.mat"
+    plain, packed = mat_files(path)
+    # Most of a plain file is pixels; its first bytes are what a reader interprets.
+    heads = [plain[: 128 + 64] + plain[-120:], packed, plain]
+    assert fuzz(path, heads, lambda: data.svhn(tmp_path), 3000) > 1500
+
+
+def test_mat_reader_agrees_with_scipy(tmp_path):
+    path = tmp_path / "arrays.mat"
+    rng = np.random.default_rng(0)
+    for compressed in (False, True):
+        written = {
+            kind: rng.integers(0, 100, shape).astype(kind)
+            for kind, shape in {"uint8": (3, 5), "int16": (2, 2, 2), "float64": (1, 7), "uint64": (0, 3)}.items()
+        }
+        scipy.io.savemat(path, {"text": "left out", **written}, do_compression=compressed)
+        read = read_mat(path, written)
+        assert read.keys() == written.keys()
+        for name, array in scipy.io.loadmat(path, variable_names=list(written)).items():
+            if name in written:
+                np.testing.assert_array_equal(read[name], array)
+
+
+def test_mat_file_that_inflates_without_end_stays_small(tmp_path, traced):
+    path = tmp_path / "test_32x32.mat"
+    plain = mat_files(path)[0]
+    bomb = b"\0" * (1 << 26)
+    matrix = bytearray(plain[128:192] + bomb)
+    matrix[4:8] = len(matrix).to_bytes(4, "little")
+    matrix[60:64] = (1 << 26).to_bytes(4, "little")
+    packed = zlib.compress(bytes(matrix))
+    del bomb, matrix
+    path.write_bytes(plain[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed)
+    before = traced()
+    with pytest.raises(InputError, match="at most 24,576 are read"):
+        data.svhn(tmp_path)
+    assert traced() - before < 1 << 20
+
+
+def test_mat_variables_of_other_kinds_are_named(tmp_path):
+    path = tmp_path / "test_32x32.mat"
+    for wrong, reason in ((np.ones((1, 1), complex), "'y' is no array of real numbers"), ("text", "'y' is no array")):
+        scipy.io.savemat(path, {"X": np.ones((32, 32, 3, 1), np.uint8), "y": wrong})
+        with pytest.raises(InputError, match=reason):
+            data.svhn(tmp_path)
+
+
+# Pickles
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    return tmp_path / "cifar-10-batches-py" / "test_batch"
+
+
+def pickled_batches():
+    content = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1], b"filenames": [b"cat.png"]}
+    return [pickle.dumps(content, protocol) for protocol in (2, 4)]
+
+
+def test_mutated_pickles_are_read_or_refused_by_name(cifar):
+    assert fuzz(cifar, pickled_batches(), lambda: data.cifar10(cifar.parent), 2000) > 800
+
+
+def test_pickle_opcodes_in_any_order_are_refused_by_name(cifar):
+    rng = np.random.default_rng(0)
+    codes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
+    programs = [b"\x80\x04}" + b"".join(rng.choice(codes, 12)) + b"." for _ in range(1000)]
+    assert fuzz(cifar, programs, lambda: data.cifar10(cifar.parent), 1000) == 1000
+
+
+def doubled_tuples(count):
+    """A dictionary whose key is a tuple of twice a tuple of twice …, so that its hash never ends."""
+    return b"\x80\x02}K\x01\x85" + b"q\x00h\x00\x86" * count + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02}r\xff\xff\xff\x1f.",  # a memo of 512 million entries
+        b"\x80\x04B\xff\xff\xff\xff.",  # 4 GiB of bytes
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f}.",
+        doubled_tuples(64),
+        b"\x80\x02c_codecs\nencode\nX\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"\x85q\x00"
+        b"c_codecs\nencode\nh\x00R" * 1000 + b"\x85.",  # a text encoded again and again
+    ],
+)
+def test_pickles_that_ask_for_much_are_refused_in_little_memory(cifar, traced, program):
+    cifar.write_bytes(program)
+    before = traced()
+    with pytest.raises(InputError, match="test_batch"):
+        data.cifar10(cifar.parent)
+    assert traced() - before < (1 << 20) + 20 * len(program)
+
+
+def test_pickle_of_too_many_opcodes_is_refused(cifar, monkeypatch):
+    monkeypatch.setattr("driftproof.data.plain_pickle._MAX_OPCODES", 1000)
+    cifar.write_bytes(b"\x80\x02" + b"]" * 1000 + b".")
+    with pytest.raises(InputError, match="more than 1,000 opcodes"):
+        data.cifar10(cifar.parent)
+
+
+# Arrays
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    np.save(tmp_path / "labels.npy", np.zeros(2, np.int64))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
+def test_mutated_arrays_are_read_or_refused_by_name(arrays, name):
+    path = arrays / name
+    seeds = [path.read_bytes()]
+    assert fuzz(path, seeds, lambda: data.array_folder(arrays), 2000, named=arrays.name) > 800
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x93NUMPY\x01\x00\x4e\x00"
+        + b"{'descr': '|u1', 'fortran_order': False, 'shape': (4294967296, 99999, 4, 3)}\n",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b"{",
+        b"PK\x05\x06" + b"\0" * 18,  # an empty .npz
+    ],
+)
+def test_arrays_larger_than_their_file_are_refused(arrays, traced, content):
+    (arrays / "images.npy").write_bytes(content)
+    before = traced()
+    with pytest.raises(InputError, match=r"images\.npy to be a complete \.npy file"):
+        data.array_folder(arrays)
+    assert traced() - before < 1 << 20
+
+
+def test_arrays_of_objects_and_labels_beyond_64_bits_are_refused(arrays):
+    np.save(arrays / "labels.npy", np.array([0, 2**63], np.uint64))
+    with pytest.raises(InputError, match="labels"):
+        data.array_folder(arrays)
+    np.save(arrays / "labels.npy", np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(InputError, match=r"labels\.npy .* object"):
+        data.array_folder(arrays)
+
+
+# Files of other kinds
+
+
+def test_named_pipes_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "test_32x32.mat")
+    with pytest.raises(InputError, match=r"test_32x32\.mat to be a regular file, but it is a named pipe"):
+        data.svhn(tmp_path)
