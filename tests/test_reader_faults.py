@@ -3,16 +3,19 @@
 import os
 import pickle
 import pickletools
+import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.io
+from PIL import Image
 
 from driftproof import data
 from driftproof.data.mat_file import read_mat
-from driftproof.errors import DriftproofError, InputError
+from driftproof.errors import ConfigurationError, DriftproofError, InputError
 
 
 def mutate(content, rng):
@@ -188,7 +191,7 @@ def arrays(tmp_path):
 def test_mutated_arrays_are_read_or_refused_by_name(arrays, name):
     path = arrays / name
     seeds = [path.read_bytes()]
-    assert fuzz(path, seeds, lambda: data.array_folder(arrays), 2000, named=arrays.name) > 800
+    assert fuzz(path, seeds, lambda: data.array_folder(arrays), 1000, named=arrays.name) > 400
 
 
 @pytest.mark.parametrize(
@@ -217,10 +220,77 @@ def test_arrays_of_objects_and_labels_beyond_64_bits_are_refused(arrays):
         data.array_folder(arrays)
 
 
+# Images
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tif", "gif", "bmp"])
+def test_mutated_images_are_read_or_refused_by_name(tmp_path, suffix):
+    path = tmp_path / f"image.{suffix}"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+    seeds = [path.read_bytes()]
+    assert fuzz(path, seeds, lambda: data.FileSet([path], workers=1).batch([0]), 120) > 6
+
+
+def bomb(path, height, width):
+    """Write a PNG of zeros; it is a thousandth of the length of its pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * ((width + 1) * height), 9)
+    chunks = [b"\x89PNG\r\n\x1a\n"]
+    for name, content in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
+        chunks += [len(content).to_bytes(4, "big"), name, content, zlib.crc32(name + content).to_bytes(4, "big")]
+    path.write_bytes(b"".join(chunks))
+
+
+def test_images_of_too_many_pixels_are_refused_and_the_limit_can_be_raised(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.png"
+    bomb(path, 7000, 6000)
+    readers = [lambda: data.FileSet([path], size=(8, 8)).batch([0]), lambda: data.frames(tmp_path).read(0)]
+    for read in readers:
+        with pytest.raises(InputError, match=r"bomb\.png to have at most 36,000,000 pixels, but it has 7000×6000"):
+            read()
+    assert data.FileSet([path], size=(8, 8), max_pixels=42_000_000).batch([0]).shape == (1, 3, 8, 8)
+    monkeypatch.setenv("DRIFTPROOF_MAX_PIXELS", "42000000")
+    assert data.FileSet([path], size=(8, 8)).batch([0]).shape == (1, 3, 8, 8)
+    monkeypatch.setenv("DRIFTPROOF_MAX_PIXELS", "many")
+    with pytest.raises(ConfigurationError, match="DRIFTPROOF_MAX_PIXELS"):
+        data.FileSet([path]).batch([0])
+    with pytest.raises(ConfigurationError, match="max_pixels"):
+        data.FileSet([path], max_pixels=0)
+
+
+def test_narrow_images_do_not_grow_beyond_the_limit(tmp_path):
+    path = tmp_path / "narrow.png"
+    bomb(path, 1, 1_000_000)
+    for read in (
+        lambda: data.FileSet([path], size=data.ResizeShorterSide()).batch([0]),
+        lambda: data.frames(tmp_path, size=data.FitHeight(512, width=512)).read(0),
+    ):
+        with pytest.raises(InputError, match=r"narrow\.png to have at most"):
+            read()
+
+
+def test_formats_that_start_other_programs_are_not_opened(tmp_path):
+    path = tmp_path / "image.png"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path, format="EPS")
+    with pytest.raises(InputError, match=r"image\.png to be an image"):
+        data.FileSet([path]).batch([0])
+
+
 # Files of other kinds
 
 
-def test_named_pipes_are_refused_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "test_32x32.mat")
-    with pytest.raises(InputError, match=r"test_32x32\.mat to be a regular file, but it is a named pipe"):
-        data.svhn(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("test_32x32.mat", data.svhn),
+        ("cifar-10-batches-py/test_batch", data.cifar10),
+        ("images.npy", data.array_folder),
+        ("frame.png", lambda root: data.FileSet([root / "frame.png"]).batch([0])),
+        ("frame.png", lambda root: data.frames(root).read(0)),
+    ],
+)
+def test_named_pipes_are_refused_without_waiting(tmp_path, name, read):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{Path(name).name} to be a regular file, but it is a named pipe"):
+        read(tmp_path)
