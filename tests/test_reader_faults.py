@@ -5,17 +5,21 @@ import pickle
 import pickletools
 import struct
 import tracemalloc
+import zipfile
 import zlib
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.io
+import torch
 from PIL import Image
 
 from driftproof import data
 from driftproof.data.mat_file import read_mat
 from driftproof.errors import ConfigurationError, DriftproofError, InputError
+from driftproof.models import load_checkpoint, read_checkpoint, save_checkpoint
 
 
 def mutate(content, rng):
@@ -276,6 +280,56 @@ def test_formats_that_start_other_programs_are_not_opened(tmp_path):
         data.FileSet([path]).batch([0])
 
 
+# Weights
+
+
+@pytest.fixture
+def weights(tmp_path):
+    model, path = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), tmp_path / "weights.pt"
+    seeds = []
+    for zipped in (True, False):
+        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=zipped)
+        seeds.append(path.read_bytes())
+    save_checkpoint(path, model, {"epochs": 1})
+    return model, path, [*seeds, path.read_bytes()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_weights_are_loaded_or_refused_by_name(weights):
+    model, path, seeds = weights
+    assert fuzz(path, seeds, lambda: load_checkpoint(model, path), 1200) > 1000
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(1 << 40),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2, dtype=torch.complex64),
+    ],
+    ids=["expanded", "sparse", "meta", "complex"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_no_plain_tensors_are_refused(tmp_path, tensor):
+    path = tmp_path / "weights.pt"
+    torch.save({"weight": tensor}, path)
+    with pytest.raises(InputError, match=r"weights\.pt to hold weights, but"):
+        read_checkpoint(path)
+
+
+def test_weights_that_ask_for_more_than_their_file_holds_are_refused(weights):
+    _, path, (zipped, legacy, _) = weights
+    path.write_bytes(legacy.replace(b"K\x06", b"\x8a\x05" + (1 << 36).to_bytes(5, "little"), 1))
+    with pytest.raises(InputError, match=r"a storage of 68,719,476,736 numbers"):
+        read_checkpoint(path)
+    with zipfile.ZipFile(BytesIO(zipped)) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in source.namelist():
+            packed.writestr(name, source.read(name) + b"\0" * (1 << 16 if name.endswith("data/0") else 0))
+    with pytest.raises(InputError, match="longer than the file"):
+        read_checkpoint(path)
+
+
 # Files of other kinds
 
 
@@ -287,6 +341,7 @@ def test_formats_that_start_other_programs_are_not_opened(tmp_path):
         ("images.npy", data.array_folder),
         ("frame.png", lambda root: data.FileSet([root / "frame.png"]).batch([0])),
         ("frame.png", lambda root: data.frames(root).read(0)),
+        ("weights.pt", lambda root: read_checkpoint(root / "weights.pt")),
     ],
 )
 def test_named_pipes_are_refused_without_waiting(tmp_path, name, read):
