@@ -208,7 +208,7 @@ def test_gtav_official_split(gtav):
     with pytest.raises(ConfigurationError, match="split"):
         data.gtav(gtav, split="validation")
     (gtav / "split.mat").write_bytes(b"not a table")
-    with pytest.raises(InputError, match=r"split\.mat to hold the official split"):
+    with pytest.raises(InputError, match=r"split\.mat to be a complete MATLAB 5 file"):
         data.gtav(gtav, split="val")
 
 

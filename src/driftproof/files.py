@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from driftproof.errors import InputError
 
-__all__ = ["atomic_write", "check_writable", "open_regular", "remove_unfinished", "sha256"]
+__all__ = ["atomic_write", "check_regular_file", "check_writable", "open_regular", "remove_unfinished", "sha256"]
 
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds without a write after which an unfinished file of an unknown process is abandoned."""
@@ -121,6 +121,14 @@ def open_regular(path: Path) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def check_regular_file(path: Path) -> None:
+    """Raise `InputError` if `path` is a folder, named pipe, socket or device, and `OSError` if it does not exist.
+
+    For files that a library opens by name; a device may never end.
+    """
+    _check_regular(path, path.stat().st_mode)
 
 
 def _check_regular(path: Path, mode: int) -> None:

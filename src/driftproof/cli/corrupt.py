@@ -93,7 +93,7 @@ def _check_same_labels(clean: "ImageSet", path: Path) -> None:
     import numpy as np
 
     from driftproof.data import FileSet
-    from driftproof.data.folder import load_array
+    from driftproof.data.npy_file import load_array
 
     if isinstance(clean, FileSet) or not path.exists():
         return

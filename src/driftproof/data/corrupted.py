@@ -13,8 +13,8 @@ from filelock import FileLock
 from torch import Tensor
 
 from driftproof.corruptions import FrostPhotos, corrupt, find_frost_photos, jpeg
-from driftproof.data.folder import load_array
 from driftproof.data.images import ArraySet, ImageSet
+from driftproof.data.npy_file import load_array
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 

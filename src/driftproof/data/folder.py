@@ -3,12 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from driftproof.data.images import ArraySet, FileSet, ImageSet, Size
+from driftproof.data.npy_file import load_array
 from driftproof.errors import InputError
 
 __all__ = [
@@ -16,7 +13,6 @@ __all__ = [
     "class_folders",
     "folder",
     "image_files",
-    "load_array",
     "locate",
 ]
 
@@ -117,17 +113,6 @@ def locate(root: Path, *names: str, dataset: str | None = None) -> Path:
             return root
     fix = f" Get it with `driftproof data get {dataset}`." if dataset else ""
     raise InputError(f"Expected {' or '.join(names)} in {root}, but it does not exist.{fix}")
-
-
-def load_array(path: Path) -> npt.NDArray[Any]:
-    """Open a `.npy` file, memory-mapped."""
-    try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
-        raise InputError(
-            f"Expected {path} to be a complete .npy file of numbers, but it cannot be read: {error}."
-        ) from error
-    return array
 
 
 def _folder_name(root: Path) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from driftproof.data.open_image import check_pixels, open_image
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.optional import require
 
@@ -149,8 +150,9 @@ class ArraySet(ImageSet):
 class FileSet(ImageSet):
     """Image files, decoded on demand.
 
-    Anything Pillow reads becomes 8-bit RGB: gray is repeated, palettes are looked up, transparency is dropped, and of
-    16 bits the upper eight are kept. Orientation tags are ignored. Resizing is anti-aliased, and bilinear by default.
+    BMP, GIF, JPEG, JPEG 2000, PNG, PPM, TIFF and WebP become 8-bit RGB: gray is repeated, palettes are looked up,
+    transparency is dropped, and of 16 bits the upper eight are kept. Orientation tags are ignored. Resizing is
+    anti-aliased, and bilinear by default.
 
     Args:
         paths: The files.
@@ -161,6 +163,8 @@ class FileSet(ImageSet):
         name: As in `ImageSet`.
         workers: Number of decoding threads; None for one per core, at most 8.
         root: Folder whose sub-folders the files are in, if these matter; None if unknown.
+        max_pixels: Number of pixels an image may have; None for that of the environment variable
+            `DRIFTPROOF_MAX_PIXELS`, or else 36 million. Pillow refuses more than 178 million in any case.
     """
 
     def __init__(
@@ -173,12 +177,16 @@ class FileSet(ImageSet):
         name: str = "files",
         workers: int | None = None,
         root: Path | None = None,
+        max_pixels: int | None = None,
     ) -> None:
         super().__init__(len(paths), labels, classes=classes, name=name)
         if isinstance(size, tuple) and (len(size) != 2 or min(size) < 1):
             raise ConfigurationError(f"Expected `size` to be (height, width), both at least 1, but got {size}.")
         if workers is not None and workers < 1:
             raise ConfigurationError(f"Expected `workers` to be at least 1, but got {workers}.")
+        if max_pixels is not None and max_pixels < 1:
+            raise ConfigurationError(f"Expected `max_pixels` to be at least 1, but got {max_pixels}.")
+        self.max_pixels = max_pixels
         self.paths = tuple(paths)
         self.root = root
         self.size = size
@@ -201,13 +209,21 @@ class FileSet(ImageSet):
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
     def _decode(self, path: Path) -> npt.NDArray[np.uint8]:
-        pillow = _pillow()
-        try:
-            with pillow.open(path) as opened:
-                return np.array(_resize(to_rgb(opened), self.size))
-        # Pillow raises almost any exception for a damaged file.
-        except Exception as error:
-            raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
+        with open_image(path, max_pixels=self.max_pixels) as opened:
+            return np.array(self._resize(path, to_rgb(opened)))
+
+    def _resize(self, path: Path, image: "Image.Image") -> "Image.Image":
+        size = ResizeExact(*self.size) if isinstance(self.size, tuple) else self.size
+        if size is None:
+            return image
+        if isinstance(size, ResizeExact):
+            return _interpolate(image, (size.width, size.height), size.interpolation)
+        shorter = min(image.size)
+        width, height = (int(size.side * length / shorter) for length in image.size)
+        check_pixels(path, height, width, self.max_pixels)  # a narrow image becomes a long one
+        left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
+        resized = _interpolate(image, (width, height), size.interpolation)
+        return resized.crop((left, top, left + size.crop, top + size.crop))
 
 
 class Subset(ImageSet):
@@ -258,7 +274,7 @@ def _validate_labels(labels: npt.ArrayLike | Tensor | None, count: int, classes:
             f"Expected one integer label for each of the {count} images of {name}, "
             f"but got {given.dtype} of shape {given.shape}."
         )
-    if given.min() < -1 or (classes and given.max() >= classes):
+    if given.min() < -1 or int(given.max()) >= (classes or 2**63):
         allowed = f"in -1..{classes - 1}" if classes else "of at least -1"
         raise InputError(f"Expected labels of {name} {allowed}, but got {int(given.min())} to {int(given.max())}.")
     return torch.from_numpy(given.astype(np.int64))
@@ -278,20 +294,6 @@ def to_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-def _resize(image: "Image.Image", size: Size) -> "Image.Image":
-    if size is None:
-        return image
-    if isinstance(size, tuple):
-        size = ResizeExact(*size)
-    if isinstance(size, ResizeExact):
-        return _interpolate(image, (size.width, size.height), size.interpolation)
-    shorter = min(image.size)
-    width, height = (int(size.side * length / shorter) for length in image.size)
-    left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
-    resized = _interpolate(image, (width, height), size.interpolation)
-    return resized.crop((left, top, left + size.crop, top + size.crop))
 
 
 def _interpolate(image: "Image.Image", width_height: tuple[int, int], interpolation: str) -> "Image.Image":

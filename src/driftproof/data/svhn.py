@@ -1,14 +1,13 @@
 """Street View House Numbers (SVHN)."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from driftproof.data.folder import locate
 from driftproof.data.images import ArraySet, ImageSet
+from driftproof.data.mat_file import read_mat
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.optional import require
 
 __all__ = ["svhn"]
 
@@ -25,20 +24,12 @@ def svhn(root: Path, *, limit: int | None = None) -> ImageSet:
     if limit is not None and limit < 1:
         raise ConfigurationError(f"Expected `limit` to be at least 1, but got {limit}.")
     path = locate(root, "svhn/test_32x32.mat", "test_32x32.mat", dataset="svhn")
-    content = _load_mat(path)
+    content = read_mat(path, ("X", "y"))
     images, labels = content.get("X"), content.get("y")
-    if images is None or labels is None or images.ndim != 4 or labels.size != images.shape[3]:
+    fits = images is not None and labels is not None and images.ndim == 4 and labels.size == images.shape[3]
+    if images is None or labels is None or not fits or labels.dtype.kind not in "iu":
         raise InputError(f"Expected {path} to hold X of shape (32, 32, 3, N) and y of N labels. Download it again.")
     kept = np.ascontiguousarray(images[..., :limit].transpose(3, 0, 1, 2))
     # The file stores digit 0 as 10.
     digits = labels.reshape(-1)[:limit].astype(np.int64) % 10
     return ArraySet(kept, digits, classes=[str(digit) for digit in range(10)], name="svhn")
-
-
-def _load_mat(path: Path) -> dict[str, Any]:
-    matlab = require("scipy.io", "Reading SVHN")
-    try:
-        return dict(matlab.loadmat(path, variable_names=("X", "y")))
-    # A damaged file can raise almost anything.
-    except Exception as error:
-        raise InputError(f"Expected {path} to be a complete MATLAB file, but it cannot be read: {error}.") from error

@@ -11,12 +11,13 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from driftproof.errors import ConfigurationError, InputError
-from driftproof.files import atomic_write
+from driftproof.files import atomic_write, check_regular_file
+from driftproof.models.checkpoint_limits import check_pickles, check_tensors
 from driftproof.models.normalized_model import ChannelValues, NormalizedModel
 from driftproof.models.registry import MODELS, build_model
 
@@ -61,12 +62,18 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         InputError: If the file is damaged, holds no weights, or would run code.
     """
     path = Path(path)
+    check_regular_file(path)
     with path.open("rb") as file:
         start = file.read(9)
     if start.lstrip().startswith(b"<"):
         raise InputError(f"Expected {path} to hold weights, but it is a web page: the download failed. Repeat it.")
     # A safetensors file starts with the header length in eight bytes, then the header in JSON.
-    return _read_safetensors(path) if start[8:] == b"{" else _read_torch(path)
+    checkpoint = _read_safetensors(path) if start[8:] == b"{" else _read_torch(path)
+    try:
+        check_tensors(checkpoint.state_dict, path.stat().st_size)
+    except ValueError as error:
+        raise _damaged_error(path, f" ({error})") from error
+    return checkpoint
 
 
 def load_checkpoint(model: _Model, path: str | Path, *, new_head: bool = False) -> _Model:
@@ -152,7 +159,8 @@ def _read_safetensors(path: Path) -> Checkpoint:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
             header = file.metadata() or {}
         meta = json.loads(header["meta"]) if "meta" in header else header
-    except (SafetensorError, ValueError) as error:
+    # Reading a damaged file may raise anything.
+    except Exception as error:
         raise _damaged_error(path) from error
     if not isinstance(meta, dict) or not state:
         raise _damaged_error(path)
@@ -161,6 +169,7 @@ def _read_safetensors(path: Path) -> Checkpoint:
 
 def _read_torch(path: Path) -> Checkpoint:
     try:
+        check_pickles(path)
         with torch.serialization.safe_globals(_numpy_scalar_globals()):
             contents = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -173,7 +182,7 @@ def _read_torch(path: Path) -> Checkpoint:
             "with torch.load(..., weights_only=False) and save only its state dict."
         ) from None
     except Exception as error:  # reading a damaged file may raise anything
-        raise _damaged_error(path) from error
+        raise _damaged_error(path, f" ({error})" if isinstance(error, ValueError) else "") from error
     return _find_state_dict(contents, path)
 
 
@@ -206,9 +215,9 @@ def _is_state_dict(value: object) -> TypeGuard[Mapping[str, Tensor]]:
     return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
 
 
-def _damaged_error(path: Path) -> InputError:
+def _damaged_error(path: Path, reason: str = "") -> InputError:
     return InputError(
-        f"Expected {path} to hold weights, but it is damaged, incomplete or something else. Download it again."
+        f"Expected {path} to hold weights, but it is damaged, incomplete or something else{reason}. Download it again."
     )
 
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from driftproof.data.folder import image_files, locate
+from driftproof.data.mat_file import read_mat
 from driftproof.data.scenes.cityscapes import LABEL_IDS
 from driftproof.data.scenes.classes import CITYSCAPES, UNKNOWN, VOID, Color
 from driftproof.data.scenes.labels import ColorLabels
@@ -10,7 +13,6 @@ from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_w
 from driftproof.data.scenes.scenes import Scenes
 from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import InputError
-from driftproof.optional import require
 
 __all__ = ["gtav"]
 
@@ -57,11 +59,9 @@ def gtav(root: Path, *, split: str = "all", size: FitHeight | None = None) -> Sc
 
 
 def _select_split(frames: list[Path], table: Path, split: str) -> list[Path]:
-    reader, parts = require("scipy.io", "Reading GTAV's split"), parse_splits(split, ("train", "val", "test"))
-    try:
-        content = reader.loadmat(table)
-        numbers = {int(number) for part in parts for number in content[f"{part}Ids"].flat}
-    # scipy raises almost any exception for a damaged file.
-    except Exception as error:
-        raise InputError(f"Expected {table} to hold the official split, but it cannot be read: {error!r}.") from error
+    columns = [f"{part}Ids" for part in parse_splits(split, ("train", "val", "test"))]
+    content = read_mat(table, columns)
+    if missing := [column for column in columns if column not in content]:
+        raise InputError(f"Expected {table} to hold the official split, but it lacks {missing[0]}. Download it again.")
+    numbers = set(np.concatenate([content[column].ravel() for column in columns]).tolist())
     return [frame for frame in frames if frame.stem.isdecimal() and int(frame.stem) in numbers]

@@ -1,7 +1,6 @@
 """Readers for label images that store classes as IDs, palette indices or colors."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from driftproof.data.open_image import open_image
 from driftproof.data.scenes.classes import Color
 from driftproof.errors import InputError
-from driftproof.optional import require
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -38,7 +37,7 @@ class IdLabels:
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         """Return the class of every pixel of a label image."""
-        with _open_label_image(path) as image:
+        with open_image(path, kind="a label image") as image:
             ids = _read_ids(image, path) // self.divisor
         found = self._table[ids.clip(-1, len(self._table) - 1)]
         if (found == _UNMAPPED).any():
@@ -68,7 +67,7 @@ class ColorLabels:
 
     def __call__(self, path: Path) -> npt.NDArray[np.uint8]:
         """Return the class of every pixel of a label image."""
-        with _open_label_image(path) as image:
+        with open_image(path, kind="a label image") as image:
             if image.mode not in ("P", "RGB", "RGBA"):
                 return self.gray(path)
             colors = _pack_colors(np.asarray(image.convert("RGB")))
@@ -85,19 +84,6 @@ class ColorLabels:
         known = _pack_colors(np.array(list(self.mapping)))
         order = np.argsort(known)
         return known[order], np.array(list(self.mapping.values()), dtype=np.uint8)[order]
-
-
-@contextmanager
-def _open_label_image(path: Path) -> "Iterator[ImageFile]":
-    pillow = require("PIL.Image", "Reading label images")
-    try:
-        with pillow.open(path) as image:
-            yield image
-    except InputError:
-        raise
-    # Pillow raises almost any exception for a damaged file.
-    except Exception as error:
-        raise InputError(f"Expected {path} to be a label image, but it cannot be read: {error}.") from error
 
 
 def _read_ids(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
@@ -118,8 +104,8 @@ def _is_deep_color(image: "ImageFile") -> bool:
 def _first_channel(image: "ImageFile", path: Path) -> npt.NDArray[np.int32]:
     """Return the first channel with all 16 bits, which takes two reads: Pillow keeps one byte of each pair."""
     tile: Any = image.tile[0]
-    with require("PIL.Image", "Reading label images").open(path) as swapped:
-        swapped.tile = [(*tile[:3], f"{image.mode};16L")]
+    with open_image(path) as swapped:
+        swapped.tile = [tile._replace(args=f"{image.mode};16L")]
         low = np.asarray(swapped)[..., 0].astype(np.int32)
     return np.asarray(image)[..., 0].astype(np.int32) * 256 + low
 

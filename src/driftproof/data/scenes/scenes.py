@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from driftproof.data.images import to_rgb
+from driftproof.data.open_image import check_pixels, open_image
 from driftproof.data.scenes.classes import VOID, SceneClass
 from driftproof.data.scenes.sizes import Box, FitHeight
 from driftproof.errors import InputError
@@ -125,20 +126,22 @@ class Scenes:
         return (height, width) if self.size is None else self.size.extent(height, width)
 
     def _read_frame(self, path: Path) -> npt.NDArray[np.uint8]:
-        pillow = require("PIL.Image", "Reading frames")
-        try:
-            with pillow.open(path) as opened:
-                image = to_rgb(opened)
-                return np.array(image if self.size is None else self.size.fit(image, smooth=True))
-        # Pillow raises almost any exception for a damaged file.
-        except Exception as error:
-            raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
+        with open_image(path) as opened:
+            self._check_extent(path, opened.height, opened.width)
+            image = to_rgb(opened)
+            return np.array(image if self.size is None else self.size.fit(image, smooth=True))
+
+    def _check_extent(self, path: Path, height: int, width: int) -> None:
+        """Raise `InputError` if a frame, low and wide, would have too many pixels after resizing."""
+        if self.size is not None:
+            check_pixels(path, *FitHeight(self.size.height).extent(height, width))
 
     def _read_labels(self, path: Path, frame: Path) -> npt.NDArray[np.uint8]:
         assert self.label_reader is not None  # label images come with a reader
         pillow = require("PIL.Image", "Reading label images")
         image = pillow.fromarray(self.label_reader(path))
         height, width = _read_extent(frame)
+        self._check_extent(frame, height, width)
         if abs(image.width * height / (image.height * width) - 1) > _ASPECT_TOLERANCE:
             raise InputError(
                 f"Expected {path} to label every pixel of {frame}, which is {height}×{width}, "
@@ -150,8 +153,5 @@ class Scenes:
 
 
 def _read_extent(path: Path) -> tuple[int, int]:
-    try:
-        with require("PIL.Image", "Reading frames").open(path) as image:
-            return image.height, image.width
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"Expected {path} to be an image, but it cannot be read: {error}.") from error
+    with open_image(path) as image:
+        return image.height, image.width
