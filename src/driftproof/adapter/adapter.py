@@ -424,8 +424,8 @@ class Adapter(nn.Module):
         The file is checked whole first: one that is damaged or belongs to another method or model raises `StateError`,
         and the adapter stays as it is.
         """
-        own_bytes = sum(tensor.nbytes for tensor in (*self.state.tensors(), *self.source.model.parameters()))
-        self.load_state_dict(state_file.read(Path(path), self.device, own_bytes=own_bytes))
+        model_bytes = sum(parameter.nbytes for parameter in self.source.model.parameters())
+        self.load_state_dict(state_file.read(Path(path), self.device, model_bytes=model_bytes))
         return self
 
     def __repr__(self) -> str:

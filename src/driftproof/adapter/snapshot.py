@@ -92,11 +92,13 @@ def read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:
         form, expected = meta["format"], meta.pop("digest", None)
         actual = digest(meta)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise StateError("Expected a state saved by driftproof, but its description is damaged.") from error
+        raise StateError(
+            "Expected a state saved by driftproof, but its description is damaged. Load an earlier state."
+        ) from error
     if form not in _KNOWN_FORMATS or not isinstance(form, int):
-        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}.")
+        raise StateError(f"Expected a state of format {_FORMAT}, but got format {form}. Load it with its own version.")
     if actual != expected:
-        raise StateError("Expected a state saved by driftproof, but its description is damaged.")
+        raise StateError("Expected a state saved by driftproof, but its description is damaged. Load an earlier state.")
     check_description(meta)
     return meta
 
@@ -182,7 +184,9 @@ def _check_finite(meta: Mapping[str, Any], saved: Mapping[str, Tensor], slots: l
     for name, tensor in saved.items():
         must_be_finite = name not in expected or name in finite or name.startswith("optimizer.state.")
         if must_be_finite and not is_finite(tensor):
-            raise StateError(f"Expected finite values, but `{name}` of the state holds NaN or infinity.")
+            raise StateError(
+                f"Expected finite values, but `{name}` of the state holds NaN or infinity. Load an earlier state."
+            )
 
 
 def _is_finite_here(slot: Slot) -> bool:

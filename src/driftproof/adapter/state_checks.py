@@ -43,7 +43,7 @@ def check_description(meta: Mapping[str, Any]) -> None:
         and "optimizer" in meta
     )
     if not is_sound:
-        raise StateError("Expected a state saved by driftproof, but its description is damaged.")
+        raise StateError("Expected a state saved by driftproof, but its description is damaged. Load an earlier state.")
 
 
 def _is_table(value: object, is_valid: Any) -> bool:  # noqa: ANN401  # a predicate

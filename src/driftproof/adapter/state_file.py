@@ -41,17 +41,17 @@ def write(saved: dict[str, Tensor], path: Path) -> None:
         unfinished.write_bytes(content)
 
 
-def read(path: Path, device: torch.device, *, own_bytes: int = 0) -> dict[str, Tensor]:
+def read(path: Path, device: torch.device, *, model_bytes: int = 0) -> dict[str, Tensor]:
     """Read a state and compare its checksum; a damaged file is refused before a tensor is made.
 
     Args:
         path: A regular file; anything else is refused.
         device: Where the tensors go.
-        own_bytes: How much the adapter holds. A file of more than 64 times that, and of more than 16 GiB, is refused.
+        model_bytes: The size of the model. A file of more than 64 times that, and of more than 16 GiB, is refused.
     """
     try:
         with open_regular(path) as file:
-            content = _read_whole(file, path, limit=max(_MAX_BYTES, 64 * own_bytes))
+            content = _read_whole(file, path, limit=max(_MAX_BYTES, 64 * model_bytes))
         has_checksum = _check_checksum(content, path)
         saved = load(content)
     except InputError as error:
@@ -60,12 +60,14 @@ def read(path: Path, device: torch.device, *, own_bytes: int = 0) -> dict[str, T
         raise StateError(
             f"Expected {path} to fit into memory, but it does not. Load it where there is more."
         ) from error
-    except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except StateError:
+        raise
+    except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     try:
         form = read_meta(saved)["format"]
     except StateError as error:
-        raise StateError(f"{str(error).removesuffix('.')} in {path}.") from error
+        raise StateError(f"{error} The file is {path}.") from error
     if form >= _CHECKED_FORMAT and not has_checksum:
         raise _damaged(path, "its checksum is missing")
     return {name: tensor.to(device) for name, tensor in saved.items()}
