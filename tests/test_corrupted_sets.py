@@ -1,11 +1,14 @@
 """Corrupted sets on demand, cached and written as files; the commands `corrupt`, `train` and `data`."""
 
+import errno
 import importlib.util
 import json
+import os
 import pickle
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +34,7 @@ from driftproof.data import (
     svhn_c,
     write_files,
 )
+from driftproof.data.npy_rows import write_rows
 from driftproof.files import atomic_write
 from driftproof.models import build_from_checkpoint
 from test_corruptions import FROST, make_images
@@ -150,6 +154,38 @@ def test_concurrent_requests_generate_a_set_once(clean, tmp_path, monkeypatch):
         found = list(pool.map(lambda _: cache_to_disk(images, tmp_path).batch(range(len(clean))), range(3)))
     assert all(torch.equal(pixels, expected) for pixels in found)
     assert generated == list(range(len(clean)))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_an_error_with_the_name_of_the_file():
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), write_rows(Path("/dev/full"), (2, 3)):
+        pass
+
+
+def test_generation_resumes_after_a_full_disk(clean, tmp_path, monkeypatch):
+    images = Corrupted(clean, "contrast", 3)
+    monkeypatch.setattr(corrupted, "_CHUNK_SIZE", 10)
+    whole = cache_to_disk(images, tmp_path / "whole").batch(range(25))
+
+    @contextmanager
+    def fill_up(*arguments, **options):
+        with write_rows(*arguments, **options) as write:
+
+            def write_first(index, rows):
+                if index:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "3.part.npy")
+                write(index, rows)
+
+            yield write_first
+
+    with monkeypatch.context() as patched:
+        patched.setattr(corrupted, "write_rows", fill_up)
+        with pytest.raises(OSError, match=r"3\.part\.npy"):
+            cache_to_disk(images, tmp_path / "full")
+    done = []
+    resumed = cache_to_disk(images, tmp_path / "full", progress=lambda _, count: done.append(count))
+    assert done == [20, 25]
+    assert torch.equal(resumed.batch(range(25)), whole)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
+from urllib.request import Request
 
 import numpy as np
 import pytest
@@ -80,7 +81,9 @@ class Handler(BaseHTTPRequestHandler):
         body = content[start:]
         if "truncate" in fault:
             body = body[: len(body) // 2]
-        if "no length" not in fault:
+        if "nonsense length" in fault:
+            self.send_header("Content-Length", "nonsense")
+        elif "no length" not in fault:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if "drop" in fault else body)
@@ -297,6 +300,36 @@ def test_published_size_detects_truncation_without_content_length(server, tmp_pa
     assert server.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
 
 
+@pytest.mark.parametrize("known", [{"size": 1000}, {"size": None}])
+def test_download_is_cut_at_the_known_length(server, tmp_path, monkeypatch, known):
+    monkeypatch.setattr("driftproof.data.download._MAX_UNKNOWN_LENGTH", 1000)
+    monkeypatch.setattr("driftproof.data.download._CHUNK", 4096)
+    server.content = CONTENT * 20
+    server.faults = [{"no length"}]
+    received = []
+    with pytest.raises(DownloadError, match="at most 1,000 bytes, but the server sends more"):
+        fetch(remote(server, **known), tmp_path, progress=lambda done, _: received.append(done))
+    assert not received
+    assert leftovers(tmp_path) == []
+
+
+def test_length_that_is_no_number_is_an_error(server, tmp_path, pauses):
+    server.faults = [{"nonsense length"}]
+    with pytest.raises(DownloadError, match="a length in bytes, but got 'nonsense'"):
+        fetch(remote(server), tmp_path, sleep=pauses.append)
+    assert leftovers(tmp_path) == []
+
+
+def test_encrypted_address_must_not_lead_to_a_plain_one(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "driftproof.data.download.Request",
+        lambda url, headers: Request(url.replace("https:", "http:"), headers=headers),
+    )
+    with pytest.raises(DownloadError, match="stay encrypted, but it leads to http:"):
+        fetch(RemoteFile(server.url.replace("http:", "https:")), tmp_path)
+    assert leftovers(tmp_path) == []
+
+
 def test_empty_response_is_retried(server, tmp_path, pauses):
     server.faults = [{"no length"}] * 2
     server.content = CONTENT[:1]
@@ -470,7 +503,7 @@ def test_verify_distinguishes_five_states(tmp_path):
         "half.tar": "missing",
     }
     assert found[0] == FileCheck("whole.tar", "present", "sha256 as expected")
-    assert found[5].detail == "md5 as expected"
+    assert found[5].detail == "md5 as expected; no sha256 is published, and md5 does not reveal a forged file"
 
 
 def test_verify_finds_files_in_the_folder_of_the_set(tmp_path):
@@ -498,12 +531,17 @@ def test_dataset_registry_is_consistent():
     files = [file for entry in DATASETS.values() for file in entry.files]
     assert len({file.name for file in files}) == len(files)
     for file in files:
-        assert file.url.startswith(("https://", "http://"))
+        assert file.url.startswith("https://")
         assert len(file.md5) == 32
         assert file.sha256 is None or len(file.sha256) == 64
         assert int(file.md5 + (file.sha256 or ""), 16)
         assert (file.unpacks_in is None) == file.name.endswith(".mat")
         assert {str(PurePosixPath(unpacked).parent) for unpacked in file.unpacks_to} <= {file.unpacks_in}
+
+
+def test_datasets_say_where_only_md5_is_known():
+    weak = {name for name, entry in DATASETS.items() if any(file.sha256 is None for file in entry.files)}
+    assert weak == {name for name, entry in DATASETS.items() if "MD5" in entry.note}
 
 
 def test_unknown_dataset_raises_with_suggestion():

@@ -138,7 +138,7 @@ def test_folder_without_results_suggests_subfolders(folder, tmp_path):
 @pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "domain": "fog", "error": "high"}, []])
 def test_damaged_row_is_refused(tmp_path, row):
     write_rows(tmp_path, SPECS[1], [row])
-    with pytest.raises(StateError, match=r"line 1 lacks|a number for `error`, but got 'high'"):
+    with pytest.raises(StateError, match=r"line 1 lacks|`error` is 'high', not a number"):
         load(tmp_path)
 
 

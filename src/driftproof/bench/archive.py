@@ -19,7 +19,7 @@ from typing import Any
 from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, pl, read_frames
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Run, Store, merge_metadata
-from driftproof.errors import InputError
+from driftproof.errors import InputError, StateError
 from driftproof.files import atomic_write, sha256
 
 __all__ = ["unpack", "write_archive", "write_frames"]
@@ -89,14 +89,25 @@ def unpack(archive: Path, out: Path) -> None:
     store = Store(unfinished)
     store.update_metadata(Store(archive).metadata)
     for archived in runs:
-        spec = Spec.from_data(json.loads(archived["spec"]))
-        rows, conditions = _visits(resumable, archived)
+        spec, protocol, rows, conditions = _read_run(resumable, archived)
         run, path = store.run(spec), Path(archived["snapshot"])
         with run.locked():
             _copy(path, run.snapshot_path(_position(path)))
             run.append(rows, conditions)
-            run.write_spec(spec, json.loads(archived["protocol"]))
+            run.write_spec(spec, protocol)
     unfinished.replace(out)
+
+
+def _read_run(frames: Frames, archived: Mapping[str, Any]) -> tuple[Spec, dict[str, str], list[Row], list[Row]]:
+    """Return spec, protocol, rows and conditions of an archived run."""
+    try:
+        spec, protocol = Spec.from_data(json.loads(archived["spec"])), dict(json.loads(archived["protocol"]))
+        return spec, protocol, *_visits(frames, archived)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise StateError(
+            f"Expected spec, rows and conditions of {archived['run']}, but they cannot be read: {error!r}. "
+            "Export it again."
+        ) from error
 
 
 def _visits(frames: Frames, archived: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
@@ -113,7 +124,11 @@ def _visits(frames: Frames, archived: Mapping[str, Any]) -> tuple[list[Row], lis
                 row.setdefault("counts", {})[name] = count
     for _, round, domain, name, bins in frames.histograms.filter(run=archived["run"]).collect().iter_rows():
         rows[round, domain][name] = [int(count) for count in bins]
-    stretches = [stretch for stretch in json.loads(archived["conditions"]) for _ in range(stretch.pop("rows"))]
+    encoded = json.loads(archived["conditions"])
+    lengths = [stretch.pop("rows") for stretch in encoded]
+    if min(lengths, default=0) < 0 or sum(lengths) != len(rows):  # before any of them is written out
+        raise ValueError(f"there are conditions of {sum(lengths):,} rows for {len(rows):,}")
+    stretches = [stretch for stretch, length in zip(encoded, lengths, strict=True) for _ in range(length)]
     conditions = [{**costs.get(visit, {}), **stretch} for visit, stretch in zip(rows, stretches, strict=True)]
     for condition in conditions:
         condition.pop("step/milliseconds", None)  # it follows from the seconds
@@ -129,7 +144,8 @@ def _with_snapshots(frames: Frames) -> Frames:
 
 def _last_snapshot(folder: str, name: str, visits: int) -> str | None:
     if (Path(folder) / FILES[-1]).exists():
-        snapshots = {_position(path): path for path in Path(folder, _SNAPSHOTS).glob(f"{name}-*.safetensors")}
+        found = Path(folder, _SNAPSHOTS).glob(f"{name}-*.safetensors")
+        snapshots = {_position(path): path for path in found if path.stem.rpartition("-")[2].isdecimal()}
     else:
         snapshots = Run(Path(folder, "cells", name)).snapshots
     reached = max((position for position in snapshots if position <= visits), default=None)

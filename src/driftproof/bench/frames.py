@@ -7,6 +7,7 @@ they are. `.to_pandas()` converts them. Results folders (JSON lines) and archive
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -32,6 +33,7 @@ HEALTH_STATES: tuple[str, ...] = get_args(HealthState)
 FROM_CONDITIONS = ("seconds", "peak_memory", "step/milliseconds")
 """Measures that the spec does not determine: they depend on the machine."""
 
+_RUN_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")
 _SPEC_COLUMNS = ("method", "model", "stream", "unknown", "setting", "task", "seed")
 
 _VERSIONS = ("device", "hardware", "driftproof", "torch", "python", "engine", "precision")
@@ -143,20 +145,43 @@ def _read_archive(folder: Path) -> Frames:
         checksums = json.loads(pl.read_parquet_metadata(runs)["checksums"])
         changed = [path.name for path in (measures, histograms) if sha256(path) != checksums[path.name]]
         changed += [name for name, kind in _RUNS.items() if table.schema[name] != kind]
-    except (OSError, ValueError, KeyError, pl.exceptions.PolarsError) as error:
+        for path, schema in ((measures, _MEASURES), (histograms, _HISTOGRAMS)):
+            changed += [path.name] if dict(pl.read_parquet_schema(path)) != schema else []
+    # Reading a damaged table may raise anything, also polars' own errors.
+    except Exception as error:
         message = f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again."
         raise StateError(message) from error
     if changed:
         raise StateError(f"Expected {folder} as it was written, but {', '.join(changed)} changed. Export it again.")
+    if foreign := [run for run in table["run"] if run is None or not _RUN_NAME.fullmatch(run)]:
+        raise StateError(f"Expected runs in {folder} that are names of files, but got {foreign[0]!r}.")
     return Frames(table, pl.scan_parquet(measures), pl.scan_parquet(histograms))
 
 
 def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
     """Return the tables of runs on disk; `place` is where they are, for errors."""
-    facts, numbers, lists = [], [], []
-    for run in runs:
-        spec, visits, conditions = run.spec, run.rows, run.conditions
-        facts.append(_describe_run(spec, run.protocol, conditions[: len(visits)]))
+    tables = [_tabulate_run(run, place) for run in runs]
+    facts, numbers, lists = (
+        (list(itertools.chain(*parts)) for parts in zip(*tables, strict=True)) if tables else ([],) * 3
+    )
+    try:
+        return Frames(
+            pl.DataFrame(facts, schema=_RUNS),
+            pl.DataFrame(numbers, schema=_MEASURES, orient="row").lazy(),
+            pl.DataFrame(lists, schema=_HISTOGRAMS, orient="row").lazy(),
+        )
+    # Values of unexpected types, which polars answers with errors of many kinds.
+    except Exception as error:
+        raise StateError(f"Expected numbers and texts in the rows of {place}, but {error}.") from error
+
+
+def _tabulate_run(run: Run, place: str) -> tuple[list[Row], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return the description of a run, its numbers and its lists."""
+    spec, visits, conditions = run.spec, run.rows, run.conditions
+    numbers: list[tuple[Any, ...]] = []
+    lists: list[tuple[Any, ...]] = []
+    try:
+        facts = _describe_run(spec, run.protocol, conditions[: len(visits)])
         for index, visit in enumerate(visits):
             if not isinstance(visit, dict) or not {"round", "domain"} <= visit.keys() or index >= len(conditions):
                 raise StateError(
@@ -169,11 +194,11 @@ def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
                     lists.append((*key, name, _to_list(name, value)))
                 else:
                     numbers.append((*key, name, _to_number(name, value), count))
-    return Frames(
-        pl.DataFrame(facts, schema=_RUNS),
-        pl.DataFrame(numbers, schema=_MEASURES, orient="row").lazy(),
-        pl.DataFrame(lists, schema=_HISTOGRAMS, orient="row").lazy(),
-    )
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"Expected rows of numbers and texts in {run.folder}, but {error}.") from error
+    return [facts], numbers, lists
 
 
 def _describe_run(spec: Spec, protocol: Mapping[str, str], conditions: Sequence[Row]) -> Row:
@@ -214,7 +239,7 @@ def _measures(visit: Row, condition: Row) -> Iterator[tuple[str, Any, int | None
 def _to_number(name: str, value: Any) -> float | None:  # noqa: ANN401  # as JSON has it
     if isinstance(value, str):
         if value not in HEALTH_STATES:
-            raise StateError(f"Expected a number for `{name}`, but got {value!r}.")
+            raise ValueError(f"`{name}` is {value!r}, not a number")
         return float(HEALTH_STATES.index(value))
     return None if value is None else float(value)
 

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from driftproof.adapter import Adapter
 from driftproof.bench.spec import Spec, differences
 from driftproof.errors import StateError
-from driftproof.files import atomic_write
+from driftproof.files import atomic_write, check_regular_file
 
 __all__ = ["ARCHIVE_FILE", "Row", "Run", "Store", "merge_metadata"]
 
@@ -121,7 +121,7 @@ class Run:
     def length(self) -> int:
         """Number of rows."""
         path = self.folder / "rows.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return _read_bytes(path).count(b"\n") if path.exists() else 0
 
     @property
     def conditions(self) -> list[Row]:
@@ -223,16 +223,16 @@ def _remove_partial(folder: Path) -> None:
 def _read_lines(path: Path) -> list[Row]:
     if not path.exists():
         return []
-    *complete, _ = path.read_bytes().split(b"\n")
     try:
+        *complete, _ = _read_bytes(path).split(b"\n")
         return [json.loads(line) for line in complete]
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"Expected a row on each line of {path}, but it cannot be read: {error}.") from error
 
 
 def _truncate_and_append(path: Path, count: int, rows: Sequence[Row] = ()) -> None:
     """Keep the first `count` lines of a file and append rows, in one atomic write."""
-    before = path.read_bytes() if path.exists() else b""
+    before = _read_bytes(path) if path.exists() else b""
     lines = [line + b"\n" for line in before.split(b"\n")[:count]]
     after = b"".join([*lines, *(json.dumps(row).encode() + b"\n" for row in rows)])
     if after != before:
@@ -240,10 +240,15 @@ def _truncate_and_append(path: Path, count: int, rows: Sequence[Row] = ()) -> No
             unfinished.write_bytes(after)
 
 
+def _read_bytes(path: Path) -> bytes:
+    check_regular_file(path)
+    return path.read_bytes()
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data = json.loads(_read_bytes(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"Expected results in {path}, but it cannot be read: {error}.") from error
     if not isinstance(data, dict):
         raise StateError(f"Expected a JSON object in {path}, but got {type(data).__name__}.")

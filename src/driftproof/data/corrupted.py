@@ -15,6 +15,7 @@ from torch import Tensor
 from driftproof.corruptions import FrostPhotos, corrupt, find_frost_photos, jpeg
 from driftproof.data.images import ArraySet, ImageSet
 from driftproof.data.npy_file import load_array
+from driftproof.data.npy_rows import write_rows
 from driftproof.errors import InputError
 from driftproof.files import atomic_write
 
@@ -143,10 +144,10 @@ def stack_severities(clean: ImageSet, corruption: str, folder: Path) -> Path:
     path = folder / f"{corruption}.npy"
     with atomic_write(path) as unfinished:
         shape = (sum(map(len, parts)), *parts[0].shape[1:])
-        whole = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-        for index, part in enumerate(parts):
-            whole[index * len(part) : (index + 1) * len(part)] = part
-        whole.flush()
+        with write_rows(unfinished, shape) as write:
+            for index, part in enumerate(parts):
+                for start in range(0, len(part), _CHUNK_SIZE):
+                    write(index * len(part) + start, part[start : start + _CHUNK_SIZE])
     with atomic_write(folder / "labels.npy") as unfinished, unfinished.open("wb") as file:
         np.save(file, clean.labels.repeat(5).numpy())
     return path
@@ -167,17 +168,14 @@ def _generate(images: Corrupted, path: Path, progress: Progress | None) -> None:
     unfinished, journal = path.with_suffix(".part.npy"), path.with_suffix(".part.json")
     done = _resume_position(images, unfinished, journal)
     shape = (len(images), *_stored_shape(images))
-    mode = "r+" if done else "w+"
-    array = np.lib.format.open_memmap(unfinished, mode=mode, dtype=np.uint8, shape=None if done else shape)
-    for start in range(done, len(images), _CHUNK_SIZE):
-        indices = torch.arange(start, min(start + _CHUNK_SIZE, len(images)))
-        array[start : start + len(indices)] = images.batch(indices).permute(0, 2, 3, 1).numpy()
-        array.flush()
-        done = start + len(indices)
-        _write_json(journal, {"done": done, "protocol": images.protocol})
-        if progress is not None:
-            progress(images.name, done)
-    del array
+    with write_rows(unfinished, shape, resume=done > 0) as write:
+        for start in range(done, len(images), _CHUNK_SIZE):
+            indices = torch.arange(start, min(start + _CHUNK_SIZE, len(images)))
+            write(start, images.batch(indices).permute(0, 2, 3, 1).numpy())
+            done = start + len(indices)
+            _write_json(journal, {"done": done, "protocol": images.protocol})
+            if progress is not None:
+                progress(images.name, done)
     _write_json(path.with_suffix(".json"), images.protocol)
     unfinished.replace(path)
     journal.unlink(missing_ok=True)

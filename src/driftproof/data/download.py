@@ -30,6 +30,7 @@ DownloadProgress = Callable[[int, int | None], None]
 State = Literal["present", "missing", "wrong length", "wrong checksum", "unchecked"]
 
 _CHUNK = 1 << 20
+_MAX_UNKNOWN_LENGTH = 1 << 34
 _TIMEOUT_SECONDS = 30
 _MAX_BACKOFF_SECONDS = 30.0
 _RETRYABLE_CODES = {408, 425, 429}
@@ -171,7 +172,8 @@ def _compare(file: RemoteFile, path: Path, target: Path) -> FileCheck:
             origin = f"by {_checksum_path(target)} " if file.sha256 is None and algorithm == "sha256" else ""
             detail = f"expected {origin}{algorithm} {known[algorithm]}, but got {seen}"
             return FileCheck(file.name, "wrong checksum", detail)
-    return FileCheck(file.name, "present", f"{' and '.join(known)} as expected")
+    weak = "" if file.sha256 or not file.md5 else "; no sha256 is published, and md5 does not reveal a forged file"
+    return FileCheck(file.name, "present", f"{' and '.join(known)} as expected{weak}")
 
 
 def _check_complete(file: RemoteFile, path: Path, target: Path, *, fix: str) -> None:
@@ -262,6 +264,8 @@ def _download(file: RemoteFile, part: _PartialFile, progress: DownloadProgress |
     if opened is None:
         return
     with opened as response:
+        if file.url.startswith("https:") and not response.url.startswith("https:"):
+            raise DownloadError(f"Expected {file.url} to stay encrypted, but it leads to {response.url}.")
         if response.headers.get_content_type() in ("text/html", "application/xhtml+xml"):
             raise _web_page_error(file)
         resumed = response.status == 206
@@ -281,10 +285,25 @@ def _download(file: RemoteFile, part: _PartialFile, progress: DownloadProgress |
                 raise _web_page_error(file)
             part.begin(_get_version(response))
             chunks = chain([first], chunks)
-        _append(part, chunks, total, progress)
-    expected = total or file.size
+        expected = total or file.size
+        _append(part, _cut_at(expected, part, chunks, file), expected, progress)
     if expected is not None and part.length < expected:
         raise _InterruptedDownloadError(f"the connection ended after {part.length:,} of {expected:,} bytes")
+
+
+def _cut_at(length: int | None, part: _PartialFile, chunks: Iterable[bytes], file: RemoteFile) -> Iterator[bytes]:
+    """Yield what is left to download; raise a DownloadError once the server sends more."""
+    most = _MAX_UNKNOWN_LENGTH if file.size is None else file.size
+    left = min(most, length or most) - part.length
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            part.discard()
+            raise DownloadError(
+                f"Expected {file.url} to have at most {min(most, length or most):,} bytes, but the server sends more. "
+                "The download was deleted."
+            )
+        yield chunk
 
 
 def _append(part: _PartialFile, chunks: Iterable[bytes], total: int | None, progress: DownloadProgress | None) -> None:
@@ -356,7 +375,11 @@ def _total_length(response: HTTPResponse) -> int | None:
     if response.status == 206:
         total = re.search(r"/(\d+)$", response.headers.get("Content-Range", ""))
         return int(total[1]) if total else None
-    length = response.headers.get("Content-Length")
+    length = response.headers.get("Content-Length", "")
+    if length and not (length.isascii() and length.isdecimal()):
+        raise DownloadError(
+            f"Expected the server of {response.url} to give a length in bytes, but got {length[:40]!r}. Try later."
+        )
     return int(length) if length else None
 
 

@@ -143,21 +143,21 @@ _ALL = (
         "svhn",
         (
             RemoteFile(
-                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+                "https://ufldl.stanford.edu/housenumbers/test_32x32.mat",
                 64_275_384,
                 sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
                 md5="eb5a983be6a315427106f1b164d9cef3",
             ),
         ),
         license="non-commercial use only",
-        homepage="http://ufldl.stanford.edu/housenumbers/",
+        homepage="https://ufldl.stanford.edu/housenumbers/",
         note="Test images only. SVHN-C is not published; it is generated from these.",
     ),
     DatasetInfo(
         "tiny-imagenet",
         (
             RemoteFile(
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 248_100_043,
                 sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
                 md5="90528d7ca1a48142e341f4ef8d21d0de",
@@ -165,7 +165,7 @@ _ALL = (
             ),
         ),
         license=_IMAGENET_TERMS,
-        homepage="http://cs231n.stanford.edu/",
+        homepage="https://cs231n.stanford.edu/",
     ),
     DatasetInfo(
         "tiny-imagenet-c",
@@ -179,7 +179,10 @@ _ALL = (
         ),
         license="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2536630",
-        note="Only length and MD5 are published. Its photographs are not those of Tiny-ImageNet's validation images.",
+        note=(
+            "Only length and MD5 are published; MD5 does not reveal a forged file. Its photographs are not those of "
+            "Tiny-ImageNet's validation images."
+        ),
     ),
     DatasetInfo(
         "imagenet-c",
@@ -231,7 +234,10 @@ _ALL = (
         ),
         license="CC BY 4.0; the photographs under ImageNet's terms",
         homepage="https://zenodo.org/records/2235448",
-        note="Only lengths and MD5s are published. The last archive holds the four held-out corruptions.",
+        note=(
+            "Only lengths and MD5s are published; MD5 does not reveal a forged file. The last archive holds the four "
+            "held-out corruptions."
+        ),
     ),
     DatasetInfo(
         "imagenet-o",
@@ -244,7 +250,7 @@ _ALL = (
         ),
         license="MIT for the collection; the photographs under ImageNet's terms",
         homepage="https://github.com/hendrycks/natural-adv-examples",
-        note="Only the MD5 is known.",
+        note="Only the MD5 is known, which does not reveal a forged file.",
     ),
     DatasetInfo(
         "imagenet",
