@@ -17,6 +17,8 @@ from PIL import Image
 from driftproof.cli import adapt_run
 from driftproof.cli.prediction_rows import RowFile, read_rows, write_table
 from driftproof.errors import StateError
+from driftproof.guards import RollBack
+from driftproof.health import Health
 from rows_on_disk import run_command
 
 MODEL = """
@@ -307,3 +309,29 @@ def test_csv_cells_are_no_formulas(tmp_path):
 def test_row_file_refuses_to_go_on_after_missing_rows(tmp_path):
     with pytest.raises(StateError, match="first 9 bytes"):
         RowFile(tmp_path / "rows.csv", {"index": int}, 9)
+
+
+def test_resumed_run_rolls_back_as_an_uninterrupted_one(images, monkeypatch):
+    monkeypatch.setattr(RollBack.__init__, "__defaults__", (4, 5))
+    collapse = Health(disagreement=0.9)
+    act = RollBack.act
+
+    def act_then_collapse(self, health, control):
+        act(self, collapse if control.num_batches == 30 else Health(disagreement=0.0), control)
+
+    monkeypatch.setattr(RollBack, "act", act_then_collapse)
+    words = {"batch_size": 1}
+    assert run_command("adapt", images, *options("whole.csv", **words)) == 0
+    append, calls = RowFile.append, []
+
+    def interrupt(self, rows):
+        calls.append(rows)
+        if len(calls) == 26:
+            raise KeyboardInterrupt
+        append(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "append", interrupt)
+        assert run_command("adapt", images, *options("out.csv", **words)) == 130
+    assert run_command("adapt", images, *options("out.csv", "--resume", **words)) == 0
+    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from driftproof.cli.guard_memory import read_guards, write_guards
 from driftproof.errors import ConfigurationError, StateError
 from driftproof.files import atomic_write
 
@@ -55,7 +56,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """The folder beside a row file that holds the plan, the checkpoint and the adapter's state of a run.
+    """The folder beside a row file that holds the plan, the checkpoint and the state of a run.
 
     The checkpoint is replaced last and atomically, so that it always names a whole state. It is removed with the
     folder once the run is complete.
@@ -135,9 +136,10 @@ class RunFolder:
             os.fsync(file.fileno())
         state = self._state(checkpoint)
         adapter.save(state)
+        write_guards(adapter, state.with_suffix(".guards"))
         self.mark(checkpoint)
-        for old in self.path.glob("state-*.safetensors"):
-            if old != state:
+        for old in self.path.glob("state-*"):
+            if old.stem != state.stem:
                 old.unlink()
 
     def mark(self, checkpoint: Checkpoint) -> None:
@@ -146,7 +148,9 @@ class RunFolder:
 
     def load(self, adapter: "Adapter", checkpoint: Checkpoint) -> None:
         """Load the state that belongs to a checkpoint."""
-        adapter.load(self._state(checkpoint))
+        state = self._state(checkpoint)
+        adapter.load(state)
+        read_guards(adapter, state.with_suffix(".guards"))
 
     def read_checkpoint(self) -> Checkpoint:
         """Return how far the run has come."""
@@ -157,7 +161,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove all that runs keep here, the checkpoint last."""
-        for pattern in ("plan.json", "rows.jsonl", "state-*.safetensors", ".*.part"):
+        for pattern in ("plan.json", "rows.jsonl", "state-*", ".*.part"):
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
         self._checkpoint.unlink(missing_ok=True)
