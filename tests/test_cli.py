@@ -427,7 +427,7 @@ def test_all_table_formats_hold_the_same_rows(tmp_path):
         for some in (rows[6:], rows[:6]):
             file.append(some)
         assert list(read_rows(file.path, columns)) == rows[6:] + rows[:6]
-        sort_rows(file, tmp_path / f"t.{kind}")
+        sort_rows(file, tmp_path / f"t.{kind}", tmp_path)
     dicts = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == dicts
     assert polars.read_parquet(tmp_path / "t.parquet").to_dicts() == dicts

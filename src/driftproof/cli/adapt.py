@@ -109,7 +109,7 @@ def adapt_command(
             if not run.run(batch_size, preprocessing.size, save_every, stop, progress):
                 _print_stopped(out, run)
                 raise typer.Exit(stop.exit_code)
-            sort_rows(rows, out)
+            sort_rows(rows, out, folder.path)
             # Saved after the rows: a run that fails before starts again from the old state.
             if state is not None:
                 adapter.save(state)

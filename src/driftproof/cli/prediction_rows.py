@@ -116,11 +116,18 @@ def read_rows(path: Path, columns: Mapping[str, type]) -> Iterator[Row]:
             yield from (tuple(json.loads(line).values()) for line in file)
 
 
-def sort_rows(rows: RowFile, out: Path) -> None:
-    """Write the rows to `out` in the order of their first column, atomically; nothing to do if they are there."""
+def sort_rows(rows: RowFile, out: Path, folder: Path) -> None:
+    """Write the rows to `out` in the order of their first column, atomically; nothing to do if they are there.
+
+    Args:
+        rows: The rows.
+        out: The table.
+        folder: Folder for the unfinished table, on the same disk.
+    """
     ordered = sorted(read := list(read_rows(rows.path, rows.columns)), key=lambda row: row[0] or 0)
     if out != rows.path or ordered != read:
-        write_table(out, rows.columns, ordered)
+        write_table(folder / f"sorted{out.suffix}", rows.columns, ordered)
+        (folder / f"sorted{out.suffix}").replace(out)
 
 
 def write_table(path: Path, columns: Mapping[str, type], rows: Iterable[Row]) -> None:

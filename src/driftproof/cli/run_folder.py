@@ -161,7 +161,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove all that runs keep here, the checkpoint last."""
-        for pattern in ("plan.json", "rows.jsonl", "state-*", ".*.part"):
+        for pattern in ("plan.json", "rows.jsonl", "sorted.*", "state-*", ".*.part"):
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
         self._checkpoint.unlink(missing_ok=True)
