@@ -24,7 +24,7 @@ from driftproof.bench import METHODS
 from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
 from driftproof.cli.order import arrange
-from driftproof.cli.prediction_rows import make_columns, open_writer
+from driftproof.cli.prediction_rows import RowFile, make_columns, read_rows, sort_rows
 from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.suites import suite_builders
 from driftproof.cli.train import RECIPES, SETS
@@ -317,7 +317,7 @@ def test_adapt_equals_the_documented_loop_in_every_order(project, tmp_path, caps
     shuffled = [paths[index] for index in arrange(paths, "random", seed=3)]
     for order, arranged in {"name": paths, "time": paths[::-1], "random": shuffled}.items():
         capsys.readouterr()
-        assert run("adapt", folder, single_file, *options, "--order", order, "--seed", 3, "--out", out) == 0
+        assert run("adapt", folder, single_file, *options, "--order", order, "--seed", 3, "--out", out, "--force") == 0
         output = capsys.readouterr()
         assert output.out == ""
         rows = table(out)
@@ -328,7 +328,7 @@ def test_adapt_equals_the_documented_loop_in_every_order(project, tmp_path, caps
 
 
 def test_adapt_raises_the_alarm_above_the_threshold(project, tmp_path, capsys):
-    options = ("--model", f"{project}:build", "--batch-size", 4, *TENT, "--out", "predictions.csv")
+    options = ("--model", f"{project}:build", "--batch-size", 4, *TENT, "--out", "predictions.csv", "--force")
     folder = save_images(tmp_path / "images", 9)
     assert run("adapt", folder, *options) == 0
     rows = table(Path("predictions.csv"))
@@ -360,7 +360,10 @@ def test_adapt_resumes_from_saved_state(project, tmp_path):
     state = tmp_path / "states" / "now.safetensors"
     for day in (first, second):
         assert run("adapt", day, *options, "--out", f"{day.name}.csv", "--state", state) == 0
-    assert table(Path("monday.csv")) + table(Path("tuesday.csv")) == table(Path("both.csv"))
+    rows = [table(Path(f"{name}.csv")) for name in ("monday", "tuesday", "both")]
+    for row in itertools.chain(*rows):
+        del row["index"]
+    assert rows[0] + rows[1] == rows[2]
 
 
 def test_adapt_rejects_equal_state_and_output_files(project, tmp_path, capsys):
@@ -381,7 +384,17 @@ def test_adapt_rejects_margin_that_is_not_a_number(project, tmp_path, capsys, ma
 
 def test_adapt_skips_and_reports_unreadable_images(project, tmp_path, capsys):
     folder = save_images(tmp_path / "images", 5)
-    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "predictions.jsonl", "--method", "source")
+    options = (
+        "--model",
+        f"{project}:build",
+        "--batch-size",
+        2,
+        "--out",
+        "predictions.jsonl",
+        "--method",
+        "source",
+        "--force",
+    )
     assert run("adapt", folder, *options) == 0
     readable_rows = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     for name in ("001b.png", "004a.png", "004b.png"):
@@ -393,21 +406,28 @@ def test_adapt_skips_and_reports_unreadable_images(project, tmp_path, capsys):
     assert "5 predictions" in output
     assert "3 unreadable" in output
     rows = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
-    assert [(row["path"], row["predicted"]) for row in rows] == [
+    assert [(row["path"], row["predicted"]) for row in rows if row["error"] is None] == [
         (row["path"], row["predicted"]) for row in readable_rows
     ]
+    unread = [row for row in rows if row["error"] is not None]
+    assert [Path(row["path"]).name for row in unread] == ["001b.png", "004a.png", "004b.png"]
+    assert all(f"{row['path']} to be an image" in row["error"] and row["predicted"] is None for row in unread)
 
 
 def test_all_table_formats_hold_the_same_rows(tmp_path):
     import polars
 
     columns = make_columns(names=True, labels=True)
-    rows = [(f'{n}, "é".png', n, "ä, b", n / 7, -n / 3, n % 2 == 0, n == 3, n > 4, n - 1) for n in range(9)]
-    rows.append(("odd", None, None, None, None, False, False, None, None))
+    rows = [
+        (n, f'{n}, "é".png', n, "ä, b", n / 7, -n / 3, n % 2 == 0, n == 3, n > 4, "ok", n - 1, None) for n in range(9)
+    ]
+    rows.append((9, "odd", None, None, None, None, False, False, None, None, None, "no image"))
     for kind in ("csv", "jsonl", "parquet"):
-        with open_writer(tmp_path / f"t.{kind}", columns) as write:
-            write(rows[:6])
-            write(rows[6:])
+        file = RowFile(tmp_path / f"rows.{kind.replace('parquet', 'jsonl')}", columns)
+        for some in (rows[6:], rows[:6]):
+            file.append(some)
+        assert list(read_rows(file.path, columns)) == rows[6:] + rows[:6]
+        sort_rows(file, tmp_path / f"t.{kind}", tmp_path)
     dicts = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == dicts
     assert polars.read_parquet(tmp_path / "t.parquet").to_dicts() == dicts
@@ -423,8 +443,10 @@ def test_failed_adapt_leaves_existing_files_unchanged(project, tmp_path, capsys)
     out, state = tmp_path / "predictions.csv", tmp_path / "state"
     out.write_text("old")
     before = sorted(tmp_path.iterdir())
-    options = ("--model", f"{project}:build", "--out", out, "--state", state)
-    assert run("adapt", folder, *options, "--batch-size", 2) == 2
+    options = ("--model", f"{project}:build", "--out", out, "--state", state, "--force")
+    for index in range(60, 66):
+        save_images(tmp_path / "images", 1, first=index, side=index)
+    assert run("adapt", folder, *options, "--batch-size", 10) == 2
     assert "to have one size" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
@@ -439,6 +461,7 @@ def test_adapt_prepares_methods_on_source_images(project, tmp_path, capsys):
     for name in "abcd":
         save_images(tmp_path / "source" / name, 3, first=ord(name))
     options = ("--model", f"{project}:build", "--method", "eata+crowd", "--out", "predictions.csv", "--batch-size", 3)
+    options += ("--force",)
     assert run("adapt", folder, *options) == 2
     assert "`--source`" in capsys.readouterr().err
     assert run("adapt", folder, *options, "--source", "source", "--state", "state") == 0
@@ -463,7 +486,7 @@ def test_adapt_leaves_rows_with_nan_logits_blank(project, tmp_path, capsys):
 
 def test_adapt_reports_what_guards_did(project, tmp_path, capsys):
     folder = save_images(tmp_path / "images", 40)
-    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "predictions.csv")
+    options = ("--model", f"{project}:build", "--batch-size", 2, "--out", "predictions.csv", "--force")
     assert run("adapt", folder, *options, "--method", "tent", "--option", "lr=3") == 0
     assert re.search(r"warning: guards stepped in: .*fell back on \d+ of 20 batches", capsys.readouterr().err)
     assert run("adapt", folder, *options, "--method", "tent", "--option", "lr=3", "--guard", "none") == 0

@@ -26,7 +26,7 @@ __all__ = ["project"]
 
 def test_normalization_options_equal_a_model_that_normalizes(project, tmp_path):
     folder = save_images(tmp_path / "images", 4)
-    base = ("adapt", folder, "--method", "source", "--model")
+    base = ("adapt", folder, "--force", "--method", "source", "--model")
     for name in ("cifar10", "vit"):
         preset = PRESETS[name]
         Path("inside.py").write_text(
@@ -175,7 +175,7 @@ def test_class_files_without_names_raise(tmp_path):
 def test_rows_list_class_names_and_the_likeliest_classes(project, tmp_path, capsys):
     folder = save_images(tmp_path / "images", 3)
     Path("names.txt").write_text("oak\nelm\nfir\nyew")
-    options = ("--model", f"{project}:build", "--method", "source", "--out", "predictions.csv")
+    options = ("--model", f"{project}:build", "--method", "source", "--out", "predictions.csv", "--force")
     assert run("adapt", folder, *options, "--classes", "names.txt", "--top-k", 3) == 0
     images = FileSet(sorted(folder.iterdir())).batch(range(3)) / 255
     logits = load_model(f"{project}:build", None).eval()(images).detach()

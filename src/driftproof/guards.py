@@ -61,6 +61,13 @@ class Guard:
     def reset(self) -> None:
         """Forget the stream; the adapter was reset."""
 
+    def get_memory(self) -> dict[str, Any]:
+        """Return what the guard remembers of the stream, as tensors, numbers and containers of them."""
+        return {}
+
+    def set_memory(self, memory: dict[str, Any]) -> None:
+        """Remember what `get_memory` returned."""
+
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
@@ -127,6 +134,16 @@ class RollBack(Guard):
         self._last = 0
         self._pause = _PAUSE
         self._paused_until = 0
+
+    def get_memory(self) -> dict[str, Any]:
+        """Return the snapshots and the pauses."""
+        snapshots = [(taken, tuple(snapshot)) for taken, snapshot in self._snapshots]
+        return {"snapshots": snapshots, "last": self._last, "pause": self._pause, "paused_until": self._paused_until}
+
+    def set_memory(self, memory: dict[str, Any]) -> None:
+        """Continue with these snapshots and pauses."""
+        self._snapshots = list(memory["snapshots"])
+        self._last, self._pause, self._paused_until = memory["last"], memory["pause"], memory["paused_until"]
 
     def act(self, health: Health, control: Control) -> None:
         """Take a snapshot, or return to one."""

@@ -160,6 +160,6 @@ class Watch:
 
     def restore(self, snapshot: Weights) -> None:
         """Return to a snapshot; health starts anew."""
-        self._state.restore_weights(snapshot)
+        self._state.restore_weights(Weights(*snapshot))  # a saved one is a plain tuple
         self._state.health.clear()
         self._actions.append("rolled back")

@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a status code.
 
     The code is 0 on success; 1 if the answer is no (a model cannot be adapted, a file is wrong, a run failed); 2 for a
-    usage error (bad input, an unknown name, a file that cannot be read or written, a missing package); 130 after an
-    interruption. For 2 and 130, one line on stderr says what happened.
+    usage error (bad input, an unknown name, a file that cannot be read or written, a missing package); 130, 143 or 129
+    after an interrupt, a termination or a hang-up. For all but 0 and 1, one line on stderr says what happened.
 
     Args:
         arguments: Arguments after `driftproof`; None for those of the process.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
-from driftproof.cli.images import find_images, load_batches
+from driftproof.cli.images import check_sizes, find_images, load_batches
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.order import OrderName, OrderSeed, arrange
 from driftproof.cli.output import AsJson, print_json, print_table
@@ -83,7 +83,8 @@ def _spread(positions: Sequence[int], batch_size: int) -> list[int]:
 
 def _read_batches(paths: Sequence[Path], positions: Sequence[int], batch_size: int, size: "Size") -> "Iterator[Tensor]":
     for batch in load_batches(paths, positions, batch_size=batch_size, size=size):
-        for message in batch.unreadable:
+        check_sizes(batch)
+        for message in batch.unreadable.values():
             typer.echo(message, err=True)
         if batch.pixels is not None:
             yield batch.pixels.float().div_(255)

@@ -27,7 +27,8 @@ class ExitCode(IntEnum):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 success; 1 the answer is no (a model cannot be adapted, a file is wrong, a run failed); 2 usage "
-    "error (bad input, an unknown name, a file that cannot be read or written, a missing package); 130 interrupted."
+    "error (bad input, an unknown name, a file that cannot be read or written, a missing package); 130 interrupted, "
+    "143 terminated, 129 hung up."
 )
 
 

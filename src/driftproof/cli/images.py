@@ -1,8 +1,9 @@
-"""Load images in batches, skipping files that cannot be read."""
+"""Load images in batches, skipping files that cannot be read or have another size."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from driftproof.data import FileSet
     from driftproof.data.images import Size
 
-__all__ = ["LoadedBatch", "find_images", "load_batches"]
+__all__ = ["LoadedBatch", "check_sizes", "find_images", "load_batches"]
+
+
+_NOT_A_FILE = "Expected {} to be an image, but it is no regular file."
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +26,16 @@ class LoadedBatch:
     """A batch of images.
 
     Attributes:
-        indices: The positions of the files that could be read.
+        indices: The positions of the files that could be read and have the most common size of the batch.
         pixels: Their pixels, uint8 (n, 3, H, W); None if no file could be read.
-        unreadable: An error message for each file that could not be read.
+        unreadable: An error message for each other file, by position.
+        wrong_sizes: How many of these have another size.
     """
 
     indices: tuple[int, ...]
     pixels: "Tensor | None"
-    unreadable: tuple[str, ...] = ()
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    wrong_sizes: int = 0
 
 
 def find_images(sources: Sequence[Path]) -> list[Path]:
@@ -60,6 +66,8 @@ def load_batches(
     """
     from driftproof.data import FileSet
 
+    if not order:
+        return
     files = FileSet(paths, size=size)
     starts = range(0, len(order), batch_size)
     with ThreadPoolExecutor(max_workers=1) as loader:
@@ -71,20 +79,43 @@ def load_batches(
         yield pending.result()
 
 
+def check_sizes(batch: LoadedBatch) -> None:
+    """Raise `InputError` if fewer than half of the images of a batch have one size."""
+    if batch.wrong_sizes > len(batch.indices):
+        raise InputError(next(message for message in batch.unreadable.values() if "to have one size" in message))
+
+
 def _load_batch(files: "FileSet", indices: Sequence[int]) -> LoadedBatch:
+    unreadable = {index: _NOT_A_FILE.format(files.paths[index]) for index in indices if _is_special(files.paths[index])}
+    readable = [index for index in indices if index not in unreadable]
     try:
-        return LoadedBatch(tuple(indices), files.batch(indices))
+        return LoadedBatch(tuple(readable), files.batch(readable) if readable else None, unreadable)
     except InputError:
-        unreadable = {index: message for index in indices if (message := _read_error(files, index))}
-        if not unreadable:
-            raise
-    readable = tuple(index for index in indices if index not in unreadable)
-    return LoadedBatch(readable, files.batch(readable) if readable else None, tuple(unreadable.values()))
+        return _load_one_by_one(files, readable, unreadable)
 
 
-def _read_error(files: "FileSet", index: int) -> str | None:
-    try:
-        files.batch([index])
-    except InputError as error:
-        return str(error)
-    return None
+def _load_one_by_one(files: "FileSet", indices: Sequence[int], unreadable: dict[int, str]) -> LoadedBatch:
+    import torch
+
+    images: dict[int, Tensor] = {}
+    for index in indices:
+        try:
+            images[index] = files.batch([index])
+        except InputError as error:
+            unreadable[index] = str(error)
+    if not images:
+        return LoadedBatch((), None, unreadable)
+    ((size, _),) = Counter(image.shape[2:] for image in images.values()).most_common(1)
+    odd = [index for index, image in images.items() if image.shape[2:] != size]
+    for index in odd:
+        height, width = images.pop(index).shape[2:]
+        unreadable[index] = (
+            f"Expected the images of a batch to have one size, {size[0]}×{size[1]}, but {files.paths[index]} is "
+            f"{height}×{width}. Pass `--size` to resize them."
+        )
+    return LoadedBatch(tuple(images), torch.cat(list(images.values())), unreadable, len(odd))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path exists and is no regular file; reading a pipe may never end."""
+    return path.exists() and not path.is_file()

@@ -34,5 +34,12 @@ def arrange(paths: Sequence[Path], order: Order, seed: int = 0) -> list[int]:
     if order == "random":
         random.Random(seed).shuffle(positions)
     elif order == "time":
-        positions.sort(key=lambda index: (paths[index].stat().st_mtime_ns, index))
+        positions.sort(key=lambda index: (_time_of_change(paths[index]), index))
     return positions
+
+
+def _time_of_change(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # a broken link comes first, and is reported when it is read
+        return 0

@@ -1,5 +1,6 @@
 """Predict batches of images and turn the results into rows."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,20 +76,30 @@ class RowMaker:
         finite = logits.isfinite().all(dim=1).tolist()
         columns = (best.indices.tolist(), best.values.tolist(), finite, novelties.tolist())
         masks = (record.selected.tolist(), record.quarantined.tolist())
+        health = None if math.isnan(record.health.disagreement) else record.health.state
         rows = []
         for place, (index, classes, probabilities, known, novelty, selected, quarantined) in enumerate(
             zip(indices, *columns, *masks, strict=True)
         ):
-            row: list[Cell] = [_printable(self.paths[index])]
+            row: list[Cell] = [index, _printable(str(self.paths[index]))]
             for predicted, probability in zip(classes, probabilities, strict=True):
                 row += self._class_cells(predicted, probability) if known else self._class_cells(None, None)
             row += [novelty if known else None, selected, quarantined]
-            row.append(None if alarmed is None else place in alarmed)
-            if self.labels is not None:
-                label = self.labels.values[index]
-                row.append(label if label >= 0 else None)
+            row += [None if alarmed is None else place in alarmed, health, *self._label_cells(index), None]
             rows.append(tuple(row))
         return rows
+
+    def error_row(self, index: int, message: str) -> Row:
+        """Return the row of an image without a prediction."""
+        empty = self.top_k * (3 if self.names else 2) + 5
+        error = _printable(" ".join(message.split()))
+        return (index, _printable(str(self.paths[index])), *[None] * empty, *self._label_cells(index), error)
+
+    def _label_cells(self, index: int) -> list[Cell]:
+        if self.labels is None:
+            return []
+        label = self.labels.values[index]
+        return [label if label >= 0 else None]
 
     def _check(self, outputs: int) -> None:
         check_outputs(outputs, self.names, self.labels)
@@ -103,6 +114,6 @@ class RowMaker:
         return [predicted, None if predicted is None else self.names[predicted], probability]
 
 
-def _printable(path: Path) -> str:
+def _printable(text: str) -> str:
     # File names may contain bytes that are not valid UTF-8, which no table format can store.
-    return str(path).encode(errors="backslashreplace").decode()
+    return text.encode(errors="backslashreplace").decode()

@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from driftproof.health import Health
@@ -32,6 +32,8 @@ class RunSummary:
         skipped: Batches without a step, by reason.
         actions: Batches on which a guard acted, by action.
         health: Health after the last batch; None before the first.
+        alarms: How many images raised the alarm.
+        unpredicted: How many images have no prediction, because they could not be read or the model failed on them.
         first_unhealthy: The first batch after which health was bad, from 1, and health then; None if it never was.
     """
 
@@ -43,6 +45,8 @@ class RunSummary:
     batches: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
+    alarms: int = 0
+    unpredicted: int = 0
     health: "Health | None" = None
     first_unhealthy: "tuple[int, Health] | None" = None
 
@@ -67,6 +71,27 @@ class RunSummary:
         self.health = record.health
         if self.first_unhealthy is None and self.health.state != "healthy":
             self.first_unhealthy = self.batches, self.health
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as data for JSON."""
+        healths = {
+            "health": None if self.health is None else asdict(self.health),
+            "first_unhealthy": self.first_unhealthy and (self.first_unhealthy[0], asdict(self.first_unhealthy[1])),
+        }
+        return vars(self) | {"skipped": dict(self.skipped), "actions": dict(self.actions)} | healths
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Return the summary that `to_json` described."""
+        from driftproof.health import Health
+
+        health, first = data["health"], data["first_unhealthy"]
+        counts = {name: Counter(data[name]) for name in ("skipped", "actions")}
+        healths = {
+            "health": None if health is None else Health(**health),
+            "first_unhealthy": None if first is None else (first[0], Health(**first[1])),
+        }
+        return cls(**data | counts | healths)
 
     @property
     def accuracy(self) -> float | None:

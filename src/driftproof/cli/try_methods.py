@@ -11,7 +11,7 @@ from driftproof.cli.completion import METHODS
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.guards import build_guarded
-from driftproof.cli.images import find_images, load_batches
+from driftproof.cli.images import check_sizes, find_images, load_batches
 from driftproof.cli.labels import LabelSource, read_labels
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
 from driftproof.cli.options import parse_list
@@ -89,7 +89,8 @@ def try_command(
             trials.append(Trial(name, adapter, known, names))
         task = progress.add_task("trying", total=len(arranged))
         for batch in load_batches(paths, arranged, batch_size=batch_size, size=preprocessing.size):
-            for message in batch.unreadable:
+            check_sizes(batch)
+            for message in batch.unreadable.values():
                 progress.console.print(Text(message), soft_wrap=True)
             unreadable += len(batch.unreadable)
             for trial in trials:

@@ -89,9 +89,9 @@ def _iter_images(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
     if here in above:  # a link cycle
         return
     with os.scandir(root) as entries:
-        seen = [(root / entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-    for path, is_folder in seen:
-        if is_folder:
+        seen = [root / entry.name for entry in entries if not entry.name.startswith(".")]
+    for path in seen:
+        if path.is_dir():  # False for a link to itself, where `DirEntry.is_dir` raises
             yield from _iter_images(path, (*above, here))
         elif path.suffix.lower() in _SUFFIXES:
             yield path
