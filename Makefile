@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
 
 setup: $(READY)
 
@@ -34,6 +34,11 @@ coverage: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+# Ten times the mutated files that the tests read.
+fuzz: export DRIFTPROOF_FUZZ = 10
+fuzz: setup
+	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""Readers on mutated, hostile and special files: named errors only, in bounded memory and time."""
+"""Readers on mutated, hostile and special files: named errors only, in bounded memory and time.
+
+`DRIFTPROOF_FUZZ=10` reads ten times as many mutated files.
+"""
 
 import os
 import pickle
@@ -20,6 +23,8 @@ from driftproof import data
 from driftproof.data.mat_file import read_mat
 from driftproof.errors import ConfigurationError, DriftproofError, InputError
 from driftproof.models import load_checkpoint, read_checkpoint, save_checkpoint
+
+SCALE = int(os.environ.get("DRIFTPROOF_FUZZ", "1"))
 
 
 def mutate(content, rng):
@@ -46,7 +51,7 @@ def fuzz(path, seeds, read, count, *, named=None):
     """Read mutations of the seeds; return how many were refused, all with errors of driftproof."""
     rng, refusals = np.random.default_rng(0), []
     with path.open("wb", buffering=0) as file:
-        for index in range(count):
+        for index in range(SCALE * count):
             file.seek(0)
             file.truncate(file.write(mutate(seeds[index % len(seeds)], rng)))
             try:
@@ -81,7 +86,7 @@ def test_mutated_mat_files_are_read_or_refused_by_name(tmp_path):
     plain, packed = mat_files(path)
     # Most of a plain file is pixels; its first bytes are what a reader interprets.
     heads = [plain[: 128 + 64] + plain[-120:], packed, plain]
-    assert fuzz(path, heads, lambda: data.svhn(tmp_path), 3000) > 1500
+    assert fuzz(path, heads, lambda: data.svhn(tmp_path), 2000) > 1000
 
 
 def test_mat_reader_agrees_with_scipy(tmp_path):
@@ -103,10 +108,10 @@ def test_mat_reader_agrees_with_scipy(tmp_path):
 def test_mat_file_that_inflates_without_end_stays_small(tmp_path, traced):
     path = tmp_path / "test_32x32.mat"
     plain = mat_files(path)[0]
-    bomb = b"\0" * (1 << 26)
+    bomb = b"\0" * (1 << 24)
     matrix = bytearray(plain[128:192] + bomb)
     matrix[4:8] = len(matrix).to_bytes(4, "little")
-    matrix[60:64] = (1 << 26).to_bytes(4, "little")
+    matrix[60:64] = (1 << 24).to_bytes(4, "little")
     packed = zlib.compress(bytes(matrix))
     del bomb, matrix
     path.write_bytes(plain[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed)
@@ -139,14 +144,14 @@ def pickled_batches():
 
 
 def test_mutated_pickles_are_read_or_refused_by_name(cifar):
-    assert fuzz(cifar, pickled_batches(), lambda: data.cifar10(cifar.parent), 2000) > 800
+    assert fuzz(cifar, pickled_batches(), lambda: data.cifar10(cifar.parent), 1500) > 600
 
 
 def test_pickle_opcodes_in_any_order_are_refused_by_name(cifar):
     rng = np.random.default_rng(0)
     codes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
     programs = [b"\x80\x04}" + b"".join(rng.choice(codes, 12)) + b"." for _ in range(1000)]
-    assert fuzz(cifar, programs, lambda: data.cifar10(cifar.parent), 1000) == 1000
+    assert fuzz(cifar, programs, lambda: data.cifar10(cifar.parent), 1000) >= 1000
 
 
 def doubled_tuples(count):
@@ -248,12 +253,17 @@ def bomb(path, height, width):
 def test_images_of_too_many_pixels_are_refused_and_the_limit_can_be_raised(tmp_path, monkeypatch):
     path = tmp_path / "bomb.png"
     bomb(path, 7000, 6000)
+    assert path.stat().st_size < 50_000
     readers = [lambda: data.FileSet([path], size=(8, 8)).batch([0]), lambda: data.frames(tmp_path).read(0)]
     for read in readers:
         with pytest.raises(InputError, match=r"bomb\.png to have at most 36,000,000 pixels, but it has 7000×6000"):
             read()
-    assert data.FileSet([path], size=(8, 8), max_pixels=42_000_000).batch([0]).shape == (1, 3, 8, 8)
-    monkeypatch.setenv("DRIFTPROOF_MAX_PIXELS", "42000000")
+    monkeypatch.setattr("driftproof.data.open_image.MAX_PIXELS", 50)
+    bomb(path, 10, 10)
+    with pytest.raises(InputError, match="at most 50 pixels"):
+        data.FileSet([path], size=(8, 8)).batch([0])
+    assert data.FileSet([path], size=(8, 8), max_pixels=100).batch([0]).shape == (1, 3, 8, 8)
+    monkeypatch.setenv("DRIFTPROOF_MAX_PIXELS", "100")
     assert data.FileSet([path], size=(8, 8)).batch([0]).shape == (1, 3, 8, 8)
     monkeypatch.setenv("DRIFTPROOF_MAX_PIXELS", "many")
     with pytest.raises(ConfigurationError, match="DRIFTPROOF_MAX_PIXELS"):

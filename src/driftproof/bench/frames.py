@@ -147,8 +147,8 @@ def _read_archive(folder: Path) -> Frames:
         changed += [name for name, kind in _RUNS.items() if table.schema[name] != kind]
         for path, schema in ((measures, _MEASURES), (histograms, _HISTOGRAMS)):
             changed += [path.name] if dict(pl.read_parquet_schema(path)) != schema else []
-    # Reading a damaged table may raise anything, also polars' own errors.
-    except Exception as error:
+    # Reading a damaged table may raise anything; what polars panics with is no Exception.
+    except (Exception, pl.exceptions.PanicException) as error:
         message = f"Expected an archive in {folder}, but it cannot be read: {error!r}. Export it again."
         raise StateError(message) from error
     if changed:
