@@ -158,13 +158,15 @@ def test_stopped_run_saves_its_state(forks, images, tmp_path, number, code):
     assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
 
 
-def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, capsys):
+@pytest.mark.parametrize("batches", [0, 5])
+def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, capsys, batches):
     assert run_command("adapt", images, *options("whole.csv")) == 0
     append, calls = RowFile.append, []
 
     def fill_up(self, rows):
         calls.append(rows)
-        if len(calls) == 6:
+        if len(calls) == batches + 1:
+            self.path.touch()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         append(self, rows)
 
@@ -174,7 +176,7 @@ def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, 
     assert "No space left on device: out.csv" in output
     assert "--resume" in output
     with Path("out.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 10
+        assert len(list(csv.DictReader(file))) == 2 * batches
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
     assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
@@ -194,6 +196,17 @@ def test_batch_of_rows_that_cannot_be_written_whole_leaves_no_part(tmp_path):
     assert (file.path.read_bytes(), file.length) == (before, len(before))
     file.append([(1, "b")])
     assert list(read_rows(file.path, file.columns)) == [(0, "a"), (1, "b")]
+
+
+def test_full_disk_while_saving_the_state_is_named(images, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("driftproof.cli.run_folder.write_guards", fail)
+        assert run_command("adapt", images, *options("out.csv")) == 2
+    assert "No space left on device: out.csv.run" in capsys.readouterr().err
+    assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
 
 
 def test_resumed_run_goes_through_the_images_of_its_start(images, monkeypatch):

@@ -10,7 +10,7 @@ from driftproof.cli.predict import RowMaker, predict, predicted_classes
 from driftproof.cli.prediction_rows import Row, RowFile
 from driftproof.cli.run_folder import Checkpoint, Plan, RunFolder, Stage
 from driftproof.cli.run_summary import RunSummary
-from driftproof.errors import ForwardError, InputError
+from driftproof.errors import DriftproofError, ForwardError, InputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -73,8 +73,8 @@ class AdaptRun:
         """
         try:
             return self._run(batch_size, size, save_every, stop, progress)
-        except BaseException:
-            if not self.rows.length:  # nothing to go on with
+        except BaseException as error:
+            if isinstance(error, DriftproofError) and not self.rows.length:  # the same command would fail again
                 self.folder.clear()
             else:
                 progress.console.print("The rows so far are written. Go on with the same command and `--resume`.")
@@ -105,7 +105,11 @@ class AdaptRun:
 
     def save(self, stage: Stage = "running") -> None:
         """Save the state and how far the run has come."""
-        self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path)
+        try:
+            self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path)
+        except OSError as error:
+            error.filename = error.filename or str(self.folder.path)  # a full disk names no file
+            raise
 
     def mark_complete(self) -> None:
         """Note that nothing is left to do."""
