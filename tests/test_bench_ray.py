@@ -40,6 +40,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_cluster_that_was_started_is_stopped(tmp_path):
     with mock.patch.object(ray, "init", wraps=ray.init) as start:
         run_on_ray([], tmp_path, SmallBench(), AT_ONCE, ignore)
