@@ -500,6 +500,8 @@ def test_invalid_streams_raise_configuration_error():
     for ratio in (-0.1, 1.0, math.nan):
         with pytest.raises(ConfigurationError, match="`ratio`"):
             OpenSet(make_domains([3]), make_domains([3]), ratio=ratio)
+    with pytest.raises(ConfigurationError, match=r"leave room for unknown images at a ratio of 0\.5, but got 1"):
+        OpenSet(make_domains([3]), make_domains([3]), batch_size=1)
     with pytest.raises(ConfigurationError, match=r"leave room for known images at a ratio of 0\.9, but got 4"):
         OpenSet(make_domains([3]), make_domains([3]), ratio=0.9, batch_size=4)
     with pytest.raises(ConfigurationError, match="each of the 2 known ones, but got 1"):

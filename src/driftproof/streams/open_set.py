@@ -57,6 +57,10 @@ class OpenSet(Continual):
             raise ConfigurationError(
                 f"Expected `batch_size` to leave room for known images at a ratio of {ratio}, but got {batch_size}."
             )
+        if batch_size >= 1 and ratio > 0 and self._unknown_size == 0:
+            raise ConfigurationError(
+                f"Expected `batch_size` to leave room for unknown images at a ratio of {ratio}, but got {batch_size}."
+            )
         _check_pairs(known, unknown)
         self.unknown = tuple(unknown)
         super().__init__(known, rounds=rounds, batch_size=batch_size, order=order, limit=limit, drop_last=drop_last)
