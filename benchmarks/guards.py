@@ -6,7 +6,8 @@ A run adapts WRN-40-2 to corrupted CIFAR-10 images, one corruption after the oth
 of the images and a batch size. First runs of a grid go without guards until enough of both kinds are found. With
 `--record` all of them go, every fifth batch is compared with the frozen network, and the script stops there. A run has
 collapsed if its error in the last quarter of the stream is 10 points above the source network's on the same images. It
-is healthy if the error is not above the source network's. Twenty of each then run again with the guards of `dp.adapt`.
+is healthy if the error is not above the source network's. Twenty of each then run again with the guards and the
+statistics of `dp.adapt`, or as `--arms` says.
 
 At least 19 of 20 must be rescued: final error at most 2 points above the source network's. Healthy runs may raise one
 alarm in 10,000 batches. The script exits with 1 otherwise. Runs without guards are kept in DIR and not repeated.
@@ -147,11 +148,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--frost", type=Path, help="folder of frost photos; else the package's, else procedural ones")
     parser.add_argument("--held-out", action="store_true", help="the four held-out corruptions, to choose thresholds")
     parser.add_argument("--images", type=int, help="only the first so many images of each corruption")
-    parser.add_argument("--batches", type=int, default=600, help="length of a run")
+    parser.add_argument("--batches", type=int, default=500, help="length of a run")
     parser.add_argument("--every", type=int, default=5, help="compare with the frozen network on every so many batches")
     parser.add_argument("--source-images", type=int, default=2000, help="training images for methods that prepare")
     parser.add_argument("--runs", type=int, default=20, help="collapsed runs, and healthy ones")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["guards"])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["guards, statistics auto"])
     parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
     parser.add_argument("--record", action="store_true", help="only the runs without guards, and their indicators")
     parser.add_argument("--phase", choices=list(PHASES), help="only this phase, of this part")

@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--rows", nargs="+", default=[""], help="only rows whose names contain one of these")
     parser.add_argument("--images", type=int, default=2000, help="the first so many test images")
-    parser.add_argument("--max-batches", type=int, default=1000, help="so many batches of a row at most")
+    parser.add_argument("--max-batches", type=int, default=400, help="so many batches of a row at most")
     parser.add_argument("--epochs", type=int, default=60, help="of training the small network")
     parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
     arguments = parser.parse_args()

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import runpy
@@ -221,6 +222,25 @@ def test_readme_quotes_the_measured_novelty():
         columns, *rows = ([cell.strip("* ") for cell in line.split("|")] for line in table.splitlines() if "|" in line)
         (cosine, *_) = (dict(zip(columns, row, strict=True)) for row in rows if row[1] == "cosine")
         assert f"{float(cosine['tent+crowd']):.1f} % on {name}" in readme
+
+
+def test_documents_quote_the_measured_safety():
+    safety, concepts = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("safety.md", "concepts.md"))
+    networks = json.loads((ROOT / "results" / "safety" / "safety.json").read_text())["networks"]
+    rows = [row for rows in networks.values() for row in rows.values()]
+    short = sorted(row["source"] - row["adapt"] for row in rows if row["failures"])
+    assert f"In {len(rows) - len(short)} of {len(rows)} rows ({len(networks['small'])} streams, two networks)" in safety
+    assert "it is {:.1f} and {:.1f} points below".format(*short) in safety
+    one, ordered = networks["wrn40_2"]["clean, batches of 1"], networks["wrn40_2"]["clean, sorted by class"]
+    assert f"falls to {one['plain']:.1f} % accuracy on single images and to {ordered['plain']:.0f} %" in safety
+    assert f"where `dp.adapt` keeps {ordered['adapt']:.0f} %" in safety
+    (verdict,) = json.loads((ROOT / "results" / "guards" / "guards.json").read_text())["verdicts"].values()
+    assert (verdict["collapsed"], verdict["false alarms"]) == (20, 1)
+    assert f"Of twenty runs that collapse, {verdict['rescued']} end" in safety
+    assert f"In {verdict['healthy batches']:,} batches of twenty healthy runs there is one false alarm" in safety
+    lines = (ROOT / "results" / "novelty" / "cifar10-c-adapt.jsonl").read_text().splitlines()
+    first = [row["cosine/known/auroc"] for row in map(json.loads, lines) if row.get("round") == 1]
+    assert f"the cosine has {sum(first) / len(first):.1f} on CIFAR-10-C." in concepts
 
 
 def test_example_prints_how_to_start_it(monkeypatch, capsys):

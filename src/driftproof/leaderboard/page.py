@@ -115,7 +115,7 @@ def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], r
 def _command(suite: Suite, chosen: str = "") -> str:
     limit = _LIMITS.get(suite.name)
     out = "runs/leaderboard" if limit is None else f"runs/leaderboard-{limit} --limit {limit}"
-    options = f"--data data --weights weights --out {out} --device cuda"
+    options = f"--data data --weights weights --out {out} --device cuda --precision bf16 --channels-last"
     return f"```bash\ndriftproof bench run {suite.name}{chosen} {options}\n```"
 
 
