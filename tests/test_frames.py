@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 import driftproof.bench
 from driftproof.bench import Spec, Store, load, load_histograms, load_runs
 from driftproof.bench.archive import write_archive, write_frames
-from driftproof.bench.frames import HEALTH_STATES, tabulate_runs
+from driftproof.bench.frames import HEALTH_STATES, Frames, tabulate_runs
 from driftproof.errors import InputError, MissingPackageError, StateError
 from rows_on_disk import visits_of, write_rows
 
@@ -138,7 +138,7 @@ def test_folder_without_results_suggests_subfolders(folder, tmp_path):
 @pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "domain": "fog", "error": "high"}, []])
 def test_damaged_row_is_refused(tmp_path, row):
     write_rows(tmp_path, SPECS[1], [row])
-    with pytest.raises(StateError, match=r"line 1 lacks|`error` is 'high', not a number"):
+    with pytest.raises(StateError, match=r"line 1 of .* lacks|`error` is 'high', not a number"):
         load(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
     table = columns[0].join(columns[1], how="cross").join(columns[2], how="cross").join(columns[3], how="cross")
     value = (pl.int_range(pl.len()) * 7919 % 10_000) / 10_000
     table = table.with_columns(value=value, count=pl.lit(10_000, dtype=pl.Int64))
-    write_frames(tmp_path, table, empty.histograms.collect(), runs)
+    write_frames(tmp_path, Frames(runs, table.lazy(), empty.histograms))
     command = [sys.executable, "-c", LOAD_AND_FILL, str(tmp_path), str(1000 * visits * len(measures))]
     seconds, gibibytes = map(float, subprocess.check_output(command, text=True).split())
     assert seconds < 15
