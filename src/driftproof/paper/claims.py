@@ -1,8 +1,8 @@
 """The paper's claims, each checked against the measured numbers.
 
-`claims.json` lists them. A test compares, in each of its columns, the first of some rows with the best of the others: it
-has to be better, by the margin where there is one, and as the table says unless `better` does. Two columns compare the
-first one with the second. Or a test compares the deviations of two rows over the columns of a table.
+`claims.json` lists them. A test compares, in each of its columns, the first of some rows with the best of the others.
+It has to be better, by the margin where there is one, and as the table says unless `better` does. A pair of columns
+compares the first with the second. Or a test compares the deviations of two rows over the columns of a table.
 """
 
 import itertools
@@ -121,7 +121,8 @@ def _compare(
     images = column.partition("/")[0]
     shown = text.replace("{pair}", _PAIR).format(
         ours=format_number(numbers[0]), other=format_number(numbers[best]), gap=format_signed(gap),
-        ours_row=ours_row, other_row=places[best][0], images=images, kind=images.lower(), stream=stream, measure=measure,
+        ours_row=ours_row, other_row=places[best][0], images=images, kind=images.lower(),
+        stream=stream, measure=measure,
     )  # fmt: skip
     return _make_case(results, chosen, sign * gap > 0 if margin is None else sign * gap >= margin, shown, values[0])
 
