@@ -199,7 +199,11 @@ def test_changed_source_is_a_new_run_and_says_so(project, capsys):
     assert run(*words) == 0
     assert "changed" not in capsys.readouterr().err
     own = hash_sources("my_methods:cautious")
-    for name, text in {"helpers/__init__.py": "", "helpers/rates.py": "from . import more", "helpers/more.py": ""}.items():
+    for name, text in {
+        "helpers/__init__.py": "",
+        "helpers/rates.py": "from . import more",
+        "helpers/more.py": "",
+    }.items():
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text)
     write_project(project, my_methods="import torch, helpers.rates\n" + SOURCES["my_methods"])

@@ -31,6 +31,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "results"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["driftproof.bench.demo"], "CORRUPTIONS", ("frost", "contrast"))
+        patch.setattr("driftproof.training.digits._EPOCHS", 6)
         assert run_demo("--out", folder, "--rounds", 1) == 0
         yield folder
 

@@ -113,7 +113,7 @@ def _find_imported(module: str, path: Path) -> list[Path]:
     is_installed = root.name in ("site-packages", "dist-packages")
     finder = _Finder([str(root)], top if is_installed else None)
     finder.import_hook(module)
-    files = {Path(found.__file__) for found in finder.modules.values() if found.__file__}
+    files = {Path(file) for found in finder.modules.values() if (file := getattr(found, "__file__", None))}
     return sorted(each for each in files - {path} if each.suffix == ".py" and each.is_relative_to(root))
 
 

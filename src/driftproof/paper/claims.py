@@ -6,7 +6,7 @@ compares the first with the second. Or a test compares the deviations of two row
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -88,7 +88,9 @@ def _evaluate(
 ) -> Iterator[ClaimCase]:
     """Yield the cases of a test that were measured: one for every column and row."""
     layout = next(each for each in all_tables() if each.name == table)
-    tests = [partial(_compare_deviations, table=layout, rows=deviation_of, **how)] if deviation_of else []
+    tests: list[Callable[[Results], ClaimCase | None]] = []
+    if deviation_of:
+        tests.append(partial(_compare_deviations, table=layout, rows=deviation_of, **how))
     for column, (ours, *others) in itertools.product(columns, rows):
         first, last = (column, column) if isinstance(column, str) else column
         places = [(ours, first), *((row, last) for row in others or [ours])]
