@@ -104,8 +104,9 @@ def _figures(numbers: pl.DataFrame, runs: pl.DataFrame, histograms: pl.DataFrame
     for index, part in enumerate(sections.split_by_measure(numbers)):
         name, title, _ = sections.primary_measure(part)
         course, lines = sections.domain_course(part), {"known": labels, "y_title": f"{title}, %"}
-        rounds = course["round"].unique().sort().head(2).to_list()
-        thinned = f", one round in {rounds[1] - rounds[0]}" if rounds[1:] > [2] else ""
+        first, *others = course["round"].unique().sort().to_list()
+        step = others[0] - first if others else 1
+        thinned = f", one round in {step}" if step > 1 else ""
         position = {"x": "position", "x_title": f"domains seen{thinned}"}
         drawn: dict[str, tuple[pl.DataFrame, Callable[..., Any], dict[str, Any]]] = {
             "rounds": (per_round(part, name).filter(several), line_chart, lines),
