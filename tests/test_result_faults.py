@@ -54,24 +54,27 @@ def test_mutated_results_are_read_or_refused(store, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("name", "line", "reason"),
     [
-        ("rows.jsonl", {"round": "one", "domain": "fog", "error": 1.0}),
-        ("rows.jsonl", {"round": 1, "domain": ["fog"], "error": 1.0}),
-        ("rows.jsonl", {"round": 1, "domain": "fog", "error": {"a": 1}}),
-        ("rows.jsonl", {"round": 1, "domain": "fog", "error": 10**400}),
-        ("rows.jsonl", {"round": 1, "domain": "fog", "batches": "many"}),
-        ("rows.jsonl", {"round": 1, "domain": "fog", "error": 1.0, "counts": 3}),
-        ("conditions.jsonl", [1, 2]),
-        ("conditions.jsonl", {"seconds": "long", "peak_memory": 1}),
-        ("conditions.jsonl", {"seconds": 1.0, "peak_memory": "much"}),
-        ("conditions.jsonl", {"seconds": 1.0, "threads": {"a": 1}}),
+        ("rows.jsonl", {"round": 1}, "line 1 of tent.* lacks a round, a domain or conditions"),
+        ("rows.jsonl", [], "line 1 of tent.* lacks"),
+        ("rows.jsonl", {"round": 1, "domain": "fog", "error": "high"}, "`error` is 'high', not a number"),
+        ("rows.jsonl", {"round": "one", "domain": "fog", "error": 1.0}, ""),
+        ("rows.jsonl", {"round": 1, "domain": ["fog"], "error": 1.0}, ""),
+        ("rows.jsonl", {"round": 1, "domain": "fog", "error": {"a": 1}}, ""),
+        ("rows.jsonl", {"round": 1, "domain": "fog", "error": 10**400}, ""),
+        ("rows.jsonl", {"round": 1, "domain": "fog", "batches": "many"}, ""),
+        ("rows.jsonl", {"round": 1, "domain": "fog", "error": 1.0, "counts": 3}, ""),
+        ("conditions.jsonl", [1, 2], ""),
+        ("conditions.jsonl", {"seconds": "long", "peak_memory": 1}, ""),
+        ("conditions.jsonl", {"seconds": 1.0, "peak_memory": "much"}, ""),
+        ("conditions.jsonl", {"seconds": 1.0, "threads": {"a": 1}}, ""),
     ],
 )
-def test_rows_of_other_types_are_refused(store, name, line):
+def test_rows_of_other_types_are_refused(store, name, line, reason):
     path = Store(store).run(SPEC).folder / name
     path.write_text("".join(f"{json.dumps(line)}\n" for _ in range(6)))
-    with pytest.raises(StateError, match="store"):
+    with pytest.raises(StateError, match=f"store.*{reason}"):
         load(store)
 
 
