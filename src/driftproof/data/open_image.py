@@ -47,7 +47,8 @@ def open_image(
         raise
     # Pillow raises almost any exception for a damaged file.
     except Exception as error:
-        raise InputError(f"Expected {path} to be {kind}, but it cannot be read: {error}.") from error
+        reason = str(error) if content is None else str(error).replace(repr(content), "it")  # no addresses in memory
+        raise InputError(f"Expected {path} to be {kind}, but it cannot be read: {reason}.") from error
 
 
 def check_pixels(path: Path | str, height: int, width: int, max_pixels: int | None = None) -> None:
