@@ -91,12 +91,12 @@ async def read_uploads(request: Request, limits: Limits, budget: ByteBudget) -> 
 async def read_body(request: Request, max_bytes: int, budget: ByteBudget) -> AsyncIterator[bytes]:
     """Yield the body of a request; its bytes count towards the budget until the context ends."""
     _check_length(request.headers.get("content-length"))
-    body, reserved = bytearray(), 0
+    body, reserved, stream = bytearray(), 0, request.stream()
     try:
         try:
-            async for chunk in request.stream():
+            async for chunk in stream:
                 if len(body) + len(chunk) > max_bytes:
-                    await _drain(request, 4 * max_bytes)
+                    await _drain(stream, 4 * max_bytes)
                     raise RequestError(
                         "too_large", f"Expected a body of at most {max_bytes:,} bytes, but got more. Send fewer images."
                     )
@@ -115,10 +115,10 @@ def _check_length(text: str | None) -> None:
         raise RequestError("malformed", "Expected the header Content-Length to be a number, but got something else.")
 
 
-async def _drain(request: Request, most: int) -> None:
+async def _drain(stream: AsyncGenerator[bytes, None], most: int) -> None:
     """Read on for a moment: a client that is still sending would not see the answer."""
     with anyio.move_on_after(_DRAIN_SECONDS):
-        async for chunk in request.stream():
+        async for chunk in stream:
             most -= len(chunk)
             if most < 0:
                 return
