@@ -27,7 +27,9 @@ EDGE = "----driftproof"
 def make_form(files: dict[str, bytes]) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a form with these files."""
     parts = [
-        f'--{EDGE}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode() + content + b"\r\n"
+        f'--{EDGE}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode()
+        + content
+        + b"\r\n"
         for name, content in files.items()
     ]
     return b"".join([*parts, f"--{EDGE}--\r\n".encode()]), {"Content-Type": f"multipart/form-data; boundary={EDGE}"}
@@ -48,9 +50,7 @@ class Connection(threading.Thread):
         latencies: Milliseconds of each answered request, from its last attempt.
     """
 
-    def __init__(
-        self, address: str, images: list[tuple[bytes, int]], name: str, deadline: float, most: int
-    ) -> None:
+    def __init__(self, address: str, images: list[tuple[bytes, int]], name: str, deadline: float, most: int) -> None:
         super().__init__(name=name)
         self._host, self._images, self._deadline, self._most = urlsplit(address).netloc, images, deadline, most
         self._random = random.Random(name)

@@ -95,7 +95,10 @@ def test_images_of_several_sizes_make_a_step_each_and_keep_their_order():
     adapter = small_adapter()
     twin, sides = copy.deepcopy(adapter), (12, 20, 12)
     answers = Predictor(adapter).predict(
-        [Image(str(seed), torch.from_numpy(random_pixels(seed, side)).permute(2, 0, 1)) for seed, side in enumerate(sides)]
+        [
+            Image(str(seed), torch.from_numpy(random_pixels(seed, side)).permute(2, 0, 1))
+            for seed, side in enumerate(sides)
+        ]
     )
     small = twin.step(to_tensor((0, 2))).record.novelty.tolist()
     large = twin.step(to_tensor((1,), 20)).record.novelty.tolist()

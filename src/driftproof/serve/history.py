@@ -1,6 +1,7 @@
 """Keep the latest batches and alarms for the page."""
 
 import base64
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from io import BytesIO
@@ -30,20 +31,26 @@ class History(Exporter):
         self._notices: deque[dict[str, Any]] = deque(maxlen=_NOTICES)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=_ALARMS)
         self._num_alarms = 0
+        self._run = uuid.uuid4().hex[:8]
 
     def export(self, report: BatchReport | None, notices: Sequence[Notice]) -> None:
         """Keep a batch and its notices."""
         with self._lock:
-            # Alarms are kept with their images.
-            self._notices.extend(
-                {"time": notice.time, "kind": notice.kind, "message": notice.message}
-                for notice in notices
-                if notice.kind != "alarm"
-            )
+            for notice in notices:
+                if notice.kind != "alarm":  # alarms are kept with their images
+                    self._add_notice(notice)
             if report is not None and report.images:
                 values = report.to_json()
                 health = {name: values["health"][name] for name in ("state", "disagreement", "mean_entropy")}
                 self._batches.append({name: values[name] for name in _COLUMNS} | {"health": health})
+
+    def _add_notice(self, notice: Notice) -> None:
+        """Keep a notice; one that says the same as the last is counted with it."""
+        latest = self._notices[-1] if self._notices else None
+        if latest is not None and (latest["kind"], latest["message"]) == (notice.kind, notice.message):
+            latest |= {"time": notice.time, "count": latest["count"] + 1}
+            return
+        self._notices.append({"time": notice.time, "kind": notice.kind, "message": notice.message, "count": 1})
 
     def add_alarm(self, image: Image, answer: Answer, now: float) -> None:
         """Keep a thumbnail of an image that raised the alarm."""
@@ -67,7 +74,8 @@ class History(Exporter):
         """
         with self._lock:
             return {
+                "run": self._run,  # numbers begin anew when a server is started again
                 "batches": [batch for batch in self._batches if batch["batch"] > after],
                 "alarms": [alarm for alarm in self._alarms if alarm["alarm"] > after_alarm],
-                "notices": list(self._notices),
+                "notices": list(map(dict, self._notices)),
             }

@@ -53,7 +53,8 @@ def run_server(server: uvicorn.Server, listener: socket.socket, on_start: Callab
         listener: Where it listens.
         on_start: Called with the address.
     """
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else a line for each broken request
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # else a line for each broken request
     host, port = listener.getsockname()[:2]
     on_start(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     with listener:

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from driftproof.serve.errors import RequestError
+from driftproof.serve.forms import parse_form
 from driftproof.serve.limits import Limits
 
 __all__ = ["ByteBudget", "Upload", "read_body", "read_uploads"]
@@ -75,7 +74,8 @@ async def read_uploads(request: Request, limits: Limits, budget: ByteBudget) -> 
         if kind == "application/json":
             uploads = _parse_json(body)
         elif kind == "multipart/form-data":
-            uploads = await _parse_form(request, body, limits.max_images)
+            files = parse_form(request.headers["content-type"], body, limits.max_images)
+            uploads = [Upload(_clean(file.name), bytes(file.content)) for file in files]
         else:
             uploads = [Upload("the upload", body)]
         if not uploads:
@@ -136,28 +136,6 @@ def _parse_json(body: bytes) -> list[Upload]:
             f'Expected JSON such as {{"images": ["<base64>"]}}, but it cannot be read ({type(error).__name__}).',
         ) from error
     return [Upload(f"image {index}", content) for index, content in enumerate(decoded)]
-
-
-async def _parse_form(request: Request, body: bytes, max_images: int) -> list[Upload]:
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    try:
-        # One more than allowed, so that too many files have an error of their own.
-        parser = MultiPartParser(request.headers, stream(), max_files=max_images + 1, max_fields=16, max_part_size=4096)
-        form = await parser.parse()
-    # The parser raises several exceptions for damaged forms.
-    except (MultiPartException, ValueError, KeyError, LookupError, AssertionError) as error:
-        if str(error).startswith("Too many files"):
-            raise RequestError(
-                "too_large", f"Expected at most {max_images} images in a request, but got more."
-            ) from error
-        raise RequestError("malformed", "Expected a form with files, but it cannot be read.") from error
-    try:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        return [Upload(_clean(file.filename), await file.read()) for file in files]
-    finally:
-        await form.close()
 
 
 def _clean(name: str | None) -> str:

@@ -3,7 +3,7 @@ const byId = id => document.getElementById(id);
 const MOST = 900, WAIT = 1000, HEIGHT = 170;
 const CURVES = {kept: [0, 1], novelty: null, disagreement: [0, 1], entropy: [0, 1]};
 const data = {time: [], kept: [], novelty: [], disagreement: [], entropy: []};
-const seen = {batch: 0, alarm: 0, images: 0, alarms: 0};
+const seen = {run: null, batch: 0, alarm: 0, images: 0, alarms: 0};
 let charts = [];
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -23,8 +23,8 @@ function drawCharts() {
   charts = Object.entries(CURVES).map(([name, range]) => new uPlot({
     width: byId(name).clientWidth, height: HEIGHT, legend: {show: false}, cursor: {y: false},
     scales: {y: range ? {range} : {}},
-    axes: [{...axis, space: 80}, {...axis, size: 46}],
-    series: [{}, {label: name, stroke: color("--accent"), width: 2, points: {show: data.time.length < 2}}],
+    axes: [{...axis, space: 90, size: 30, values: (_, ticks) => ticks.map(clock)}, {...axis, size: 46}],
+    series: [{}, {label: name, stroke: color("--accent"), width: 2, points: {show: data.time.length < 30}}],
   }, [data.time, data[name]], byId(name)));
 }
 function resizeCharts() {
@@ -43,7 +43,7 @@ function addBatches(batches) {
   const {state} = batches[batches.length - 1].health;
   byId("health").textContent = state; byId("health").className = `pill ${state}`;
   byId("counts").textContent = `${seen.batch} batches, ${seen.images} images and ${seen.alarms} alarms on this page`;
-  if (data.time.length < 3) drawCharts();
+  if (data.time.length - batches.length < 30) drawCharts();
   Object.keys(CURVES).forEach((name, at) => charts[at].setData([data.time, data[name]]));
 }
 function addAlarms(alarms) {
@@ -61,7 +61,7 @@ function addAlarms(alarms) {
 function showNotices(notices) {
   byId("notices").replaceChildren(...notices.slice(-12).reverse().map(notice => {
     const item = make("li");
-    item.append(make("time", clock(notice.time)), `${notice.kind}: ${notice.message}`);
+    item.append(make("time", clock(notice.time)), `${notice.kind}: ${notice.message}${notice.count > 1 ? ` (${notice.count} times)` : ""}`);
     return item;
   }));
   byId("silent").hidden = notices.length > 0;
@@ -71,8 +71,11 @@ async function refresh() {
     const answer = await fetch(`history?after=${seen.batch}&after_alarm=${seen.alarm}`);
     if (!answer.ok) throw new Error(answer.status);
     const news = await answer.json();
+    if (seen.run !== null && seen.run !== news.run) Object.assign(seen, {batch: 0, alarm: 0});  // it was started again
+    const isSame = seen.run === null || seen.run === news.run;
+    seen.run = news.run;
     if (byId("health").classList.contains("lost")) { byId("health").textContent = "connected"; byId("health").className = "pill"; }
-    addBatches(news.batches); addAlarms(news.alarms); showNotices(news.notices);
+    if (isSame) { addBatches(news.batches); addAlarms(news.alarms); showNotices(news.notices); }
   } catch {
     byId("health").textContent = "no connection"; byId("health").className = "pill lost";
   }
