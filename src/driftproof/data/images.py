@@ -22,7 +22,18 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeExact", "ResizeShorterSide", "Size", "Subset", "to_rgb"]
+__all__ = [
+    "ArraySet",
+    "FileSet",
+    "ImageSet",
+    "ResizeExact",
+    "ResizeShorterSide",
+    "Size",
+    "Subset",
+    "decode_image",
+    "resize_image",
+    "to_rgb",
+]
 
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -209,21 +220,7 @@ class FileSet(ImageSet):
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
     def _decode(self, path: Path) -> npt.NDArray[np.uint8]:
-        with open_image(path, max_pixels=self.max_pixels) as opened:
-            return np.array(self._resize(path, to_rgb(opened)))
-
-    def _resize(self, path: Path, image: "Image.Image") -> "Image.Image":
-        size = ResizeExact(*self.size) if isinstance(self.size, tuple) else self.size
-        if size is None:
-            return image
-        if isinstance(size, ResizeExact):
-            return _interpolate(image, (size.width, size.height), size.interpolation)
-        shorter = min(image.size)
-        width, height = (int(size.side * length / shorter) for length in image.size)
-        check_pixels(path, height, width, self.max_pixels)  # a narrow image becomes a long one
-        left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
-        resized = _interpolate(image, (width, height), size.interpolation)
-        return resized.crop((left, top, left + size.crop, top + size.crop))
+        return decode_image(path, self.size, self.max_pixels)
 
 
 class Subset(ImageSet):
@@ -249,6 +246,36 @@ class Subset(ImageSet):
     def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
         """Return the images at these indices of the subset."""
         return self._images.batch(self._indices[check_indices(indices, len(self))])
+
+
+def decode_image(path: Path, size: Size = None, max_pixels: int | None = None) -> npt.NDArray[np.uint8]:
+    """Read an image file as RGB of shape (H, W, 3), as `FileSet` does."""
+    with open_image(path, max_pixels=max_pixels) as opened:
+        return np.array(resize_image(to_rgb(opened), size, path, max_pixels))
+
+
+def resize_image(
+    image: "Image.Image", size: Size, path: Path = Path("an image"), max_pixels: int | None = None
+) -> "Image.Image":
+    """Resize a Pillow image, as `FileSet` does.
+
+    Args:
+        image: The image.
+        size: As in `FileSet`.
+        path: Its name, for errors.
+        max_pixels: As in `FileSet`.
+    """
+    size = ResizeExact(*size) if isinstance(size, tuple) else size
+    if size is None:
+        return image
+    if isinstance(size, ResizeExact):
+        return _interpolate(image, (size.width, size.height), size.interpolation)
+    shorter = min(image.size)
+    width, height = (int(size.side * length / shorter) for length in image.size)
+    check_pixels(path, height, width, max_pixels)  # a narrow image becomes a long one
+    left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
+    resized = _interpolate(image, (width, height), size.interpolation)
+    return resized.crop((left, top, left + size.crop, top + size.crop))
 
 
 def check_indices(indices: Sequence[int] | Tensor, count: int) -> Tensor:

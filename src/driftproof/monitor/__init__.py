@@ -4,6 +4,7 @@ A `Monitor` gets the record of each batch and hands a `BatchReport` and its `Not
 """
 
 from driftproof.monitor.base import METRICS, BatchReport, Exporter, Metric, Notice, NoticeKind
+from driftproof.monitor.json_log import JsonLog, read_log
 from driftproof.monitor.monitor import Monitor
 
-__all__ = ["METRICS", "BatchReport", "Exporter", "Metric", "Monitor", "Notice", "NoticeKind"]
+__all__ = ["METRICS", "BatchReport", "Exporter", "JsonLog", "Metric", "Monitor", "Notice", "NoticeKind", "read_log"]
