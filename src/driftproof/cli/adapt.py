@@ -13,7 +13,17 @@ from driftproof.cli.guards import GuardNames, build_guarded
 from driftproof.cli.images import find_images, load_batches
 from driftproof.cli.labels import LabelSource, read_labels
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
-from driftproof.cli.monitor_options import LogFile, MonitorOptions, open_monitor
+from driftproof.cli.monitor_options import (
+    EventLog,
+    Live,
+    LogFile,
+    MonitorOptions,
+    OpenTelemetryFlag,
+    PrometheusPort,
+    TensorBoardFolder,
+    WebhookUrl,
+    open_monitor,
+)
 from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
 from driftproof.cli.order import Order, OrderName, OrderSeed, arrange
 from driftproof.cli.picture_page import write_picture_page
@@ -80,6 +90,12 @@ def adapt_command(
     save_every: Annotated[int, typer.Option(min=1, help="Save the state for `--resume` after so many batches.")] = 10,
     keep: Annotated[int, typer.Option(min=1, help="Keep so many saved states, besides the last healthy one.")] = 2,
     log: LogFile = None,
+    event_log: EventLog = None,
+    webhook: WebhookUrl = None,
+    prometheus: PrometheusPort = None,
+    opentelemetry: OpenTelemetryFlag = False,
+    tensorboard: TensorBoardFolder = None,
+    live: Live = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run that was stopped; starts one if there is none.")
     ] = False,
@@ -100,6 +116,7 @@ def adapt_command(
     _, names = parse_classes(classes)
     settings = describe_options(context.params)
     stream = StreamOptions(follow, batch_seconds, idle, settle)
+    monitoring = MonitorOptions(log, event_log, webhook, prometheus, opentelemetry, tensorboard, live)
     arrivals = open_arrivals(images, stream, _list_fixed_only(context))
     with folder.locked(), progress_bar() as progress:
         if resume and (folder.is_complete or (out.exists() and not folder.has_begun)):
@@ -123,7 +140,7 @@ def adapt_command(
         else:
             load_or_prepare(adapter, source, preprocessing.size, progress, state)
         rows = RowFile(folder.rows if is_parquet else out, columns, checkpoint.length if checkpoint else 0)
-        with open_monitor(MonitorOptions(log)) as monitor, catch_stop_signals() as stop:
+        with open_monitor(monitoring, progress) as monitor, catch_stop_signals() as stop:
             run = AdaptRun(adapter, plan, folder, rows, maker, monitor, checkpoint, keep)
             shape = {"batch_size": batch_size, "size": preprocessing.size}
             if checkpoint is not None and checkpoint.stage != "running":
