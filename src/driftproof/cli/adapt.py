@@ -155,6 +155,8 @@ def adapt_command(
             if not run.run(batches, save_every, stop, progress):
                 _print_stopped(out, run)
                 raise typer.Exit(stop.exit_code)
+            if arrivals is not None and (rest := arrivals.describe_rest()) is not None:
+                typer.echo(f"warning: {rest}", err=True)
             if arrivals is None or is_parquet:
                 sort_rows(rows, out, folder.path)
             # Saved after the rows: a run that fails before starts again from the old state.

@@ -145,12 +145,13 @@ class LineArrivals(Arrivals):
 
     def _read(self) -> None:
         rest = b""
-        while chunk := os.read(self._descriptor, 65536):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _MAX_LINE:
-                lines, rest = [*lines, rest[:_MAX_LINE]], b""
-            for line in lines:
-                self._put(line)
+        with suppress(OSError):  # closed: nothing more will come
+            while chunk := os.read(self._descriptor, 65536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _MAX_LINE:
+                    lines, rest = [*lines, rest[:_MAX_LINE]], b""
+                for line in lines:
+                    self._put(line)
         if rest:
             self._put(rest)
         self._put(None)

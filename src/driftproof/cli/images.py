@@ -141,7 +141,7 @@ def _decode(frame: Frame, size: "Size") -> "npt.NDArray[np.uint8] | str":
         return frame.error
     try:
         if frame.image is not None:
-            return np.array(resize_image(frame.image, size, frame.path))
-        return decode_image(frame.path, size)
+            return np.array(resize_image(frame.name, frame.image, size))
+        return decode_image(frame.path, size=size)
     except InputError as error:
         return str(error)

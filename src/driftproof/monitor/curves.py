@@ -44,9 +44,9 @@ def draw_curve(values: Sequence[float], width: int = 60) -> str:
     finite = [value for value in means if math.isfinite(value)]
     if not finite:
         return " " * count
-    low, high = min(finite), max(finite)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
+    low, high = min(finite) / 2, max(finite) / 2  # halves, so that no difference overflows
+    heights = [(value / 2 - low) / (high - low) if high > low else 0.0 * value for value in means]
+    return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] if math.isfinite(height) else " " for height in heights)
 
 
 def draw_reports(reports: Sequence[BatchReport], notices: Sequence[Notice] = (), width: int = 60) -> "RenderableType":
@@ -79,6 +79,7 @@ def parse_report(line: dict[str, Any]) -> BatchReport:
     try:
         health = {name: line["health"][name] for name in vars(Health())}
         values = {name: line[name] for name in line if name not in ("type", "health")}
+        values["actions"] = tuple(values["actions"])
         report = BatchReport(**_fill_nan(values), health=Health(**_fill_nan(health)))
         _ = report.health.state, report.batch + 1, report.images + 1
     except (KeyError, TypeError, AttributeError) as error:
