@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
 
 setup: $(READY)
 
@@ -39,6 +39,10 @@ test-slow: setup
 fuzz: export DRIFTPROOF_FUZZ = 10
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
+
+# 100,000 batches, killed again and again, against a run left alone. About 15 minutes on two idle cores.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak
 
 lint: setup
 	$(BIN)/ruff check .

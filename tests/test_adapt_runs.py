@@ -203,7 +203,7 @@ def test_full_disk_while_saving_the_state_is_named(images, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("driftproof.cli.run_folder.write_guards", fail)
+        patch.setattr("driftproof.cli.snapshots.write_guards", fail)
         assert run_command("adapt", images, *options("out.csv")) == 2
     assert "No space left on device: out.csv.run" in capsys.readouterr().err
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
@@ -274,7 +274,7 @@ def test_resume_refuses_other_options_and_lost_files(images, monkeypatch, capsys
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 2
     assert "bytes of rows in out.csv, but they are missing" in capsys.readouterr().err
     Path("out.csv").write_bytes(rows)
-    Path("out.csv.run/checkpoint.json").write_text("[]")
+    Path("out.csv.run/plan.json").write_text("[]")
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 2
     assert "damaged. Start anew with `--force`" in capsys.readouterr().err
     assert run_command("adapt", images, *options("out.csv", "--force")) == 0
@@ -290,7 +290,7 @@ def test_second_run_on_the_same_output_is_refused(images, capsys):
 
 
 def test_bad_images_are_reported_in_their_rows(images, capsys):
-    names = {"005a.png": "33×33", "010a.png": "cannot be read", "015a.png": "", "020a.png": "no regular file"}
+    names = {"005a.png": "33×33", "010a.png": "cannot be read", "015a.png": "", "020a.png": "regular file"}
     assert run_command("adapt", images, *options("good.jsonl", batch_size=40)) == 0
     save_image(images / "005a.png", 0, side=33)
     (images / "010a.png").write_bytes((images / "000.png").read_bytes()[:60])

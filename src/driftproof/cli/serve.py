@@ -8,8 +8,18 @@ import typer
 
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.device import Device, move_model, resolve_device
+from driftproof.cli.exit_codes import ExitCode
 from driftproof.cli.guards import GuardNames, build_guarded
 from driftproof.cli.model import Classes, ModelName, Weights, load_model
+from driftproof.cli.monitor_options import (
+    EventLog,
+    LogFile,
+    MonitorOptions,
+    OpenTelemetryFlag,
+    TensorBoardFolder,
+    WebhookUrl,
+    open_monitor,
+)
 from driftproof.cli.options import MethodName, MethodOptions, parse_method_options
 from driftproof.cli.preprocessing import Crop, Mean, Preset, Side, Std, resolve_preprocessing
 from driftproof.cli.progress import progress_bar
@@ -81,6 +91,11 @@ def serve_command(
     max_pending: Annotated[int, typer.Option(min=1, help="Images that may wait for the model.")] = 256,
     max_connections: Annotated[int, typer.Option(min=1, help="Open connections.")] = 2000,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a request.")] = 30.0,
+    log: LogFile = None,
+    event_log: EventLog = None,
+    webhook: WebhookUrl = None,
+    opentelemetry: OpenTelemetryFlag = False,
+    tensorboard: TensorBoardFolder = None,
     device: Device = "cpu",
 ) -> None:
     """Serve predictions over HTTP; the model adapts to the images it is sent.
@@ -116,28 +131,32 @@ def serve_command(
     if follow is None and not (resume and state is not None and state.exists()):
         with progress_bar() as progress:
             load_or_prepare(adapter, source, preprocessing.size, progress)
-    settings = Settings(
-        size=preprocessing.size,
-        class_names=names,
-        alarm=None if alarm is None else _make_alarm(alarm),
-        limits=limits,
-        batch_size=batch_size,
-        max_wait=max_wait,
-        state=state,
-        save_every=save_every,
-        resume=resume,
-        follow=follow,
-        host=host,
-        allow_hosts=tuple(allow_host or ()),
-        token=token,
-        page=page,
-    )
-    server = build_server(adapter, settings)
-    listener = open_socket(host, port)
-    with catch_stop_signals() as stop:
+    reports = MonitorOptions(log, event_log, webhook, None, opentelemetry, tensorboard)
+    with open_monitor(reports, progress_bar()) as monitor, catch_stop_signals() as stop:
+        settings = Settings(
+            size=preprocessing.size,
+            class_names=names,
+            alarm=None if alarm is None else _make_alarm(alarm),
+            limits=limits,
+            batch_size=batch_size,
+            max_wait=max_wait,
+            state=state,
+            save_every=save_every,
+            resume=resume,
+            follow=follow,
+            host=host,
+            allow_hosts=tuple(allow_host or ()),
+            token=token,
+            page=page,
+            monitor=monitor,
+        )
+        server = build_server(adapter, settings)
+        listener = open_socket(host, port)
+        monitor.notify("run", "the server started")
         started = run_server(server, listener, lambda address: typer.echo(f"Serving {method} at {address}", err=True))
+        monitor.notify("run", "the server stopped")
     if not started:
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE_ERROR)
     if stop.number is not None:
         raise typer.Exit(stop.exit_code)
 

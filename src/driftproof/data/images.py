@@ -31,6 +31,7 @@ __all__ = [
     "Size",
     "Subset",
     "decode_image",
+    "resize_image",
     "to_rgb",
 ]
 
@@ -309,10 +310,11 @@ def decode_image(
         (1, 2, 3)
     """
     with open_image(path, content, max_pixels=max_pixels) as opened:
-        return np.array(_resize(path, to_rgb(opened), size, max_pixels))
+        return np.array(resize_image(path, to_rgb(opened), size, max_pixels))
 
 
-def _resize(path: Path | str, image: "Image.Image", size: Size, max_pixels: int | None) -> "Image.Image":
+def resize_image(path: Path | str, image: "Image.Image", size: Size, max_pixels: int | None = None) -> "Image.Image":
+    """Resize a Pillow image as `FileSet` does; the name is for errors."""
     size = ResizeExact(*size) if isinstance(size, tuple) else size
     if size is None:
         return image

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from driftproof.monitor import Monitor
+from driftproof.monitor import Monitor, Prometheus
 from driftproof.serve.app import build_app
 from driftproof.serve.history import History
 from driftproof.serve.limits import Limits
@@ -31,6 +31,7 @@ __all__ = ["Settings", "build_server", "build_service"]
 @dataclass(frozen=True)
 class Settings:
     """How to serve an adapter.
+
     Attributes:
         size: How images are resized, as in `driftproof.data.FileSet`.
         class_names: Names of the classes; empty if unknown.
@@ -46,6 +47,7 @@ class Settings:
         allow_hosts: Further names that requests may be sent to.
         token: Guards the state; None disables what it guards.
         page: Whether to show the page; None shows it on loopback only.
+        monitor: Gets the record of each batch, and metrics and the page as further exporters; None makes one.
     """
 
     size: "Size" = None
@@ -62,6 +64,7 @@ class Settings:
     allow_hosts: Sequence[str] = ()
     token: str | None = field(default=None, repr=False)
     page: bool | None = None
+    monitor: Monitor | None = None
 
 
 def build_server(adapter: "Adapter", settings: Settings) -> "uvicorn.Server":
@@ -75,12 +78,13 @@ def build_service(adapter: "Adapter", settings: Settings) -> "tuple[Starlette, S
     registry = CollectorRegistry()
     has_page = is_loopback(settings.host) if settings.page is None else settings.page
     history = History() if has_page else None
-    exporters = [] if history is None else [history]
+    monitor = settings.monitor or Monitor()
+    monitor.exporters += (Prometheus(registry=registry), *([] if history is None else [history]))
     predictor = Predictor(
         adapter,
         settings.alarm,
         settings.class_names,
-        Monitor(*exporters),
+        monitor,
         learns=settings.follow is None,
         on_alarm=None if history is None else history.add_alarm,
     )

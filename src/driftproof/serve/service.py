@@ -91,7 +91,6 @@ class Service:
             if self._state is not None and self.follower is None:
                 await self.run(self._save)
             self._thread.shutdown()
-            self.predictor.monitor.close()
 
     async def predict(self, images: list[Image]) -> list[Answer | DriftproofError]:
         """Return the answer to each image, or why it has none."""
