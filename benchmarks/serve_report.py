@@ -56,7 +56,8 @@ def _format_long(long: Mapping[str, Any]) -> list[str]:
         *lines,
         "",
         f"Resident memory, MiB: {memory} (start of the run, after the faults; then the same after a restart). "
-        f"A traceback in the log: {_say(long['traceback_in_log'])}. The token in the log: {_say(long['token_in_log'])}.",
+        f"A traceback in the log: {_say(long['traceback_in_log'])}. "
+        f"The token in the log: {_say(long['token_in_log'])}.",
     ]
 
 
