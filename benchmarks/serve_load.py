@@ -100,6 +100,22 @@ def collect(processes: list[Any], folder: Path, seconds: float, connections: int
     }
 
 
+def run_short(server: ServerProcess, folder: Path, seconds: float, connections: int) -> dict[str, Any]:
+    """Load the server for a moment; also measure its processor time, which other programs do not change much."""
+    before, batches = server.cpu_seconds(), server.metrics().get("driftproof_batches_total", 0.0)
+    results = collect(
+        start_clients(server, folder, seconds=seconds, connections=connections), folder, seconds, connections
+    )
+    steps = server.metrics()["driftproof_batches_total"] - batches
+    used = 1000 * (server.cpu_seconds() - before)
+    costs = {"cpu_ms_per_request": used / results["answered"], "cpu_ms_per_image": used / results["images"]}
+    return (
+        results
+        | {name: round(value, 2) for name, value in costs.items()}
+        | {"images_per_batch": round(results["images"] / steps, 1)}
+    )
+
+
 def run_long(server: ServerProcess, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Load the server while clients misbehave, and end it twice."""
     faults = {name: Counter[str]() for name in FAULTS}
@@ -164,15 +180,7 @@ def main() -> None:
         server = ServerProcess(folder, [*choose_model(given, folder), "--alarm", "0.9"], _free_port())
         first_start = server.start()
         try:
-            short = [
-                collect(
-                    start_clients(server, folder, seconds=given.short_seconds, connections=connections),
-                    folder,
-                    given.short_seconds,
-                    connections,
-                )
-                for connections in SHORT_RUNS
-            ]
+            short = [run_short(server, folder, given.short_seconds, connections) for connections in SHORT_RUNS]
             long = run_long(server, folder, given) if given.seconds else None
         finally:
             exit_code = server.stop(signal.SIGTERM)

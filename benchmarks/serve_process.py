@@ -115,6 +115,12 @@ class ServerProcess:
         line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
         return 1024 * int(line.split()[1])
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the process has used."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def read_log(self) -> str:
         """Return what the process printed."""
         return (self.folder / "server.log").read_text(errors="replace")

@@ -24,6 +24,7 @@ def _format_runs(runs: list[Mapping[str, Any]]) -> list[str]:
     for run in runs:
         shown = [run["connections"], run["seconds"], run["requests_per_second"], run["images_per_second"]]
         lines.append(_row([*shown, *run["latency_ms"].values(), f"{run['accuracy']:.1%}"]))
+    lines += _format_costs([run for run in runs if "cpu_ms_per_image" in run])
     words = {
         "sent": "requests sent",
         "answered": "answered",
@@ -36,6 +37,18 @@ def _format_runs(runs: list[Mapping[str, Any]]) -> list[str]:
     head = ["", *(f"{run['connections']} connections" for run in runs)]
     lines += ["", _row(head), _row(["---", *["---:"] * len(runs)])]
     return lines + [_row([text, *(f"{run[name]:,}" for run in runs)]) for name, text in words.items()]
+
+
+def _format_costs(runs: list[Mapping[str, Any]]) -> list[str]:
+    """Return what the server used; nothing for results without it."""
+    if not runs:
+        return []
+    head = ["connections", "processor time per request, ms", "per image, ms", "images per batch"]
+    rows = [
+        [run["connections"], run["cpu_ms_per_request"], run["cpu_ms_per_image"], run["images_per_batch"]]
+        for run in runs
+    ]
+    return ["", _row(head), _row(["---:"] * 4), *map(_row, rows)]
 
 
 def _format_long(long: Mapping[str, Any]) -> list[str]:

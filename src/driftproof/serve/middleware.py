@@ -61,8 +61,8 @@ class Gate:
             _LOG.exception("a request failed")
             if status:
                 raise
-            error = RequestError("internal", "Expected an answer, but the request failed. See the log.")
-            await self._refuse(error, scope, receive, send_noted)
+            failed = RequestError("internal", "Expected an answer, but the request failed. See the log.")
+            await self._refuse(failed, scope, receive, send_noted)
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
             seconds = time.perf_counter() - started
