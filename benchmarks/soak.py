@@ -180,7 +180,7 @@ def soak(steps: int, kills: int, seed: int, folder: Path) -> dict[str, Any]:
         ),
         "rows with an error": sum('"error": null' not in line for line in disturbed.rows.open()),
         "fates": _count([life.fate for life in disturbed.lives]),
-        "growth": _measure_growth(quiet.lives[0], 0.2),
+        "growth": _measure_growth(quiet.lives[0], 0.2) if steps >= _LONG_LIFE else None,
         "growth of lives": [
             growth
             for life in disturbed.lives
@@ -198,9 +198,8 @@ def find_failures(results: dict[str, Any]) -> list[str]:
     failures = [name for name in ("rows equal", "a row for each line", "states equal") if not results[name]]
     if results["batches logged"] < results["steps"] and "disk full" not in results["fates"]:
         failures.append("batches are missing in the log")
-    failures += [
-        f"{growth:.1%} growth" for growth in (results["growth"], *results["growth of lives"]) if growth > MAX_GROWTH
-    ]
+    growths = [results["growth"], *results["growth of lives"]]
+    failures += [f"{growth:.1%} growth" for growth in growths if growth is not None and growth > MAX_GROWTH]
     return failures + [f"{name} is left behind" for name in results["left behind"]]
 
 
@@ -226,6 +225,10 @@ def _count(values: list[str]) -> dict[str, int]:
     return {value: values.count(value) for value in sorted(set(values))}
 
 
+def _format_growth(growth: float | None) -> str:
+    return "too short a run" if growth is None else f"{growth:+.2%} (at most {MAX_GROWTH:.0%})"
+
+
 def format_page(results: dict[str, Any], protocol: dict[str, Any], failures: list[str]) -> str:
     """Return the results as Markdown."""
     growths = results["growth of lives"]
@@ -238,8 +241,8 @@ def format_page(results: dict[str, Any], protocol: dict[str, Any], failures: lis
         "final state byte-equal": "yes" if results["states equal"] else "no",
         "batches in the log of the disturbed run": f"{results['batches logged']:,}",
         "memory of the run left alone": f"{results['memory in MiB']} MiB",
-        "its growth after the first fifth": f"{results['growth']:+.2%} (at most {MAX_GROWTH:.0%})",
-        "largest growth of a long life": f"{max(growths):+.2%}" if growths else "no life was long enough",
+        "its growth after the first fifth": _format_growth(results["growth"]),
+        "largest growth of a long life": _format_growth(max(growths, default=None)),
         "time": f"{results['seconds']} s",
     }
     lines = ["# Soak", "", "Made by `make soak`.", "", "| | |", "|---|---|"]

@@ -53,7 +53,7 @@ def make_images(folder: Path, seed: int = 0) -> None:
     (folder / "empty.png").touch()
     for path in folder.glob("*.png"):  # the clock of whoever wrote them jumped
         if path.is_file():
-            os.utime(path, (moment := generator.integers(0, 2**32), moment))
+            os.utime(path, (moment := int(generator.integers(0, 2**32)), moment))
 
 
 def make_lines(steps: int, folder: Path, seed: int = 0) -> Iterator[str]:

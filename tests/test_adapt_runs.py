@@ -158,6 +158,18 @@ def test_stopped_run_saves_its_state(forks, images, tmp_path, number, code):
     assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_followed_folder_goes_on_after_signals(forks, images, number, code):
+    words = ("adapt", images, "--follow", "--settle", 0)
+    assert run_command(*words, "--idle", 0.3, *options("whole.csv")) == 0
+    assert stop_at(forks, 19, number, Path("out.csv"), *words, *options("out.csv")) == code
+    # All images are predicted, the last batch but one is in no saved state, and the run waits for more.
+    assert stop_at(forks, 31, number, Path("out.csv"), *words, *options("out.csv", "--resume")) == code
+    assert run_command(*words, "--idle", 0.3, *options("out.csv", "--resume")) == 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+
+
 @pytest.mark.parametrize("batches", [0, 5])
 def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, capsys, batches):
     assert run_command("adapt", images, *options("whole.csv")) == 0

@@ -1,5 +1,6 @@
 """The monitor: what reports hold, where they go, and that nothing they meet ends a stream."""
 
+import io
 import json
 import math
 import threading
@@ -15,9 +16,11 @@ from rich.console import Console
 from torch import nn
 
 import driftproof as dp
-from driftproof.errors import ConfigurationError
+from driftproof.cli.monitor import LoggedRun
+from driftproof.errors import ConfigurationError, InputError
 from driftproof.monitor import METRICS, BatchReport, Exporter, JsonLog, LiveView, Monitor, Notice, Webhook, read_log
 from driftproof.monitor.curves import draw_curve, parse_notice, parse_report
+from driftproof.monitor.json_log import LogReader
 from driftproof.record import Outcome, Record
 from rows_on_disk import run_command
 
@@ -324,11 +327,50 @@ def test_command_draws_a_run_from_its_log(tmp_path, capsys):
     assert "18 images" in capsys.readouterr().out
     (tmp_path / "other.txt").write_text("no log")
     assert run_command("monitor", tmp_path / "other.txt") == 2
-    assert "holds no line of JSON" in capsys.readouterr().err
+    assert "holds no batch and no event" in capsys.readouterr().err
     (tmp_path / "other.txt").write_text('{"type": "batch", "batch": "x"}\n')
     assert run_command("monitor", tmp_path / "other.txt") == 2
     assert "Expected" in capsys.readouterr().err
     assert run_command("monitor", tmp_path / "missing.jsonl") == 2
+
+
+JSON = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*BatchReport(1, 1.0).to_json(), "kind", "message", "details"]), JSON), st.data()
+)
+def test_lines_of_any_content_are_drawn_or_named(folder, changes, data):
+    whole = data.draw(st.sampled_from([BatchReport(1, 1.0), Notice("alarm", "x", 1.0)])).to_json()
+    (folder / "run.jsonl").write_text(f"{json.dumps(whole | changes)}\n")
+    run = LoggedRun(folder / "run.jsonl", None, 5)
+    try:
+        run.read()
+    except InputError:  # the line is named
+        return
+    Console(file=io.StringIO()).print(run.draw(80))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("logs")
+
+
+def test_growing_log_is_read_on_across_new_files(tmp_path):
+    path, seen = tmp_path / "run.jsonl", []
+    reader, log = LogReader(path), JsonLog(path, max_bytes=2500, keep=9)
+    with Monitor(log) as monitor:
+        for seed in range(40):
+            monitor(make_record(seed))
+            if seed % 7 == 0:
+                seen += [line["batch"] for line in reader.read()]
+    with path.open("a") as file:
+        file.write('{"type": "batch", "ba')
+    seen += [line["batch"] for line in reader.read()]
+    assert seen == list(range(1, 41))
+    assert list(reader.read()) == []
 
 
 def test_monitor_reads_an_adapter_at_work():

@@ -4,7 +4,11 @@ import itertools
 import json
 import math
 import os
+import re
+import runpy
+import shlex
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -23,6 +27,7 @@ from driftproof.cli.live_batches import LiveBatches
 from driftproof.cli.snapshots import Checkpoint
 from driftproof.cli.stop_signals import StopRequest
 from driftproof.errors import StateError
+from driftproof.monitor import METRICS
 from rows_on_disk import run_command
 from test_adapt_runs import images, options, save_image  # noqa: F401  # a fixture
 
@@ -336,3 +341,36 @@ def test_last_healthy_state_stays_and_is_marked(images, monkeypatch):  # noqa: F
     assert (checkpoint["batches"], checkpoint["healthy"]) == (12, 4)
     states = sorted(path.name for path in Path("out.csv.run").glob("*.safetensors"))
     assert states == ["state-00000004.safetensors", "state-00000012.safetensors"]
+
+
+def test_page_can_be_followed_word_by_word(tmp_path, monkeypatch, capsys):
+    """Write the files of docs/production.md and run its commands."""
+    page = (Path(__file__).parents[1] / "docs" / "production.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("my_net", None)
+    for name, text in re.findall(r'^```python title="(\S+)"\n(.*?)^```', page, flags=re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text)
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    assert lines.pop(0).startswith("pip install")
+    for line in lines:
+        before, _, command = line.rpartition(" | ")
+        if before:
+            assert before == "ls frames/*.png"
+            Path("lines.txt").write_text("".join(f"{path}\n" for path in sorted(Path("frames").iterdir())))
+            descriptor = os.open("lines.txt", os.O_RDONLY)
+            monkeypatch.setattr("driftproof.cli.sources.LineArrivals", lambda number=descriptor: LineArrivals(number))
+        program, *words = shlex.split(command)
+        if program == "python":
+            runpy.run_path(words[0], run_name="__main__")
+            continue
+        assert (program, run_command(*words)) == ("driftproof", 0), line
+    for name, count in {"folder": 40, "pattern": 10, "lines": 40, "arrived": 40, "timed": 40, "watched": 40}.items():
+        assert Path(f"{name}.csv").read_text().count("\n") == count + 1, name
+    assert "batches 1 to 5, 40 images" in capsys.readouterr().out
+    assert {json.loads(line)["type"] for line in Path("events.jsonl").read_text().splitlines()} == {"notice"}
+    assert list(Path("curves").iterdir())
+    assert set(re.findall(r"`driftproof_(\w+)", page)) | {"images"} <= {
+        name.removeprefix("driftproof_").partition("_total")[0] for name in (*METRICS, "driftproof_notices")
+    } | {"errors_total", "batches_total"}

@@ -1,5 +1,6 @@
 """`driftproof adapt`: adapt your own model to your own images."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,10 +40,15 @@ from driftproof.cli.stop_signals import catch_stop_signals
 from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from driftproof.alarm import Alarm
     from driftproof.cli.arrivals import Arrivals
+    from driftproof.cli.images import LoadedBatch
+    from driftproof.cli.live_batches import LiveBatches
+    from driftproof.cli.snapshots import Checkpoint
+    from driftproof.cli.stop_signals import StopRequest
+    from driftproof.data.images import Size
 
 __all__ = ["adapt_command"]
 
@@ -104,9 +110,10 @@ def adapt_command(
 ) -> None:
     """Adapt a model to images and write one row per image: class, probability, novelty, selected, quarantined, alarm.
 
-    The images are gone through in a random order. Rows are written batch by batch; at the end they are put in the
-    folder's order. The model gets RGB images in 0..1, normalized if a preset or a mean is given. A loaded state brings
-    its own learning rate. Images without a prediction have a row that says why; the exit code is 1 then.
+    A fixed set of images is gone through in a random order, images that arrive and videos in theirs. Rows are written
+    batch by batch; at the end those of a fixed set are put in the folder's order. The model gets RGB images in 0..1,
+    normalized if a preset or a mean is given. A loaded state brings its own learning rate. Images without a prediction
+    have a row that says why; the exit code is 1 then.
     """
     folder, options, target = RunFolder(out), parse_method_options(option), resolve_device(device)
     is_parquet = check_format(out) == ".parquet"
@@ -142,17 +149,12 @@ def adapt_command(
         rows = RowFile(folder.rows if is_parquet else out, columns, checkpoint.length if checkpoint else 0)
         with open_monitor(monitoring, progress) as monitor, catch_stop_signals() as stop:
             run = AdaptRun(adapter, plan, folder, rows, maker, monitor, checkpoint, keep)
-            shape = {"batch_size": batch_size, "size": preprocessing.size}
-            if checkpoint is not None and checkpoint.stage != "running":
-                batches = iter(())
-            elif arrivals is None:
-                batches = load_batches(plan.paths, plan.order[run.num_images :], **shape)
-            else:
-                batches = open_live_batches(
-                    arrivals, stream, **shape, stop=stop, folder=folder, rows=rows, checkpoint=checkpoint
-                )
             monitor.num_batches = run.num_batches
+            monitor.notify("run", "the run goes on" if is_resumed else "the run begins", out=str(out), method=method)
+            live_batches = partial(open_live_batches, arrivals, stream) if arrivals is not None else None
+            batches = _open_batches(run, checkpoint, live_batches, stop, batch_size, preprocessing.size)
             if not run.run(batches, save_every, stop, progress):
+                monitor.notify("run", "the run was stopped", images=run.num_images)
                 _print_stopped(out, run)
                 raise typer.Exit(stop.exit_code)
             if arrivals is not None and (rest := arrivals.describe_rest()) is not None:
@@ -167,6 +169,7 @@ def adapt_command(
                 typer.echo(write_picture_page(report, columns, by_path, run.summary, method), err=True)
             run.mark_complete()
             folder.clear()
+            monitor.notify("run", "the run is complete", images=run.num_images)
     _print_summary(out, run.summary)
     if run.summary.unpredicted:
         raise typer.Exit(ExitCode.NEGATIVE)
@@ -183,6 +186,24 @@ def _make_plan(
 ) -> Plan:
     paths = find_images(images) if arrivals is None else []
     return Plan(settings, paths, arrange(paths, order, seed))
+
+
+def _open_batches(
+    run: AdaptRun,
+    checkpoint: "Checkpoint | None",
+    live_batches: "Callable[..., LiveBatches] | None",
+    stop: "StopRequest",
+    batch_size: int,
+    size: "Size",
+) -> "Iterable[LoadedBatch]":
+    """Return the batches that are left."""
+    if checkpoint is not None and checkpoint.stage != "running":
+        return ()
+    if live_batches is None:
+        return load_batches(run.plan.paths, run.plan.order[run.num_images :], batch_size=batch_size, size=size)
+    return live_batches(
+        batch_size=batch_size, size=size, stop=stop, folder=run.folder, rows=run.rows, checkpoint=checkpoint
+    )
 
 
 def _make_alarm(threshold: float) -> "Alarm":

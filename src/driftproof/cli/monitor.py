@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from driftproof.monitor import BatchReport, Notice
 
-__all__ = ["monitor_command"]
+__all__ = ["LoggedRun", "monitor_command"]
 
 _POLL_SECONDS = 1.0
 
@@ -28,38 +28,62 @@ def monitor_command(
 ) -> None:
     """Draw the curves of a run and list its latest alarms, guard events and errors, from its log."""
     console = Console()
+    run = LoggedRun(file, last, notices)
+    run.read()
     if not follow:
-        console.print(_draw(file, last, notices, console.width))
+        console.print(run.draw(console.width))
         return
     from rich.live import Live
 
-    with Live(_draw(file, last, notices, console.width), console=console, auto_refresh=False) as live:
+    with Live(run.draw(console.width), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(_POLL_SECONDS)
-            live.update(_draw(file, last, notices, console.width), refresh=True)
+            run.read()
+            live.update(run.draw(console.width), refresh=True)
 
 
-def _draw(file: Path, last: int | None, listed: int, width: int) -> "RenderableType":
-    from driftproof.monitor.curves import draw_reports, parse_notice, parse_report
-    from driftproof.monitor.json_log import read_log
+class LoggedRun:
+    """The batches and notices of a log.
 
-    reports: dict[int, BatchReport] = {}  # a batch that a resumed run repeated counts once
-    notices: deque[Notice] = deque(maxlen=listed)
-    found = False
-    for line in read_log(file):
-        found = True
+    Args:
+        file: The log.
+        last: How many batches to keep; None keeps all.
+        listed: How many notices to keep.
+    """
+
+    def __init__(self, file: Path, last: int | None, listed: int) -> None:
+        from driftproof.monitor.json_log import LogReader
+
+        self._file, self._last = file, last
+        self._reader = LogReader(file)
+        self._reports: dict[int, BatchReport] = {}  # a batch that a resumed run repeated counts once
+        self._notices: deque[Notice] = deque(maxlen=listed)
+
+    def read(self) -> None:
+        """Read what is new."""
         try:
-            if line.get("type") == "batch":
-                report = parse_report(line)
-                reports.pop(report.batch, None)
-                reports[report.batch] = report
-                if last is not None and len(reports) > last:
-                    del reports[next(iter(reports))]
-            elif line.get("type") == "notice":
-                notices.append(parse_notice(line))
+            for line in self._reader.read():
+                self._add(line)
         except ValueError as error:
-            raise InputError(f"Expected {file} to be the log of a run, but a line is {error}.") from error
-    if not found:
-        raise InputError(f"Expected {file} to be the log of a run, but it holds no line of JSON.")
-    ordered = [reports[number] for number in sorted(reports)]
-    return draw_reports(ordered, list(notices), width=max(10, width - 50))
+            raise InputError(f"Expected {self._file} to be the log of a run, but a line is {error}.") from error
+        if not self._reports and not self._notices:
+            raise InputError(f"Expected {self._file} to be the log of a run, but it holds no batch and no event.")
+
+    def draw(self, width: int) -> "RenderableType":
+        """Return the curves and the notices."""
+        from driftproof.monitor.curves import draw_reports
+
+        reports = [self._reports[number] for number in sorted(self._reports)]
+        return draw_reports(reports, list(self._notices), width=max(10, width - 50))
+
+    def _add(self, line: dict[str, Any]) -> None:
+        from driftproof.monitor.curves import parse_notice, parse_report
+
+        if line.get("type") == "notice":
+            self._notices.append(parse_notice(line))
+        elif line.get("type") == "batch":
+            report = parse_report(line)
+            self._reports.pop(report.batch, None)
+            self._reports[report.batch] = report
+            if self._last is not None and len(self._reports) > self._last:
+                del self._reports[next(iter(self._reports))]

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from driftproof.health import Health
-from driftproof.monitor.base import BatchReport, Notice
+from driftproof.monitor.base import BatchReport, Notice, NoticeKind
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,6 +16,8 @@ __all__ = ["draw_curve", "draw_reports", "parse_notice", "parse_report"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STATE_STYLES = {"healthy": "green", "drifting": "yellow", "collapsed": "bold red"}
+_COUNTS = ("batch", "images", "selected", "quarantined", "errors", "alarms")
+_NUMBERS = ("time", "kept", "novelty", "entropy", "loss", "seconds")
 _CURVES: dict[str, Callable[[BatchReport], float]] = {
     "kept": lambda report: report.kept,
     "novelty": lambda report: report.novelty,
@@ -77,28 +79,29 @@ def draw_reports(reports: Sequence[BatchReport], notices: Sequence[Notice] = (),
 def parse_report(line: dict[str, Any]) -> BatchReport:
     """Return the report that a line of a log describes; raise `ValueError` if it is none."""
     try:
-        health = {name: line["health"][name] for name in vars(Health())}
-        values = {name: line[name] for name in line if name not in ("type", "health")}
-        values["actions"] = tuple(values["actions"])
-        report = BatchReport(**_fill_nan(values), health=Health(**_fill_nan(health)))
-        _ = report.health.state, report.batch + 1, report.images + 1
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a report: {error}") from error
-    return report
+        health = Health(**{name: _read_number(line["health"][name]) for name in vars(Health())})
+        numbers = {name: _read_number(line[name]) for name in _NUMBERS}
+        counts = {name: int(line[name]) for name in _COUNTS}
+        skipped = None if line["skipped"] is None else str(line["skipped"])
+        actions = tuple(map(str, line["actions"]))
+        stepped = bool(line["stepped"])
+        return BatchReport(**counts, **numbers, health=health, skipped=skipped, actions=actions, stepped=stepped)  # type: ignore[arg-type]
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"no report: {error!r}") from error
 
 
 def parse_notice(line: dict[str, Any]) -> Notice:
     """Return the notice that a line of a log describes; raise `ValueError` if it is none."""
     try:
-        return Notice(
-            line["kind"], str(line["message"]), float(line["time"]), int(line["batch"]), line.get("details", {})
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a notice: {error}") from error
+        kind: NoticeKind = line["kind"] if line["kind"] in get_args(NoticeKind) else "run"
+        details = line.get("details", {})
+        return Notice(kind, str(line["message"]), float(line["time"]), int(line["batch"]), details)
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"no notice: {error!r}") from error
 
 
-def _fill_nan(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None and name != "skipped" else value for name, value in values.items()}
+def _read_number(value: Any) -> float:  # noqa: ANN401  # whatever a line holds
+    return math.nan if value is None else float(value)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -109,5 +112,8 @@ def _mean(values: Sequence[float]) -> float:
 def _format_notice(notice: Notice) -> "RenderableType":
     from rich.text import Text
 
-    moment = datetime.fromtimestamp(notice.time).isoformat(sep=" ", timespec="seconds")
+    try:
+        moment = datetime.fromtimestamp(notice.time).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # a clock that jumped
+        moment = "?"
     return Text(f"{moment}  batch {notice.batch}  {notice.kind}: {notice.message}", overflow="fold")

@@ -1,8 +1,10 @@
 """Reports and notices as JSON Lines, in files of bounded size."""
 
+import glob
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from logging import LogRecord, makeLogRecord
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 from driftproof.errors import ConfigurationError
 from driftproof.monitor.base import BatchReport, Exporter, Notice
 
-__all__ = ["JsonLog", "read_log"]
+__all__ = ["JsonLog", "LogReader", "read_log"]
 
 _MAX_LINE = 1 << 20
 
@@ -79,15 +81,38 @@ def _end_line(path: Path) -> None:
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
     """Iterate over the lines of a log and of its older files, oldest first; lines that are not whole are left out."""
-    older = sorted(
-        (int(file.suffix[1:]), file) for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()
-    )
-    for file in (*(file for _, file in reversed(older)), path):
-        with file.open("rb") as lines:
-            while line := lines.readline(_MAX_LINE):
-                try:
-                    content = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(content, dict):
-                    yield content
+    return LogReader(path).read()
+
+
+class LogReader:
+    """Reads a log that may still grow.
+
+    Args:
+        path: The newest file of the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset = -1, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the lines since the last call, over all of them at first."""
+        files = self._list_files()
+        inodes = [file.stat().st_ino for file in files]
+        start = inodes.index(self._inode) if self._inode in inodes else 0
+        for file, inode in zip(files[start:], inodes[start:], strict=True):
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
+            with file.open("rb") as lines:
+                lines.seek(self._offset)
+                while (line := lines.readline(_MAX_LINE)).endswith(b"\n") or len(line) == _MAX_LINE:
+                    self._offset += len(line)
+                    with suppress(ValueError):
+                        content = json.loads(line)
+                        if isinstance(content, dict):
+                            yield content
+
+    def _list_files(self) -> list[Path]:
+        older = (file for file in self._path.parent.glob(f"{glob.escape(self._path.name)}.*"))
+        numbered = sorted((int(file.suffix[1:]), file) for file in older if file.suffix[1:].isdecimal())
+        return [*(file for _, file in reversed(numbered)), self._path]
