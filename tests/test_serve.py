@@ -15,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import driftproof as dp
-from driftproof.errors import ConfigurationError, ForwardError
+from driftproof.data import FileSet, ResizeShorterSide
+from driftproof.errors import ConfigurationError, ForwardError, StateError
 from driftproof.serve.errors import STATUS
 from driftproof.serve.limits import Limits
 from driftproof.serve.predictor import Image, Predictor
 from driftproof.serve.security import allowed_hosts, check_token, is_loopback, read_token
+from driftproof.serve.snapshots import load_snapshot, save_snapshot
 from serving import AUTHORIZED, TOKEN, encode, random_image, random_pixels, served, small_adapter, small_model
 
 COLUMNS = [
@@ -89,6 +91,18 @@ def test_many_requests_share_batches_and_each_gets_its_own_answer():
     found = torch.tensor([content["predictions"][0]["probability"] for _, content in answers])
     torch.testing.assert_close(found, expected)
     assert images / 16 <= batches < images / 2
+
+
+def test_images_are_prepared_as_files_are(tmp_path):
+    paths = [tmp_path / f"{seed}.png" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        path.write_bytes(random_image(seed, side=20 + 5 * seed))
+    size = ResizeShorterSide(16, 12)
+    expected = small_adapter("source").step(FileSet(paths, size=size).batch(range(3)).float() / 255).logits
+    with served(small_adapter("source"), size=size) as client:
+        _, content = client.send_images([path.read_bytes() for path in paths])
+    found = torch.tensor([row["probability"] for row in content["predictions"]])
+    torch.testing.assert_close(found, expected.softmax(dim=1).amax(dim=1))
 
 
 def test_images_of_several_sizes_make_a_step_each_and_keep_their_order():
@@ -270,6 +284,27 @@ def test_state_is_saved_while_running_and_at_the_end_and_resumed(tmp_path):
     )
 
 
+def test_guards_go_on_where_they_were_unless_they_are_others(tmp_path):
+    adapter = small_adapter("tent", guard="roll_back")
+    adapter.method.guards[0].set_memory({"snapshots": [], "last": 7, "pause": 9, "paused_until": 11})
+    adapter.step(to_tensor(range(4)))
+    save_snapshot(adapter, tmp_path / "state")
+    for guard, last in (("roll_back", 7), ("fall_back+roll_back", 0)):
+        other = small_adapter("tent", guard=guard)
+        load_snapshot(other, tmp_path / "state")
+        assert other.method.guards[-1].get_memory()["last"] == last
+    adapter.step(to_tensor(range(4)))
+    adapter.save(tmp_path / "state")
+    other = small_adapter("tent", guard="roll_back")
+    load_snapshot(other, tmp_path / "state")
+    assert other.method.guards[0].get_memory()["last"] == 0, "these guards belong to an earlier state"
+    (tmp_path / "state.guards").write_bytes(b"damaged")
+    with pytest.raises(StateError, match=r"state\.guards to hold what guards remember"):
+        load_snapshot(other, tmp_path / "state")
+    (tmp_path / "state.guards").unlink()
+    load_snapshot(other, tmp_path / "state")
+
+
 def test_full_disk_does_not_end_the_service(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -378,6 +413,21 @@ def test_request_that_takes_too_long_is_answered_and_the_next_ones_too(blocked):
             time.sleep(0.01)
         assert client.send_image(random_image(9))[0] == 200
         assert client.service.predictor.num_batches < 9, "canceled requests are left out of batches"
+
+
+def test_stuck_model_is_reported(blocked):
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        served(blocked, limits=Limits(seconds=0.05)) as client,
+    ):
+        assert client.json("GET", "/healthz")[0] == 200
+        late = pool.submit(client.send_image, random_image(0))
+        deadline = time.monotonic() + 10
+        while client.request("GET", "/healthz")[0] == 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert client.json("GET", "/healthz")[1]["error"]["code"] == "stuck"
+        Blocked.gate.set()
+        late.result()
 
 
 def test_more_images_than_may_wait_are_refused_at_once(blocked):

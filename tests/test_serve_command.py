@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from driftproof.adapter.snapshot import read_meta
 from driftproof.adapter.state_file import read
@@ -57,7 +58,7 @@ def count_batches(path):
     return read_meta(read(Path(path), torch.device("cpu")))["counters"]["index"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signal_ends_the_server_with_its_state_saved(folder, capsys, number, code):
     port = free_port()
     client = Client(f"http://127.0.0.1:{port}")
@@ -95,6 +96,12 @@ def test_options_that_do_not_fit_are_named(folder, capsys, more, message):
     Path("short").write_text("short")
     assert run_command(*words(*more)) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_state_of_another_server_is_refused(folder, capsys):
+    with FileLock("state.lock"):
+        assert run_command(*words("--state", "state", "--resume")) == 2
+    assert "no other server to use state, but one does" in " ".join(capsys.readouterr().err.split())
 
 
 def test_port_in_use_is_named(folder, capsys):

@@ -1,6 +1,8 @@
 """`driftproof serve`: answer predictions over HTTP with a model that adapts."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,8 +102,8 @@ def serve_command(
 ) -> None:
     """Serve predictions over HTTP; the model adapts to the images it is sent.
 
-    `POST /predict` answers with class, probability, novelty, selected, alarm and health of each image. SIGTERM and
-    SIGINT end the server once the requests in flight are answered and the state is saved.
+    `POST /predict` answers with class, probability, novelty, selected, alarm and health of each image. TERM, Ctrl-C and
+    HUP end the server once the requests in flight are answered and the state is saved.
     """
     require("uvicorn", "Serving", "'driftproof[serve]'")
     from driftproof.serve.build import Settings, build_server
@@ -132,7 +134,7 @@ def serve_command(
         with progress_bar() as progress:
             load_or_prepare(adapter, source, preprocessing.size, progress)
     reports = MonitorOptions(log, event_log, webhook, None, opentelemetry, tensorboard)
-    with open_monitor(reports, progress_bar()) as monitor, catch_stop_signals() as stop:
+    with _locked(state), open_monitor(reports, progress_bar()) as monitor, catch_stop_signals() as stop:
         settings = Settings(
             size=preprocessing.size,
             class_names=names,
@@ -173,6 +175,23 @@ def _check_state(state: Path | None, follow: Path | None, *, resume: bool, force
                 f"Expected `--state` to be a new file, but {state} exists. Pass `--resume` to go on from it, or "
                 "`--force` to replace it."
             )
+
+
+@contextmanager
+def _locked(state: Path | None) -> Iterator[None]:
+    """Hold the state file; raise `ConfigurationError` if another server does."""
+    from filelock import FileLock, Timeout
+
+    if state is None:
+        yield
+        return
+    try:
+        with FileLock(state.with_name(f"{state.name}.lock"), timeout=0):
+            yield
+    except Timeout as error:
+        raise ConfigurationError(
+            f"Expected no other server to use {state}, but one does. Stop it, or follow it with `--follow {state}`."
+        ) from error
 
 
 def _make_alarm(threshold: float) -> "Alarm":

@@ -159,7 +159,8 @@ class _Endpoints:
         return JSONResponse(content, status)
 
     async def show_health(self, request: Request) -> Response:
-        """Say that the process answers, and how adaptation goes."""
+        """Say that the process answers and its model is not stuck."""
+        self.service.check_alive()
         predictor = self.service.predictor
         follower = self.service.follower
         shown = {

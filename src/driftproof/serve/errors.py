@@ -24,6 +24,7 @@ STATUS = {
     "internal": 500,
     "not_ready": 503,
     "overloaded": 503,
+    "stuck": 503,
     "timeout": 504,
 }
 """The codes of all errors, with their HTTP status."""

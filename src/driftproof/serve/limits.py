@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 class Limits:
     """What a server accepts; anything beyond is refused with a named error.
 
-    The memory that uploads take is at most `max_buffered_bytes`, plus the decoded images that wait for the model.
+    All bodies together have at most `max_buffered_bytes`. Parsing and decoding them takes about three times that.
 
     Attributes:
         max_bytes: Bytes of a request's body.

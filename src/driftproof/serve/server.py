@@ -1,8 +1,12 @@
 """Run the server until a signal ends it."""
 
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -46,7 +50,7 @@ def make_server(app: "Starlette", limits: Limits, metrics: ServerMetrics) -> uvi
 
 
 def run_server(server: uvicorn.Server, listener: socket.socket, on_start: Callable[[str], None]) -> bool:
-    """Serve until the process gets SIGINT or SIGTERM; returns whether it ever started.
+    """Serve until the process gets SIGINT, SIGTERM or SIGHUP; returns whether it ever started.
 
     Args:
         server: The server.
@@ -57,6 +61,27 @@ def run_server(server: uvicorn.Server, listener: socket.socket, on_start: Callab
         logging.getLogger(name).setLevel(logging.ERROR)  # else a line for each broken request
     host, port = listener.getsockname()[:2]
     on_start(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-    with listener:
+    with listener, _stop_on_hangup(server):
         server.run(sockets=[listener])
     return server.started
+
+
+@contextmanager
+def _stop_on_hangup(server: uvicorn.Server) -> Iterator[None]:
+    """End the server when its terminal goes away, unless the process ignores that; uvicorn handles other signals."""
+    number = getattr(signal, "SIGHUP", None)
+    before = None if number is None else signal.getsignal(number)
+    if number is None or not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    note = before
+
+    def stop(received: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+        note(received, frame)
+
+    signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

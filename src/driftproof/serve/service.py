@@ -23,6 +23,8 @@ __all__ = ["Service"]
 
 _LOG = logging.getLogger("driftproof.serve")
 _FOLLOW_SECONDS = 0.5
+_STUCK = 4
+"""A batch that takes so many times the time of a request will not end."""
 _Result = TypeVar("_Result")
 
 
@@ -65,6 +67,7 @@ class Service:
         self._options = {"batch_size": batch_size, "timeout_ms": 1000 * max_wait}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="driftproof-model")
         self._is_running = False
+        self._batch_began: float | None = None
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -107,6 +110,12 @@ class Service:
         if not self.is_ready:
             reason = "it has no state to follow yet" if self._is_running else "it is starting or stopping"
             raise RequestError("not_ready", f"Expected a server that is ready, but {reason}. Try again.")
+
+    def check_alive(self) -> None:
+        """Raise `RequestError` if the model has worked on one batch for very long."""
+        began = self._batch_began
+        if began is not None and time.monotonic() - began > _STUCK * self.limits.seconds:
+            raise RequestError("stuck", "Expected the batch to end, but the model is stuck. Restart the server.")
 
     def reserve(self, count: int) -> None:
         """Count images as pending; raise `RequestError` if there are too many."""
@@ -203,13 +212,20 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def _run_batch(self, images: list[Image]) -> list[Answer | DriftproofError]:
-        answers = await self.run(lambda: self.predictor.predict(images))
+        answers = await self.run(lambda: self._step(images))
         is_due = self.predictor.num_batches - self._saved_batches >= self._save_every
         if is_due and self._state is not None and self.follower is None:
             self._saved_batches = self.predictor.num_batches
             # Not awaited: the answers go out meanwhile, and the next batch waits for the thread.
             asyncio.get_running_loop().run_in_executor(self._thread, self._save)
         return answers
+
+    def _step(self, images: list[Image]) -> list[Answer | DriftproofError]:
+        self._batch_began = time.monotonic()
+        try:
+            return self.predictor.predict(images)
+        finally:
+            self._batch_began = None
 
     async def _follow(self) -> None:
         while True:

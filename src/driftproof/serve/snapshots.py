@@ -18,14 +18,14 @@ __all__ = ["Follower", "load_snapshot", "save_snapshot"]
 def save_snapshot(adapter: "Adapter", path: Path) -> None:
     """Write the state, and beside it what guards remember; each atomically.
 
-    The guards' file is written first and names its batch. After a kill between the two, it does not belong to the state
-    and is ignored.
+    The guards' file is written first and names its batch and its guards. After a kill between the two, or with other
+    guards, it does not belong to the state and is ignored.
     """
     guards = _guards_path(path)
     remove_unfinished(guards)
     with atomic_write(guards) as unfinished:
         memories = [guard.get_memory() for guard in adapter.method.guards]
-        torch.save({"batch": _count_batches(adapter), "memories": memories}, unfinished)
+        torch.save({"belongs_to": _identify(adapter), "memories": memories}, unfinished)
     adapter.save(path)
 
 
@@ -37,7 +37,7 @@ def load_snapshot(adapter: "Adapter", path: Path) -> None:
         return
     try:
         saved = torch.load(guards, map_location=adapter.device, weights_only=True)
-        if saved["batch"] == _count_batches(adapter):
+        if saved["belongs_to"] == _identify(adapter):
             for guard, memory in zip(adapter.method.guards, saved["memories"], strict=True):
                 guard.set_memory(memory)
     except OSError:
@@ -107,5 +107,5 @@ def _guards_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.guards")
 
 
-def _count_batches(adapter: "Adapter") -> int:
-    return adapter.state.guard_counters.get("num_batches", 0)
+def _identify(adapter: "Adapter") -> list[str]:
+    return [str(adapter.state.guard_counters.get("num_batches", 0)), *map(repr, adapter.method.guards)]
