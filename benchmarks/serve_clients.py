@@ -69,6 +69,12 @@ class Connection(threading.Thread):
             self.counts["sent"] += 1
             self._send(files, [label for _, label in chosen])
             number += 1
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _send(self, files: dict[str, bytes], labels: list[int]) -> None:
         body, headers = make_form(files)
@@ -79,7 +85,7 @@ class Connection(threading.Thread):
                 status, content = self._request(body, headers)
             except (OSError, http.client.HTTPException, ValueError):
                 self.counts["broken"] += 1
-                self._connection = None
+                self._close()
             else:
                 if status != 503:
                     self.latencies.append(1000 * (time.perf_counter() - started))

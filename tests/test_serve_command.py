@@ -42,7 +42,7 @@ def words(*more, port=0):
     return ("serve", "--model", "slow_model:build", "--method", "tent+crowd", "--port", port, *more)
 
 
-def wait_until_ready(client, seconds=60):
+def wait_until_ready(client, seconds=180):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -1,5 +1,7 @@
 """docs/serving.md: its tables agree with the code, and its commands work as they stand."""
 
+import importlib
+import json
 import os
 import re
 import shutil
@@ -13,7 +15,7 @@ import typer
 
 from driftproof.cli import app
 from driftproof.serve.errors import STATUS
-from serving import Client
+from serving import Client, random_image, served, small_adapter
 from test_serve_command import free_port, wait_until_ready
 
 PAGE = (Path(__file__).parents[1] / "docs" / "serving.md").read_text()
@@ -91,3 +93,53 @@ def test_page_can_be_followed_word_by_word(tmp_path):
     assert any('"class":"' in answer for answer in answers)
     assert any('{"status":"loaded"}' in answer for answer in answers)
     assert any("driftproof_kept_ratio" in answer for answer in answers)
+
+
+RESULTS = Path(__file__).parents[1] / "results" / "serve"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module
+
+
+def test_measured_numbers_agree_with_the_results(load):
+    results = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("serve", "short")}
+    for name, content in results.items():
+        assert load("serve_report").format_report(content) == (RESULTS / f"{name}.md").read_text()
+    long = results["serve"]["long"]
+    sent, faults = long["load"], long["faults"]
+    assert sent["lost"] == sent["mismatched"] == sent["unexpected"] == 0
+    assert sent["sent"] == sent["answered"]
+    assert all(restart["continued"] for restart in long["restarts"])
+    refused = sum(
+        sum(faults[f"{kind}"].values()) for kind in ("oversized uploads", "malformed uploads", "decompression bombs")
+    )
+    rows = dict(re.findall(r"^\| (.+?) \| ([\d,]+) \|$", PAGE.partition("## Measured")[2], flags=re.MULTILINE))
+    quoted = [int(number.replace(",", "")) for number in rows.values()]
+    counted = [sum(faults[kind].values()) for kind in ("wrong tokens", "slow clients")]
+    assert quoted == [
+        sent["sent"],
+        sent["lost"],
+        sent["broken"],
+        refused,
+        *counted,
+        faults["idle connections"]["closed"],
+    ]
+    alone, full = (results["short"]["short"][index]["cpu_ms_per_request"] for index in (0, -1))
+    assert f"{full:.1f} ms for a request" in PAGE
+    assert f"and {alone:.0f} ms where each" in PAGE.replace("\n", " ")
+
+
+def test_clients_of_the_load_test_count_answers_and_notice_wrong_ones(load):
+    clients, images = load("serve_clients"), [(random_image(seed), 0) for seed in range(3)]
+    with served(small_adapter("source"), max_wait=0.001) as client:
+        counts = clients.run_clients(client.address, images, seconds=0.5, connections=2, name="c", most=3)
+    assert counts["sent"] == counts["answered"] == len(counts["latencies"]) > 0
+    assert counts["lost"] == counts["mismatched"] == counts["unexpected"] == 0
+    connection = clients.Connection("http://127.0.0.1:1", images, "c", 0.0, 1)
+    row = {"name": "other.png", "error": None, "predicted": 0}
+    connection._check(200, {"predictions": [row]}, {"mine.png": b""}, [0])
+    connection._check(500, {}, {"mine.png": b""}, [0])
+    assert (connection.counts["mismatched"], connection.counts["unexpected"]) == (1, 1)
