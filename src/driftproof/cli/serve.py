@@ -130,11 +130,11 @@ def serve_command(
     )
     network = move_model(load_model(model, weights, classes, preprocessing), resolve_device(device))
     adapter = build_guarded(method, network, parse_method_options(option), guard)
-    if follow is None and not (resume and state is not None and state.exists()):
-        with progress_bar() as progress:
+    with progress_bar() as progress:
+        if follow is None and not (resume and state is not None and state.exists()):
             load_or_prepare(adapter, source, preprocessing.size, progress)
     reports = MonitorOptions(log, event_log, webhook, None, opentelemetry, tensorboard)
-    with _locked(state), open_monitor(reports, progress_bar()) as monitor, catch_stop_signals() as stop:
+    with _locked(state), open_monitor(reports, progress) as monitor, catch_stop_signals() as stop:
         settings = Settings(
             size=preprocessing.size,
             class_names=names,
