@@ -216,6 +216,7 @@ class Receiver(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         code = self.server.codes.pop(0) if self.server.codes else 200
         self.server.asked.append((code, self.headers.get("X-Token"), body))
+        self.server.tokens.append(self.headers.get("Authorization"))
         if code == "hang":
             self.server.ended.wait(10)
         elif code != "drop":
@@ -230,7 +231,7 @@ class Receiver(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.codes, server.asked, server.ended = [], [], threading.Event()
+    server.codes, server.asked, server.tokens, server.ended = [], [], [], threading.Event()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
