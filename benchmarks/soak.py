@@ -38,6 +38,7 @@ from tables import format_protocol, write_results
 
 MAX_GROWTH = 0.02
 _SAMPLE_SECONDS = 0.25
+_ENDS = {-9: "KILL", 143: "TERM", -15: "TERM", 2: "disk full", 0: "by itself", 1: "by itself"}
 _LONG_LIFE = 2000
 """Batches after which the memory of a life is compared."""
 
@@ -179,7 +180,7 @@ def soak(steps: int, kills: int, seed: int, folder: Path) -> dict[str, Any]:
             {line["batch"] for line in read_log(folder / "disturbed.log") if line["type"] == "batch"}
         ),
         "rows with an error": sum('"error": null' not in line for line in disturbed.rows.open()),
-        "fates": _count([life.fate for life in disturbed.lives]),
+        "ends": _count([_ENDS[life.code] for life in disturbed.lives if life.code is not None]),
         "growth": _measure_growth(quiet.lives[0], 0.2) if steps >= _LONG_LIFE else None,
         "growth of lives": [
             growth
@@ -196,7 +197,7 @@ def soak(steps: int, kills: int, seed: int, folder: Path) -> dict[str, Any]:
 def find_failures(results: dict[str, Any]) -> list[str]:
     """Return what the results should not be."""
     failures = [name for name in ("rows equal", "a row for each line", "states equal") if not results[name]]
-    if results["batches logged"] < results["steps"] and "disk full" not in results["fates"]:
+    if results["batches logged"] < results["steps"] and "disk full" not in results["ends"]:
         failures.append("batches are missing in the log")
     growths = [results["growth"], *results["growth of lives"]]
     failures += [f"{growth:.1%} growth" for growth in growths if growth is not None and growth > MAX_GROWTH]
@@ -235,7 +236,7 @@ def format_page(results: dict[str, Any], protocol: dict[str, Any], failures: lis
     rows = {
         "batches, rows": f"{results['steps']:,}, {results['rows']:,}",
         "rows with an error": f"{results['rows with an error']:,}",
-        "processes of the disturbed run": ", ".join(f"{count} {fate}" for fate, count in results["fates"].items()),
+        "ends of the disturbed run's processes": ", ".join(f"{count} {end}" for end, count in results["ends"].items()),
         "lost or doubled rows": "none" if results["a row for each line"] else "some",
         "rows byte-equal to the run left alone": "yes" if results["rows equal"] else "no",
         "final state byte-equal": "yes" if results["states equal"] else "no",

@@ -77,11 +77,12 @@ def test_notices_tell_changes_of_health_guards_and_skipped_batches():
         monitor(make_record())
         monitor(make_record(disagreement=0.9, actions=("rolled back", "paused")))
         monitor(make_record(disagreement=0.9, skipped="nothing was selected"))
+        monitor(make_record(disagreement=0.9, skipped="nothing was selected"))
         monitor(None, errors=["a cannot be read"])
         monitor(make_record())
         monitor.notify("run", "the run ended", images=24)
     told = [(notice.batch, notice.kind) for notice in kept.notices]
-    assert told == [(2, "guard"), (2, "guard"), (2, "health"), (3, "skipped"), (4, "error"), (5, "health"), (5, "run")]
+    assert told == [(2, "guard"), (2, "guard"), (2, "health"), (3, "skipped"), (5, "error"), (6, "health"), (6, "run")]
     assert kept.notices[2].details == {"state": "collapsed", "before": "healthy"}
     assert kept.notices[-1].details == {"images": 24}
     assert {notice.time for notice in kept.notices} == {7.0}
@@ -215,6 +216,7 @@ class Receiver(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         code = self.server.codes.pop(0) if self.server.codes else 200
         self.server.asked.append((code, self.headers.get("X-Token"), body))
+        self.server.tokens.append(self.headers.get("Authorization"))
         if code == "hang":
             self.server.ended.wait(10)
         elif code != "drop":
@@ -229,7 +231,7 @@ class Receiver(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.codes, server.asked, server.ended = [], [], threading.Event()
+    server.codes, server.asked, server.tokens, server.ended = [], [], [], threading.Event()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server

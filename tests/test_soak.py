@@ -39,4 +39,4 @@ def test_soak_of_two_minutes(tmp_path):
     results = soak(tmp_path, 5000, 12, seed=1)
     check(results, 5000)
     assert results["growth"] <= 0.02
-    assert results["fates"]["KILL"] >= 3
+    assert results["ends"]["KILL"] >= 3

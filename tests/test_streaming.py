@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import runpy
 import shlex
@@ -26,10 +27,12 @@ from driftproof.cli.journal import Journal
 from driftproof.cli.live_batches import LiveBatches
 from driftproof.cli.snapshots import Checkpoint
 from driftproof.cli.stop_signals import StopRequest
+from driftproof.cli.video import read_video
 from driftproof.errors import StateError
 from driftproof.monitor import METRICS
 from rows_on_disk import run_command
 from test_adapt_runs import images, options, save_image  # noqa: F401  # a fixture
+from test_monitor import address, receiver  # noqa: F401  # a fixture
 
 
 class Script(Arrivals):
@@ -289,6 +292,36 @@ def test_video_frames_are_rows_and_a_broken_video_ends_with_an_error(images, cap
     assert "`--labels` only with a fixed set of image files" in capsys.readouterr().err
     assert run_command("adapt", images, *options("other.jsonl", "--idle", 3)) == 2
     assert "--idle only with images that arrive" in capsys.readouterr().err
+
+
+def test_damaged_videos_end_in_a_frame_that_says_so(tmp_path):
+    draw = random.Random(0)
+    for suffix in ("mp4", "avi", "mkv"):
+        write_video(tmp_path / f"whole.{suffix}", 5)
+        whole = (tmp_path / f"whole.{suffix}").read_bytes()
+        assert [frame.error for frame in read_video(tmp_path / f"whole.{suffix}")] == [None] * 5
+        for _ in range(20):
+            content = bytearray(whole[: draw.choice((len(whole), draw.randrange(len(whole))))])
+            for place in draw.sample(range(len(content)), min(len(content), draw.choice((0, 1, 8)))):
+                content[place] = draw.randrange(256)
+            (tmp_path / f"bad.{suffix}").write_bytes(content)
+            frames = list(read_video(tmp_path / f"bad.{suffix}"))
+            assert [frame.name.rpartition("#")[2] for frame in frames] == list(map(str, range(len(frames))))
+            assert all(frame.error is None for frame in frames[:-1])
+            assert frames[-1].error is None or "bad." in frames[-1].error
+
+
+def test_webhook_of_a_run_gets_its_events(images, receiver, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setenv("DRIFTPROOF_WEBHOOK_TOKEN", "secret")
+    words = ("--alarm", "-9", "--webhook", address(receiver), "--event-log", "events.jsonl")
+    assert run_command("adapt", images, *options("out.csv", *words, batch_size=15)) == 0
+    posted = [body["kind"] for _, _, body in receiver.asked]
+    assert posted == ["run", "alarm", "alarm", "run"]
+    kept = [json.loads(line)["kind"] for line in Path("events.jsonl").read_text().splitlines()]
+    assert [kind for kind in kept if kind in ("run", "alarm")] == posted
+    names = receiver.asked[1][2]["details"]["events"]
+    assert {Path(event["name"]).parent for event in names} == {images}
+    assert receiver.tokens == ["Bearer secret"] * 4
 
 
 def test_damaged_newest_state_falls_back_to_an_older_one(images, monkeypatch, capsys):  # noqa: F811

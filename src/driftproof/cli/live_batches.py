@@ -16,7 +16,7 @@ from driftproof.cli.images import LoadedBatch, load_frames, make_decoders
 
 if TYPE_CHECKING:
     from driftproof.cli.journal import Journal
-    from driftproof.cli.run_folder import Checkpoint
+    from driftproof.cli.snapshots import Checkpoint
     from driftproof.cli.stop_signals import StopRequest
     from driftproof.data.images import Size
 
@@ -126,7 +126,7 @@ class LiveBatches:
         """Take the images of a complete batch; none if it is not complete."""
         while self._buffer and self._buffer[0][1] is None:
             self._buffer.popleft()
-        frames = []
+        frames: list[Frame] = []
         for _, frame in self._buffer:
             if frame is None or len(frames) == self._batch_size:
                 break

@@ -1,5 +1,6 @@
 """Options of monitoring, and the monitor they make."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _PANEL = "Monitoring"
+_TOKEN = "DRIFTPROOF_WEBHOOK_TOKEN"
 
 LogFile = Annotated[
     Path | None,
@@ -44,7 +46,9 @@ EventLog = Annotated[
 WebhookUrl = Annotated[
     str | None,
     typer.Option(
-        "--webhook", help="Post alarms, guard events and health to this address as JSON.", rich_help_panel=_PANEL
+        "--webhook",
+        help=f"Post alarms, guard events and health to this address as JSON; {_TOKEN} is sent as a bearer token.",
+        rich_help_panel=_PANEL,
     ),
 ]
 PrometheusPort = Annotated[
@@ -121,7 +125,8 @@ def _make_exporters(options: MonitorOptions, progress: "Progress") -> "Iterator[
     if options.event_log is not None:
         yield monitor.JsonLog(options.event_log, batches=False)
     if options.webhook is not None:
-        yield monitor.Webhook(options.webhook)
+        token = os.environ.get(_TOKEN)
+        yield monitor.Webhook(options.webhook, headers={"Authorization": f"Bearer {token}"} if token else None)
     if options.prometheus is not None:
         exporter = monitor.Prometheus(options.prometheus)
         typer.echo(f"metrics at http://127.0.0.1:{exporter.port}/metrics", err=True)

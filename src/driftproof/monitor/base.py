@@ -15,7 +15,7 @@ NoticeKind = Literal["alarm", "guard", "health", "skipped", "error", "run"]
 - alarm: images were more novel than the alarm's threshold;
 - guard: a guard acted;
 - health: the state of health changed;
-- skipped: a batch changed nothing;
+- skipped: batches change nothing from here on, for a new reason;
 - error: images have no prediction;
 - run: a run began, went on, stopped or ended.
 """

@@ -53,6 +53,7 @@ class Monitor:
         self.last_error: Exception | None = None
         self._clock = clock
         self._state = "healthy"
+        self._skipped: str | None = None
 
     def __call__(
         self,
@@ -114,7 +115,11 @@ class Monitor:
         found: list[tuple[NoticeKind, str, dict[str, Any]]] = []
         if errors:
             found.append(
-                ("error", f"{len(errors)} without a prediction: {errors[0]}", {"messages": list(errors[:_MAX_LISTED])})
+                (
+                    "error",
+                    f"images without a prediction: {len(errors)}; {errors[0]}",
+                    {"messages": list(errors[:_MAX_LISTED])},
+                )
             )
         if events:
             listed = [_describe_event(event, names) for event in events[:_MAX_LISTED]]
@@ -122,12 +127,13 @@ class Monitor:
             found.append(
                 (
                     "alarm",
-                    f"{len(events)} alarms, the largest novelty is {largest:.3g}",
+                    f"novel images or regions: {len(events)}, with a novelty of up to {largest:.3g}",
                     {"count": len(events), "events": listed},
                 )
             )
-        if report.skipped is not None:
+        if report.skipped is not None and report.skipped != self._skipped:  # once for a stretch of them
             found.append(("skipped", f"the batch changed nothing: {report.skipped}", {}))
+        self._skipped = report.skipped
         found += [("guard", f"a guard acted: {action}", {"action": action}) for action in report.actions]
         if report.images and report.health.state != self._state:
             words = f": {report.health.reason}" if report.health.reason else ""
