@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve clean
 
 setup: $(READY)
 
@@ -38,7 +38,11 @@ test-slow: setup
 # Ten times the mutated files that the tests read.
 fuzz: export DRIFTPROOF_FUZZ = 10
 fuzz: setup
-	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
+	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py tests/test_upload_faults.py
+
+# 100,000 batches, killed again and again, against a run left alone. About 15 minutes on two idle cores.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak
 
 lint: setup
 	$(BIN)/ruff check .
@@ -93,6 +97,10 @@ bench-safety: setup
 bench-guards: setup
 	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu) \
 	  --workers $(or $(WORKERS),1)
+
+# Client processes, misbehaving clients, kills and restarts; 12 minutes, on loopback.
+bench-serve: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_load.py --out results/serve
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

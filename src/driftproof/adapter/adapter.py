@@ -29,6 +29,7 @@ from driftproof.adapter.method import (
     resolve_output,
     resolve_statistics,
 )
+from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.watch import Watch
@@ -244,6 +245,24 @@ class Adapter(nn.Module):
             self._ranks_checked = True
             self._is_first_after_load = False
             return result
+
+    @synchronized
+    def predict(self, images: Tensor) -> StepResult:
+        """Predict a batch without learning from it; returns what `step` would answer, and the state stays as it is.
+
+        The record says that nothing was selected. An output that needs the updated network answers from before it.
+        """
+        with (
+            self.distributed.collective(self.device),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            tf32_mode(self.network.precision),
+        ):
+            self._check_ready(images)
+            images = images.clone() if images.is_inference() else images.detach()
+            if self.channels_last and images.ndim == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
+            return predict_step(self.method, self.state, images)
 
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
+from driftproof.adapter.predict_step import predict_frozen
 from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State, Weights
 from driftproof.guards import LOOK_EVERY
@@ -86,7 +87,7 @@ class Watch:
         logits, record = result
         if self._is_before("falls_back_until"):
             self._actions.append("fell back")
-            logits = self._predict_frozen(images, ~record.quarantined)
+            logits = predict_frozen(self._state, images, ~record.quarantined)
         return StepResult(logits, replace(record, actions=tuple(self._actions))) if self._actions else result
 
     def _look(self) -> None:
@@ -117,18 +118,6 @@ class Watch:
         if averages is None:
             return result
         return result._replace(record=replace(result.record, averages=averages.clone()))
-
-    @torch.no_grad()
-    def _predict_frozen(self, images: Tensor, good: Tensor) -> Tensor:
-        source = self._state.source
-        images = replace_bad(images, good)
-        if self._state.guard_counters.get("of_training"):
-            with source.statistics_of_training():
-                logits = source(images)
-        else:
-            logits = source(images)
-        source.rollback()
-        return logits.where(mask_like(good, logits), torch.nan)
 
     # --- what guards may do -------------------------------------------------------------------------------------------
 
