@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-poisoning clean
 
 setup: $(READY)
 
@@ -93,6 +93,11 @@ bench-safety: setup
 bench-guards: setup
 	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu) \
 	  --workers $(or $(WORKERS),1)
+
+# Needs DATA and WEIGHTS as well.
+bench-poisoning: setup
+	$(BIN)/python benchmarks/poisoning.py --data $(DATA) --weights $(WEIGHTS) --out results/poisoning \
+	  --device $(or $(DEVICE),cpu) --workers $(or $(WORKERS),1)
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
