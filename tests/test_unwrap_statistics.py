@@ -203,3 +203,59 @@ def test_statistics_that_are_no_images_raise(model, wrong):
 def test_unknown_name_raises(model):
     with pytest.raises(dp.errors.DriftproofError, match="`statistics`"):
         dp.tent(model).unwrap(statistics="batch")
+
+
+# --- real images ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adapt", "tent", "tent+crowd"])
+def test_plain_module_is_as_right_as_the_adapter_was_on_the_last_domain(trained, name):
+    """Digits that are too dark, six times over: the source network loses two thirds of them."""
+    model, images, labels = trained
+    shifted = 0.3 * images
+    adapter, right = METHODS[name](model), []
+    for round in range(6):
+        for chosen in torch.randperm(len(images), generator=torch.Generator().manual_seed(round)).split(64):
+            right.append((adapter(shifted[chosen]).argmax(1) == labels[chosen]).float())
+    rounds = torch.cat(right).view(6, -1).mean(1)
+    plain = adapter.unwrap(statistics="stream")
+    with torch.no_grad():
+        accuracy = (plain(shifted).argmax(1) == labels).float().mean()
+        before = (model(shifted).argmax(1) == labels).float().mean()
+        kept = (adapter.unwrap()(shifted).argmax(1) == labels).float().mean()
+    assert rounds[-1] > before + 0.4, "adapting helped"
+    assert accuracy > rounds[-1] - 0.01
+    assert kept < accuracy - 0.4, "with training's statistics"
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unwrapped(trained):
+    model, images, _ = trained
+    adapter = dp.tent(model)
+    adapter(0.3 * images[:128])
+    return adapter.unwrap(statistics="stream"), images[:7]
+
+
+def test_exported_program_answers_as_the_plain_module(unwrapped, tmp_path):
+    plain, images = unwrapped
+    batch = {0: torch.export.Dim("batch")}
+    torch.export.save(torch.export.export(plain, (images[:3],), dynamic_shapes=(batch,)), tmp_path / "plain.pt2")
+    program = torch.export.load(tmp_path / "plain.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(images), plain(images))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+def test_onnx_file_answers_as_the_plain_module(unwrapped, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    plain, images = unwrapped
+    path, batch = tmp_path / "plain.onnx", {0: torch.export.Dim("batch")}
+    torch.onnx.export(plain, (images[:3],), path, dynamo=True, dynamic_shapes=(batch,), verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (answers,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(answers), plain(images), atol=1e-4, rtol=1e-4)
