@@ -35,10 +35,10 @@ coverage: setup
 test-slow: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
-# Ten times the mutated files that the tests read.
-fuzz: export DRIFTPROOF_FUZZ = 10
+# A hundred thousand damaged files, for every reader some.
+fuzz: export OMP_NUM_THREADS = 1
 fuzz: setup
-	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
+	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --inputs $(or $(INPUTS),100000) --out results/fuzz
 
 lint: setup
 	$(BIN)/ruff check .
