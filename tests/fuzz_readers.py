@@ -33,7 +33,6 @@ from PIL import Image
 import driftproof as dp
 from driftproof import data
 from driftproof.bench import Benchmark, load
-from driftproof.bench.archive import unpack as unpack_results
 from driftproof.bench.archive import write_archive
 from driftproof.bench.benchmark import read_toml
 from driftproof.bench.environment import hardware
@@ -220,17 +219,10 @@ def results(name):
 def archived_results(name):
     def make(folder):
         results("rows.jsonl")(folder)
-        archive, out = folder / "archive", folder / "out"
-        Store(folder / "store").run(SPECS[0]).snapshot_path(6).write_bytes(b"snapshot")
-        write_archive([folder / "store"], archive, snapshots=True)
-
-        def read():
-            shutil.rmtree(out, ignore_errors=True)
-            load(archive)
-            unpack_results(archive, out)
-
+        archive = folder / "archive"
+        write_archive([folder / "store"], archive)
         path = archive / f"{name}.parquet"
-        return Reader(path, [path.read_bytes()], read, "archive", weight=12)
+        return Reader(path, [path.read_bytes()], lambda: load(archive), "archive", weight=12)
 
     return make
 

@@ -1,6 +1,7 @@
 """Readers on hostile and special files: named errors only, in bounded memory and time. `test_fuzz.py` damages files."""
 
 import os
+import random
 import struct
 import tracemalloc
 import zipfile
@@ -16,8 +17,22 @@ from PIL import Image
 
 from driftproof import data
 from driftproof.data.mat_file import read_mat
-from driftproof.errors import ConfigurationError, InputError
+from driftproof.errors import ConfigurationError, DriftproofError, InputError
 from driftproof.models import read_checkpoint, save_checkpoint
+from fuzz_readers import mutate
+
+
+def fuzz(path, seeds, read, count, *, named=None):
+    """Read mutations of the seeds; return how many were refused, all with errors of driftproof."""
+    refusals = []
+    for index in range(count):
+        path.write_bytes(mutate(seeds[index % len(seeds)], random.Random(index)))
+        try:
+            read()
+        except DriftproofError as error:
+            refusals.append(str(error))
+    assert all((named or path.name) in refusal for refusal in refusals)
+    return len(refusals)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from driftproof.errors import InputError, StateError
 from rows_on_disk import visits_of, write_rows
 from small_bench import fast_runs
 from test_frames import SPECS
-from test_reader_faults import traced  # noqa: F401  # a fixture
+from test_reader_faults import fuzz, traced  # noqa: F401  # a fixture
 
 SPEC = SPECS[0]
 
@@ -112,6 +112,20 @@ def test_snapshots_without_a_number_are_ignored(archive, tmp_path):
     shutil.copyfile(snapshot, snapshot.with_name(f"{SPEC.name}-last.safetensors"))
     unpack(archive, tmp_path / "out")
     assert list(Store(tmp_path / "out").run(SPEC).snapshots) == [6]
+
+
+@pytest.mark.parametrize("name", ["runs", "measures", "histograms"])
+def test_mutated_archives_are_read_or_refused_by_name(archive, name):
+    path = archive / f"{name}.parquet"
+    seeds = [path.read_bytes()]
+    assert fuzz(path, seeds, lambda: load(archive), 150, named="archive") > 100
+
+
+@pytest.mark.parametrize("name", ["spec.json", "rows.jsonl", "conditions.jsonl"])
+def test_mutated_results_are_read_or_refused(store, name):
+    path = Store(store).run(SPEC).folder / name
+    seeds = [path.read_bytes()]
+    assert fuzz(path, seeds, lambda: load(store), 300, named="xpected") > 100
 
 
 @pytest.mark.parametrize(

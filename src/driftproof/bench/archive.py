@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench.frames import FILES, FROM_CONDITIONS, HEALTH_STATES, Frames, merge_frames, pl, read_frames
+from driftproof.bench.seal import UNSEALED, seal
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import Row, Run, Store, merge_metadata
 from driftproof.errors import InputError, StateError
@@ -70,7 +71,10 @@ def write_frames(out: Path, measures: pl.DataFrame, histograms: pl.DataFrame, ru
 
 
 def _write(frame: pl.DataFrame, path: Path, **metadata: str) -> None:
-    frame.rechunk().write_parquet(path, compression_level=19, statistics=False, metadata=metadata)
+    sealed = UNSEALED if metadata else {}  # the metadata of this table has the checksums of the others
+    frame.rechunk().write_parquet(path, compression_level=19, statistics=False, metadata=metadata | sealed)
+    if sealed:
+        seal(path)
 
 
 def unpack(archive: Path, out: Path) -> None:
