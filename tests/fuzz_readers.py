@@ -1,9 +1,9 @@
 """Read damaged files with every reader of the library, and check that each is read or refused by name.
 
 `python tests/fuzz_readers.py --inputs 100000 --out results/fuzz` runs long and writes its counts; the tests read a few
-hundred files of each kind. A refusal is an error of driftproof that names the file. Anything else is a failure: another
-error, a read that runs a program, opens a connection or writes elsewhere, takes more than ten seconds, or more than a
-gigabyte of memory.
+hundred files of each kind. `--readers` repeats some of the readers, and keeps the counts of the others. A refusal is an
+error of driftproof that names the file. Anything else is a failure: another error, a read that runs a program, opens a
+connection or writes elsewhere, takes more than ten seconds, or more than a gigabyte of memory.
 """
 
 import argparse
@@ -451,6 +451,9 @@ def main():
         "driftproof": dp.__version__,
         "machine": hardware(torch.device("cpu")),
     }
+    if options.out is not None and (options.out / "fuzz.json").exists():
+        earlier = json.loads((options.out / "fuzz.json").read_text(encoding="utf-8"))["readers"]
+        counts = {name: Count(**count) for name, count in earlier.items()} | counts
     page = format_page(counts, protocol)
     print(page)  # noqa: T201
     if options.out is not None:

@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import shutil
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -21,7 +22,9 @@ _ARCHIVE_ERRORS = (
     gzip.BadGzipFile,
     lzma.LZMAError,
     zlib.error,
+    struct.error,
     EOFError,
+    LookupError,
     RuntimeError,
     ValueError,
 )
