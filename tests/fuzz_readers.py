@@ -445,15 +445,17 @@ def main():
             print(text, f"{count.seconds:.0f} s", *count.failures[:3], sep="\n  ", flush=True)  # noqa: T201  # a script
     protocol = {
         "seed": options.seed,
-        "largest memory": f"{peak_memory() / 2**20:.0f} MiB",
+        "largest memory in MiB": peak_memory() >> 20,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "driftproof": dp.__version__,
         "machine": hardware(torch.device("cpu")),
     }
     if options.out is not None and (options.out / "fuzz.json").exists():
-        earlier = json.loads((options.out / "fuzz.json").read_text(encoding="utf-8"))["readers"]
-        counts = {name: Count(**count) for name, count in earlier.items()} | counts
+        earlier = json.loads((options.out / "fuzz.json").read_text(encoding="utf-8"))
+        counts = {name: Count(**count) for name, count in earlier["readers"].items()} | counts
+        name = "largest memory in MiB"
+        protocol[name] = max(protocol[name], earlier["protocol"][name])
     page = format_page(counts, protocol)
     print(page)  # noqa: T201
     if options.out is not None:
