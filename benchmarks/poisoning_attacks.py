@@ -99,7 +99,8 @@ def goal(logits: Tensor, labels: Tensor, *, targeted: bool) -> Tensor:
 
 def entropy(logits: Tensor) -> Tensor:
     """The entropy of each prediction."""
-    return torch.special.entr(logits.softmax(dim=1)).sum(dim=1)
+    entropies: Tensor = torch.special.entr(logits.softmax(dim=1)).sum(dim=1)
+    return entropies
 
 
 # --- without the network ----------------------------------------------------------------------------------------------

@@ -5,13 +5,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from driftproof.files import atomic_write
 from poisoning_attacks import ATTACKS
 from tables import format_protocol
 
-__all__ = ["LIMIT", "breaking_share", "format_page", "lost", "read_runs"]
+__all__ = ["LIMIT", "MAIN_SHARE", "breaking_share", "fill_page", "format_page", "format_summary", "lost", "read_runs"]
 
 LIMIT = 3.0
 """Points of accuracy that an attack may cost."""
+
+MAIN_SHARE = 0.1
+"""The share of the stream that must be withstood."""
+
+_START, _END = "<!-- poisoning: start -->", "<!-- poisoning: end -->"
 
 Line = dict[str, Any]
 
@@ -61,6 +67,7 @@ def format_page(lines: Sequence[Line], protocol: dict[str, Any]) -> str:
         page += _table(some, targeted, columns, lambda line: f"{gained(line):.1f} ({gained(line, 'during'):.1f})")
         page += [""]
     mixed = [name for name in attacks if not ATTACKS[name].whole_batches]
+    columns = [column for column in columns if column[1] == "guards"] or columns
     for when in ("after", "during"):
         page += [f"## Smallest share that costs more than {LIMIT:g} points {when} the attack", ""]
         page += ["| attack | " + " | ".join(map(_title, columns)) + " |", "|---|" + "---:|" * len(columns)]
@@ -69,6 +76,61 @@ def format_page(lines: Sequence[Line], protocol: dict[str, Any]) -> str:
             page.append(f"| {name} | " + " | ".join("none" if cell is None else f"{cell:.0%}" for cell in cells) + " |")
         page += [""]
     return "\n".join([*page, *format_protocol(protocol)])
+
+
+def format_summary(lines: Sequence[Line], protocol: dict[str, Any]) -> str:
+    """Return what the page on security shows: a sentence for each method, the main table, and breaking shares."""
+    main = [line for line in lines if line["share"] == MAIN_SHARE]
+    columns = list(dict.fromkeys((line["method"], line["arm"]) for line in sorted(main, key=_column_order)))
+    attacks = [name for name in ATTACKS if any(line["attack"] == name for line in main)]
+    guarded = [column for column in columns if column[1] == "guards"]
+    page = [f"With {MAIN_SHARE:.0%} of the stream, and the guards of `dp.adapt`:", ""]
+    page += [f"- {_describe(main, column)}" for column in guarded]
+    page += ["", "Points of accuracy lost after the attack, and in parentheses while it lasts:", ""]
+    page += _table(main, attacks, columns, lambda line: f"{lost(line):.1f} ({lost(line, 'during'):.1f})")
+    targeted = [name for name in attacks if ATTACKS[name].is_targeted]
+    page += ["", "Automobiles taken for trucks, in points above the run without an attack:", ""]
+    page += _table(main, targeted, columns, lambda line: f"{gained(line):.1f} ({gained(line, 'during'):.1f})")
+    page += [
+        "",
+        f"Smallest share of the stream that costs more than {LIMIT:g} points after the attack, and in parentheses",
+    ]
+    page += ["while it lasts, with guards:", ""]
+    page += [
+        "| attack | " + " | ".join(f"`{method}`" for method, _ in guarded) + " |",
+        "|---|" + "---:|" * len(guarded),
+    ]
+    for name in [name for name in attacks if not ATTACKS[name].whole_batches]:
+        found = [_of(lines, name, column) for column in guarded]
+        cells = [f"{_show_share(some, 'after')} ({_show_share(some, 'during')})" for some in found]
+        page.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*page, *format_protocol(protocol)])
+
+
+def fill_page(path: Path, lines: Sequence[Line], protocol: dict[str, Any]) -> None:
+    """Write the summary between the two marks of a page."""
+    before, rest = path.read_text(encoding="utf-8").split(_START)
+    _, after = rest.split(_END)
+    text = f"{before}{_START}\n\n{format_summary(lines, protocol)}\n{_END}{after}"
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+def _describe(lines: Sequence[Line], column: tuple[str, str]) -> str:
+    """One sentence about how a method with guards fares."""
+    own = [line for line in lines if (line["method"], line["arm"]) == column]
+    held = [line for line in own if lost(line) <= LIMIT]
+    worst, worst_during = max(own, key=lost), max(own, key=lambda line: lost(line, "during"))
+    return (
+        f"`{column[0]}` stays within {LIMIT:g} points of the unattacked run after {len(held)} of {len(own)} attacks; "
+        f"the worst, {worst['attack']}, costs {lost(worst):.1f}. While an attack lasts, the worst, "
+        f"{worst_during['attack']}, costs {lost(worst_during, 'during'):.1f}."
+    )
+
+
+def _show_share(lines: Sequence[Line], when: str) -> str:
+    share = breaking_share(lines, when)
+    return "none" if share is None else f"{share:.0%}"
 
 
 def _unattacked(lines: Sequence[Line], columns: Sequence[tuple[str, str]]) -> list[str]:

@@ -67,6 +67,7 @@ class Bench:
         size: Images per batch.
         batches: Of each domain while the attack lasts.
         after: Batches of each domain after the attack.
+        source: Batches of labeled training images, for methods that prepare.
         unattacked: Answers of runs without an attacker, by method and arm.
     """
 
@@ -75,6 +76,7 @@ class Bench:
     size: int
     batches: int
     after: int
+    source: Sequence[tuple[Tensor, Tensor]] = ()
     unattacked: dict[tuple[str, str], Answers] = field(default_factory=dict)
 
     def stream(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -122,6 +124,8 @@ def run_stream(
 ) -> Answers:
     """Adapt to the stream, with an attacker's images in the given rows, and then to the rest of it."""
     adapter = build_method(method, bench.model, {"guard": ARMS[arm], "engine": "eager"})
+    if not adapter.prepared:
+        adapter.prepare(bench.source)
     states, actions, answers = [], Counter[str](), []
     labels: list[Tensor] = []
     used = 0

@@ -1,12 +1,14 @@
 """The poisoning benchmark in miniature: a small network on images that look like CIFAR-10's files."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from test_safety_benchmarks import folder, load, run_script  # noqa: F401  # fixtures
 
+ROOT = Path(__file__).parents[1]
 OPTIONS = ("--size", 20, "--batches", 1, "--after", 1, "--shares", 0.1, "--methods", "tent")
 
 
@@ -97,6 +99,32 @@ def test_runs_are_kept_and_not_repeated_and_the_page_shows_them(load, monkeypatc
     assert "| noise, whole batches |" in page
     assert run_script(monkeypatch, script, folder, tmp_path, *options) == 0
     assert (tmp_path / "runs-0.jsonl").read_text() == kept
+
+
+def test_page_is_filled_from_the_runs(load, monkeypatch, folder, tmp_path, capsys):  # noqa: F811
+    script, page = load("poisoning"), tmp_path / "page.md"
+    monkeypatch.setattr(script, "HELD_OUT", ("gaussian_blur",))
+    run_script(monkeypatch, script, folder, tmp_path, *OPTIONS, "--attacks", "noise")
+    page.write_text("before\n<!-- poisoning: start -->\nold\n<!-- poisoning: end -->\nafter\n")
+    run_script(monkeypatch, script, folder, tmp_path, "--fill", page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- poisoning: end -->\nafter\n")
+    assert "old" not in text
+    assert "`tent` stays within 3 points of the unattacked run after" in text
+    filled = text
+    run_script(monkeypatch, script, folder, tmp_path, "--fill", page)
+    assert page.read_text() == filled
+
+
+def test_security_page_shows_what_was_measured(load):  # noqa: F811
+    results, page = ROOT / "results" / "poisoning", (ROOT / "docs" / "security.md").read_text()
+    shown = page.partition("<!-- poisoning: start -->")[2].partition("<!-- poisoning: end -->")[0].strip()
+    if not (results / "poisoning.json").exists():
+        assert shown == "Not measured yet."
+        return
+    found = json.loads((results / "poisoning.json").read_text())
+    assert shown == load("poisoning_page").format_summary(found["runs"], found["protocol"]).strip()
 
 
 def test_page_names_the_share_from_which_an_attack_works(load):  # noqa: F811

@@ -25,7 +25,7 @@ from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.memories import Memory
-from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.network import BatchNormHook, LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
 
 __all__ = ["State", "Weights"]
@@ -191,6 +191,7 @@ class State(nn.Module):
         shapes = dict(self._starting_shapes)
         for prefix, network in self.networks.items():
             for index, hook in enumerate(network.hooks):
+                assert isinstance(hook, BatchNormHook)
                 for name in hook._buffers.keys() & {"mean", "variance"}:
                     shapes[_join(f"{prefix}_statistics", str(index), name)] = (hook.layer.num_features,)
         return shapes

@@ -190,8 +190,9 @@ def _resume_position(images: Corrupted, unfinished: Path, journal: Path) -> int:
     if not isinstance(noted, dict) or shape != (len(images), *_stored_shape(images)):
         return 0
     done = noted.get("done")
-    fits = noted.get("protocol") == images.protocol and isinstance(done, int) and 0 <= done <= len(images)
-    return int(done) if fits else 0
+    if noted.get("protocol") != images.protocol or not isinstance(done, int) or not 0 <= done <= len(images):
+        return 0
+    return done
 
 
 def _stored_shape(images: Corrupted) -> tuple[int, int, int]:

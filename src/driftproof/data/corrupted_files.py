@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -91,7 +91,7 @@ def _check_and_write_protocol(images: Corrupted, folder: Path, targets: list[Pat
         noted = read_json(path)
         if not isinstance(noted, dict) or not isinstance(noted.get("images", 0), int):
             raise InputError(f"Expected {path} to hold the protocol of {folder}, but it is damaged. Remove the folder.")
-        found = {"format": "jpeg"} | noted  # older folders do not name it and hold JPEG
+        found: dict[str, Any] = {"format": "jpeg"} | noted  # older folders do not name it and hold JPEG
         check_same_protocol(folder, found, protocol)
         if found.get("names") != _hash_names(names[: found.get("images", 0)]):
             raise InputError(
