@@ -25,7 +25,7 @@ from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.memories import Memory
-from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.network import BatchNormHook, LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
 
 __all__ = ["State", "Weights"]
@@ -138,6 +138,7 @@ class State(nn.Module):
                 f"but got {type(self.optimizer).__name__}."
             )
         self.reset_components()
+        self._starting_shapes = dict(self._iter_own_shapes())
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,26 @@ class State(nn.Module):
         if self._accumulated:
             for number, name in enumerate(self.names):
                 yield Slot(f"accumulated.{name}", self._accumulated, str(number), "parameter")
+
+    def fixed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of buffers that never change theirs: statistics of layers, and what our components start with.
+
+        Others come with the first images, whose shape they may have. Those of a user's component may grow.
+        """
+        shapes = dict(self._starting_shapes)
+        for prefix, network in self.networks.items():
+            for index, hook in enumerate(network.hooks):
+                assert isinstance(hook, BatchNormHook)
+                for name in hook._buffers.keys() & {"mean", "variance"}:
+                    shapes[_join(f"{prefix}_statistics", str(index), name)] = (hook.layer.num_features,)
+        return shapes
+
+    def _iter_own_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for choice, component in self.components.items():
+            for path, module in component.named_modules():
+                if type(module).__module__.partition(".")[0] == "driftproof":
+                    shapes = ((name, buffer.shape) for name, buffer in module._buffers.items() if buffer is not None)
+                    yield from ((_join(choice, path, name), tuple(shape)) for name, shape in shapes)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that a step may change: all slots, the optimizer's state and the counters."""

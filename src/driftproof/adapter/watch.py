@@ -63,6 +63,16 @@ class Watch:
         """How many batches came since the start or the last reset."""
         return self._state.guard_counters.get("num_batches", 0)
 
+    @property
+    def falls_back(self) -> bool:
+        """Whether the frozen network answers at the moment."""
+        return self._is_before("falls_back_until")
+
+    @property
+    def uses_training(self) -> bool:
+        """Whether it answers with the statistics of its training."""
+        return self.falls_back and bool(self._state.guard_counters.get("of_training"))
+
     def _is_before(self, name: str) -> bool:
         return self.num_batches < self._state.guard_counters.get(name, 0)
 
@@ -85,7 +95,7 @@ class Watch:
         if measures or number % LOOK_EVERY == 0:
             self._look()
         logits, record = result
-        if self._is_before("falls_back_until"):
+        if self.falls_back:
             self._actions.append("fell back")
             logits = predict_frozen(self._state, images, ~record.quarantined)
         return StepResult(logits, replace(record, actions=tuple(self._actions))) if self._actions else result

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from driftproof.bench.frames import FILES, Frames, merge_frames, pl, read_frames
+from driftproof.bench.seal import UNSEALED, seal
 from driftproof.bench.store import Store, merge_metadata
 from driftproof.errors import InputError
 from driftproof.files import atomic_write, sha256
@@ -58,8 +59,11 @@ def write_frames(out: Path, frames: Frames) -> None:
 
 
 def _write(frame: pl.DataFrame, path: Path, **metadata: str) -> None:
+    sealed = UNSEALED if metadata else {}  # the metadata of this table has the checksums of the others
     with atomic_write(path) as unfinished:
-        frame.rechunk().write_parquet(unfinished, compression_level=19, statistics=False, metadata=metadata)
+        frame.rechunk().write_parquet(unfinished, compression_level=19, statistics=False, metadata=metadata | sealed)
+        if sealed:
+            seal(unfinished)
 
 
 def _without_middle_rounds(histograms: pl.LazyFrame, runs: pl.DataFrame) -> pl.LazyFrame:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from driftproof.bench.libraries import pl
+from driftproof.bench.seal import check_seal
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import ARCHIVE_FILE, Row, Run, Store
 from driftproof.errors import DriftproofError, InputError, StateError
@@ -124,6 +125,8 @@ def merge_frames(found: Sequence[Frames]) -> Frames:
 
 def _read_folder(folder: Path) -> Frames:
     is_archive = (folder / ARCHIVE_FILE).exists()
+    if is_archive:
+        check_seal(folder / ARCHIVE_FILE)
     frames = _read_archive(folder) if is_archive else tabulate_runs(Store(folder).runs(), str(folder))
     if frames.runs.is_empty():
         below = sorted(str(path.parent) for name in (ARCHIVE_FILE, "cells") for path in folder.glob(f"*/{name}"))
