@@ -207,7 +207,7 @@ class Unfamiliarity(NoveltyScore):
 
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
-        learned = step.at_source is not True
+        learned = not step.always_at_source
         logits = step.source_logits if learned and step.used_source else step.logits
         if logits.ndim > 2:
             return msp(logits)
@@ -237,7 +237,7 @@ def _classifier_rows(network: Network, features: Tensor) -> Tensor:
 
 def _is_adapted(of: Of, step: Step) -> bool:
     # Networks that never differ need one pass.
-    return of == "adapted" or step.at_source is True
+    return of == "adapted" or step.always_at_source
 
 
 def _check_of(of: Of) -> Of:
