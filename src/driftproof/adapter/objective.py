@@ -51,13 +51,16 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
         weighted, number = step.distributed.sum((step.repel_weights * losses).sum(), repelled.sum())
         loss = loss - weighted / (count if per_batch else number.clamp(min=1))
         kept = kept + number
-    has_signal = kept > 0
+    least = 1
     if method.mean_entropy != 0:
         averaged = _averaged_samples(method, step)
         weight = method.mean_entropy * method.statistics.trust(step)
         loss = loss - weight * mean_prediction_entropy(step.probabilities, averaged, step.distributed)
-        # The mean of no samples is a constant.
-        has_signal = has_signal | (True if averaged is None else step.distributed.sum((averaged > 0).sum())[0] > 0)
+        if averaged is None:
+            least = 0  # the mean prediction of the whole batch always teaches something
+        else:
+            kept = kept + step.distributed.sum((averaged > 0).sum())[0]  # that of no samples is a constant
+    has_signal = kept >= least
     penalty = None if method.regularizer is None else method.regularizer.penalty(step)
     if penalty is not None:
         loss = loss + _check_scalar(method.regularizer, penalty)
@@ -95,7 +98,8 @@ def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> 
     if selected_before is not None:
         attract = attract * selected_before
         repel = None if repel is None else repel * selected_before
-    step.weights, step.repel_weights = attract.detach(), None if repel is None else repel.detach()
+    step.weights = attract.detach() if attract.requires_grad else attract
+    step.repel_weights = None if repel is None else repel.detach()
     return step.weights > 0
 
 

@@ -88,10 +88,12 @@ class Step:
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
-        with nullcontext() if side_stream is None else self._run_source_on(side_stream):
-            with nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)):
-                seen = self.draw_view() if student_view is None else student_view(images, self.generator)
-                self.logits, self._features = network.try_features(seen) if needs_features else (network(seen), None)
+        with (
+            nullcontext() if side_stream is None else self._run_source_on(side_stream),
+            nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)),
+        ):
+            seen = self.draw_view() if student_view is None else student_view(images, self.generator)
+            self.logits, self._features = network.try_features(seen) if needs_features else (network(seen), None)
         if view is not None:
             check_keeps_pixels(view, self.logits)
         self.output = self.logits
