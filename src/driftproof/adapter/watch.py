@@ -32,7 +32,7 @@ class Watch:
     Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
     of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
-    it does nothing.
+    it does nothing. On a CUDA device a warning comes one batch later, so that nobody waits for the device.
 
     Args:
         method: Its guards act on health, in their order.
