@@ -15,7 +15,6 @@ from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
-from driftproof.adapter.locking import ForkSafeLock, synchronized
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -39,6 +38,7 @@ from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
+from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode

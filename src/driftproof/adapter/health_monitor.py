@@ -51,8 +51,8 @@ class HealthMonitor(Component):
             self.averages.copy_(_empty(self.averages, len(self.averages)))
 
     def update(self, step: Step, selected: Tensor) -> None:
-        """Take in a batch during its step."""
-        p, ranks = step.probabilities.detach(), step.distributed
+        """Take in a batch during its step, without gradients."""
+        p, ranks = step.probabilities, step.distributed
         if self.compares != step.used_source:
             self.compares = step.used_source
         averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages.clone()

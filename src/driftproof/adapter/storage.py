@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
-from driftproof.adapter.tensor_list import TensorList
 from driftproof.errors import ComponentError, EngineError
+from driftproof.tensor_list import TensorList
 
 __all__ = ["Backup", "Slot", "Storage"]
 

@@ -18,12 +18,12 @@ from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.adapter.tensor_list import are_finite
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
 from driftproof.memories import Memory
 from driftproof.record import LazyOutcome, Record, StepResult
+from driftproof.tensor_list import are_finite
 
 __all__ = ["ObjectiveFn", "train_step"]
 
@@ -231,7 +231,7 @@ def _answer(
     loss: Tensor | None,
     outcome: LazyOutcome,
 ) -> StepResult:
-    """The answer to the good images, and NaN for the others."""
+    """The answer to the good images, and NaN for the others; called without gradients."""
     averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
@@ -241,7 +241,7 @@ def _answer(
         outcome=outcome,
         averages=None if averages is None else averages.clone(),
     )
-    return StepResult(output.detach().where(mask_like(good_images, output), state.nan), record)
+    return StepResult(output.where(mask_like(good_images, output), state.nan), record)
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
