@@ -199,16 +199,7 @@ _KINDS: dict[str, type] = {
     "after": After,
     "output": Output,
 }
-_COMPONENTS = (
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "regularizer",
-    "gradient",
-    "memory",
-    "output",
-)
+_COMPONENTS = ("statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "output")
 _DESCRIBED = (
     "scope",
     "statistics",

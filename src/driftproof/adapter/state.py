@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
-from driftproof.adapter.health_monitor import HealthMonitor
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -19,15 +18,16 @@ from driftproof.adapter.optimizers import (
     iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.quarantine import Quarantine
 from driftproof.adapter.storage import Slot, Storage
 from driftproof.augment import Augment
 from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
+from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
+from driftproof.quarantine import Quarantine
 
 __all__ = ["State", "Weights"]
 

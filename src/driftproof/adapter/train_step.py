@@ -15,13 +15,13 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
-from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
 from driftproof.memories import Memory
+from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 

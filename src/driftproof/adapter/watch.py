@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
-from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State, Weights
 from driftproof.guards import LOOK_EVERY, Warn
 from driftproof.health import Health
+from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import StepResult
 from driftproof.statistics import Source
 from driftproof.warn import warn_caller
