@@ -15,7 +15,6 @@ from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
-from driftproof.adapter.locking import ForkSafeLock, synchronized
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -41,6 +40,7 @@ from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
+from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
@@ -230,7 +230,10 @@ class Adapter(nn.Module):
         ):
             self._check_ready(images)
             announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
-            images = images.clone() if images.is_inference() else images.detach()
+            if images.is_inference():
+                images = images.clone()
+            elif images.requires_grad:
+                images = images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
@@ -275,7 +278,7 @@ class Adapter(nn.Module):
             raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
-        missing = [component for component in self._components if not component.prepared]
+        missing = [component for component in self.method.components.values() if not component.prepared]
         if missing:
             raise NotPreparedError(
                 f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "

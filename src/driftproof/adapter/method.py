@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
@@ -151,7 +152,7 @@ class Method:
         """The number of batches of so many images that make one step."""
         return self.accumulate if isinstance(self.accumulate, int) else math.ceil(_IMAGES_PER_STEP / max(1, images))
 
-    @property
+    @cached_property
     def components(self) -> dict[str, Component]:
         """The components by the names of their choices; several `after` are numbered."""
         named: dict[str, Any] = {name: getattr(self, name) for name in _COMPONENTS}
@@ -198,16 +199,7 @@ _KINDS: dict[str, type] = {
     "after": After,
     "output": Output,
 }
-_COMPONENTS = (
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "regularizer",
-    "gradient",
-    "memory",
-    "output",
-)
+_COMPONENTS = ("statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "output")
 _DESCRIBED = (
     "scope",
     "statistics",

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import compute_novelty
-from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State
+from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import Record, StepResult
 
 __all__ = ["predict_frozen", "predict_step"]

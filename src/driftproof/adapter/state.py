@@ -1,6 +1,7 @@
 """Everything an adapter remembers, enumerated once."""
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
-from driftproof.adapter.health_monitor import HealthMonitor
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -18,15 +18,16 @@ from driftproof.adapter.optimizers import (
     iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.quarantine import Quarantine
 from driftproof.adapter.storage import Slot, Storage
 from driftproof.augment import Augment
 from driftproof.components import Component, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
+from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
 from driftproof.network import BatchNormHook, LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
+from driftproof.quarantine import Quarantine
 
 __all__ = ["State", "Weights"]
 
@@ -76,6 +77,7 @@ class State(nn.Module):
         guard_counters: What guards keep on the host, by name.
         health: What health is judged by.
         quarantine: Keeps single bad images out of a batch.
+        nan: What images without an answer get, as a 0-d tensor.
         reset_condition: Whether this step reset any weights, as a 0-d tensor; None if nothing asked for that.
     """
 
@@ -83,6 +85,7 @@ class State(nn.Module):
     num_steps: Tensor
     accumulated_batches: Tensor
     paused: Tensor
+    nan: Tensor
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
 
@@ -102,6 +105,7 @@ class State(nn.Module):
     ) -> None:
         super().__init__()
         self._method = method
+        self._same_rule = method.source_statistics is None and method.statistics.of is None
         self.seed = seed
         self.distributed = distributed or Distributed()
         self.capturable = capturable
@@ -119,10 +123,12 @@ class State(nn.Module):
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
-        self.components.to(self.device)  # they register buffers without knowing the model
+        device = next(adapting.parameters()).device
+        self.components.to(device)  # they register buffers without knowing the model
         for name in ("index", "num_steps", "accumulated_batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
-        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=self.device))
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=device))
+        self.register_buffer("nan", torch.full((), math.nan, device=device), persistent=False)
         self._needs_features = any(one.needs_features for one in self._components)
         self._needs_source_features = any(one.needs_source_features for one in self._components)
         self.after_names = [name for name in self.components if name.startswith("after_")]
@@ -145,7 +151,7 @@ class State(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.network.model.parameters()).device
+        return self.index.device
 
     @property
     def _components(self) -> Iterable[Component]:
@@ -221,7 +227,6 @@ class State(nn.Module):
     ) -> Step:
         """Run the adapting network on a batch."""
         statistics = self._method.statistics
-        same_rule = self._method.source_statistics is None and statistics.of is None
         return Step(
             images,
             network=self.network,
@@ -230,7 +235,8 @@ class State(nn.Module):
             source_parameters=self.source_parameters,
             index=self.index,
             seed=self.seed,
-            at_source=(self.num_steps == 0 if self.names else True) if same_rule else False,
+            num_steps=self.num_steps if self.names and self._same_rule else None,
+            always_at_source=self._same_rule and not self.names,
             teacher=self.teacher,
             needs_features=self._needs_features,
             needs_source_features=self._needs_source_features,
@@ -295,9 +301,11 @@ class State(nn.Module):
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
-        self.reset_condition = self._return_condition = None
-        for network in self.networks.values():
-            network.rollback()
+        if self.reset_condition is not None:
+            self.reset_condition = self._return_condition = None
+        for network in (self.network, self.source, self.teacher):
+            if network is not None:
+                network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors
             self.network.detach_all()
         else:
