@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
 from cases import (
+    CASES,
     DRAWING_METHODS,
     adapter_for,
     batches,
@@ -953,7 +954,10 @@ def dynamo():
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["ttn", "cotta"])
+@pytest.mark.parametrize(
+    "case",
+    ["ttn", "cotta", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in ("ttn", "cotta"))],
+)
 def test_compiled_networks_agree(case, dynamo):
     stream = one_compiled_shape()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=aot_engine), stream))
