@@ -55,6 +55,6 @@ def paf_kip(
         Prediction", BMVC 2025.
     """
     filters = EntropyFilters(entropy_threshold, repel=repel, attract=attract, reweight=reweight)
-    own: MethodOptions = {"view": crop_and_flip, "output": ConfidenceEnsemble(confidence_weight)}
-    options = with_defaults(options, teacher=EMA(momentum), novelty="adapted_energy", **own)
+    ensemble, teacher = ConfidenceEnsemble(confidence_weight), EMA(momentum)
+    options = with_defaults(options, teacher=teacher, output=ensemble, view=crop_and_flip, novelty="adapted_energy")
     return build_adapter(model, loss=Entropy(), lr=lr, select=join_filter(filters, select), **options)

@@ -99,8 +99,8 @@ class OpenSet(Continual):
                 domain.slice(known[places_of_batch[is_known]]),
                 BatchSlice(self.unknown[index].images, unknown[places_of_batch[~is_known] - len(known)], known=False),
             )
-            slices = tuple(each for each in slices if len(each.indices))
-            yield BatchPlan(slices, domain.name, round, domain.size)
+            filled = tuple(each for each in slices if len(each.indices))
+            yield BatchPlan(filled, domain.name, round, domain.size)
 
     def _unknown_indices(self, index: int, round: int) -> Tensor:
         domain = self.unknown[index]
