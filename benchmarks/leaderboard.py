@@ -50,26 +50,29 @@ class OutOfTimeError(BaseException):
 
 
 class Watch:
-    """Leaves a run between two domains if its next round would not end before the deadline."""
+    """Leaves a run between two domains if its next round would not end before the deadline.
+
+    The first domain, in which steps are compiled and captured, says nothing about the others.
+    """
 
     def __init__(self, rounds: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rounds, self.deadline, self.clock = rounds, deadline, clock
-        self.first: tuple[float, int] | None = None
+        self.earlier: tuple[float, int] | None = None
 
     def __call__(self, event: ProgressEvent) -> None:
         """Take in an event of the run."""
         now = self.clock()
         if now > self.deadline:
             raise OutOfTimeError
-        if event.stage == "adapting" and self.first is None:
-            self.first = now, event.done
-        if event.row is None or self.first is None or event.total is None or event.done >= event.total:
+        if event.row is None or event.total is None or event.done >= event.total:
             return
-        started, skipped = self.first
-        pace = (now - started) / max(event.done - skipped, 1)
-        per_round = event.total // self.rounds
-        if now + pace * (per_round - event.done % per_round) > self.deadline:
-            raise OutOfTimeError
+        if self.earlier is not None:
+            then, done = self.earlier
+            pace = (now - then) / (event.done - done)
+            per_round = event.total // self.rounds
+            if now + pace * (per_round - event.done % per_round) > self.deadline:
+                raise OutOfTimeError
+        self.earlier = now, event.done
 
 
 def parse_line(line: str, out: Path) -> Part:

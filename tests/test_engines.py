@@ -311,7 +311,8 @@ class FunctionCalls(TorchFunctionMode):
         self.found = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in _FETCHING | _SENDING:
+        sends_number = func.__name__ == "__setitem__" and not isinstance(args[2], torch.Tensor)
+        if func.__name__ in _FETCHING | _SENDING or sends_number:
             self.found.append(func.__name__)
         return func(*args, **(kwargs or {}))
 

@@ -34,13 +34,13 @@ def insert_one_by_one(
     keys = F.pad(scores.argsort(dim=1, stable=True).argsort(dim=1).double(), (0, 1))
     counting = keys.new_zeros(size + 1, size + 1)
     if same_class is None:
-        counting[:, -1] = 1.0
+        counting[:, -1].fill_(1.0)  # an assignment would copy the number from the host
     else:
-        counting[:-1, :-1] = same_class
-        keys[:, :-1] -= unit * same_class[first:]
+        counting[:-1, :-1].copy_(same_class)
+        keys[:, :-1].sub_(unit * same_class[first:])
     # Nobody loses while there is room: its own count is positive as long as the bank holds no more than its capacity.
-    counting[-1, :-1] = -4.0 * (size + 1)
-    counting[-1, -1] = 4.0 * (size + 1) * (capacity + 0.5)
+    counting[-1, :-1].fill_(-4.0 * (size + 1))
+    counting[-1, -1].fill_(4.0 * (size + 1) * (capacity + 0.5))
     itself = torch.eye(size + 1, dtype=keys.dtype, device=keys.device)[first:-1]
     if quota is None:
         keys -= 4.0 * unit * (size + 2) * itself
