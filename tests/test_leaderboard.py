@@ -81,7 +81,7 @@ def test_rows_of_ablations_differ_from_the_method_in_what_they_name():
         assert set(plain.values()) < set(SPECS["openset"]), "the unchanged method is the leaderboard's run"
         for row, spec in runs.items():
             fields = {key for key, value in spec.as_data().items() if plain[spec.method].as_data().get(key) != value}
-            assert fields <= {"options", "mixing"}, row
+            assert fields <= {"options", "unknown_mixing"}, row
 
 
 def test_precision_of_a_spec_replaces_the_command_s(monkeypatch):
@@ -107,7 +107,7 @@ def test_share_of_unknown_images_reaches_the_stream(monkeypatch, tmp_path):
     for share, unknown in {0.5: 10, 0.1: 2, 0.9: 18}.items():
         spec = make_run("tent", "cifar10-c", unknown="svhn-c", unknown_share=share, batch_size=20)
         assert int((~next(iter(LocalFiles(tmp_path).stream(spec, rounds=1))).known).sum()) == unknown
-    spec = make_run("tent", "cifar10-c", unknown="svhn-c", mixing="random", batch_size=20)
+    spec = make_run("tent", "cifar10-c", unknown="svhn-c", unknown_mixing="random", batch_size=20)
     assert LocalFiles(tmp_path).stream(spec, rounds=1).mixing == "random"
 
 
