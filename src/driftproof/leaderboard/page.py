@@ -74,7 +74,8 @@ def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str
         f"The times of all {len(listed)} runs add up to {times or 'nothing yet'}. Runs that share a device wait for "
         "each other, so the device needed less. `driftproof bench run` takes any part of a suite with `--methods`, "
         "`--images`, `--open` or `--closed`, `--rounds` and `--seeds` (`--seeds 1,2` adds two), and resumes what is "
-        "there. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
+        "there. `benchmarks/leaderboard.py` runs such parts in several processes on one device, within a time limit. "
+        "`driftproof bench leaderboard FOLDER…` writes this page from what was run."
     )
 
 
