@@ -6,6 +6,7 @@ Every line of the plan is a part of a suite, with the options of `driftproof ben
 
     openset --methods tent,paf_kip --images cifar100-c --open --rounds 1
     openset_small --limit 2000
+    paf_kip_parts --row "no crops" --row "mixed at random"
 
 Runs start in the order of the plan, those of a line in the order of its methods. A run whose next round would not end
 in time is left, and the next one has its turn; the same command resumes what is there. Lines with a limit have a
@@ -18,7 +19,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from driftproof.corruptions import find_frost_photos
 from driftproof.errors import DriftproofError
 from driftproof.leaderboard import SUITES
 from driftproof.streams.datasets import find_dataset
+from driftproof.validation import check_choice
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def parse_line(line: str, out: Path) -> Part:
     """Read a line of the plan."""
     parser = argparse.ArgumentParser(prog="plan", add_help=False)
     parser.add_argument("suite", choices=list(SUITES))
+    parser.add_argument("--row", dest="rows", action="append", default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[])
     parser.add_argument("--images", type=lambda text: text.split(","), default=[])
     parser.add_argument("--open", dest="setting", action="store_const", const="open")
@@ -87,7 +90,11 @@ def parse_line(line: str, out: Path) -> Part:
     for name in ("--rounds", "--limit", "--trials"):
         parser.add_argument(name, type=int)
     chosen = vars(parser.parse_args(shlex.split(line)))
-    suite = SUITES[chosen.pop("suite")]()
+    suite, rows = SUITES[chosen.pop("suite")](), chosen.pop("rows")
+    entries = {entry.row: entry for table in suite.tables for entry in table.entries}
+    if rows:
+        only = tuple(entries[check_choice(f"row of {suite.name}", row, entries)] for row in rows)
+        suite = replace(suite, tables=(replace(suite.tables[0], entries=only, lower_is_better=None),))
     run_filter = RunFilter(**chosen)
     places = {method: place for place, method in enumerate(run_filter.methods)}
     jobs = sorted(plan_runs(suite, run_filter), key=lambda job: places.get(job.spec.method, 0))

@@ -235,8 +235,10 @@ def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):
     (tmp_path / "plan.txt").write_text(
         "# cheap ones first\nopenset --methods paf_kip,tent --images cifar100-c --open --rounds 1\n\n"
         "openset_small --methods tent --limit 2000 --seeds 0,1\n"
+        'paf_kip_parts --row "no crops" --row "a crop for each image"\n'
     )
-    first, second = leaderboard.read_plan(tmp_path / "plan.txt", tmp_path)
+    first, second, third = leaderboard.read_plan(tmp_path / "plan.txt", tmp_path)
+    assert [dict(job.spec.options)["view"] for job in third.jobs] == ["none", "crop each image"]
     assert [(job.spec.method, job.spec.setting, job.rounds) for job in first.jobs] == [
         ("paf_kip", "open", 1), ("tent", "open", 1)
     ]  # fmt: skip
