@@ -160,11 +160,12 @@ def test_every_choice_holds_in_captured_steps(choices):
 
 
 @uses_dynamo
-def test_channels_last_holds_in_captured_steps():
+@pytest.mark.parametrize("case", ["eata", "roid", "stamp", "paf_kip"])  # masked passes, memories and views besides
+def test_channels_last_holds_in_captured_steps(case):
     torch._dynamo.reset()
     stream, settings = to_cuda(faulty_stream()), {"channels_last": True}
-    adapter = make_adapter("eata", **settings)
-    assert_close(run(make_adapter("eata", "eager", **settings), stream), run(adapter, stream))
+    adapter = make_adapter(case, **settings)
+    assert_close(run(make_adapter(case, "eager", **settings), stream), run(adapter, stream))
     assert num_graphs(adapter) == 1
 
 

@@ -153,21 +153,23 @@ _FROM_LOGITS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] 
 
 
 class FromLogits(NoveltyScore):
-    """A score of one network's logits.
+    """A score of one network's logits, or of what the adapter answers.
 
     Args:
         score: `msp`, `energy`, `max_logit` or `entropy`.
-        of: The frozen network θ_o, or the adapted one θ_a.
+        of: The frozen network θ_o, the adapted one θ_a, or the "answer", which may be of several networks or views.
     """
 
-    def __init__(self, score: str, *, of: Of = "frozen") -> None:
+    def __init__(self, score: str, *, of: Of | Literal["answer"] = "frozen") -> None:
         super().__init__()
         self._function, self.bounds = _FROM_LOGITS[check_choice("score of logits", score, _FROM_LOGITS)]
         self.score = score
-        self.of = _check_of(of)
+        self.of = of if of == "answer" else _check_of(of)
 
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
+        if self.of == "answer":
+            return self._function(step.output)
         return self._function(step.logits if _is_adapted(self.of, step) else step.source_logits)
 
 
@@ -256,6 +258,7 @@ NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
     "cosine": Cosine,
     **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
     "adapted_cosine": partial(Cosine, of="adapted"),
+    **{f"answer_{name}": partial(FromLogits, name, of="answer") for name in _FROM_LOGITS},
 }
 """The scores by name; those without a prefix are the frozen network's."""
 

@@ -146,7 +146,6 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "after": _AFTER,
     "loss": _LOSSES,
     "view": _VIEWS,
-    "filter_view": _VIEWS,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""

@@ -101,12 +101,14 @@ class Network(nn.Module):
             self.model.eval()
         if self.precision == "bf16":
             cache_bf16_weights(self.model, torch.bfloat16)
+        # Statistics of masked samples have a gradient of their own, which torch.compile would break the network at.
+        compiled = self.compiled_forward if self._pass.mask is None else None
         if self._convs is not None:
-            self._convs.match(images, is_compiled=self.compiled_forward is not None)
+            self._convs.match(images, is_compiled=compiled is not None)
         try:
             with self._preserve_buffers(), self._no_fastpath(), autocast_mode(self.precision, images.device):
                 # The model gets a copy, since it may write into its input and the other networks see the same images.
-                output = (self.compiled_forward or self.model)(images.clone())
+                output = (compiled or self.model)(images.clone())
         except (EngineError, DistributedError):
             raise
         except Exception as error:
