@@ -1,0 +1,58 @@
+"""What `sentinel_research.py` runs, in order of importance."""
+
+from dataclasses import replace
+
+from sentinel_research import Learner, Sentinel
+
+_BASE = Learner("base")
+
+PLANS = {
+    "dry": {
+        "sentinels": [Sentinel("batch"), Sentinel("crop", view="crop", guard=True), Sentinel("flip", view="flip")],
+        "learners": [
+            _BASE,
+            replace(_BASE, name="ens", loss="ens", sentinel="flip", momentum=0.99),
+            replace(_BASE, name="all_params", scope="all", lr=3e-5, loss="slr", weighted=True, flip_trained=True),
+            replace(_BASE, name="masked", masked=True, known="guarded"),
+            replace(_BASE, name="alone", sentinel="none", alpha=(0.7, 0.3)),
+        ],
+    },
+    "first": {
+        "sentinels": [
+            Sentinel("batch"),
+            Sentinel("blend", alpha=0.5),
+            Sentinel("flip", view="flip"),
+            Sentinel("crop", view="crop"),
+            Sentinel("pulled", pull=1e-3),
+            Sentinel("no_teacher", teacher=False),
+            Sentinel("guarded", guard=True),
+            Sentinel("repel1", repel=1.0),
+        ],
+        "before_other_sentinels": 9,
+        "learners": [
+            _BASE,
+            replace(_BASE, name="all_3e-5", scope="all", lr=3e-5),
+            replace(_BASE, name="ens_1e-3", loss="ens", lr=1e-3),
+            replace(_BASE, name="lr1e-3_pull1e-2", lr=1e-3, pull=1e-2),
+            replace(_BASE, name="alpha0.3", alpha=(0.3, 0.3)),
+            replace(_BASE, name="alpha0.7", alpha=(0.7, 0.7)),
+            replace(_BASE, name="all_1e-4_pull1e-2", scope="all", lr=1e-4, pull=1e-2),
+            replace(_BASE, name="slr", loss="slr"),
+            replace(_BASE, name="all_known_no_diff", diff=False),
+            replace(_BASE, name="no_sentinel", known="all"),
+            replace(_BASE, name="all_ens_1e-4", scope="all", lr=1e-4, loss="ens"),
+            replace(_BASE, name="alpha0.7-0.3", alpha=(0.7, 0.3)),
+            replace(_BASE, name="alpha0.3-0.7", alpha=(0.3, 0.7)),
+            replace(_BASE, name="nothing", known="all", diff=False),
+            replace(_BASE, name="attract", known="attract"),
+            replace(_BASE, name="guarded", known="guarded"),
+            replace(_BASE, name="below_cut", known="below_cut"),
+            replace(_BASE, name="weighted", weighted=True),
+            replace(_BASE, name="no_mean_entropy", mean_entropy=0.0),
+            replace(_BASE, name="ens_sharp", loss="ens", lr=1e-3, temperature=0.5),
+            replace(_BASE, name="average", momentum=0.99),
+            replace(_BASE, name="lr1e-3_pull3e-3", lr=1e-3, pull=3e-3),
+            replace(_BASE, name="masked", masked=True),
+        ],
+    },
+}
