@@ -25,6 +25,7 @@ __all__ = [
     "NOVELTY_SCORES",
     "ConfidenceDrop",
     "Cosine",
+    "Detected",
     "FromLogits",
     "NoveltyScore",
     "Unfamiliarity",
@@ -194,6 +195,14 @@ class Cosine(NoveltyScore):
         return cosine(features, _classifier_rows(step.network if adapted else step.source, features))
 
 
+class Detected(NoveltyScore):
+    """What the method's detector says; needs `detector=`."""
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the detector's score of each sample or pixel."""
+        return step.detection.novelty
+
+
 class Unfamiliarity(NoveltyScore):
     """The default: the best score measured of those that cost no forward pass.
 
@@ -251,6 +260,7 @@ NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
     "cosine": Cosine,
     **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
     "adapted_cosine": partial(Cosine, of="adapted"),
+    "detector": Detected,
 }
 """The scores by name; those without a prefix are the frozen network's."""
 

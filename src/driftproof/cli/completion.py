@@ -9,7 +9,7 @@ NETWORKS = (
 
 _SELECTION_METHODS = (
     *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
-    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip"),
+    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip", "sentinel"),
 )
 _OUTPUT_METHODS = ("lame", "memo", "norm_ema", "t3a", "ttaug")
 METHODS = (

@@ -65,6 +65,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "swr": methods.swr,
     "cotta": methods.cotta,
     "paf_kip": methods.paf_kip,
+    "sentinel": methods.sentinel,
     "ttn": methods.ttn,
     "norm_ema": methods.norm_ema,
     "rotta": methods.rotta,
