@@ -1,6 +1,6 @@
 """Time and memory of a captured `sentinel` step beside `tent+crowd`, for variants from cheap to whole.
 
-    python benchmarks/sentinel_cost.py --out sentinel-cost.json
+python benchmarks/sentinel_cost.py --out sentinel-cost.json
 """
 
 import argparse

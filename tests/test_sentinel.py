@@ -194,7 +194,8 @@ def test_small_batches_wait_for_each_other(model):
     adapter(second)
     moved = adapter.method.detector
     assert not torch.equal(moved.affine, start)
-    assert not moved.waiting.any() and moved.num_waiting == 0
+    assert not moved.waiting.any()
+    assert moved.num_waiting == 0
     # The first step of Adam is the learning rate in the direction of the gradient's sign.
     step = (start - moved.affine) / 0.1
     torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)

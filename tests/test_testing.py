@@ -32,7 +32,17 @@ from driftproof.statistics import TTN, Auto, Batch, Blend, Running, Source, Stat
 from driftproof.testing import check_component
 from networks import GroupNormNet
 
-MODULES = ("after", "detectors", "gradients", "losses", "memories", "outputs", "regularizers", "selection", "statistics")
+MODULES = (
+    "after",
+    "detectors",
+    "gradients",
+    "losses",
+    "memories",
+    "outputs",
+    "regularizers",
+    "selection",
+    "statistics",
+)
 BASES = (After, Detector, Gradient, ImageBank, Loss, Memory, Output, Regularizer, Selection, Statistics)
 FISHER = Fisher(samples=4, batch_size=4)
 VIEWS = {"views": RandomViews(2, augment=shifted), "scales": MultiScale((0.5, 1.0))}

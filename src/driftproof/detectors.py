@@ -93,7 +93,12 @@ class Sentinel(Detector):
         statistics: StatisticsRule | None = None,
     ) -> None:
         super().__init__(statistics)
-        for name, value in (("lr", lr), ("repel", repel), ("min_separation", min_separation), ("images_per_step", images_per_step)):
+        for name, value in (
+            ("lr", lr),
+            ("repel", repel),
+            ("min_separation", min_separation),
+            ("images_per_step", images_per_step),
+        ):
             if not 0 <= value < math.inf:
                 raise ConfigurationError(f"Expected `{name}` to be at least 0, but got {value}.")
         for name, value in (("threshold", threshold), ("momentum", momentum), ("pull", pull)):
