@@ -5,6 +5,7 @@ from dataclasses import replace
 from sentinel_research import Learner, Sentinel
 
 _BASE = Learner("base")
+_SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)
 
 PLANS = {
     "dry": {
@@ -12,7 +13,9 @@ PLANS = {
         "learners": [
             _BASE,
             replace(_BASE, name="ens", loss="ens", sentinel="flip", momentum=0.99),
-            replace(_BASE, name="all_params", scope="all", lr=3e-5, loss="slr", weighted=True, flip_trained=True),
+            replace(
+                _BASE, name="all_params", scope="all", lr=3e-5, loss="slr", weighted=True, first="flip", second="none"
+            ),
             replace(_BASE, name="masked", masked=True, known="guarded"),
             replace(_BASE, name="alone", sentinel="none", alpha=(0.7, 0.3)),
         ],
@@ -53,6 +56,47 @@ PLANS = {
             replace(_BASE, name="average", momentum=0.99),
             replace(_BASE, name="lr1e-3_pull3e-3", lr=1e-3, pull=3e-3),
             replace(_BASE, name="masked", masked=True),
+        ],
+    },
+    "second": {
+        "sentinels": [
+            Sentinel("flip", view="flip"),
+            Sentinel("no_teacher", view="flip", teacher=False, open_only=True),
+            Sentinel("blend0.3", view="flip", alpha=0.3, open_only=True),
+            Sentinel("crop", view="crop", open_only=True),
+            Sentinel("repel1", view="flip", repel=1.0, open_only=True),
+            Sentinel("lr2e-3", view="flip", lr=2e-3, open_only=True),
+            Sentinel("momentum0.99", view="flip", momentum=0.99, open_only=True),
+            Sentinel("batch", open_only=True),
+            Sentinel("blend0.6", view="flip", alpha=0.6, open_only=True),
+        ],
+        "before_other_sentinels": 12,
+        "learners": [
+            _SECOND,
+            replace(_SECOND, name="lambda0.1", mean_entropy=0.1),
+            replace(_SECOND, name="average", momentum=0.99),
+            replace(_SECOND, name="slr", loss="slr"),
+            replace(_SECOND, name="all_1e-4", scope="all", lr=1e-4),
+            replace(_SECOND, name="no_sentinel", known="all"),
+            replace(_SECOND, name="known_alone", diff=False),
+            replace(_SECOND, name="below_cut", known="below_cut"),
+            replace(_SECOND, name="alpha0.5-0.1", alpha=(0.5, 0.1)),
+            replace(_SECOND, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
+            replace(_SECOND, name="slow", lr=3e-4),
+            replace(_SECOND, name="cross", loss="cross", first="flip", second="none", momentum=0.99, diff=False),
+            replace(_SECOND, name="no_lambda", mean_entropy=0.0),
+            replace(_SECOND, name="nothing", known="all", diff=False),
+            replace(_SECOND, name="attract", known="attract"),
+            replace(_SECOND, name="crop_second", second="crop"),
+            replace(_SECOND, name="crop_first", first="crop", second="none"),
+            replace(_SECOND, name="alpha0.2", alpha=(0.2, 0.2)),
+            replace(_SECOND, name="alpha0.4", alpha=(0.4, 0.4)),
+            replace(_SECOND, name="slr_all", loss="slr", scope="all", lr=1e-4),
+            replace(_SECOND, name="weighted", weighted=True),
+            replace(_SECOND, name="ens_sharp", loss="ens", temperature=0.5, diff=False),
+            replace(_SECOND, name="all_3e-5", scope="all", lr=3e-5, pull=1e-3),
+            replace(_SECOND, name="fast", lr=2e-3, pull=2e-2),
+            replace(_SECOND, name="masked0.5", alpha=(0.5, 0.5), masked=True),
         ],
     },
 }

@@ -50,6 +50,7 @@ class Sentinel:
     teacher: bool = True
     guard: bool = False
     threshold: float = 0.4
+    open_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Learner:
     temperature: float = 1.0
     members: str = "lfsx"
     momentum: float = 0.0
-    flip_trained: bool = False
+    first: str = "none"
+    second: str = "flip"
 
 
 class PerLayer(InterpolatedStatistics):
@@ -96,8 +98,11 @@ class Stream:
         self.frozen: dict[tuple[float, float], tuple[Tensor, Tensor]] = {}
 
 
-def make_streams(sets: list[str], data: Path, limit: int, device: torch.device, corruptions: list[str]) -> dict:
-    """Corrupt the images on the device and cut them into batches of 200."""
+def make_streams(
+    sets: list[str], data: Path, limit: int, device: torch.device, corruptions: list[str], batch: int
+) -> dict:
+    """Corrupt the images on the device and cut them into batches."""
+    half = batch // 2
     read = {"cifar10": lambda: cifar10(data), "cifar100": lambda: cifar100(data)}
     digits = svhn(data, limit=limit).batch(range(limit)).to(device)
     streams = {}
@@ -108,13 +113,13 @@ def make_streams(sets: list[str], data: Path, limit: int, device: torch.device, 
         for corruption in corruptions:
             known = corrupt(images, corruption, 5, dataset=name)
             unknown = corrupt(digits, corruption, 5, dataset="svhn")
-            closed.append(known.view(-1, 200, 3, 32, 32))
-            closed_labels.append(labels.view(-1, 200))
-            half = (known.view(-1, 100, 3, 32, 32), unknown.view(-1, 100, 3, 32, 32))
-            opened.append(torch.cat(half, dim=1))
-            open_labels.append(labels.view(-1, 100))
-        streams[name, "closed"] = Stream("closed", torch.cat(closed), torch.cat(closed_labels), 200, limit // 200)
-        streams[name, "open"] = Stream("open", torch.cat(opened), torch.cat(open_labels), 100, limit // 100)
+            closed.append(known.view(-1, batch, 3, 32, 32))
+            closed_labels.append(labels.view(-1, batch))
+            halves = (known.view(-1, half, 3, 32, 32), unknown.view(-1, half, 3, 32, 32))
+            opened.append(torch.cat(halves, dim=1))
+            open_labels.append(labels.view(-1, half))
+        streams[name, "closed"] = Stream("closed", torch.cat(closed), torch.cat(closed_labels), batch, limit // batch)
+        streams[name, "open"] = Stream("open", torch.cat(opened), torch.cat(open_labels), half, limit // half)
     return streams
 
 
@@ -168,6 +173,13 @@ class Job:
         index = self.counter % self.stream.steps
         batch = self.stream.batches.index_select(0, index)[0].float() / 255
         return batch.contiguous(memory_format=torch.channels_last)
+
+    def see(self, images: Tensor, view: str) -> Tensor:
+        if view == "flip":
+            return images.flip(-1)
+        if view == "crop":
+            return crop_and_flip(images, self.generator).contiguous(memory_format=torch.channels_last)
+        return images
 
     def store(self, name: str, value: Tensor) -> None:
         value = value.to(torch.uint8) if value.dtype == torch.bool else value
@@ -242,21 +254,14 @@ class SentinelJob(Job):
         self._tensors = [*self.parameters, *self.teachers]
         self.limit = choice.threshold * math.log(classes)
 
-    def see(self, images: Tensor) -> Tensor:
-        if self.choice.view == "flip":
-            return images.flip(-1)
-        if self.choice.view == "crop":
-            return crop_and_flip(images, self.generator).contiguous(memory_format=torch.channels_last)
-        return images
-
     def step(self) -> None:
         choice, images = self.choice, self.images()
-        logits = self.network(self.see(images))
+        logits = self.network(self.see(images, choice.view))
         log_p = logits.log_softmax(dim=1)
         losses = entropy(log_p)
         with torch.no_grad():
             if choice.teacher:
-                teacher = self.teacher(images if choice.view != "crop" else self.see(images))
+                teacher = self.teacher(images if choice.view != "crop" else self.see(images, choice.view))
                 theirs = entropy(teacher.log_softmax(dim=1))
                 self.store("teacher", teacher)
             else:
@@ -316,11 +321,11 @@ class LearnerJob(Job):
             with torch.no_grad(), self.frozen.statistics_of(mask):
                 frozen = self.frozen(images)
         else:
-            frozen = self.stream.frozen[choice.alpha][int(choice.flip_trained)].index_select(0, index)[0]
+            frozen = self.stream.frozen[choice.alpha][0].index_select(0, index)[0]
         with self.network.statistics_of(mask):
-            logits = self.network(images.flip(-1) if choice.flip_trained else images)
+            logits = self.network(self.see(images, choice.first))
             with torch.no_grad():
-                flipped = self.network(images if choice.flip_trained else images.flip(-1))
+                flipped = self.network(self.see(images, choice.second))
         log_p = logits.log_softmax(dim=1)
         with torch.no_grad():
             frozen_p = frozen.log_softmax(dim=1)
@@ -334,7 +339,9 @@ class LearnerJob(Job):
             if self.average is not None:
                 with self.average.statistics_of(mask):
                     members["e"] = self.average(images).log_softmax(dim=1)
+                    members["m"] = self.average(images.flip(-1)).log_softmax(dim=1)
                 self.store("average", members["e"])
+                self.store("mirrored", members["m"])
             if choice.weighted:
                 weights = weights * (self.limit - entropy(log_p.detach())).clamp(-10, 10).exp()
             self.store("learner", logits)
@@ -346,6 +353,8 @@ class LearnerJob(Job):
         elif choice.loss == "slr":
             q = p.clamp(max=0.99)
             losses = -(q * (q / (1 - q) + 1e-5).log()).sum(dim=1)
+        elif choice.loss == "cross":  # the mirror image learns what the moving average says of the image
+            losses = -(members["e"].exp() * log_p).sum(dim=1)
         else:
             chosen = [members[letter] for letter in choice.members if letter in members]
             target = (torch.stack(chosen).mean(dim=0) / choice.temperature).softmax(dim=1)
@@ -379,7 +388,7 @@ def by_round(job: Job, log_p: Tensor) -> list[float]:
 
 
 def auroc_by_round(job: Job, scores: Tensor) -> list[float]:
-    if job.stream.known == 200:
+    if job.stream.known == job.stream.batches.shape[1]:
         return []
     found = []
     for part in scores.chunk(job.rounds):
@@ -390,7 +399,7 @@ def auroc_by_round(job: Job, scores: Tensor) -> list[float]:
 
 def shares(job: Job, mask: Tensor) -> dict[str, list[float]]:
     known = [round(float(part[:, : job.stream.known].float().mean()), 3) for part in mask.chunk(job.rounds)]
-    if job.stream.known == 200:
+    if job.stream.known == job.stream.batches.shape[1]:
         return {"known": known}
     return {
         "known": known,
@@ -405,8 +414,8 @@ def combine(parts: dict[str, Tensor], letters: str) -> Tensor | None:
 
 
 COMBINATIONS = (
-    "l", "x", "f", "s", "e", "lx", "lf", "ls", "lsf", "lxf", "lxs", "lxsf", "lxfg", "lxsfg", "fg", "le", "lse", "lsef",
-    "lxse",
+    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
+    "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
 )  # fmt: skip
 
 
@@ -439,13 +448,19 @@ def report_learner(job: LearnerJob) -> dict:
     if job.sentinel is not None:
         parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)
     if "average" in job.results:
-        parts["e"] = job.results["average"]
+        parts |= {"e": job.results["average"], "m": job.results["mirrored"]}
     errors = {}
     for letters in COMBINATIONS:
         mixed = combine(parts, letters)
         if mixed is not None:
             errors[letters] = by_round(job, mixed)
-    found = {"errors": errors, "kept": shares(job, job.results["kept"])}
+    domains = {}
+    for letters in ("l", "f", "lx", "fg", "lxg", "lxfg", "em", "emfg"):
+        mixed = combine(parts, letters)
+        if mixed is not None:
+            wrong = (mixed[-job.stream.steps :, : job.stream.known].argmax(dim=2) != job.stream.labels).float()
+            domains[letters] = [round(100 * float(part.mean()), 2) for part in wrong.split(job.stream.per_domain)]
+    found = {"errors": errors, "domains": domains, "kept": shares(job, job.results["kept"])}
     found["auroc_energy"] = auroc_by_round(job, -job.results["learner"].logsumexp(dim=2))
     if job.sentinel is not None:
         energy = job.sentinel.results["energy"]
@@ -473,15 +488,28 @@ def run_together(jobs: list[Job], start: float, deadline: float) -> bool:
     return True
 
 
-def run_frozen(stream: Stream, model, alpha: tuple[float, float], device: torch.device) -> None:
-    network = make_network(model, alpha, device)
-    plain, mirrored = [], []
-    with torch.no_grad():
-        for batch in stream.batches:
-            images = (batch.float() / 255).contiguous(memory_format=torch.channels_last)
-            plain.append(network(images))
-            mirrored.append(network(images.flip(-1)))
-    stream.frozen[alpha] = (torch.stack(plain), torch.stack(mirrored))
+class FrozenJob(Job):
+    """The source network with a share of the batch's statistics, on the images and their mirror images."""
+
+    def __init__(self, model, stream, alphas, classes, device) -> None:
+        super().__init__(stream, 1, classes, device)
+        self.networks = {alpha: make_network(model, alpha, device) for alpha in alphas}
+        self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+    @torch.no_grad()
+    def step(self) -> None:
+        images = self.images()
+        for alpha, network in self.networks.items():
+            self.store(f"{alpha} plain", network(images))
+            self.store(f"{alpha} mirrored", network(images.flip(-1)))
+        self.counter.add_(1)
+
+
+def run_frozen(stream: Stream, model, alphas: list, classes: int, device: torch.device, start: float) -> None:
+    job = FrozenJob(model, stream, alphas, classes, device)
+    run_together([job], start, 1e9)
+    for alpha in alphas:
+        stream.frozen[alpha] = (job.results[f"{alpha} plain"], job.results[f"{alpha} mirrored"])
 
 
 def main() -> None:
@@ -491,6 +519,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plan", default="first")
     parser.add_argument("--limit", type=int, default=5000)
+    parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sets", default="cifar10,cifar100")
     parser.add_argument("--streams", default="open,closed")
@@ -502,15 +531,20 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sets = arguments.sets.split(",")
     plan = importlib.import_module("sentinel_plans").PLANS[arguments.plan]
-    streams = make_streams(sets, arguments.data, arguments.limit, device, arguments.corruptions.split(","))
+    streams = make_streams(
+        sets, arguments.data, arguments.limit, device, arguments.corruptions.split(","), arguments.batch
+    )
     models = {name: build_from_checkpoint(arguments.weights / f"wrn40_2_{name}.pt") for name in sets}
     classes = {"cifar10": 10, "cifar100": 100}
     places = [(name, kind) for name in sets for kind in arguments.streams.split(",")]
     print(f"data after {time.time() - start:.1f} s", flush=True)
+    plan = {
+        **plan,
+        "sentinels": [one for one in plan["sentinels"] if "closed" not in arguments.streams or not one.open_only],
+    }
     alphas = {(1.0, 1.0), *(learner.alpha for learner in plan["learners"])}
     for place in places:
-        for alpha in sorted(alphas):
-            run_frozen(streams[place], models[place[0]], alpha, device)
+        run_frozen(streams[place], models[place[0]], sorted(alphas), classes[place[0]], device, start)
     print(f"frozen after {time.time() - start:.1f} s", flush=True)
 
     def write(kind: str, choice: Sentinel | Learner, place: tuple[str, str], found: dict, seconds: float) -> None:
