@@ -70,7 +70,8 @@ class Learner:
     masked: bool = False
     weighted: bool = False
     temperature: float = 1.0
-    members: str = "lfsx"
+    members: str = "lxfg"
+    smooth: float = 0.0
     momentum: float = 0.0
     first: str = "none"
     second: str = "flip"
@@ -301,7 +302,8 @@ class LearnerJob(Job):
         self.source = [parameter.detach().clone() for parameter in self.parameters]
         self.pull = choice.pull
         self.optimizer = torch.optim.Adam(self.parameters, lr=choice.lr, capturable=device.type == "cuda")
-        self._tensors = [*self.parameters, *self.averages]
+        self.marginal = torch.full((classes,), 1 / classes, device=device)
+        self._tensors = [*self.parameters, *self.averages, self.marginal]
         self.limit = 0.4 * math.log(classes)
 
     def read(self, name: str) -> Tensor:
@@ -334,6 +336,8 @@ class LearnerJob(Job):
             kept = known & (change >= -1e-6) if choice.diff else known
             weights = kept.float()
             members = {"l": log_p.detach(), "f": frozen_p, "x": flipped.log_softmax(dim=1)}
+            if self.frozen is None:
+                members["g"] = self.stream.frozen[choice.alpha][1].index_select(0, index)[0].log_softmax(dim=1)
             if self.sentinel is not None:
                 members["s"] = self.read("logits").log_softmax(dim=1)
             if self.average is not None:
@@ -362,7 +366,12 @@ class LearnerJob(Job):
         loss = mean_over(losses, weights)
         if choice.mean_entropy:
             mean = (p * known.float().unsqueeze(1)).sum(dim=0) / known.sum().clamp(min=1)
-            loss = loss + choice.mean_entropy * (mean * mean.clamp(min=1e-12).log()).sum()
+            mean = torch.lerp(mean, self.marginal, choice.smooth)
+            weight = choice.mean_entropy / (1 - choice.smooth)
+            loss = loss + weight * (mean * mean.clamp(min=1e-12).log()).sum()
+            if choice.smooth:
+                with torch.no_grad():
+                    self.marginal.copy_(mean)
         self.learn(loss)
         with torch.no_grad():
             if self.average is not None:

@@ -4,17 +4,17 @@ A column is a measure and, in brackets, the stream that it is measured on; witho
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from driftproof.bench.spec import Spec
+from driftproof.bench.spec import Option, Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
 
-__all__ = ["SUITES", "make_run"]
+__all__ = ["SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
 
@@ -46,14 +46,40 @@ def _make_table(
 ) -> Table:
     if costs:
         return _make_costs_table(name, title, images, _DEFINITIONS["methods"][methods], costs)
+    rows = {method: (method, {}) for method in _DEFINITIONS["methods"][methods]}
+    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, unknown=unknown)
+
+
+def make_table(
+    name: str,
+    title: str,
+    images: str,
+    rows: Mapping[str, tuple[str, Mapping[str, Option]]],
+    columns: Iterable[str],
+    *,
+    round: int = 1,
+    **common: Any,  # noqa: ANN401  # any field of a spec
+) -> Table:
+    """Make a table of measures.
+
+    Args:
+        name: The table's name.
+        title: What it shows.
+        images: The streamed set.
+        rows: By name a method, and options that differ from its defaults.
+        columns: Measures, each with its stream in brackets.
+        round: The round that it shows.
+        **common: Fields of all runs.
+    """
     entries, lower = [], {}
-    for column in _DEFINITIONS["columns"][columns]:
+    for column in columns:
         measure, _, stream = column.removesuffix(")").partition(" (")
-        fields = {"unknown": unknown, **_DEFINITIONS["streams"].get(stream, {})}
+        fields = {**common, **_DEFINITIONS["streams"].get(stream, {})}
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
-        for method in _DEFINITIONS["methods"][methods]:
-            entries.append(TableEntry(method, column, (make_run(method, images, **fields),), round=round, **place))
+        for row, (method, options) in rows.items():
+            run = make_run(method, images, **fields).with_options(**options)
+            entries.append(TableEntry(row, column, (run,), round=round, **place))
     return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
 
 
@@ -82,5 +108,5 @@ def make_run(method: str, images: str, **fields: Any) -> Spec:  # noqa: ANN401  
         options = options_for(method, images)
     elif selection:
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
-    spec = Spec(method, images, "wrn40_2", domains=CORRUPTIONS, **fields)
+    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS, **fields})
     return spec.with_options(**options, **_DEFINITIONS["options"].get(method, {}))
