@@ -37,7 +37,7 @@ def affine_of(network):
 def sentinel_for(model, detector=None, **options):
     detector = detector or Sentinel(lr=0.1, threshold=0.75, momentum=0.9, images_per_step=1)
     options = {"statistics": dp.statistics.Batch(), "accumulate": 1, "guard": (), **options}
-    return dp.sentinel(model, lr=0.05, detector=detector, **options)
+    return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **options)
 
 
 @pytest.mark.parametrize("mirror", [True, False])
@@ -268,3 +268,24 @@ def test_mistakes_are_explained(model):
             Sentinel(**wrong)
     with pytest.raises(dp.errors.ConfigurationError, match="member"):
         LogMean(("network", "neighbor"))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_small_batches_enter_running_statistics(size):
+    """Of one layer by hand: statistics move by the share of the window that the batch fills."""
+    layer, alpha, window = nn.BatchNorm2d(3), 0.4, 8
+    nn.init.uniform_(layer.running_mean)
+    nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(3 * 64, CLASSES))
+    rule = dp.statistics.WindowedBlend(alpha, window)
+    adapter = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
+    share = min(1.0, size / window)
+    mean, variance = layer.running_mean.clone(), layer.running_var.clone()
+    for images in batches(4, size=size):
+        mean = (1 - share) * mean + share * images.mean((0, 2, 3))
+        variance = (1 - share) * variance + share * images.var((0, 2, 3), correction=0)
+        offset = mean - layer.running_mean
+        used = layer.running_mean + alpha * offset
+        spread = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
+        normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
+        torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)

@@ -108,6 +108,7 @@ SHIPPED = [
     dp.selection.EntropyFilters(1.55),
     dp.selection.LabelProbabilityDrop(-1.0, augment=shifted),
     dp.selection.Known(),
+    dp.statistics.WindowedBlend(0.3, window=12),
     dp.selection.Split("entropy", window=10, min_separation=0.0),
     dp.selection.Split("entropy", soft=True, window=10, min_separation=0.0),
 ]

@@ -11,6 +11,7 @@ from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.outputs import LogMean
 from driftproof.scopes import norm_affine
 from driftproof.selection import ConfidenceDifference, Known, Selection
+from driftproof.statistics import Batch, WindowedBlend
 from driftproof.validation import check_keywords
 
 __all__ = ["sentinel"]
@@ -20,39 +21,68 @@ __all__ = ["sentinel"]
 def sentinel(
     model: nn.Module,
     *,
-    lr: float = 3e-4,
-    pull: float = 1e-3,
+    lr: float = 1e-3,
+    pull: float = 1e-2,
+    share: float = 0.3,
+    members: str = "network+mirror+source",
+    difference: bool = True,
+    detector_lr: float = 1e-3,
+    detector_share: float | None = 1.0,
+    repel: float = 2.0,
     loss: Loss | None = None,
     select: Selection | None = None,
     **options: Unpack[MethodOptions],
 ) -> Adapter:
-    """A detector of unknown samples beside a network that learns from the known ones.
+    """Entropy minimization on known samples, beside a copy that learns to tell them from unknown ones.
+
+    The *sentinel* lowers the entropy of what it is sure of and raises that of the rest (`detectors.Sentinel`). Its
+    energy is the novelty. The *learner* minimizes the entropy of samples that the sentinel takes for known and whose
+    confidence did not fall (`ConfidenceDifference`). It mixes source statistics in, and each step pulls it towards the
+    source. The answer is a mean of log-probabilities of several networks and of mirror images.
 
     Args:
         model: The trained model.
         lr: Learning rate.
         pull: Share of the way back to the source after each step.
+        share: α, the share of the stream in the learner's statistics.
+        members: Whose predictions are averaged, joined by a plus sign; see `outputs.LogMean`.
+        difference: Whether known samples must not have lost confidence to be learned from.
+        detector_lr: The sentinel's learning rate.
+        detector_share: The share of the batch in the sentinel's statistics; None is the learner's.
+        repel: The weight of the entropy that the sentinel raises.
         loss: Replaces the entropy.
-        select: Which samples to learn from; None is known ones whose confidence did not fall.
+        select: Which samples to learn from, in place of all of this.
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
         >>> import torch
         >>> import driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> dp.sentinel(model)(torch.rand(8, 3, 4, 4)).shape
-        torch.Size([8, 5])
+        >>> adapter = dp.sentinel(model)
+        >>> adapter(torch.rand(8, 3, 4, 4)).shape, adapter.last.novelty.shape
+        (torch.Size([8, 5]), torch.Size([8]))
     """
+    own_statistics = None if detector_share is None else _blend(detector_share)
     chosen: MethodOptions = {
-        "statistics": "auto",
-        "detector": Sentinel(),
-        "output": LogMean(("network", "mirror", "detector")),
+        "statistics": WindowedBlend(share),
+        "detector": Sentinel(lr=detector_lr, repel=repel, statistics=own_statistics),
+        "output": LogMean(members.split("+")),
         "accumulate": "auto",
+        **options,
     }
-    chosen = {**chosen, **options}
     chosen["novelty"] = options.get("novelty") or "detector"
-    select = select or Known() & ConfidenceDifference()
-    own = [PullToSource(pull)]
+    rule = Known() & ConfidenceDifference() if difference else Known()
     return build_adapter(
-        model, loss=loss or Entropy(), default_scope=norm_affine(), lr=lr, select=select, own_after=own, **chosen
+        model,
+        loss=loss or Entropy(),
+        default_scope=norm_affine(),
+        lr=lr,
+        select=select or rule,
+        default_mean_entropy=ConfidenceDifference.mean_entropy,
+        own_after=[PullToSource(pull)],
+        **chosen,
     )
+
+
+def _blend(share: float) -> Batch | WindowedBlend:
+    return Batch() if share == 1.0 else WindowedBlend(share)
