@@ -28,7 +28,9 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     }
 
 
-def measure(make: Callable[..., dp.Adapter], options: dict[str, Any], device: torch.device, trials: int) -> dict:
+def measure(
+    make: Callable[..., dp.Adapter], options: dict[str, Any], device: torch.device, trials: int
+) -> dict[str, Any]:
     """Milliseconds of a step, in rows of ten, and the peak of allocated memory."""
     torch.manual_seed(0)
     cuda = device.type == "cuda"

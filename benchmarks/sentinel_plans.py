@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sentinel_research import Learner, Sentinel
+from sentinel_jobs import Learner, Sentinel
 
 _BASE = Learner("base")
 _SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)

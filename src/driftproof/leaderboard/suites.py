@@ -46,7 +46,9 @@ def _make_table(
 ) -> Table:
     if costs:
         return _make_costs_table(name, title, images, _DEFINITIONS["methods"][methods], costs)
-    rows = {method: (method, {}) for method in _DEFINITIONS["methods"][methods]}
+    rows: dict[str, tuple[str, Mapping[str, Option]]] = {
+        method: (method, {}) for method in _DEFINITIONS["methods"][methods]
+    }
     return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, unknown=unknown)
 
 

@@ -29,7 +29,7 @@ class LogMean(Output):
         LogMean(members=('network', 'mirror'))
     """
 
-    def __init__(self, members: Sequence[Member] = ("network", "source")) -> None:
+    def __init__(self, members: Sequence[str] = ("network", "source")) -> None:
         super().__init__()
         if not members:
             raise ConfigurationError("Expected `members` to name at least one network, but got none.")

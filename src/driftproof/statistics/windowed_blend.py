@@ -17,7 +17,7 @@ class WindowedBlend(InterpolatedStatistics):
     """As `Blend`, with running statistics for batches that are too small to have good ones.
 
     Batches of fewer than `window` images enter running statistics that start from the source and remember about so many
-    images. In a layer with more than 32 × 32 positions an image counts for more. Larger batches are taken by themselves,
+    images. In a layer with more than 32 × 32 positions an image counts for more. Larger batches count by themselves,
     exactly as in `Blend`.
 
     Args:
