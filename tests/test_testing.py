@@ -63,7 +63,7 @@ SHIPPED = [
     dp.losses.ViewEntropy(2, augment=shifted),
     LatestImages(12),
     dp.outputs.AdjustedTemplates(2),
-    dp.outputs.LogMean(("network", "mirror", "source", "teacher", "detector")),
+    dp.outputs.LogMean(("network", "mirror", "source", "source_mirror", "teacher", "detector")),
     FollowTeacher(),
     SelfWeightedEntropy(),
     CSTU(6, update_every=8, augment=shifted),

@@ -8,21 +8,22 @@ from torch import Tensor
 
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
+from driftproof.network import Network
 from driftproof.outputs.base import Output
 from driftproof.predictions import log_probabilities
 from driftproof.validation import check_choice
 
 __all__ = ["LogMean"]
 
-Member = Literal["network", "mirror", "source", "teacher", "detector"]
+Member = Literal["network", "mirror", "source", "source_mirror", "teacher", "detector"]
 
 
 class LogMean(Output):
     """The mean of log-probabilities, which is the product of opinions: one that is sure that it is not a class counts.
 
     Args:
-        members: Whose: the adapting "network"'s, those of its "mirror" image (a further pass), of the frozen "source",
-            the "teacher" or the "detector".
+        members: Whose: the adapting "network"'s, also of the "mirror" images (a further pass), the frozen "source"'s,
+            also of the mirror images ("source_mirror", likewise), the "teacher"'s or the "detector"'s.
 
     Examples:
         >>> LogMean(("network", "mirror"))
@@ -42,18 +43,18 @@ class LogMean(Output):
         return torch.stack([_OPINIONS[member](step) for member in self.members]).mean(dim=0)
 
 
-def _predict_mirror(step: Step) -> Tensor:
-    """The adapting network's log-probabilities of the mirror images; of pixels, where the pixels are."""
-    if step.images.ndim != 4:
-        return step.log_probabilities
-    logits = step.network(step.images.flip(-1))
-    return log_probabilities(logits.flip(-1) if logits.ndim == 4 else logits)
+def _predict_mirror(network: Network, step: Step) -> Tensor:
+    """A network's log-probabilities of the mirror images; of pixels, where the pixels are."""
+    mirrors = step.images.ndim == 4
+    logits = network(step.images.flip(-1) if mirrors else step.images)
+    return log_probabilities(logits.flip(-1) if mirrors and logits.ndim == 4 else logits)
 
 
 _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
     "network": lambda step: step.log_probabilities,
-    "mirror": _predict_mirror,
+    "mirror": lambda step: _predict_mirror(step.network, step),
     "source": lambda step: step.source_log_probabilities,
+    "source_mirror": lambda step: _predict_mirror(step.source, step),
     "teacher": lambda step: log_probabilities(step.teacher_logits),
     "detector": lambda step: log_probabilities(step.detection.logits),
 }
