@@ -25,6 +25,7 @@ __all__ = [
     "NOVELTY_SCORES",
     "ConfidenceDrop",
     "Cosine",
+    "Detected",
     "FromLogits",
     "NoveltyScore",
     "Unfamiliarity",
@@ -201,6 +202,14 @@ class Cosine(NoveltyScore):
         return _cosine(features, _classifier_directions(step.network if adapted else step.source, features))
 
 
+class Detected(NoveltyScore):
+    """What the method's detector says; needs `detector=`."""
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the detector's score of each sample or pixel."""
+        return step.detection.novelty
+
+
 class Unfamiliarity(NoveltyScore):
     """The default: the best score measured of those that cost no forward pass.
 
@@ -259,6 +268,7 @@ NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
     **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
     "adapted_cosine": partial(Cosine, of="adapted"),
     **{f"answer_{name}": partial(FromLogits, name, of="answer") for name in _FROM_LOGITS},
+    "detector": Detected,
 }
 """The scores by name; those without a prefix are the frozen network's."""
 

@@ -36,6 +36,7 @@ from driftproof.adapter.watch import Watch
 from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
+from driftproof.detectors import Detector
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
@@ -84,6 +85,7 @@ class Adapter(nn.Module):
             images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
+        detector: A copy that learns to tell known samples from unknown ones, for components that ask; None is none.
         view: Draws a random view of the batch, see `driftproof.augment`; the adapting network and the teacher each see
             one of their own, the frozen network the batch itself. None shows the batch to all.
         after: What happens after each optimizer step: one component or several.
@@ -142,6 +144,7 @@ class Adapter(nn.Module):
         accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
+        detector: Detector | None = None,
         view: Augment | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
@@ -182,6 +185,7 @@ class Adapter(nn.Module):
                 accumulate=accumulate,
                 memory=copied(memory),
                 teacher=teacher,
+                detector=copied(detector),
                 view=view,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),

@@ -15,6 +15,7 @@ from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, Step
 from driftproof.components.describe import describe_value
+from driftproof.detectors import Detector
 from driftproof.distributed import RankGroup
 from driftproof.errors import ConfigurationError
 from driftproof.gradients import Gradient
@@ -94,6 +95,7 @@ class Method:
     accumulate: int | Literal["auto"] = 1
     memory: Memory | None = None
     teacher: EMA | None = None
+    detector: Detector | None = None
     view: Augment | None = None
     after: tuple[After, ...] = ()
     output: Output | None = None
@@ -129,6 +131,8 @@ class Method:
         if not is_number or not math.isfinite(self.mean_entropy):
             raise ConfigurationError(f"Expected `mean_entropy` to be a finite number, but got {self.mean_entropy!r}.")
         object.__setattr__(self, "mean_entropy", float(self.mean_entropy))  # 0 and numpy's 0.0 are the same method
+        if self.detector is not None and self.memory is not None:
+            raise ConfigurationError("Expected no `detector` with a `memory`: it judges batches, not what is recalled.")
         self._check_learning()
 
     def _check_learning(self) -> None:
@@ -196,10 +200,13 @@ _KINDS: dict[str, type] = {
     "gradient": Gradient,
     "memory": Memory,
     "teacher": EMA,
+    "detector": Detector,
     "after": After,
     "output": Output,
 }
-_COMPONENTS = ("statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "output")
+_COMPONENTS = (
+    "statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "detector", "output"
+)  # fmt: skip
 _DESCRIBED = (
     "scope",
     "statistics",
@@ -211,7 +218,7 @@ _DESCRIBED = (
     "average_over",
     "mean_entropy_over",
 )
-_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "view", "after")
+_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "detector", "view", "after")
 _IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 

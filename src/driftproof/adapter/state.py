@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
+from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers, share_parameters
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -20,7 +20,7 @@ from driftproof.adapter.optimizers import (
 )
 from driftproof.adapter.storage import Slot, Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Step, flatten
+from driftproof.components import Component, Detection, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
@@ -69,6 +69,8 @@ class State(nn.Module):
         network: The adapting network θ_a.
         source: The frozen network θ_o.
         teacher: A moving average of the adapting network; None without `teacher=`.
+        detector: The network of the method's detector; None without `detector=`.
+        detection: What the detector says of the current batch; None without one, and between steps.
         names: The names of the trainable parameters in the model.
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
@@ -88,6 +90,7 @@ class State(nn.Module):
     nan: Tensor
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
+    detector: Network | None
 
     def __init__(
         self,
@@ -116,10 +119,16 @@ class State(nn.Module):
         self.components = nn.ModuleDict(method.components | own)
         adapting, frozen, self.names = make_adapting_and_frozen(model, method.scope, channels_last=channels_last)
         shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
+        watching = None if method.detector is None else share_parameters(frozen)
         self.network = Network(adapting, method.statistics, precision=precision, **shared)
         followed = method.source_statistics or method.statistics
         self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
         self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
+        self.detector = None
+        if method.detector is not None and watching is not None:
+            rule = method.detector.statistics or method.statistics
+            self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
+        self.detection: Detection | None = None
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -160,7 +169,7 @@ class State(nn.Module):
     @property
     def networks(self) -> dict[str, Network]:
         """The networks by name."""
-        named = {"network": self.network, "source": self.source, "teacher": self.teacher}
+        named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
         return {name: network for name, network in named.items() if network is not None}
 
     def slots(self) -> Iterator[Slot]:
@@ -243,9 +252,15 @@ class State(nn.Module):
             sample_mask=None if statistics.of is None else statistics.sample_mask,
             view=self._method.view,
             student_view=student_view,
+            detection=self.detection,
             generator=generator,
             side_stream=side_stream,
         )
+
+    def detect(self, images: Tensor, good: Tensor) -> None:
+        """Have the detector judge a batch, for all steps that are made of it."""
+        if self._method.detector is not None and self.detector is not None:
+            self.detection = self._method.detector.detect(images, self.detector, good)
 
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
@@ -303,7 +318,9 @@ class State(nn.Module):
         """Drop what is still held of a step."""
         if self.reset_condition is not None:
             self.reset_condition = self._return_condition = None
-        for network in (self.network, self.source, self.teacher):
+        if self.detection is not None:
+            self.detection = None
+        for network in (self.network, self.source, self.teacher, self.detector):
             if network is not None:
                 network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors

@@ -60,6 +60,7 @@ def train_step(
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
+        state.detect(images, good)  # before the adapting network runs, so that one graph is alive at a time
         with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
             step = make_step(images)
         state.quarantine.update(largest, state.distributed)
@@ -159,6 +160,7 @@ def _learn(
 
         # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
+        before.keep_buffers_where(allowed, ["detector"])
         before.keep_buffers_where(stepped, state.after_names)
         with _recalling(state, memory):
             for component in method.components.values():
@@ -288,6 +290,7 @@ def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup,
     state.network.commit(learned)
     if step.used_source or learned is not None:
         state.source.commit(learned)
-    if state.teacher is not None:
-        state.teacher.commit(learned)
+    for network in (state.teacher, state.detector):
+        if network is not None:
+            network.commit(learned)
     before.keep_buffers_where(finite)

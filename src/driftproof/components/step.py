@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
+from driftproof.components.detection import Detection
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
@@ -28,6 +29,7 @@ class Step:
         view: Draws the random view of the batch that the adapting network and its teacher see; None shows them the
             batch itself. The frozen network always sees the batch.
         student_view: The same for the adapting network alone, in place of `view`.
+        detection: What the method's detector says of the batch; None without one.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
@@ -67,6 +69,7 @@ class Step:
         sample_mask: Callable[["Step"], Tensor] | None = None,
         view: Augment | None = None,
         student_view: Augment | None = None,
+        detection: Detection | None = None,
         generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class Step:
         self.gradients: tuple[Tensor, ...] = ()
         self.view = view
         self._teacher = teacher
+        self._detection = detection
         self._seed = seed
         self._generator = generator
         self._needs_features = needs_features
@@ -203,6 +207,15 @@ class Step:
         if self._teacher is None:
             raise ConfigurationError("Expected a teacher, but the method has none. Choose `teacher=EMA(0.999)`.")
         return self._teacher
+
+    @property
+    def detection(self) -> Detection:
+        """What the detector says of the batch."""
+        if self._detection is None:
+            raise ConfigurationError(
+                "Expected a detector, but the method has none. Choose `detector=detectors.Sentinel()`."
+            )
+        return self._detection
 
     @lazy_property
     def teacher_logits(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -170,6 +170,21 @@ class Network(nn.Module):
             yield
         finally:
             self._pass.mask = earlier
+
+    @contextmanager
+    def replace_parameters(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Run the passes with other values in the place of parameters, by name; gradients flow to them."""
+        replaced: list[tuple[dict[str, Any], str, Tensor]] = []
+        try:
+            for name, value in values.items():
+                path, _, leaf = name.rpartition(".")
+                table: dict[str, Any] = self.model.get_submodule(path)._parameters
+                replaced.append((table, leaf, table[leaf]))
+                table[leaf] = value.view_as(table[leaf]).to(table[leaf].dtype)
+            yield
+        finally:
+            for table, leaf, parameter in replaced:
+                table[leaf] = parameter
 
     @contextmanager
     def learning(self, mask: Tensor | None = None) -> Iterator[None]:
