@@ -116,8 +116,9 @@ class Watch:
             self._act(averages)
             return
         # A warning can come a batch later; to wait for the device now would leave it idle.
-        self._pending = averages.to("cpu", non_blocking=True), torch.cuda.Event()
-        self._pending[1].record()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pending = averages.to("cpu", non_blocking=True), event
+        event.record()
 
     def _act(self, averages: Tensor | None) -> None:
         health = Health() if averages is None else Health.from_averages(averages.tolist())
