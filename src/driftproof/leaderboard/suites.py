@@ -47,6 +47,7 @@ def _make_table(
     methods: str = "all",
     columns: str = "all",
     unknown: str = "svhn-c",
+    domains: int = len(CORRUPTIONS),
     costs: dict[str, str] | None = None,
 ) -> Table:
     if costs:
@@ -54,7 +55,7 @@ def _make_table(
     entries, lower = [], {}
     for column in _DEFINITIONS["columns"][columns]:
         measure, _, stream = column.removesuffix(")").partition(" (")
-        streamed = {"unknown": unknown, **_DEFINITIONS["streams"].get(stream, {})}
+        streamed = {"unknown": unknown, "domains": CORRUPTIONS[:domains], **_DEFINITIONS["streams"].get(stream, {})}
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
         for row in _DEFINITIONS["methods"][methods]:
@@ -96,5 +97,5 @@ def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401 
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
     stream = {name: value for name, value in changes.items() if name in _FIELDS}
     own = {name: value for name, value in changes.items() if name not in _FIELDS}
-    spec = Spec(method, images, "wrn40_2", domains=CORRUPTIONS, **stream)
+    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS} | stream)
     return spec.with_options(**options | _DEFINITIONS["options"].get(method, {}) | own)
