@@ -15,7 +15,6 @@ from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
-from driftproof.adapter.locking import ForkSafeLock, synchronized
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -29,6 +28,7 @@ from driftproof.adapter.method import (
     resolve_output,
     resolve_statistics,
 )
+from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.stream_statistics import RecentImages, list_batches, unwrap_with
@@ -36,10 +36,12 @@ from driftproof.adapter.watch import Watch
 from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
+from driftproof.detectors import Detector
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
+from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
@@ -83,6 +85,7 @@ class Adapter(nn.Module):
             images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
+        detector: A copy that learns to tell known samples from unknown ones, for components that ask; None is none.
         view: Draws a random view of the batch, see `driftproof.augment`; the adapting network and the teacher each see
             one of their own, the frozen network the batch itself. None shows the batch to all.
         after: What happens after each optimizer step: one component or several.
@@ -141,6 +144,7 @@ class Adapter(nn.Module):
         accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
+        detector: Detector | None = None,
         view: Augment | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
@@ -181,6 +185,7 @@ class Adapter(nn.Module):
                 accumulate=accumulate,
                 memory=copied(memory),
                 teacher=teacher,
+                detector=copied(detector),
                 view=view,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),
@@ -229,7 +234,10 @@ class Adapter(nn.Module):
         ):
             self._check_ready(images)
             announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
-            images = images.clone() if images.is_inference() else images.detach()
+            if images.is_inference():
+                images = images.clone()
+            elif images.requires_grad:
+                images = images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
@@ -248,6 +256,24 @@ class Adapter(nn.Module):
             self._is_first_after_load = False
             return result
 
+    @synchronized
+    def predict(self, images: Tensor) -> StepResult:
+        """Predict a batch without learning from it; returns what `step` would answer, and the state stays as it is.
+
+        The record says that nothing was selected. An output that needs the updated network answers from before it.
+        """
+        with (
+            self.distributed.collective(self.device),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            tf32_mode(self.network.precision),
+        ):
+            self._check_ready(images)
+            images = images.clone() if images.is_inference() else images.detach()
+            if self.channels_last and images.ndim == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
+            return predict_step(self.method, self.state, images)
+
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):
             found, advice = describe_batch_mistake(images)
@@ -256,7 +282,7 @@ class Adapter(nn.Module):
             raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
-        missing = [component for component in self._components if not component.prepared]
+        missing = [component for component in self.method.components.values() if not component.prepared]
         if missing:
             raise NotPreparedError(
                 f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "
