@@ -40,7 +40,7 @@ fuzz: export DRIFTPROOF_FUZZ = 10
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
 
-# 100,000 batches, killed again and again, against a run left alone. About 15 minutes on two idle cores.
+# 100,000 batches, killed again and again, against a run left alone. About half an hour on two busy cores.
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak
 
