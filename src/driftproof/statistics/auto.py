@@ -20,6 +20,7 @@ _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _LEAST_CAP = 0.25
 _SHIFT = 0.03
+_MISFIT, _FIT_MEMORY = 0.02, 16
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
 _VOUCH = 0.05
@@ -55,6 +56,11 @@ class Auto(InterpolatedStatistics):
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
     have hardly moved are better left alone.
 
+    Running statistics are old ones after the stream has changed. If they describe the last 16 images worse than
+    training's do, the cap falls with the difference g of the two divergences, KL(batch ‖ running) − KL(batch ‖
+    training), down to zero where g reaches 0.02. Of g counts the part that running statistics have in the mixture: none
+    in batches of `window` images.
+
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below a quarter of `share`: where nothing has shifted, learning can only do harm.
     Meanwhile the frozen network answers, if the method runs it: what was learned with one share predicts badly with
@@ -75,6 +81,7 @@ class Auto(InterpolatedStatistics):
         cap: The largest α for now, likewise.
         vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
         moved: How much more the mean prediction moves from batch to batch than chance explains, likewise.
+        misfit: How much worse running statistics describe the last images than those of training, likewise.
     """
 
     alpha: Tensor
@@ -82,6 +89,7 @@ class Auto(InterpolatedStatistics):
     vouched: Tensor
     doubts: Tensor
     moved: Tensor
+    misfit: Tensor
     recent: Tensor | None
     overall: Tensor | None
 
@@ -95,12 +103,13 @@ class Auto(InterpolatedStatistics):
             raise ConfigurationError(f"Expected `window` to be at least 1, but got {window}.")
         self.share = share
         self.window = window
-        self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
+        self._weights: tuple[tuple[object, ...], Tensor, Tensor] | None = None  # of channels, by their layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
         self.register_buffer("vouched", torch.zeros(1, dtype=torch.bool))
         self.register_buffer("doubts", torch.zeros(6))
         self.register_buffer("moved", torch.zeros(1))
+        self.register_buffer("misfit", torch.zeros(1))
         self.register_buffer("recent", None)
         self.register_buffer("overall", None)
 
@@ -111,6 +120,7 @@ class Auto(InterpolatedStatistics):
         self.vouched = torch.zeros_like(self.vouched)
         self.doubts = torch.zeros_like(self.doubts)
         self.moved = torch.zeros_like(self.moved)
+        self.misfit = torch.zeros_like(self.misfit)
         self.recent = self.overall = None
 
     @property
@@ -159,8 +169,12 @@ class Auto(InterpolatedStatistics):
 
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
-        shift = self._measure_shift(step.network)
-        self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
+        shift, misfit = self._measure_shift(step.network), self._measure_misfit(step.network)
+        if misfit is not None:
+            weight = min(1.0, _count_images(step.images, step.distributed) / _FIT_MEMORY)
+            self.misfit = torch.lerp(self.misfit, misfit, weight)
+        fit = (1 - self.misfit / _MISFIT).clamp(0.0, 1.0)
+        self.cap = self.share * fit * (shift**2 / (shift**2 + _SHIFT**2))
         logits = upcast(step.source_logits if step.used_source else step.logits.detach())
         if logits.ndim > 2:
             self.alpha = self.cap
@@ -196,19 +210,38 @@ class Auto(InterpolatedStatistics):
 
     def _measure_shift(self, network: Network) -> Tensor:
         """How far the statistics of the current pass are from those of training."""
-        hooks = [hook for hook in network.hooks if isinstance(hook, BlendHook) and hook.seen is not None]
+        hooks = _find_hooks(network)
         if not hooks:  # no batch norm: α changes no statistics, but still tells whether batches are fit to learn from
             return torch.ones_like(self.cap)
-        pairs = [(*hook.seen, *hook.source_statistics) for hook in hooks if hook.seen is not None]
-        mean, variance, source_mean, source_variance = (flatten(column) for column in zip(*pairs, strict=True))
-        sizes = tuple(len(pair[0]) for pair in pairs)
-        if self._weights is None or self._weights[0] != sizes or self._weights[1].device != mean.device:
-            per_channel = [torch.full((size,), 1.0 / (size * len(sizes)), device=mean.device) for size in sizes]
-            self._weights = (sizes, torch.cat(per_channel))
-        scale = source_variance.clamp(min=_TINY)
-        ratio = variance.clamp(min=_TINY) / scale
-        divergence = 0.5 * (ratio + (mean - source_mean) ** 2 / scale - 1 - ratio.log())
-        return (self._weights[1] * divergence).sum().to(self.cap.dtype).reshape(1)
+        mean, variance, source_mean, source_variance = _flatten_statistics(hooks)
+        weights, _ = self._weigh_channels(hooks)
+        return self._average(weights * _divergence(mean, variance, source_mean, source_variance))
+
+    def _measure_misfit(self, network: Network) -> Tensor | None:
+        """How much worse the running statistics describe the batch than those of training; None without any."""
+        hooks = _find_hooks(network)
+        if all(hook.momentum == 1.0 for hook in hooks):
+            return None
+        mean, variance, source_mean, source_variance = _flatten_statistics(hooks)
+        pairs = [(hook.mean, hook.variance) for hook in hooks if hook.mean is not None and hook.variance is not None]
+        old_mean, old_variance = (flatten(column) for column in zip(*pairs, strict=True))
+        weights, momenta = self._weigh_channels(hooks)
+        batch = (old_mean + (mean - old_mean) / momenta, old_variance + (variance - old_variance) / momenta)
+        worse = _divergence(*batch, old_mean, old_variance) - _divergence(*batch, source_mean, source_variance)
+        return self._average(weights * (1 - momenta) * worse)
+
+    def _average(self, weighted: Tensor) -> Tensor:
+        return weighted.sum().to(self.cap.dtype).reshape(1)
+
+    def _weigh_channels(self, hooks: list[BlendHook]) -> tuple[Tensor, Tensor]:
+        """The weight of each channel in means over channels, then layers, and the share of the batch in its layer."""
+        layers = [(len(hook.seen[0]), hook.momentum) for hook in hooks if hook.seen is not None]
+        key = (*layers, self.cap.device)
+        if self._weights is None or self._weights[0] != key:
+            sizes = torch.tensor([size for size, _ in layers])
+            values = torch.tensor([[1.0 / (size * len(layers)), momentum] for size, momentum in layers])
+            self._weights = (key, *values.repeat_interleave(sizes, dim=0).to(self.cap.device).unbind(dim=1))
+        return self._weights[1:]
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
         """Whether the entropy of the surest predictions jumped after α had risen, now or in the last batches.
@@ -243,3 +276,21 @@ def _count_images(rows: Tensor, distributed: Distributed) -> int:
 
 def _entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum()
+
+
+def _find_hooks(network: Network) -> list[BlendHook]:
+    """Of the layers that the current pass has reached."""
+    return [hook for hook in network.hooks if isinstance(hook, BlendHook) and hook.seen is not None]
+
+
+def _flatten_statistics(hooks: list[BlendHook]) -> list[Tensor]:
+    """Mean and variance of the current pass, then of training; each is one vector of all layers' channels."""
+    columns = zip(*[(*hook.seen, *hook.source_statistics) for hook in hooks if hook.seen is not None], strict=True)
+    return [flatten(column) for column in columns]
+
+
+def _divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
+    """KL of two normal distributions, for each channel."""
+    scale = other_variance.clamp(min=_TINY)
+    ratio = variance.clamp(min=_TINY) / scale
+    return 0.5 * (ratio + (mean - other_mean) ** 2 / scale - 1 - ratio.log())
