@@ -28,7 +28,7 @@ _FOR_WEIGHTS = (
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
+    Every tenth batch, and each of the first ten that holds 64 images, it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
     of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
     it does nothing.
@@ -81,7 +81,7 @@ class Watch:
         measures |= self._statistics.probes and number == _PROBE
         if measures:
             result = self._measure(images, result)
-        if measures or number % LOOK_EVERY == 0:
+        if measures or number % LOOK_EVERY == 0 or (number < LOOK_EVERY and not is_small):
             self._look()
         logits, record = result
         if self._is_before("falls_back_until"):
@@ -105,12 +105,15 @@ class Watch:
         same = source(images)
         with source.statistics_of_training():
             trained = source(images)
+        logits = result.logits.where(mask_like(good, same), same)
         if self._statistics.probes:
             with self._statistics.probing():
                 probed = source(images)
-            self._statistics.judge_probe(probed, trained, self._state.distributed)
+            doubted = self._statistics.judge_probe(probed, same, trained, self._state.distributed)
+            if doubted is not None:
+                answered = torch.where(doubted, trained, result.logits)
+                result = result._replace(logits=answered.where(mask_like(good, answered), torch.nan))
         source.rollback()
-        logits = result.logits.where(mask_like(good, same), same)
         distance = self._state.distance() if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages

@@ -157,15 +157,25 @@ class Auto(InterpolatedStatistics):
         finally:
             self.alpha = alpha
 
-    def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
-        """Compare how sure the frozen network is."""
-        lost = _entropy_of_surest(probed, distributed) - _entropy_of_surest(trained, distributed)
+    def judge_probe(self, probed: Tensor, same: Tensor, trained: Tensor, distributed: Distributed) -> Tensor | None:
+        """Compare how sure the frozen network is.
+
+        Returns whether α is zero now: the batch that made it so is answered with training's statistics too.
+        """
+        if probed.ndim > 2:
+            return None
+        sure, largest = _entropy_of_surest(trained, distributed), math.log(max(2, probed.shape[1]))
         is_full = self.doubts[-1] >= 2  # until then running statistics are mostly those of training
-        is_sure = lost < _VOUCH * math.log(max(2, probed.shape[1]))
+        is_sure = _entropy_of_surest(probed, distributed) - sure < _VOUCH * largest
         vouches = (is_full & is_sure).reshape(1) & (self.moved <= 0)
         if self.recent is not None and self.overall is not None:
             self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
-        self.vouched.copy_(vouches)
+        jumped = _entropy_of_surest(same, distributed) - sure > _JUMP * largest
+        jumps = self.doubts[4] + jumped
+        self.doubts[3:5].copy_(torch.stack([torch.where(jumped, _HOLD * jumps, self.doubts[3]), jumps]))
+        self.alpha.copy_(torch.where(jumped, 0.0, self.alpha))
+        self.vouched.copy_(vouches & ~jumped)
+        return self.alpha[0] == 0
 
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""

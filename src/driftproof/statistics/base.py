@@ -54,14 +54,19 @@ class Statistics(Component):
         """Pass with the stream's statistics alone; only asked where `probes`."""
         yield
 
-    def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
+    def judge_probe(self, probed: Tensor, same: Tensor, trained: Tensor, distributed: Distributed) -> Tensor | None:
         """Take note of such a pass between two steps.
 
         Args:
             probed: The frozen network's logits of a batch in that pass.
+            same: Its logits with the statistics that the batch was answered with.
             trained: Its logits with the statistics of its training.
             distributed: The ranks that share the batch.
+
+        Returns:
+            Whether to answer the batch with `trained` instead, as a 0-d tensor; None is no.
         """
+        return None
 
     def sample_mask(self, step: Step) -> Tensor:
         """Which samples batch statistics are taken from, as a boolean mask."""
