@@ -197,6 +197,32 @@ def test_ordered_classes_keep_the_share_low_and_teach_nothing(trained, dim, size
     assert sum(shares) / len(shares) < 0.1
 
 
+def test_a_batch_that_its_probe_doubts_is_answered_with_the_statistics_of_training(trained, dim):
+    adapter, source = predict_only(trained[0], "auto"), dp.source(trained[0])
+    adapter(dim[0][:200])
+    adapter.statistics.alpha.fill_(0.6)
+    torch.testing.assert_close(adapter(dim[1][:80]), source(dim[1][:80]), rtol=1e-4, atol=1e-4)
+    assert float(adapter.statistics.alpha) == 0
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_statistics_of_another_domain_lose_their_share(trained, size):
+    """The next domain is closer to training than to the domain before."""
+    model, images, _ = trained
+    adapter = predict_only(model, Auto(window=64))
+    for batch in (2 * images[:256] - 0.5).split(size):
+        adapter(batch)
+        assert float(adapter.statistics.misfit) <= 0, "running statistics are the better ones"
+    adapter.statistics.alpha.copy_(adapter.statistics.cap)
+    before, misfits = float(adapter.statistics.cap), []
+    for batch in images[256:288].split(size):
+        adapter(batch)
+        misfits.append(float(adapter.statistics.misfit))
+    assert max(misfits) > 0.02
+    assert float(adapter.statistics.cap) < 0.1 * before
+    assert float(adapter.statistics.alpha) <= float(adapter.statistics.cap)
+
+
 @pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
 def test_only_the_first_batch_is_tried(network, monkeypatch):
     adapter, passes = dp.tent(build(network), statistics="auto", guard=()), []

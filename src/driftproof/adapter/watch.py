@@ -28,10 +28,10 @@ _FOR_WEIGHTS = (
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    Every tenth batch, and each of the first ten that holds 64 images, it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
-    twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
-    of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
-    it does nothing.
+    It reads health from the device every tenth batch, and in each of the first ten that hold 64 images. After batches
+    5, 10, 20 and 50 and every hundredth, or every twentieth of fewer than 64 images, it also runs the frozen network
+    twice: with the same statistics, and with those of its training. `statistics.Auto` asks for a third pass, and for
+    all three after the second batch. Without guards it does nothing.
 
     Args:
         method: Its guards act on health, in their order.
