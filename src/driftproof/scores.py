@@ -25,11 +25,13 @@ __all__ = [
     "NOVELTY_SCORES",
     "ConfidenceDrop",
     "Cosine",
+    "CosineEntropy",
     "FromLogits",
     "NoveltyScore",
     "Unfamiliarity",
     "confidence_difference",
     "cosine",
+    "cosine_entropy",
     "energy",
     "entropy",
     "make_novelty",
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 Of = Literal["frozen", "adapted"]
+
+_SCALE = 10.0
+"""Of cosines as logits: of 5, 10 and 20 the best on the held-out corruptions."""
 
 
 def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
@@ -96,10 +101,28 @@ def cosine(features: Tensor, rows: Tensor) -> Tensor:
         >>> cosine(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), rows=torch.eye(2))
         tensor([0., 1.])
     """
+    return 1 - _cosines(features, rows).amax(dim=1)
+
+
+def cosine_entropy(features: Tensor, rows: Tensor) -> Tensor:
+    """Return the entropy of softmax(10 cos), of the cosines between the features and the classifier's rows, in nats.
+
+    Args:
+        features: The classifier's input, (N, D).
+        rows: The classifier's weight, (C, D).
+
+    Examples:
+        >>> import torch
+        >>> cosine_entropy(torch.tensor([[1.0, 1.0]]), rows=torch.eye(2)).exp()
+        tensor([2.])
+    """
+    return entropy(_SCALE * _cosines(features, rows))
+
+
+def _cosines(features: Tensor, rows: Tensor) -> Tensor:
     features = upcast(features)
-    projections = (features @ normalize(upcast(rows)).T).amax(dim=1)
-    lengths: Tensor = vector_norm(features, dim=1)
-    return 1 - projections / lengths.clamp(min=1e-12)
+    lengths: Tensor = vector_norm(features, dim=1, keepdim=True)
+    return features @ normalize(upcast(rows)).T / lengths.clamp(min=1e-12)
 
 
 class NoveltyScore(Component):
@@ -177,6 +200,7 @@ class Cosine(NoveltyScore):
 
     bounds = (0.0, 2.0)
     needs_features = True  # a method that learns nothing has one network, the adapting one
+    _function = staticmethod(cosine)
 
     def __init__(self, *, of: Of = "frozen") -> None:
         super().__init__()
@@ -191,15 +215,27 @@ class Cosine(NoveltyScore):
         """Return the score of each sample."""
         adapted = _is_adapted(self.of, step)
         features = step.features if adapted else step.source_features
-        return cosine(features, _classifier_rows(step.network if adapted else step.source, features))
+        return self._function(features, _classifier_rows(step.network if adapted else step.source, features))
+
+
+class CosineEntropy(Cosine):
+    """The entropy of softmax(10 cos), of the cosines between the feature vector and the classifier's rows.
+
+    Args:
+        of: The frozen network θ_o, or the adapted one θ_a.
+    """
+
+    bounds = (0.0, math.inf)
+    _function = staticmethod(cosine_entropy)
 
 
 class Unfamiliarity(NoveltyScore):
     """The default: the best score measured of those that cost no forward pass.
 
-    Where the method compares with the frozen network, or learns nothing, it is the frozen network's: the cosine score
-    if the classifier is linear, else the entropy, and for pixels 1 − the largest probability. Other methods get the
-    adapted network's energy, and for pixels 1 − the largest probability; `"cosine"` is better there and costs a pass.
+    Where the method compares with the frozen network, or learns nothing, it is the frozen network's. If the classifier
+    is linear, it is the cosine score, or the entropy of cosines where no layer takes statistics from the stream. Else
+    it is the entropy, and for pixels 1 − the largest probability. Other methods get the adapted network's energy, and
+    for pixels 1 − the largest probability; `"cosine"` is better there and costs a pass.
     """
 
     needs_features = True
@@ -220,7 +256,7 @@ class Unfamiliarity(NoveltyScore):
         rows = network.classifier_rows
         if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
             return entropy(logits)
-        return cosine(features, rows)
+        return cosine(features, rows) if len(network.hooks) else cosine_entropy(features, rows)
 
 
 def _classifier_rows(network: Network, features: Tensor) -> Tensor:
@@ -249,8 +285,10 @@ NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
     "confidence_difference": ConfidenceDrop,
     **{name: partial(FromLogits, name) for name in _FROM_LOGITS},
     "cosine": Cosine,
+    "cosine_entropy": CosineEntropy,
     **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
     "adapted_cosine": partial(Cosine, of="adapted"),
+    "adapted_cosine_entropy": partial(CosineEntropy, of="adapted"),
 }
 """The scores by name; those without a prefix are the frozen network's."""
 
