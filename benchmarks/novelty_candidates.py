@@ -72,7 +72,7 @@ class PixelScores(AllScores):
         model = (step.network if adapted else step.source).model
         features, rows = _WATCHED[id(model)]
         similarity = torch.einsum("nd...,cd->nc...", normalize(features[0].float()), normalize(rows.detach().float()))
-        coarse = torch.stack([1 - similarity.amax(dim=1), scores.entropy(10 * similarity)], dim=1)
+        coarse = torch.stack([1 - similarity.amax(dim=1), scores.entropy(7 * similarity)], dim=1)
         fine = interpolate(coarse, size=logits.shape[2:], mode="bilinear", align_corners=True)
         return _from_logits(logits) | dict(zip(("cosine", "cosine_entropy"), fine.unbind(dim=1), strict=True))
 
