@@ -45,11 +45,23 @@ def rotate_kinds(number):
 
 
 _OTHER_NETWORKS = tuple(name for name in CONTRACT_NETWORKS if name != "wide_resnet")
-PAIRS = (
-    *((case, "wide_resnet") for case in CASES),
+_OTHER_PAIRS = (
     *((case, network) for number, network in enumerate(_OTHER_NETWORKS) for case in rotate_kinds(number)),
     *(("lame", "group_norm"), ("t3a", "attention")),
 )
+PAIRS = (*((case, "wide_resnet") for case in CASES), *_OTHER_PAIRS)
+
+
+def split_pairs(contract):
+    """Return the pairs that a contract meets, by its number, and those left to the slow tests.
+
+    Every case on the wide ResNet; of the other pairs every second one, by turns. So each contract meets each of the
+    other networks and each kind, and each pair meets every second contract.
+    """
+    chosen = [pair for place, pair in enumerate(_OTHER_PAIRS) if (place + contract) % 2 == 0]
+    return [*PAIRS[: len(CASES)], *chosen], [pair for pair in _OTHER_PAIRS if pair not in chosen]
+
+
 # The paper's segmentation network is deep and slow.
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr+crowd", "cotta"))
 

@@ -5,7 +5,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftproof as dp
 from cases import batches
@@ -182,8 +185,69 @@ def test_hus_threshold_follows_the_number_of_classes(classes, threshold):
     assert HUS().admit(StepOf(numbered(0, 2), logits)).tolist() == [False, True]
 
 
-def test_bank_refuses_images_of_another_size(model):
-    adapter = dp.rotta(model, capacity=8)
+@settings(max_examples=25, deadline=None)
+@given(
+    capacity=st.integers(1, 12),
+    classes=st.integers(2, 9),
+    sizes=st.lists(st.integers(1, 15), min_size=1, max_size=4),
+    seed=st.integers(0, 2**20),
+)
+def test_banks_of_any_size_hold_what_slow_ones_do(capacity, classes, sizes, seed):
+    """Also where a class has no room for one image, and where a batch is larger than the bank."""
+    cstu, slow_cstu = CSTU(capacity).double(), SlowCSTU(capacity, classes)
+    hus, held = HUS(capacity, confidence=0.4), []
+    rbm, kept, counts = RBM(capacity, entropy_share=0.8, consistent=False), [], [0.0] * classes
+    generator, start = torch.Generator().manual_seed(seed), 0
+    for size in sizes:
+        logits = 2 * torch.randn(size, classes, generator=generator, dtype=torch.float64)
+        step, (top, labels) = StepOf(numbered(start, size), logits, seed=start), logits.softmax(1).max(1)
+        numbers = range(start, start + size)
+        cstu.update(step)
+        for number, label, u in zip(numbers, labels.tolist(), entropy(logits).tolist(), strict=True):
+            slow_cstu.add(number, label, u)
+        assert {number for number, _ in contents(cstu)} == set(slow_cstu.contents)
+
+        hus.update(StepOf(step.images, logits, seed=start))
+        draws = torch.rand(size, capacity + size, generator=torch.Generator().manual_seed(start)).tolist()
+        held = slow_hus(held, list(zip(numbers, labels.tolist(), (top >= 0.4).tolist(), strict=True)), capacity, draws)
+        assert contents(hus) == held
+
+        rbm.update(StepOf(step.images, logits, seed=start))
+        draws = torch.rand(size, classes, generator=torch.Generator().manual_seed(start)).tolist()
+        certain = (entropy(logits) < 0.8 * math.log(classes)).tolist()
+        kept, counts = slow_rbm(
+            kept, counts, list(zip(numbers, labels.tolist(), certain, strict=True)), capacity, draws
+        )
+        assert contents(rbm) == kept
+        start += size
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts the operations that a device would run; views are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("memory", [CSTU(), HUS(), RBM(consistent=False)], ids=lambda memory: type(memory).__name__)
+def test_inserting_an_image_takes_at_most_six_operations(memory):
+    counts = []
+    for size in (10, 30):
+        step = StepOf(numbered(0, size), torch.randn(size, 10))
+        with CountOperations() as operations:
+            memory.update(step)
+        counts.append(operations.count)
+    assert counts[1] - counts[0] <= 6 * 20
+
+
+@pytest.mark.parametrize("method", [dp.rotta, dp.sotta, dp.stamp])
+def test_bank_refuses_images_of_another_size(model, method):
+    adapter = method(model, capacity=8)
     adapter(to_double(batches(1))[0])
     with pytest.raises(dp.errors.InputError, match=r"shape \(3, 8, 8\), as in the memory, but got \(3, 12, 12\)"):
         adapter(to_double(batches(1, shape=(3, 12, 12)))[0])

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import driftproof as dp
 from cases import (
+    CASES,
     DRAWING_METHODS,
     adapter_for,
     batches,
@@ -39,9 +40,9 @@ from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.shapes import MAX_SHAPES
 from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
-from driftproof.adapter.tensor_list import TensorList, are_finite
 from driftproof.kernels import fusion
 from driftproof.statistics import batch as batch_statistics
+from driftproof.tensor_list import TensorList, are_finite
 from fault_injection import (
     CAPTURABLE_CASES,
     WITHOUT_LEARNING,
@@ -310,7 +311,8 @@ class FunctionCalls(TorchFunctionMode):
         self.found = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in _FETCHING | _SENDING:
+        sends_number = func.__name__ == "__setitem__" and not isinstance(args[2], torch.Tensor)
+        if func.__name__ in _FETCHING | _SENDING or sends_number:
             self.found.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -953,7 +955,10 @@ def dynamo():
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["ttn", "cotta"])
+@pytest.mark.parametrize(
+    "case",
+    ["ttn", "cotta", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in ("ttn", "cotta"))],
+)
 def test_compiled_networks_agree(case, dynamo):
     stream = one_compiled_shape()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=aot_engine), stream))

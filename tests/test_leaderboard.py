@@ -1,10 +1,13 @@
 """The open-set suites, and the leaderboard page made from their rows."""
 
 import dataclasses
+import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 import driftproof as dp
@@ -21,6 +24,9 @@ from driftproof.methods.by_name import accepted_options, method_names
 from driftproof.streams import Domain
 from networks import build
 from rows_on_disk import run_command, visits_of, write_rows
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+leaderboard = importlib.import_module("leaderboard")
 
 SPECS = {name: list(build().specs()) for name, build in SUITES.items() if name != "openset_costs"}
 ALL = {spec.method for spec in SPECS["openset"]}
@@ -45,17 +51,47 @@ def test_suites_cover_streams_shares_batch_sizes_and_rounds():
     for name, make in SUITES.items():
         assert make().rounds == max(entry.round for table in make().tables for entry in table.entries), name
     for spec in (spec for specs in SPECS.values() for spec in specs):
-        assert (spec.model, spec.domains, spec.severity, spec.seed) == ("wrn40_2", CORRUPTIONS, 5, 0)
+        assert (spec.model, spec.domains[:5], spec.severity, spec.seed) == ("wrn40_2", CORRUPTIONS[:5], 5, 0)
+        assert len(spec.domains) == 15 or spec in SPECS["paf_kip_parts"]
 
 
-def test_costs_of_all_methods_come_from_one_run():
+def test_costs_of_every_method_come_from_the_run_that_times_it():
     (table,) = SUITES["openset_costs"]().tables
-    (run,) = {spec for entry in table.entries for spec in entry.specs}
-    assert run.task == "costs"
-    assert set(run.method.split(",")) == ALL == {entry.domain for entry in table.entries}
+    assert {entry.domain for entry in table.entries} == ALL
+    for entry in table.entries:
+        (run,) = entry.specs
+        assert run.task == "costs"
+        assert entry.domain in run.method.split(",")
+    runs = {spec for entry in table.entries for spec in entry.specs}
+    assert sum(len(run.method.split(",")) for run in runs) == len(ALL), "each method is timed once"
     images, model = torch.rand(4, 3, 8, 8), build("wide_resnet")
     (row,) = measure_costs({"tent": dp.tent(model)}, model, images, trials=1, warm_up=1).values()
     assert {entry.metric for entry in table.entries} <= row.keys()
+
+
+def test_rows_of_ablations_differ_from_the_method_in_what_they_name():
+    for name, base in (
+        ("paf_kip_parts", {"paf_kip"}),
+        ("openset_anchors", {"tent", "tent+unient", "tent+unient_plus"}),
+    ):
+        *_, table = SUITES[name]().tables
+        runs = {entry.row: entry.specs[0] for entry in table.entries}
+        assert base == {spec.method for spec in runs.values()}
+        assert len(set(runs.values())) == len(runs), "every row is a run of its own"
+        plain = {method: next(iter(spec for row, spec in runs.items() if row == method)) for method in base}
+        assert set(plain.values()) < set(SPECS["openset"]), "the unchanged method is the leaderboard's run"
+        for row, spec in runs.items():
+            fields = {key for key, value in spec.as_data().items() if plain[spec.method].as_data().get(key) != value}
+            assert fields <= {"options", "unknown_mixing"}, row
+
+
+def test_precision_of_a_spec_replaces_the_command_s(monkeypatch):
+    given = []
+    monkeypatch.setattr(runner, "build_method", lambda name, model, options: given.append(options["precision"]))
+    for options in ({}, {"precision": "fp32"}):
+        spec = make_run("tent", "cifar10-c", **options)
+        runner._build_adapter(spec, None, runner.RunSettings(precision="bf16"))
+    assert given == ["bf16", "fp32"]
 
 
 def test_novelty_of_a_spec_may_be_left_to_the_method(monkeypatch):
@@ -72,6 +108,8 @@ def test_share_of_unknown_images_reaches_the_stream(monkeypatch, tmp_path):
     for share, unknown in {0.5: 10, 0.1: 2, 0.9: 18}.items():
         spec = make_run("tent", "cifar10-c", unknown="svhn-c", unknown_share=share, batch_size=20)
         assert int((~next(iter(LocalFiles(tmp_path).stream(spec, rounds=1))).known).sum()) == unknown
+    spec = make_run("tent", "cifar10-c", unknown="svhn-c", unknown_mixing="random", batch_size=20)
+    assert LocalFiles(tmp_path).stream(spec, rounds=1).mixing == "random"
 
 
 def write(folder, spec, rounds, error, seconds=2.0, limit=None):
@@ -103,9 +141,9 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     crowd = make_run("tent+crowd", "cifar10-c", unknown="svhn-c")
     write(tmp_path / "a", runs[None], 5, 20.0)
     write(tmp_path / "b", runs["svhn-c"], 3, 30.0)
-    write(tmp_path / "b", crowd, 1, 10.0)
+    write(tmp_path / "b", crowd, 2, 10.0)
     for seed, error in ((1, 12.0), (2, 14.0)):
-        write(tmp_path / "c", dataclasses.replace(crowd, seed=seed), 1, error)
+        write(tmp_path / "c", dataclasses.replace(crowd, seed=seed), 2, error)
     write(tmp_path / "few", make_run("source", "cifar10-c", unknown=None, batch_size=1), 1, 40.0, limit=500)
     write(tmp_path / "few", crowd, 5, 1.0, limit=500)
     write_archive([tmp_path / name for name in "abc"], tmp_path / "merged")
@@ -124,7 +162,8 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     assert first["tent+crowd"]["Error (closed)"] == "not run"
     fifth = table_of(page, "CIFAR-10-C, round 5")
     assert (fifth["tent"]["Error (closed)"], fifth["tent"]["Error (open)"]) == ("25.00", "33.00 @3")
-    assert fifth["tent+crowd"]["Error (open)"] == "13.00 ±2.00 @1", "whole streams count before parts of them"
+    assert fifth["tent+crowd"]["Error (open)"] == "14.00 ±2.00 @2", "whole streams count before parts of them"
+    assert "|" not in section(page, "CIFAR-10-C by the share of unknown images, round 1"), "no row has half of it"
     single = section(page, "CIFAR-10-C in batches of one, round 1")
     assert "41.00 *" in single
     assert "on the first 500 images" in single
@@ -134,7 +173,7 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
         r"driftproof bench run (\w+) --methods (\S+) .*--rounds (\d+)", section(page, "CIFAR-10-C, round 5")
     )
     assert [(suite, set(methods.split(",")), rounds) for suite, methods, rounds in commands] == [("openset", ALL, "5")]
-    seconds = 2 * 15 * (5 + 3 + 1 + 1 + 1 + 1 + 5)
+    seconds = 2 * 15 * (5 + 3 + 2 + 2 + 2 + 1 + 5)
     assert f"all 7 runs add up to {seconds // 60} min {seconds % 60} s on a card" in page
 
 
@@ -144,6 +183,8 @@ def test_page_without_results_names_every_command():
     assert page.count("Not run, or not to the end: every method.") == sum(
         len(build().tables) for build in SUITES.values()
     )
+    for name, methods in re.findall(r"^driftproof bench run (\w+) --methods (\S+) ", page, flags=re.MULTILINE):
+        assert set(methods.split(",")) <= {spec.method for spec in SPECS[name]}
 
 
 def test_method_with_state_in_its_output_is_not_taken_for_stateless(tmp_path):
@@ -161,3 +202,48 @@ def test_suites_run_without_the_libraries_that_read_results():
     blocked = "import sys; sys.modules |= dict.fromkeys(['polars', 'altair', 'great_tables', 'jinja2'])"
     made = "from driftproof.cli.suites import find_suite; import driftproof.bench.execute; find_suite('openset')"
     subprocess.run([sys.executable, "-c", f"{blocked}; {made}"], check=True)
+
+
+# --- running parts of it within a time limit --------------------------------------------------------------------------
+
+
+def event(done, *, row=None, total=60):
+    return runner.ProgressEvent(SPECS["openset"][0], "adapting" if row is None else "measured", done, total, row)
+
+
+def test_run_is_left_between_domains_once_its_round_would_not_end_in_time():
+    now = [0.0]
+    watch = leaderboard.Watch(rounds=2, deadline=100.0, clock=lambda: now[0])
+    for done, time in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
+        now[0] = time
+        watch(event(done))
+        watch(event(done, row={"error": 1.0}))
+    now[0] = 72.0  # the next round of 30 batches would take 45 s
+    with pytest.raises(leaderboard.OutOfTimeError):
+        watch(event(30, row={"error": 1.0}))
+    now[0] = 101.0
+    with pytest.raises(leaderboard.OutOfTimeError):
+        watch(event(31))
+
+
+def test_finished_run_is_not_left():
+    watch = leaderboard.Watch(rounds=1, deadline=100.0, clock=lambda: 99.0)
+    watch(event(1))
+    watch(event(60, row={"error": 1.0}))
+
+
+def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):
+    (tmp_path / "plan.txt").write_text(
+        "# cheap ones first\nopenset --methods paf_kip,tent --images cifar100-c --open --rounds 1\n\n"
+        "openset_small --methods tent --limit 2000 --seeds 0,1\n"
+        'paf_kip_parts --table paf_kip_parts --row "no crops" --row "a crop for each image"\n'
+    )
+    first, second, third = leaderboard.read_plan(tmp_path / "plan.txt", tmp_path)
+    assert [dict(job.spec.options)["view"] for job in third.jobs] == ["none", "crop each image"]
+    assert {len(job.spec.domains) for job in third.jobs} == {5}
+    assert [(job.spec.method, job.spec.setting, job.rounds) for job in first.jobs] == [
+        ("paf_kip", "open", 1), ("tent", "open", 1)
+    ]  # fmt: skip
+    assert {job.spec.seed for job in second.jobs} == {0, 1}
+    assert (first.out.name, second.out.name) == ("all", "2000")
+    assert {name for name, _, _ in leaderboard.list_domains([first, second], "cpu")} == {"cifar100-c", "svhn-c"}

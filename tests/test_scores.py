@@ -68,6 +68,15 @@ def test_named_score_is_that_of_its_network(make, name, model):
     assert torch.equal(frozen.last.novelty, adapted.last.novelty) == (make is dp.bn_adapt)
 
 
+@pytest.mark.parametrize("name", REFERENCES)
+def test_score_of_the_answer_is_that_of_what_is_returned(name, model):
+    adapter = dp.paf_kip(model, novelty=f"answer_{name}", view=None)
+    for images in batches(3):
+        answer = adapter(images).double().numpy()
+        expected = torch.tensor([REFERENCES[name](z) for z in answer], dtype=torch.float32)
+        torch.testing.assert_close(adapter.last.novelty, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_confidence_difference_is_positive_exactly_where_selection_rejects(model):
     adapter = crowd(model, novelty="confidence_difference")
     for images in batches(6):

@@ -216,6 +216,27 @@ def test_batch_counts_of_the_papers_protocol():
     assert len(Continual(known, rounds=50)) == 250
 
 
+@pytest.mark.parametrize("limit", [None, 30])
+def test_random_mixing_shows_every_image_once_in_batches_of_varying_share(limit):
+    known, unknown = make_domains([50, 47]), make_domains([60, 60], first=100)
+    options = {"batch_size": 10, "order": Shuffled(seed=1), "limit": limit}
+    even, mixed = (OpenSet(known, unknown, mixing=mixing, **options) for mixing in ("even", "random"))
+    assert len(even) == len(mixed)
+
+    def images_by_domain(stream):
+        found = {}
+        for batch in stream:
+            for one, is_known in zip(decode(batch), batch.known.tolist(), strict=True):
+                found.setdefault(batch.domain, []).append((one, is_known))
+        return {name: sorted(each) for name, each in found.items()}
+
+    assert images_by_domain(mixed) == images_by_domain(even)
+    assert [len(batch.labels) for batch in mixed] == [len(batch.labels) for batch in even]
+    assert len({batch.num_known for batch in mixed}) > 2
+    skipped = [decode(batch) for batch in mixed.skip(7)]
+    assert skipped == [decode(batch) for batch in mixed][7:]
+
+
 def test_short_unknown_sets_are_repeated_evenly():
     stream = OpenSet(make_domains([100]), make_domains([20], first=100), batch_size=20, order=Shuffled())
     unknown = [index for batch in stream for number, index in decode(batch) if number == 100]

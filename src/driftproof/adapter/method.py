@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
@@ -155,7 +156,7 @@ class Method:
         """The number of batches of so many images that make one step."""
         return self.accumulate if isinstance(self.accumulate, int) else math.ceil(_IMAGES_PER_STEP / max(1, images))
 
-    @property
+    @cached_property
     def components(self) -> dict[str, Component]:
         """The components by the names of their choices; several `after` are numbered."""
         named: dict[str, Any] = {name: getattr(self, name) for name in _COMPONENTS}
@@ -204,16 +205,8 @@ _KINDS: dict[str, type] = {
     "output": Output,
 }
 _COMPONENTS = (
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "regularizer",
-    "gradient",
-    "memory",
-    "detector",
-    "output",
-)
+    "statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "detector", "output"
+)  # fmt: skip
 _DESCRIBED = (
     "scope",
     "statistics",

@@ -98,7 +98,7 @@ class LocalFiles:
         settings: dict[str, Any] = {"batch_size": spec.batch_size, "order": order, "limit": spec.limit}
         if spec.unknown is None:
             return Continual(known, rounds=rounds, **settings)
-        settings["ratio"] = spec.unknown_share
+        settings |= {"ratio": spec.unknown_share, "mixing": spec.unknown_mixing}
         return OpenSet(known, self._domains(spec.unknown, spec, progress), rounds=rounds, **settings)
 
     def source(self, spec: Spec, device: str) -> SourceBatches:

@@ -133,7 +133,8 @@ def run_stream(context: RunContext) -> None:
     done, started, rows, conditions = total - len(stream), time.monotonic(), list[Row](), list[Row]()
     oracle, in_source = find_oracle(adapter), adapter.method.prepared_values
     log = next((guard for guard in adapter.method.guards if isinstance(guard, HealthLog)), None)
-    constant = settings.step | ({"found": in_source} if in_source else {})
+    fixed = {name: value for name, value in spec.options if name in settings.step}
+    constant = settings.step | fixed | ({"found": in_source} if in_source else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Adaptation is", RuntimeWarning)  # rows say the same
         for _, batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
@@ -159,14 +160,14 @@ def _build_adapter(
     """Build the run's adapter; optionally another method, or with statistics that are already prepared.
 
     A spec without `novelty` measures the paper's score, whatever the library's default is; `own` is the score that the
-    method's function chooses.
+    method's function chooses. Engine and precision are the command's unless the spec fixes them.
     """
     own_novelty = {} if is_own(spec.method) else {"novelty": "paper"}
     options = {**own_novelty, **dict(spec.options)} if method is None else {}
     options = {key: value for key, value in options.items() if (key, value) != ("novelty", "own")}
     overrides = {} if statistics is None else {"statistics": statistics}
     guards = {"guard": (HealthLog(), *benchmark_guards(method or spec.method, options))}
-    keywords = {**options, "seed": spec.seed, **settings.step, **overrides, **guards}
+    keywords = {"seed": spec.seed, **settings.step, **options, **overrides, **guards}
     return build_method(method or spec.method, model, keywords)
 
 

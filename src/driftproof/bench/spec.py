@@ -38,6 +38,7 @@ class Spec:
         task: `stream` runs the method over the stream; `costs` and `gradients` are analyses.
         code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
         unknown_share: Share of unknown images in a batch of an open stream.
+        unknown_mixing: Whether every batch has that share (`even`), or batches are drawn from all images (`random`).
 
     Examples:
         >>> Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",)).name
@@ -58,6 +59,7 @@ class Spec:
     task: str = "stream"
     code: tuple[tuple[str, str], ...] = ()
     unknown_share: float = 0.5
+    unknown_mixing: str = "even"
 
     def __post_init__(self) -> None:
         if not self.domains or len(set(self.domains)) < len(self.domains):
@@ -93,7 +95,7 @@ class Spec:
         """Return the fields as JSON types; later ones only where set, so that older specs keep their digest."""
         lists = {"domains": list(self.domains), "measures": list(self.measures)}
         data = asdict(self) | lists | {"options": dict(self.options), "code": dict(self.code)}
-        unset: dict[str, Any] = {"code": {}, "unknown_share": 0.5}
+        unset: dict[str, Any] = {"code": {}, "unknown_share": 0.5, "unknown_mixing": "even"}
         return {name: value for name, value in data.items() if name not in unset or value != unset[name]}
 
     @classmethod
@@ -155,6 +157,7 @@ def distinguishing_fields(spec: Spec, others: Iterable[Spec]) -> list[str]:
         "severity": f"severity {spec.severity}",
         "limit": "every image" if spec.limit is None else f"the first {spec.limit} images of each domain",
         "unknown_share": f"{spec.unknown_share:.0%} unknown images",
+        "unknown_mixing": f"{spec.unknown_mixing} mixing",
         "domains": _describe_domains(spec.domains, [rival.domains for rival in rivals]),
     }
     return [text for name, text in texts.items() if len({getattr(rival, name) for rival in [spec, *rivals]}) > 1]

@@ -1,5 +1,6 @@
 """Tasks other than streams: what a step of each method costs, and cosines between per-sample gradients."""
 
+import itertools
 import math
 from typing import Any
 
@@ -25,6 +26,7 @@ ALL_DOMAINS = "all"
 """Domain of the row of gradients that pools all domains."""
 
 _TIMING_OPTIONS = ("trials", "warm_up")
+_PREPARED_BATCHES = 4
 
 
 def run_costs(context: RunContext) -> None:
@@ -66,8 +68,8 @@ def _build_adapter(spec: Spec, name: str, model: nn.Module, resources: LocalFile
     options = {key.partition(".")[2]: value for key, value in spec.options if key.partition(".")[0] in _prefixes(name)}
     keywords = {**options, "seed": spec.seed, **settings.step, "guard": benchmark_guards(name, options)}
     adapter = build_method(name, model, keywords)
-    if not adapter.prepared:
-        adapter.prepare(resources.source(spec, settings.device))
+    if not adapter.prepared:  # on a few images: how well it is prepared does not change what a step costs
+        adapter.prepare(list(itertools.islice(resources.source(spec, settings.device), _PREPARED_BATCHES)))
     return adapter
 
 

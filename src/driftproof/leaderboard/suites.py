@@ -1,15 +1,17 @@
 """Suites of the open-set leaderboard; `suites.json` lists methods, columns and tables.
 
-A column is a measure and, in brackets, the stream that it is measured on; without one, half of a batch is unknown.
+A row is a method, or a name, a method, and what differs: options of the method or fields of the stream. A column is a
+measure and, in brackets, the stream that it is measured on; without one, half of a batch is unknown.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from driftproof.bench.spec import Option, Spec
+from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
@@ -17,6 +19,9 @@ from driftproof.paper.suites import FILTER_OPTIONS, options_for
 __all__ = ["SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
+_FIELDS = {field.name for field in fields(Spec)}
+_TIMED_TOGETHER = 8
+"""Methods that take turns in one run of `costs`."""
 
 
 @cache
@@ -42,21 +47,22 @@ def _make_table(
     methods: str = "all",
     columns: str = "all",
     unknown: str = "svhn-c",
+    domains: int = len(CORRUPTIONS),
     costs: dict[str, str] | None = None,
 ) -> Table:
     if costs:
         return _make_costs_table(name, title, images, _DEFINITIONS["methods"][methods], costs)
-    rows: dict[str, tuple[str, Mapping[str, Option]]] = {
-        method: (method, {}) for method in _DEFINITIONS["methods"][methods]
-    }
-    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, unknown=unknown)
+    listed = _DEFINITIONS["methods"][methods]
+    rows = dict((row, (row, {})) if isinstance(row, str) else (row[0], (row[1], row[2])) for row in listed)
+    stream = {"unknown": unknown, "domains": CORRUPTIONS[:domains]}
+    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, **stream)
 
 
 def make_table(
     name: str,
     title: str,
     images: str,
-    rows: Mapping[str, tuple[str, Mapping[str, Option]]],
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
     columns: Iterable[str],
     *,
     round: int = 1,
@@ -68,7 +74,7 @@ def make_table(
         name: The table's name.
         title: What it shows.
         images: The streamed set.
-        rows: By name a method, and options that differ from its defaults.
+        rows: By name a method, and what differs: its options, or fields of the run.
         columns: Measures, each with its stream in brackets.
         round: The round that it shows.
         **common: Fields of all runs.
@@ -76,29 +82,34 @@ def make_table(
     entries, lower = [], {}
     for column in columns:
         measure, _, stream = column.removesuffix(")").partition(" (")
-        fields = {**common, **_DEFINITIONS["streams"].get(stream, {})}
+        streamed = {**common, **_DEFINITIONS["streams"].get(stream, {})}
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
-        for row, (method, options) in rows.items():
-            run = make_run(method, images, **fields).with_options(**options)
+        for row, (method, changes) in rows.items():
+            run = make_run(method, images, **streamed | changes)
             entries.append(TableEntry(row, column, (run,), round=round, **place))
     return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
 
 
 def _make_costs_table(name: str, title: str, images: str, methods: list[str], costs: dict[str, str]) -> Table:
-    """Make a table whose numbers all come from one run, so that they are comparable."""
-    run = Spec(",".join(methods), images, "wrn40_2", domains=CORRUPTIONS[:1], measures=(), task="costs")
-    run = run.with_options(trials=100, warm_up=20)
-    entries = (
-        TableEntry(method, column, (run,), metric=metric, domain=method)
-        for method in methods
-        for column, metric in costs.items()
-    )
+    """Make a table of several runs: one that times all methods would keep all of them in memory, and end at once."""
+    entries = []
+    for first in range(0, len(methods), _TIMED_TOGETHER):
+        chosen = methods[first : first + _TIMED_TOGETHER]
+        run = Spec(",".join(chosen), images, "wrn40_2", domains=CORRUPTIONS[:1], measures=(), task="costs")
+        run = run.with_options(trials=30, warm_up=2)
+        entries += [
+            TableEntry(method, column, (run,), metric=metric, domain=method)
+            for method in chosen
+            for column, metric in costs.items()
+        ]
     return Table(name, title, tuple(entries), unit="mixed")
 
 
-def make_run(method: str, images: str, **fields: Any) -> Spec:  # noqa: ANN401  # any field of a spec
+def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401  # any field of a spec, or option
     """Return a method on WRN-40-2: the paper's hyper-parameters where it has any, else the method's defaults.
+
+    `changes` are fields of the spec, and options of the method.
 
     Examples:
         >>> make_run("roid+crowd", "cifar10-c").options, make_run("tent+unient", "cifar10-c").options
@@ -110,5 +121,7 @@ def make_run(method: str, images: str, **fields: Any) -> Spec:  # noqa: ANN401  
         options = options_for(method, images)
     elif selection:
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
-    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS, **fields})
-    return spec.with_options(**options, **_DEFINITIONS["options"].get(method, {}))
+    stream = {name: value for name, value in changes.items() if name in _FIELDS}
+    own = {name: value for name, value in changes.items() if name not in _FIELDS}
+    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS} | stream)
+    return spec.with_options(**options | _DEFINITIONS["options"].get(method, {}) | own)

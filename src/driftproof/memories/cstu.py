@@ -9,6 +9,7 @@ from driftproof.augment import Augment
 from driftproof.components import Step
 from driftproof.memories.base import expand_to_samples
 from driftproof.memories.image_bank import Candidates, ImageBank
+from driftproof.memories.insertion import insert_one_by_one
 
 __all__ = ["CSTU"]
 
@@ -33,26 +34,16 @@ class CSTU(ImageBank):
 
     def choose(self, candidates: Candidates, step: Step) -> Tensor:
         """Insert the images of the batch one after the other."""
-        count, dtype = len(candidates.admitted), candidates.entropies.dtype
-        first, quota = len(candidates.classes) - count, self.capacity / step.classes
-        age = candidates.arrived[first:].unsqueeze(1) - candidates.arrived
-        scores = torch.sigmoid(age.to(dtype) / self.capacity) + candidates.entropies / math.log(step.classes)
-        same = candidates.same_class
-        # Scores are at least ½, so that 0 and −1 never win; an image always competes with itself.
-        itself = torch.eye(len(same), dtype=torch.bool, device=same.device)[first:]
-        else_lost = torch.where(itself, scores, -1.0)
-        counting = torch.cat([same.to(dtype), same.new_ones(1, len(same), dtype=dtype)])  # by class, and all
-        held = candidates.held.to(dtype)
-        for number in range(count):
-            new = first + number
-            counts = counting @ held
-            of_class = counts[:-1] * held
-            has_place = counts[new] < quota
-            rivals = torch.where(has_place, of_class == of_class.amax(), same[new])
-            held[new].fill_(1.0)
-            victim = (torch.where(rivals, scores[number], else_lost[number]) * held).argmax(dim=0, keepdim=True)
-            held.scatter_(0, victim, (has_place & (counts[-1] < self.capacity)).to(dtype).view(1))
-        return held > 0
+        first = len(candidates.classes) - len(candidates.admitted)
+        age = (candidates.arrived[first:].unsqueeze(1) - candidates.arrived).to(candidates.entropies.dtype)
+        scores = torch.sigmoid(age / self.capacity) + candidates.entropies / math.log(step.classes)
+        return insert_one_by_one(
+            candidates.present,
+            scores,
+            capacity=self.capacity,
+            same_class=candidates.same_class,
+            quota=math.ceil(self.capacity / step.classes),
+        )
 
     def weights(self, step: Step) -> Tensor:
         """The timeliness of each image, if a step is due; else zero."""

@@ -9,6 +9,7 @@ from driftproof.augment import Augment
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.memories.image_bank import Candidates, ImageBank, mean_over_pixels
+from driftproof.memories.insertion import insert_one_by_one
 from driftproof.predictions import log_probabilities
 
 __all__ = ["HUS"]
@@ -51,19 +52,6 @@ class HUS(ImageBank):
 
     def choose(self, candidates: Candidates, step: Step) -> Tensor:
         """Insert the images of the batch one after the other."""
-        count, same, held = len(candidates.admitted), candidates.same_class, candidates.held.float()
-        first, admitted = len(same) - count, candidates.admitted.float()
-        draws = torch.rand(count, len(same), generator=step.generator, device=same.device) + 0.5
-        counting = torch.cat([same.float(), torch.ones_like(same[:1], dtype=torch.float32)])  # by class, and all
-        for number in range(count):
-            new = first + number
-            counts = counting @ held
-            of_class = counts[:-1] * held
-            largest = of_class.amax()
-            rivals = torch.where(counts[new] == largest, same[new], of_class == largest)
-            # Zero for what is not in the bank or not a rival: the smallest draw is ½.
-            victim = (rivals * held * draws[number]).argmax(dim=0, keepdim=True)
-            evicted = (counts[-1:] >= self.capacity) * admitted[number]
-            held.scatter_add_(0, victim, -evicted)
-            held[new] = admitted[number]
-        return held > 0
+        same = candidates.same_class
+        draws = torch.rand(len(candidates.admitted), len(same), generator=step.generator, device=same.device)
+        return insert_one_by_one(candidates.present, draws, capacity=self.capacity, same_class=same)

@@ -33,6 +33,11 @@ class Candidates(NamedTuple):
     admitted: Tensor
 
     @property
+    def present(self) -> Tensor:
+        """Whether each is in the bank so far, or may enter it."""
+        return torch.cat([self.held[: len(self.held) - len(self.admitted)], self.admitted])
+
+    @property
     def same_class(self) -> Tensor:
         """Whether two candidates have the same class, as a square matrix of booleans."""
         return self.classes.unsqueeze(1) == self.classes

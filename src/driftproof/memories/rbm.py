@@ -9,6 +9,7 @@ from driftproof.augment import Augment
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.memories.image_bank import Candidates, ImageBank, mean_class, mean_over_pixels
+from driftproof.memories.insertion import insert_one_by_one
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities
 
@@ -72,20 +73,15 @@ class RBM(ImageBank):
 
     def choose(self, candidates: Candidates, step: Step) -> Tensor:
         """Insert the images of the batch one after the other."""
-        count, size, held = len(candidates.admitted), len(candidates.classes), candidates.held.float()
+        count, size, device = len(candidates.admitted), len(candidates.classes), candidates.held.device
         expected = self.running_counts
         if expected is None:
-            expected = torch.zeros(step.classes, device=held.device)
+            expected = torch.zeros(step.classes, device=device)
         # Who leaves first: by the rank of the class, with ties in a random order for every image, then by age.
-        order = torch.rand(count, step.classes, generator=step.generator, device=held.device).argsort(dim=1)
+        order = torch.rand(count, step.classes, generator=step.generator, device=device).argsort(dim=1)
         order = order.gather(1, expected[order].argsort(dim=1, stable=True))
-        ranks = order.argsort(dim=1)[:, candidates.classes]
-        leaving = (ranks * size + torch.arange(size, 0, -1, device=held.device)).to(torch.float64)
-        admitted = candidates.admitted.float()
-        for number in range(count):
-            evicted = (held.sum(dim=0, keepdim=True) >= self.capacity) * admitted[number]
-            held.scatter_add_(0, (leaving[number] * held).argmax(dim=0, keepdim=True), -evicted)
-            held[size - count + number] = admitted[number]
+        leaving = order.argsort(dim=1)[:, candidates.classes] * size + torch.arange(size, 0, -1, device=device)
+        held = insert_one_by_one(candidates.present, leaving, capacity=self.capacity)
         counts = torch.zeros_like(expected).scatter_add(0, candidates.classes, held.to(expected.dtype))
         self.running_counts = torch.lerp(expected, counts, _REFRESH)
-        return held > 0
+        return held

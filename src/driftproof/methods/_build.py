@@ -1,11 +1,12 @@
 """Builds the adapters of all methods that train parameters."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter, AdapterOptions
@@ -16,13 +17,13 @@ from driftproof.gradients import Gradient
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.regularizers import Regularizer
-from driftproof.scopes import Scope
+from driftproof.scopes import Scope, norm_affine
 from driftproof.selection import Selection
 from driftproof.statistics import Batch, Statistics
 from driftproof.teacher import EMA
 from driftproof.validation import check_learning_rate
 
-__all__ = ["MethodOptions", "build_adapter", "join_filter"]
+__all__ = ["MethodOptions", "build_adapter", "by_classes", "cosine_restarts", "join_filter", "with_defaults"]
 
 
 class MethodOptions(AdapterOptions, total=False):
@@ -44,9 +45,9 @@ def build_adapter(
     model: nn.Module,
     *,
     loss: Loss,
-    default_scope: Scope,
     lr: float,
     select: Selection | None,
+    default_scope: Scope | None = None,
     regularizer: Regularizer | None = None,
     default_mean_entropy: float | None = None,
     own_after: Sequence[After] = (),
@@ -67,9 +68,9 @@ def build_adapter(
     Args:
         model: The trained model.
         loss: The method's loss.
-        default_scope: The method's scope.
         lr: Learning rate.
         select: Which samples to learn from.
+        default_scope: The method's scope; None is the affine parameters of the normalization layers.
         regularizer: The method's regularizer.
         default_mean_entropy: The method's own λ_max; None leaves it to the selection.
         own_after: What the method itself does after each optimizer step, before `after`.
@@ -87,7 +88,7 @@ def build_adapter(
     """
     return Adapter(
         model,
-        scope=scope or default_scope,
+        scope=scope or default_scope or norm_affine(),
         statistics=statistics or Batch(),
         loss=loss,
         select=select,
@@ -102,6 +103,27 @@ def build_adapter(
         after=(*own_after, *((after,) if isinstance(after, After) else after)),
         **options,
     )
+
+
+def with_defaults(options: MethodOptions, **own: Unpack[MethodOptions]) -> MethodOptions:
+    """The method's own options where the caller gave none."""
+    return {**own, **options}
+
+
+def by_classes(model: nn.Module, ten: float, hundred: float, thousand: float) -> float:
+    """What authors chose for about 10, 100 and 1,000 classes, by those of the last linear layer."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    classes = layers[-1].out_features if layers else 0
+    return ten if classes < 32 else hundred if classes < 317 else thousand
+
+
+def cosine_restarts(period: int) -> Schedule:
+    """A schedule whose factor falls from one to zero in `period` steps, and starts anew."""
+    return partial(_cosine, period=period)
+
+
+def _cosine(steps: Tensor, *, period: int) -> Tensor:
+    return 0.5 + 0.5 * torch.cos(math.pi / period * (steps % period))
 
 
 def join_filter(own: Selection, select: Selection | None) -> Selection:

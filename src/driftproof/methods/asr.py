@@ -8,7 +8,6 @@ from driftproof.after import AdaptiveReset
 from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.regularizers import MovingAnchor
-from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
 from driftproof.validation import check_keywords
 
@@ -47,11 +46,9 @@ def asr(
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
-        >>> import torch
-        >>> import driftproof as dp
+        >>> import torch, driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> adapter = dp.asr(model)
-        >>> adapter(torch.rand(8, 3, 4, 4)).shape
+        >>> dp.asr(model)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
 
     Reference:
@@ -59,7 +56,5 @@ def asr(
     """
     certain, weighted = EntropyBelow(entropy_threshold), EntropyWeight(entropy_threshold)
     loss, select = loss or Entropy(), select or certain & NonRedundant(redundancy) & weighted
-    scope, anchor, own = norm_affine(), MovingAnchor(memory_weight), [AdaptiveReset(start=start)]
-    return build_adapter(
-        model, loss=loss, default_scope=scope, lr=lr, select=select, regularizer=anchor, own_after=own, **options
-    )
+    anchor, own = MovingAnchor(memory_weight), [AdaptiveReset(start=start)]
+    return build_adapter(model, loss=loss, lr=lr, select=select, regularizer=anchor, own_after=own, **options)

@@ -149,7 +149,6 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "loss": _LOSSES,
     "view": _VIEWS,
     "scope": {"normalization": norm_affine(), "everything": everything()},
-    "filter_view": _VIEWS,
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""

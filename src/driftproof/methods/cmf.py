@@ -8,7 +8,6 @@ from driftproof.after import MomentumFilter
 from driftproof.augment import Augment, geometric_jitter
 from driftproof.losses import SoftLikelihoodRatio, ViewConsistency
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import CertainAndDiverse, Selection
 from driftproof.validation import check_keywords
 
@@ -55,4 +54,4 @@ def cmf(
     options.setdefault("average_over", "batch")
     loss, select = SoftLikelihoodRatio() + ViewConsistency(augment), select or CertainAndDiverse()
     own = [MomentumFilter(rate, pull, noise)]
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, own_after=own, **options)

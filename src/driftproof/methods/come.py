@@ -6,7 +6,6 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.losses import COME
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 from driftproof.validation import check_keywords
 
@@ -48,4 +47,4 @@ def come(
         Zhang et al., "COME: Test-time Adaption by Conservatively Minimizing Entropy", ICLR 2025.
     """
     loss = COME(uncertain_mass)
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, **options)

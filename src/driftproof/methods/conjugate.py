@@ -6,7 +6,6 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.losses import Conjugate
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 from driftproof.validation import check_keywords
 
@@ -50,6 +49,4 @@ def conjugate(
     Reference:
         Goyal et al., "Test-Time Adaptation via Conjugate Pseudo-labels", NeurIPS 2022.
     """
-    return build_adapter(
-        model, loss=Conjugate(epsilon, temperature), default_scope=norm_affine(), lr=lr, select=select, **options
-    )
+    return build_adapter(model, loss=Conjugate(epsilon, temperature), lr=lr, select=select, **options)

@@ -6,7 +6,7 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.after import StochasticRestore
 from driftproof.losses import Consistency
-from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.methods._build import MethodOptions, build_adapter, with_defaults
 from driftproof.outputs import MultiScale, RandomViews, TeacherEnsemble
 from driftproof.scopes import everything
 from driftproof.selection import Selection
@@ -18,18 +18,10 @@ __all__ = ["cotta"]
 
 @check_keywords
 def cotta(
-    model: nn.Module,
-    *,
-    lr: float = 1e-3,
-    threshold: float | None = 0.92,
-    momentum: float = 0.999,
-    restore: float = 0.01,
-    views: RandomViews | None = None,
-    scales: MultiScale | None = None,
-    symmetric: bool = False,
-    select: Selection | None = None,
-    **options: Unpack[MethodOptions],
-) -> Adapter:
+    model: nn.Module, *, lr: float = 1e-3, threshold: float | None = 0.92, momentum: float = 0.999,
+    restore: float = 0.01, views: RandomViews | None = None, scales: MultiScale | None = None,
+    symmetric: bool = False, select: Selection | None = None, **options: Unpack[MethodOptions],
+) -> Adapter:  # fmt: skip
     """Consistency with an averaged, augmented teacher on every parameter, with stochastic restoration.
 
     The answer is the teacher's, from before the update. With rank-4 logits the teacher's ensemble is multi-scale and
@@ -49,27 +41,15 @@ def cotta(
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
-        >>> import torch
-        >>> import driftproof as dp
+        >>> import torch, driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> adapter = dp.cotta(model, threshold=0.1)
-        >>> adapter(torch.rand(8, 3, 4, 4)).shape
+        >>> dp.cotta(model, threshold=0.1)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
 
     Reference:
         Wang et al., "Continual Test-Time Domain Adaptation", CVPR 2022.
     """
-    defaults: MethodOptions = {
-        "teacher": EMA(momentum),
-        "after": StochasticRestore(restore),
-        "output": TeacherEnsemble(threshold, views=views, scales=scales),
-    }
-    chosen: MethodOptions = {**defaults, **options}
-    return build_adapter(
-        model,
-        loss=Consistency(symmetric=symmetric),
-        default_scope=everything(),
-        lr=lr,
-        select=select,
-        **chosen,
-    )
+    ensemble = TeacherEnsemble(threshold, views=views, scales=scales)
+    options = with_defaults(options, teacher=EMA(momentum), after=StochasticRestore(restore), output=ensemble)
+    loss, scope = Consistency(symmetric=symmetric), everything()
+    return build_adapter(model, loss=loss, default_scope=scope, lr=lr, select=select, **options)

@@ -7,7 +7,6 @@ from driftproof.adapter import Adapter
 from driftproof.augment import Augment, shuffle_patches
 from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import LabelProbabilityDrop, Selection
 from driftproof.validation import check_keywords
 
@@ -57,4 +56,4 @@ def deyo(
     """
     own = LabelProbabilityDrop(drop, entropy_threshold, weight_threshold, augment)
     loss, select = loss or Entropy(), own if select is None else own & select
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, **options)

@@ -6,7 +6,6 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.losses import GCE
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 from driftproof.validation import check_keywords
 
@@ -45,4 +44,4 @@ def gce(
     Reference:
         Rusak et al., "If your data distribution shifts, use self-learning", TMLR 2022.
     """
-    return build_adapter(model, loss=GCE(q), default_scope=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=GCE(q), lr=lr, select=select, **options)

@@ -7,7 +7,7 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.augment import Augment, crop_and_flip
 from driftproof.losses import ViewEntropy
-from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.methods._build import MethodOptions, build_adapter, with_defaults
 from driftproof.outputs import Episodic
 from driftproof.scopes import everything
 from driftproof.selection import Selection
@@ -52,8 +52,6 @@ def memo(
     Reference:
         Zhang et al., "MEMO: Test Time Robustness via Adaptation and Augmentation", NeurIPS 2022.
     """
-    defaults: MethodOptions = {"statistics": Blend(0.1), "optimizer": torch.optim.SGD, "output": Episodic()}
-    chosen: MethodOptions = {**defaults, **options}
-    return build_adapter(
-        model, loss=ViewEntropy(views, augment), default_scope=everything(), lr=lr, select=select, **chosen
-    )
+    options = with_defaults(options, statistics=Blend(0.1), optimizer=torch.optim.SGD, output=Episodic())
+    loss = ViewEntropy(views, augment)
+    return build_adapter(model, loss=loss, default_scope=everything(), lr=lr, select=select, **options)

@@ -6,11 +6,10 @@ from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
-from driftproof.augment import Augment, crop_and_flip
+from driftproof.augment import crop_and_flip
 from driftproof.losses import Entropy
-from driftproof.methods._build import MethodOptions, build_adapter, join_filter
+from driftproof.methods._build import MethodOptions, build_adapter, join_filter, with_defaults
 from driftproof.outputs import ConfidenceEnsemble
-from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyFilters, Selection
 from driftproof.teacher import EMA
 from driftproof.validation import check_keywords
@@ -20,19 +19,10 @@ __all__ = ["paf_kip"]
 
 @check_keywords
 def paf_kip(
-    model: nn.Module,
-    *,
-    lr: float = 1e-3,
-    entropy_threshold: float | None = None,
-    repel: float = 2.0,
-    attract: Literal["network", "both"] = "network",
-    reweight: bool = True,
-    momentum: float = 0.999,
-    confidence_weight: float = 0.1,
-    filter_view: Augment | None = None,
-    select: Selection | None = None,
-    **options: Unpack[MethodOptions],
-) -> Adapter:
+    model: nn.Module, *, lr: float = 1e-3, entropy_threshold: float | None = None, repel: float = 2.0,
+    attract: Literal["network", "both"] = "network", reweight: bool = True, momentum: float = 0.999,
+    confidence_weight: float = 0.1, select: Selection | None = None, **options: Unpack[MethodOptions],
+) -> Adapter:  # fmt: skip
     """Entropy minimization on sure samples, maximization on unknown ones, and an ensemble of three networks.
 
     A random view is trained on and scored. Samples attract if H < τ, weighted by exp(τ − H) of the teacher; they repel
@@ -51,14 +41,11 @@ def paf_kip(
         reweight: Whether to weight samples by exp(τ − H).
         momentum: Share of itself the teacher keeps at each step.
         confidence_weight: How much more the surer networks count in the answer.
-        filter_view: What the two filters see, as a function that draws it; None is views as the others.
         select: Replaces the filters, or a `Split` before them.
-        **options: The keywords all methods share; `view=None` shows the images themselves to all, which saves a pass,
-            `output="before"` answers with the adapting network alone.
+        **options: The keywords all methods share; `view=None` shows the images themselves, which saves a pass.
 
     Examples:
-        >>> import torch
-        >>> import driftproof as dp
+        >>> import torch, driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
         >>> dp.paf_kip(model)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
@@ -67,9 +54,7 @@ def paf_kip(
         Lee et al., "Stabilizing Open-Set Test-Time Adaptation via Primary-Auxiliary Filtering and Knowledge-Integrated
         Prediction", BMVC 2025.
     """
-    filters = EntropyFilters(entropy_threshold, repel=repel, attract=attract, reweight=reweight, view=filter_view)
-    chosen: MethodOptions = {"teacher": EMA(momentum), "output": ConfidenceEnsemble(confidence_weight)}
-    chosen = {**chosen, "view": crop_and_flip, **options}
-    chosen["novelty"] = options.get("novelty") or "adapted_energy"
-    select = join_filter(filters, select)
-    return build_adapter(model, loss=Entropy(), default_scope=norm_affine(), lr=lr, select=select, **chosen)
+    filters = EntropyFilters(entropy_threshold, repel=repel, attract=attract, reweight=reweight)
+    ensemble, teacher = ConfidenceEnsemble(confidence_weight), EMA(momentum)
+    options = with_defaults(options, teacher=teacher, output=ensemble, view=crop_and_flip, novelty="adapted_energy")
+    return build_adapter(model, loss=Entropy(), lr=lr, select=join_filter(filters, select), **options)

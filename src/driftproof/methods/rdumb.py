@@ -7,7 +7,6 @@ from driftproof.adapter import Adapter
 from driftproof.after import ResetEvery
 from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, EntropyWeight, NonRedundant, Selection
 from driftproof.validation import check_keywords
 
@@ -57,4 +56,4 @@ def rdumb(
     certain, weighted = EntropyBelow(entropy_threshold), EntropyWeight(entropy_threshold)
     loss, select = loss or Entropy(), select or certain & NonRedundant(redundancy) & weighted
     own = [ResetEvery(reset_every)]
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, own_after=own, **options)

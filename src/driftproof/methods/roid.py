@@ -11,7 +11,6 @@ from driftproof.augment import Augment, geometric_jitter
 from driftproof.losses import Loss, SoftLikelihoodRatio, ViewConsistency
 from driftproof.methods._build import MethodOptions, build_adapter
 from driftproof.outputs import PriorCorrected
-from driftproof.scopes import norm_affine
 from driftproof.selection import CertainAndDiverse, Selection
 from driftproof.validation import check_keywords
 
@@ -20,17 +19,10 @@ __all__ = ["roid"]
 
 @check_keywords
 def roid(
-    model: nn.Module,
-    *,
-    lr: float = 1e-3,
-    consistency: bool = True,
-    pull: float = 0.01,
-    prior: Literal["probabilities", "logits"] | None = None,
-    augment: Augment = geometric_jitter,
-    loss: Loss | None = None,
-    select: Selection | None = None,
-    **options: Unpack[MethodOptions],
-) -> Adapter:
+    model: nn.Module, *, lr: float = 1e-3, consistency: bool = True, pull: float = 0.01,
+    prior: Literal["probabilities", "logits"] | None = None, augment: Augment = geometric_jitter,
+    loss: Loss | None = None, select: Selection | None = None, **options: Unpack[MethodOptions],
+) -> Adapter:  # fmt: skip
     """Soft likelihood ratio and consistency with a view, weighted by certainty and diversity, near the source.
 
     The loss is divided by the size of the batch. A given `select` replaces the weights.
@@ -50,11 +42,9 @@ def roid(
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
-        >>> import torch
-        >>> import driftproof as dp
+        >>> import torch, driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> adapter = dp.roid(model)
-        >>> adapter(torch.rand(8, 3, 4, 4)).shape
+        >>> dp.roid(model)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
 
     Reference:
@@ -66,4 +56,4 @@ def roid(
         options.setdefault("output", PriorCorrected(prior))
     ratio, select, own = loss or SoftLikelihoodRatio(), select or CertainAndDiverse(), [PullToSource(pull)]
     loss = ratio + ViewConsistency(augment) if consistency else ratio
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, own_after=own, **options)

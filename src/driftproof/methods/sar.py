@@ -8,7 +8,6 @@ from driftproof.after import ResetWhen
 from driftproof.gradients import SharpnessAware
 from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import EntropyBelow, Selection
 from driftproof.validation import check_keywords
 
@@ -57,4 +56,4 @@ def sar(
     options.setdefault("gradient", SharpnessAware(rho))
     loss, select = loss or Entropy(), select or EntropyBelow(entropy_threshold)
     own = [ResetWhen(threshold=reset_below)]
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, own_after=own, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, own_after=own, **options)

@@ -6,7 +6,6 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.losses import Entropy, Loss
 from driftproof.methods._build import MethodOptions, build_adapter
-from driftproof.scopes import norm_affine
 from driftproof.selection import Selection
 from driftproof.validation import check_keywords
 
@@ -47,4 +46,4 @@ def tent(
         Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
     """
     loss = loss or Entropy()
-    return build_adapter(model, loss=loss, default_scope=norm_affine(), lr=lr, select=select, **options)
+    return build_adapter(model, loss=loss, lr=lr, select=select, **options)

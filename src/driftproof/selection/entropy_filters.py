@@ -4,7 +4,6 @@ from typing import Literal
 
 import torch
 
-from driftproof.augment import Augment
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
 from driftproof.predictions import entropy, log_probabilities
@@ -29,7 +28,6 @@ class EntropyFilters(Selection):
         repel: α, the weight of repelling samples.
         attract: Who has to be sure of a sample that attracts: the "network" alone, or "both" networks.
         reweight: Whether attracting samples are weighted, at most by e^10; else each counts one.
-        view: Draws the views of the two filters; None is what the method's `view` draws.
     """
 
     def __init__(
@@ -39,25 +37,19 @@ class EntropyFilters(Selection):
         repel: float = 2.0,
         attract: Literal["network", "both"] = "network",
         reweight: bool = True,
-        view: Augment | None = None,
     ) -> None:
         super().__init__()
         check_choice("attract", attract, ("network", "both"))
         if not repel >= 0:
             raise ConfigurationError(f"Expected `repel` to be at least 0, but got {repel}.")
         self.threshold, self.repel, self.attract, self.reweight = threshold, repel, attract, reweight
-        self.view = view
 
     def weights(self, step: Step) -> SampleWeights:
         """The weights of the two groups."""
         limit = entropy_limit(self.threshold, step.logits)
         with torch.no_grad():
-            if self.view is not None:
-                logits, teachers = step.network(step.augment(self.view)), step.teacher(step.augment(self.view))
-            else:
-                logits = step.logits if step.view is None else step.network(step.draw_view())
-                teachers = step.teacher_logits
-            own, teachers = entropy(log_probabilities(logits)), entropy(log_probabilities(teachers))
+            logits = step.logits if step.view is None else step.network(step.draw_view())
+            own, teachers = entropy(log_probabilities(logits)), entropy(log_probabilities(step.teacher_logits))
             attract = own < limit if self.attract == "network" else (own < limit) & (teachers < limit)
             repel = (own >= limit) & (teachers >= limit)
             weight = (limit - teachers).clamp(-_LARGEST, _LARGEST).exp() if self.reweight else torch.ones_like(own)

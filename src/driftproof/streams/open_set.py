@@ -10,7 +10,8 @@ from driftproof.errors import ConfigurationError
 from driftproof.streams.batch import BatchPlan, BatchSlice
 from driftproof.streams.continual import Continual
 from driftproof.streams.domains import Domain, common_size
-from driftproof.streams.order import Order, make_permutation
+from driftproof.streams.order import Order, Shuffled, make_permutation
+from driftproof.validation import check_choice
 
 __all__ = ["OpenSet"]
 
@@ -25,6 +26,9 @@ class OpenSet(Continual):
     Choice where the paper is ambiguous: a batch has 100 known and 100 unknown images. Pass `batch_size=400` for the
     other reading, 200 and 200.
 
+    With `mixing="random"` all images of a domain, known and unknown, are shuffled together and cut into batches, so
+    that the share of unknown ones varies from batch to batch. Known images still come first in a batch.
+
     Args:
         known: Domains with the classes the model was trained on.
         unknown: One domain of other classes for each known one, under the same shift: `svhn-c/fog/5` goes with
@@ -35,6 +39,7 @@ class OpenSet(Continual):
         order: Order of the images within a domain; None for the stored order.
         limit: Use only the first `limit` known images of each domain, in that order.
         drop_last: Drop the last batch of a domain if it is not full.
+        mixing: "even" or "random", see above; the random draw is the same in every round and for every method.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class OpenSet(Continual):
         order: Order | None = None,
         limit: int | None = None,
         drop_last: bool = False,
+        mixing: str = "even",
     ) -> None:
+        self.mixing = check_choice("mixing", mixing, ("even", "random"))
         if not 0 <= ratio < 1:
             raise ConfigurationError(f"Expected `ratio` to be at least 0 and below 1, but got {ratio}.")
         self.ratio = ratio
@@ -72,11 +79,28 @@ class OpenSet(Continual):
 
     def _domain_plans(self, index: int, round: int, first: int) -> Iterator[BatchPlan]:
         images, indices = self.unknown[index].images, self._unknown_indices(index, round)
+        if self.mixing == "random":
+            yield from self._random_plans(index, round, first, indices)
+            return
         for batch, plan in enumerate(super()._domain_plans(index, round, first), start=first):
             start = batch * self._unknown_size
             stop = start + self._num_unknown(len(plan.slices[0].indices))
             unknown = BatchSlice(images, indices[start:stop], known=False)
             yield replace(plan, slices=(*plan.slices, unknown)) if stop > start else plan
+
+    def _random_plans(self, index: int, round: int, first: int, unknown: Tensor) -> Iterator[BatchPlan]:
+        domain = self.domains[index]
+        known = make_permutation(self.order, domain.images.labels, domain.name, round)[: self._num_images(domain)]
+        unknown = unknown[: self._num_unknown(len(known))]
+        places = Shuffled()(torch.empty(len(known) + len(unknown)), domain.name, round)
+        for places_of_batch in torch.split(places, self.batch_size)[first : self.num_batches(domain)]:
+            is_known = places_of_batch < len(known)
+            slices = (
+                domain.slice(known[places_of_batch[is_known]]),
+                BatchSlice(self.unknown[index].images, unknown[places_of_batch[~is_known] - len(known)], known=False),
+            )
+            filled = tuple(each for each in slices if len(each.indices))
+            yield BatchPlan(filled, domain.name, round, domain.size)
 
     def _unknown_indices(self, index: int, round: int) -> Tensor:
         domain = self.unknown[index]
