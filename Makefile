@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning clean
 
 setup: $(READY)
 
@@ -35,10 +35,15 @@ coverage: setup
 test-slow: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
-# Ten times the mutated files that the tests read.
-fuzz: export DRIFTPROOF_FUZZ = 10
+# A hundred thousand damaged files, for every reader some.
+fuzz: export OMP_NUM_THREADS = 1
 fuzz: setup
-	$(BIN)/python -m pytest -q tests/test_reader_faults.py tests/test_result_faults.py
+	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --inputs $(or $(INPUTS),100000) --out results/fuzz
+	$(BIN)/python -m pytest -q tests/test_upload_faults.py
+
+# 100,000 batches, killed again and again, against a run left alone. About 15 minutes on two idle cores.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak
 
 lint: setup
 	$(BIN)/ruff check .
@@ -93,6 +98,15 @@ bench-safety: setup
 bench-guards: setup
 	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu) \
 	  --workers $(or $(WORKERS),1)
+
+# Client processes, misbehaving clients, kills and restarts; 12 minutes, on loopback.
+bench-serve: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serve_load.py --out results/serve
+
+# Needs DATA and WEIGHTS as well.
+bench-poisoning: setup
+	$(BIN)/python benchmarks/poisoning.py --data $(DATA) --weights $(WEIGHTS) --out results/poisoning \
+	  --device $(or $(DEVICE),cpu) --workers $(or $(WORKERS),1)
 
 clean:
 	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,8 +1,8 @@
 """Time the step on a GPU: engines and precisions against hand-written loops and the limits of the hardware.
 
-    python benchmarks/gpu.py [--only eager captured resnet50] [--compile] [--batch 200] [--trials 15] [--out DIR]
+    python benchmarks/gpu.py [--only eager captured resnet50] [--limits-only] [--compile] [--trials 15] [--out DIR]
 
-Three groups of contestants; `--only` chooses among them:
+Three groups of contestants; `--only` chooses among them, and `--limits-only` leaves out what has no limit:
 
 - eager: the eager engine against hand-written loops, all with PyTorch's default precision and memory layout.
 - captured: CUDA graphs in tf32 and bf16, channels last; with `--compile` also the engine "compile".
@@ -11,12 +11,12 @@ Three groups of contestants; `--only` chooses among them:
 The contestants of a network take turns in one process; medians are compared. A timed run is several steps in a row with
 one synchronization at the end; the time of a single synchronized step is reported separately. Two floors bound a
 perfectly fused step: the bytes it moves over the measured bandwidth, and its multiplications over the measured rate of
-large matrix products.
+large matrix products. With `--out`, each part of the results is written as soon as it is known.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,19 @@ def make_eager(make_network: Callable[[], nn.Module], prefix: str = "") -> dict[
     }
 
 
-def make_captured(make_network: Callable[[], nn.Module], engines: tuple[str, ...]) -> dict[str, Step]:
+def make_captured(
+    make_network: Callable[[], nn.Module], engines: tuple[str, ...], *, limits_only: bool = False
+) -> dict[str, Step]:
     """Return the plain loop, and adapters of all engines and precisions with channels last."""
     steps: dict[str, Step] = {"plain loop": tent_by_hand(make_network())}
+    limited = {name for one, other, _ in RATIOS.values() for name in (one, other)} | MILLISECONDS.keys()
     for precision in PRECISIONS:
         for engine in engines:
             settings: dict[str, Any] = {"engine": engine, "precision": precision, "channels_last": True}
-            crowd = dp.ConfidenceDifference()
-            steps[f"{precision} {engine} tent"] = dp.tent(make_network(), **settings)
-            steps[f"{precision} {engine} tent+crowd"] = dp.tent(make_network(), select=crowd, **settings)
+            for method, select in (("tent", None), ("tent+crowd", dp.ConfidenceDifference())):
+                name = f"{precision} {engine} {method}"
+                if name in limited or not limits_only:
+                    steps[name] = dp.tent(make_network(), select=select, **settings)
     blend: dict[str, Any] = {"engine": "graph", "precision": "tf32", "channels_last": True}
     steps["tf32 graph tent, Blend(0.5)"] = dp.tent(make_network(), statistics=dp.statistics.Blend(0.5), **blend)
     return steps
@@ -253,8 +257,8 @@ def build_resnet50() -> nn.Module:
         return ResNet50()
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the chosen groups."""
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure the chosen groups; yields all results so far after each part."""
     device, groups = torch.device(arguments.device), arguments.only or GROUPS
     engines = ("eager", "graph", "compile") if arguments.compile else ("eager", "graph")
     images = torch.rand(arguments.batch, 3, 32, 32, device=device)
@@ -263,37 +267,46 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.manual_seed(0)
         return build_model("wrn40_2").to(device)
 
+    protocol = {
+        "hardware": hardware(device),
+        "host": hardware(torch.device("cpu")),
+        "torch": torch.__version__,
+        "driftproof": dp.__version__,
+        "trials": arguments.trials,
+    }
+    results: dict[str, Any] = {"protocol": protocol, "ratios": {}, "ms": {}, "ms alone": {}}
+    results |= {"floors": {}, "peak": {}, "kernels": {}}
     steps = make_eager(make_network) if "eager" in groups else {}
-    steps |= make_captured(make_network, engines) if "captured" in groups else {}
-    check_same_outputs(steps, images)
-    times, alone = ({} if not steps else time_all(steps, images, trials=arguments.trials, row=row) for row in (ROW, 1))
+    if "captured" in groups:
+        steps |= make_captured(make_network, engines, limits_only=arguments.limits_only)
+    if steps:
+        protocol["network"] = f"WRN-40-2, batch {arguments.batch}"
+        check_same_outputs(steps, images)
+        results["ms"] |= time_all(steps, images, trials=arguments.trials, row=ROW)
+        results["ratios"] |= compute_ratios(results["ms"], {})
+        yield results
+        if not arguments.limits_only:
+            results["ms alone"] |= time_all(steps, images, trials=arguments.trials, row=1)
     del steps
-    networks = {"network": f"WRN-40-2, batch {arguments.batch}"} if times else {}
     if "resnet50" in groups:
         torch.cuda.empty_cache()
         large = torch.rand(RESNET_BATCH, 3, 224, 224, device=device)
         steps = make_eager(lambda: build_resnet50().to(device), "ResNet-50, ")
-        times |= time_all(steps, large, trials=arguments.trials, row=RESNET_ROW)
-        networks["second network"] = f"{type(build_resnet50()).__module__}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
+        results["ms"] |= time_all(steps, large, trials=arguments.trials, row=RESNET_ROW)
+        results["ratios"] |= compute_ratios(results["ms"], {})
+        protocol["second network"] = f"{type(build_resnet50()).__module__}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
         del steps, large
-    peaks = measure_peaks(make_network, images, engines) if "captured" in groups else {}
-    costs = {} if "captured" not in groups else measure_health(make_network, images)
-    return {
-        "protocol": {
-            "hardware": hardware(device),
-            "host": hardware(torch.device("cpu")),
-            "torch": torch.__version__,
-            "driftproof": dp.__version__,
-            **networks,
-            "trials": arguments.trials,
-        },
-        "ratios": compute_ratios(times, peaks) | costs,
-        "ms": times,
-        "ms alone": alone,
-        "floors": compute_floors(make_network(), images) if "captured" in groups else {},
-        "peak": peaks,
-        "kernels": profile_kernels(make_network, images) if "captured" in groups else {},
-    }
+        yield results
+    if "captured" in groups:
+        results["peak"] = measure_peaks(make_network, images, engines)
+        results["ratios"] |= compute_ratios(results["ms"], results["peak"])
+        yield results
+        results["ratios"] |= measure_health(make_network, images)
+        yield results
+        if not arguments.limits_only:
+            results["floors"] = compute_floors(make_network(), images)
+            results["kernels"] = profile_kernels(make_network, images)
+            yield results
 
 
 def format_limits(results: dict[str, Any]) -> str:
@@ -343,6 +356,7 @@ def main() -> int:
     """Check, time, print, write, and return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=GROUPS, help="these groups; otherwise all")
+    parser.add_argument("--limits-only", action="store_true", help="leave out everything that has no limit")
     parser.add_argument("--compile", action="store_true", help="also measure the engine 'compile', which takes minutes")
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--trials", type=int, default=15)
@@ -352,10 +366,12 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("Expected a CUDA device, but there is none.")
         return 2
-    results = measure(arguments)
-    print(format_limits(results), format_details(results), sep="\n")
-    if arguments.out:
-        write_results(arguments.out, "gpu", results, ratios=format_limits(results), gpu=format_details(results))
+    results: dict[str, Any] = {}
+    for results in measure(arguments):
+        print(format_limits(results), flush=True)
+        if arguments.out:
+            write_results(arguments.out, "gpu", results, ratios=format_limits(results), gpu=format_details(results))
+    print(format_details(results))
     return 0 if within_limits(results) else 1
 
 

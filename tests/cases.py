@@ -8,7 +8,7 @@ import driftproof as dp
 from networks import CLASSES, CONTRACT_NETWORKS
 
 PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
-RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "paf_kip")
+RECENT_METHODS = ("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "paf_kip", "sentinel")
 BANK_METHODS = ("rotta", "sotta", "stamp")
 GRADIENT_METHODS = (*PAPER_METHODS, *RECENT_METHODS, *BANK_METHODS)
 IMAGE_METHODS = ("lame", "t3a", "ttaug", "memo")  # one prediction per image, none per pixel
@@ -33,6 +33,7 @@ KINDS = {
     "teacher": ("cotta",),
     "teacher, compares with the frozen network": ("cotta+crowd", "paf_kip"),
     "bank": BANK_METHODS,
+    "detector": ("sentinel",),
 }
 
 
@@ -44,11 +45,23 @@ def rotate_kinds(number):
 
 
 _OTHER_NETWORKS = tuple(name for name in CONTRACT_NETWORKS if name != "wide_resnet")
-PAIRS = (
-    *((case, "wide_resnet") for case in CASES),
+_OTHER_PAIRS = (
     *((case, network) for number, network in enumerate(_OTHER_NETWORKS) for case in rotate_kinds(number)),
     *(("lame", "group_norm"), ("t3a", "attention")),
 )
+PAIRS = (*((case, "wide_resnet") for case in CASES), *_OTHER_PAIRS)
+
+
+def split_pairs(contract):
+    """Return the pairs that a contract meets, by its number, and those left to the slow tests.
+
+    Every case on the wide ResNet; of the other pairs every second one, by turns. So each contract meets each of the
+    other networks and each kind, and each pair meets every second contract.
+    """
+    chosen = [pair for place, pair in enumerate(_OTHER_PAIRS) if (place + contract) % 2 == 0]
+    return [*PAIRS[: len(CASES)], *chosen], [pair for pair in _OTHER_PAIRS if pair not in chosen]
+
+
 # The paper's segmentation network is deep and slow.
 SLOW_PAIRS = tuple((case, "deeplab") for case in ("bn_adapt", "ttn", "tent", "tent+crowd", "swr+crowd", "cotta"))
 
@@ -118,6 +131,11 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("view", shifted)
         options.setdefault("entropy_threshold", 1.2)
         options.setdefault("momentum", 0.9)
+    if name == "sentinel":
+        options.setdefault("detector", dp.detectors.Sentinel(lr=1e-1, threshold=0.85, momentum=0.9, images_per_step=12))
+        options.setdefault("statistics", dp.statistics.Batch())
+        options.setdefault("accumulate", 1)
+        options.setdefault("known", True)
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

@@ -1,14 +1,10 @@
-"""A tiny benchmark that runs in milliseconds, and a server that runs it in killable processes."""
+"""A tiny benchmark that runs in milliseconds, and what a killed process leaves of it."""
 
 import gc
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -16,7 +12,7 @@ from unittest import mock
 import torch
 
 import driftproof as dp
-from driftproof.bench.jobs import Job, run_locally
+from driftproof.bench.jobs import Job
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.spec import Spec
 from driftproof.data import ArraySet
@@ -128,71 +124,34 @@ def contents(folder):
     }
 
 
-class KillableRunner:
-    """Runs benchmarks one after the other, each in its own process.
+@contextmanager
+def crash_points(folder):
+    """Record what a process leaves in a folder if it is killed just before each file operation."""
+    found = []
 
-    A server process imports everything once and forks for every benchmark, so that starting one is fast.
-    """
+    def recording(operation):
+        def record(*arguments, **keywords):
+            found.append(files(folder))
+            return operation(*arguments, **keywords)
 
-    def __enter__(self):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, __file__]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        return self
+        return record
 
-    def __exit__(self, *error):
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def run(self, folder, jobs, *, at_file_access=None):
-        """Run a benchmark, killed just before an access to a file in the folder; return its exit status.
-
-        The status is negative if a signal ended it.
-        """
-        specs = [[job.spec.as_data(), job.rounds] for job in jobs]
-        print(json.dumps([str(folder), specs, at_file_access]), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
+    with ExitStack() as patches:
+        for name in ("write_text", "write_bytes", "replace", "unlink", "mkdir"):
+            patches.enter_context(mock.patch.object(Path, name, recording(getattr(Path, name))))
+        yield found
+    found.append(files(folder))
 
 
-def _serve():
-    import torch._dynamo  # slow, and imported by the first step of every optimizer
-
-    torch.set_num_threads(1)
-    with fast_runs():
-        for line in sys.stdin:
-            child = os.fork()
-            if child == 0:
-                _handle(*json.loads(line))
-                os._exit(0)
-            os.write(1, f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+def files(folder):
+    """Return the content of every file in a folder, by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _handle(folder, specs, at_file_access):
-    if at_file_access is not None:
-        _kill_at_file_access(at_file_access, folder)
-    try:
-        jobs = [Job(Spec.from_data(data), rounds) for data, rounds in specs]
-        run_locally(jobs, Path(folder), SmallBench(), AT_ONCE, ignore)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-
-
-def _kill_at_file_access(number, folder):
-    count = 0
-
-    def hook(name, arguments):
-        nonlocal count
-        if name in ("open", "os.mkdir", "os.rename", "os.remove", "os.truncate") and folder in str(arguments[0]):
-            count += 1
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
-
-
-if __name__ == "__main__":
-    _serve()
+def restore(folder, content):
+    """Make a folder of what `files` returned."""
+    folder.mkdir()
+    for name, data in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder

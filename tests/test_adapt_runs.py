@@ -158,6 +158,18 @@ def test_stopped_run_saves_its_state(forks, images, tmp_path, number, code):
     assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_followed_folder_goes_on_after_signals(forks, images, number, code):
+    words = ("adapt", images, "--follow", "--settle", 0)
+    assert run_command(*words, "--idle", 0.3, *options("whole.csv")) == 0
+    assert stop_at(forks, 19, number, Path("out.csv"), *words, *options("out.csv")) == code
+    # All images are predicted, the last batch but one is in no saved state, and the run waits for more.
+    assert stop_at(forks, 31, number, Path("out.csv"), *words, *options("out.csv", "--resume")) == code
+    assert run_command(*words, "--idle", 0.3, *options("out.csv", "--resume")) == 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+
+
 @pytest.mark.parametrize("batches", [0, 5])
 def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, capsys, batches):
     assert run_command("adapt", images, *options("whole.csv")) == 0
@@ -203,7 +215,7 @@ def test_full_disk_while_saving_the_state_is_named(images, monkeypatch, capsys):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("driftproof.cli.run_folder.write_guards", fail)
+        patch.setattr("driftproof.cli.snapshots.write_guards", fail)
         assert run_command("adapt", images, *options("out.csv")) == 2
     assert "No space left on device: out.csv.run" in capsys.readouterr().err
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
@@ -274,7 +286,7 @@ def test_resume_refuses_other_options_and_lost_files(images, monkeypatch, capsys
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 2
     assert "bytes of rows in out.csv, but they are missing" in capsys.readouterr().err
     Path("out.csv").write_bytes(rows)
-    Path("out.csv.run/checkpoint.json").write_text("[]")
+    Path("out.csv.run/plan.json").write_text("[]")
     assert run_command("adapt", images, *options("out.csv", "--resume")) == 2
     assert "damaged. Start anew with `--force`" in capsys.readouterr().err
     assert run_command("adapt", images, *options("out.csv", "--force")) == 0
@@ -290,7 +302,7 @@ def test_second_run_on_the_same_output_is_refused(images, capsys):
 
 
 def test_bad_images_are_reported_in_their_rows(images, capsys):
-    names = {"005a.png": "33×33", "010a.png": "cannot be read", "015a.png": "", "020a.png": "no regular file"}
+    names = {"005a.png": "33×33", "010a.png": "cannot be read", "015a.png": "", "020a.png": "regular file"}
     assert run_command("adapt", images, *options("good.jsonl", batch_size=40)) == 0
     save_image(images / "005a.png", 0, side=33)
     (images / "010a.png").write_bytes((images / "000.png").read_bytes()[:60])

@@ -1,18 +1,19 @@
-"""Archives are small, whole, merged by rules, and runs resume from them."""
+"""Archives are small, whole, merged by rules, and replaced as a whole."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from polars.testing import assert_frame_equal
 
 from driftproof.bench import Store, load, load_runs
-from driftproof.bench.archive import unpack, write_archive
+from driftproof.bench.archive import write_archive
 from driftproof.bench.frames import FILES
-from driftproof.bench.jobs import run_locally
 from driftproof.errors import InputError, StateError
-from small_bench import AT_ONCE, DOMAINS, SmallBench, fast_runs, ignore, small_jobs
+from small_bench import fast_runs
 from test_frames import SPECS, write_run
 
 
@@ -94,97 +95,36 @@ def test_damaged_or_foreign_table_is_refused(folder, tmp_path, name):
         load(tmp_path / "archive")
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3])
-def test_failed_export_leaves_old_archive(folder, tmp_path, monkeypatch, failing):
-    write_archive([folder], tmp_path / "archive")
-    before = contents(tmp_path / "archive")
-    write_run(folder, replace(SPECS[1], seed=5), 4)
-    calls = []
+def test_archive_merged_into_itself_is_the_old_or_the_new_one_wherever_the_process_dies(folder, tmp_path, monkeypatch):
+    archive, operations = tmp_path / "archive", (Path, "replace")
+    write_archive([folder], archive)
+    write_run(tmp_path / "more", replace(SPECS[1], seed=5), 4)
+    old, new = load(archive), load(archive, tmp_path / "more")
+    original, moves = Path.replace, 0
 
-    def write_until_full(frame, path, **_):
-        calls.append(path)
-        if len(calls) == failing:
-            raise OSError("no space left")
-        path.write_bytes(b"new")
+    def die_at(limit):
+        count = itertools.count()
 
-    monkeypatch.setattr("driftproof.bench.archive._write", write_until_full)
-    with pytest.raises(OSError, match="no space left"):
-        write_archive([folder], tmp_path / "archive")
-    assert contents(tmp_path / "archive") == before
+        def move(path, target):
+            if next(count) == limit:
+                raise KeyboardInterrupt
+            return original(path, target)
 
+        return move
 
-LEARNING_METHODS = ("tent+crowd", "eata", "swr")
-
-
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory):
-    """Two rounds: in one go, and the second from an archive of the first."""
-    root = tmp_path_factory.mktemp("resumed")
-    once, twice = (small_jobs(rounds, methods=LEARNING_METHODS) for rounds in (1, 2))
-    run_locally(twice, root / "at once", SmallBench(), AT_ONCE, ignore)
-    run_locally(once, root / "first", SmallBench(), AT_ONCE, ignore)
-    write_archive([root / "first"], root / "archive", snapshots=True)
-    unpack(root / "archive", root / "unpacked")
-    run_locally(twice, root / "unpacked", SmallBench(), AT_ONCE, ignore)
-    return root, [job.spec for job in twice]
-
-
-def test_run_resumed_from_archive_equals_uninterrupted_run(resumed):
-    root, specs = resumed
-    at_once, unpacked, first = (Store(root / name) for name in ("at once", "unpacked", "first"))
-    for spec in specs:
-        assert unpacked.run(spec).rows == at_once.run(spec).rows
-        assert unpacked.run(spec).protocol == at_once.run(spec).protocol
-        assert unpacked.run(spec).conditions[: len(DOMAINS)] == first.run(spec).conditions
-    assert unpacked.metadata == first.metadata
-
-
-def test_snapshots_are_copied_between_archives_only_on_request(resumed, tmp_path):
-    root, specs = resumed
-    kept = contents(root / "archive" / "snapshots")
-    assert sorted(kept) == sorted(f"{spec.name}-{len(DOMAINS)}.safetensors" for spec in specs)
-    archive = tmp_path / "archive"
-    write_archive([root / "archive"], archive, snapshots=True)
-    assert contents(archive / "snapshots") == kept
-    write_archive([archive, root / "unpacked"], archive, snapshots=True)
-    longer = [f"{spec.name}-{2 * len(DOMAINS)}.safetensors" for spec in specs]
-    assert sorted(contents(archive / "snapshots")) == sorted(longer), "only of the longest runs"
-    write_archive([archive], archive)
-    assert not contents(archive / "snapshots")
-    write_archive([archive, root / "unpacked"], archive, snapshots=True)
-    assert len(contents(archive / "snapshots")) == len(specs), "of equally long runs, the one with a snapshot"
-
-
-def test_archive_keeps_last_snapshot_that_rows_reach(resumed, tmp_path):
-    root, specs = resumed
-    shutil.copytree(root / "first", tmp_path / "store")
-    run = Store(tmp_path / "store").run(specs[0])
-    ahead = run.folder / "snapshot-99.safetensors"  # a process died before it wrote the rows of this snapshot
-    shutil.copyfile(run.snapshot_path(len(DOMAINS)), ahead)
-    write_archive([tmp_path / "store"], tmp_path / "archive", snapshots=True)
-    assert f"{specs[0].name}-{len(DOMAINS)}.safetensors" in contents(tmp_path / "archive" / "snapshots")
-    assert not list((tmp_path / "archive").glob("snapshots/*-99.safetensors"))
-
-
-def test_unpack_needs_snapshots_and_a_new_folder(resumed, folder, tmp_path):
-    root, _ = resumed
-    write_archive([folder], tmp_path / "archive", snapshots=True)
-    for invalid in (tmp_path / "archive", root / "first", tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="Expected an archive with snapshots"):
-            unpack(invalid, tmp_path / "unpacked")
-    assert not (tmp_path / "unpacked").exists()
-    with pytest.raises(InputError, match="already exists"):
-        unpack(root / "archive", root / "unpacked")
-
-
-def test_interrupted_unpack_starts_over(resumed, tmp_path, monkeypatch):
-    root, specs = resumed
-    with monkeypatch.context() as patched:
-        patched.setattr("driftproof.bench.store.Run.write_spec", lambda *_: shutil.copyfile("/nowhere", "/nowhere"))
-        with pytest.raises(OSError, match="nowhere"):
-            unpack(root / "archive", tmp_path / "again")
-    assert not (tmp_path / "again").exists()
-    unpack(root / "archive", tmp_path / "again")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
-    for spec in specs:
-        assert Store(tmp_path / "again").run(spec).rows == Store(root / "first").run(spec).rows
+    for limit in itertools.count():
+        shutil.copytree(archive, tmp_path / str(limit))
+        with monkeypatch.context() as patched:
+            patched.setattr(*operations, die_at(limit))
+            try:
+                write_archive([tmp_path / str(limit), tmp_path / "more"], tmp_path / str(limit))
+            except KeyboardInterrupt:
+                moves += 1
+            else:
+                break
+        found = load(tmp_path / str(limit))
+        assert found.equals(old) or found.equals(new)
+        write_archive([tmp_path / str(limit), tmp_path / "more"], tmp_path / str(limit))
+        assert contents(tmp_path / str(limit)).keys() == contents(archive).keys(), "nothing is left over"
+        assert_frame_equal(load(tmp_path / str(limit)), new)
+    assert moves == len(FILES) + 3, "metadata, and tables that wait"

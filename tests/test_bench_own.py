@@ -198,6 +198,20 @@ def test_changed_source_is_a_new_run_and_says_so(project, capsys):
     assert {spec: after[spec] for spec in before} == before
     assert run(*words) == 0
     assert "changed" not in capsys.readouterr().err
+    own = hash_sources("my_methods:cautious")
+    for name, text in {
+        "helpers/__init__.py": "",
+        "helpers/rates.py": "from . import more",
+        "helpers/more.py": "",
+    }.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    write_project(project, my_methods="import torch, helpers.rates\n" + SOURCES["my_methods"])
+    hashes = [own, hash_sources("my_methods:cautious")]
+    for changed in ("rates", "more"):
+        (project / f"helpers/{changed}.py").write_text("from . import more\nRATE = 1\n")
+        hashes.append(hash_sources("my_methods:cautious"))
+    assert len(set(hashes)) == 4, "what a method imports from its folder is part of it"
     plain = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
     assert "code" not in plain.as_data(), "archived specs keep their digests"
     assert Spec.from_data(new.as_data()) == new != plain

@@ -1,7 +1,9 @@
-"""Runs on a real Ray cluster, some of whose workers die."""
+"""Runs on Ray: on a stand-in, and slowly on a real cluster, some of whose workers die."""
 
+import concurrent.futures
 import logging
 import os
+import pickle
 import re
 import signal
 import sys
@@ -21,96 +23,167 @@ from driftproof.errors import ConfigurationError, ExecutionError, MissingPackage
 from small_bench import AT_ONCE, SmallBench, contents, ignore, small_jobs
 from test_bench_own import write_project
 
-ray = pytest.importorskip("ray")
+METHODS = ["tent", "source", "my_methods:cautious", "my_methods:raising", "eata", "bn_adapt"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def environment():
-    """A cluster of these tests alone, whose workers can import the tests' modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", "local")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        yield
+class RayStandIn:
+    """What we use of Ray, with one worker, which is a thread. What it is sent is pickled, as between processes."""
+
+    exceptions = SimpleNamespace(RayError=type("RayError", (Exception,), {}))
+    exceptions.RayTaskError = type("RayTaskError", (exceptions.RayError,), {})
+
+    def __init__(self, lost=()):
+        self.lost, self.canceled = lost, []
+        self._pool, self._lost_tasks = concurrent.futures.ThreadPoolExecutor(1), set()
+
+    def is_initialized(self):
+        return True
+
+    def put(self, value):
+        return pickle.loads(pickle.dumps(value))
+
+    def remote(self, **options):
+        assert options == {"num_cpus": 1, "num_gpus": 0, "max_retries": on_ray._MAX_RETRIES}
+        return lambda function: SimpleNamespace(remote=lambda *sent: self._submit(function, *self.put(sent)))
+
+    def _submit(self, function, path, job, *others):
+        is_lost = job.spec.method in self.lost
+        task = self._pool.submit(lambda: None) if is_lost else self._pool.submit(function, path, job, *others)
+        self._lost_tasks |= {task} if is_lost else set()
+        return task
+
+    def wait(self, tasks, timeout):
+        done, running = concurrent.futures.wait(tasks, timeout, concurrent.futures.FIRST_COMPLETED)
+        return list(done), list(running)
+
+    def get(self, task):
+        if task in self._lost_tasks:
+            raise self.exceptions.RayError("the worker is gone")
+        return pickle.loads(pickle.dumps(task.result()))
+
+    def cancel(self, task, *, force):
+        self.canceled.append((task, force))
+
+
+def project_jobs(folder):
+    """Jobs of which three work; the others raise, have an invalid option, and lose their worker."""
+    write_project(folder)
+    jobs = small_jobs(rounds=2, methods=METHODS)
+    jobs[4] = replace(jobs[4], spec=jobs[4].spec.with_options(rate=0.1))
+    return jobs
+
+
+def check_results(error, jobs, events, folder, times):
+    """Compare results with those of a local run, and the errors with what they should name."""
+    good, (raising, invalid, crashing), message = jobs[:3], jobs[3:], str(error)
+    assert message.startswith("3 of 6 runs failed; the others are done.\n")
+    assert re.search(rf"\n{raising.spec.name}: .*no luck \(.*my_methods\.py:\d+\)", message)
+    assert f"\n{invalid.spec.name}: Expected a known option of eata, but got 'rate'." in message
+    assert f"\n{crashing.spec.name}: The run's worker died {times} times. Run it again to resume: " in message
+    assert {event.spec for event in events if event.stage == "failed"} == {job.spec for job in jobs[3:]}
+    run_locally(good, folder / "local", SmallBench(), AT_ONCE, ignore)
+    found, expected = contents(folder / "ray"), contents(folder / "local")
+    assert len(expected) == 6
+    assert {name: found[name] for name in expected} == expected
+    for job in good:
+        received = [event for event in events if event.spec == job.spec and event.row is not None]
+        assert [event.row for event in received] == Store(folder / "ray").run(job.spec).rows
+        assert [(event.done, event.total) for event in received] == [(done, 6) for done in range(1, 7)]
+
+
+def test_stand_in_runs_end_like_local_ones_or_with_their_errors(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    jobs, events = project_jobs(tmp_path), []
+    monkeypatch.setitem(sys.modules, "ray", RayStandIn(lost=("bn_adapt",)))
+    with pytest.raises(ExecutionError) as caught:
+        run_on_ray(jobs, tmp_path / "ray", SmallBench(), AT_ONCE, events.append)
+    check_results(caught.value, jobs, events, tmp_path, on_ray._MAX_RETRIES + 1)
+    events.clear()
+    run_on_ray(jobs[:3], tmp_path / "ray", SmallBench(), AT_ONCE, events.append)
+    assert events == [], "complete runs are not reported again"
+
+
+def test_interruption_cancels_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", RayStandIn())
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ray(small_jobs(1, methods=["source"]), tmp_path, SmallBench(), AT_ONCE, raise_interrupt)
+    ((task, force),) = sys.modules["ray"].canceled
+    assert force
+    task.result()
+
+
+def raise_interrupt(event):
+    raise KeyboardInterrupt
+
+
+# A real cluster
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    yield
-    ray.shutdown()
+    """A cluster of these tests alone, whose workers can import the tests' modules."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "local")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        yield ray
+        ray.shutdown()
 
 
 @pytest.mark.slow
-def test_cluster_that_was_started_is_stopped(tmp_path):
+def test_cluster_that_was_started_is_stopped(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     with mock.patch.object(ray, "init", wraps=ray.init) as start:
         run_on_ray([], tmp_path, SmallBench(), AT_ONCE, ignore)
     assert start.call_count == 1
     assert not ray.is_initialized()
 
 
-def test_runs_end_like_local_ones_or_with_their_errors(cluster, tmp_path, monkeypatch):
-    """One worker is killed, one crashes whenever it is started, and methods are invalid, raise, or are of this folder.
-
-    All share a cluster and its workers, since each new one imports torch.
-    """
+@pytest.mark.slow
+def test_killed_worker_is_replaced_and_resumes(cluster, tmp_path, monkeypatch):
+    """One worker is killed, one crashes whenever it is started; methods are invalid, raise, or are of this folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(on_ray, "_MAX_RETRIES", 1)
-    write_project(tmp_path)
-    signals, events, killed = tmp_path / "signals", [], []
+    jobs, signals, events, killed = project_jobs(tmp_path), tmp_path / "signals", [], []
+    resumed, crashing = jobs[0].spec, jobs[5].spec
     signals.mkdir()
-    methods = ["tent", "source", "my_methods:cautious", "my_methods:raising", "eata", "bn_adapt"]
-    resumed, _, _, raising, invalid, crashing = jobs = small_jobs(rounds=2, methods=methods)
-    jobs[4] = invalid = replace(invalid, spec=invalid.spec.with_options(rate=0.1))
-    good, failing = jobs[:3], {raising.spec, invalid.spec, crashing.spec}
 
     def kill_first_worker(event):
         events.append(event)
-        if event.spec == resumed.spec and event.row is not None and not killed:
-            killed.extend(workers(signals, event.spec))
+        if event.spec == resumed and event.row is not None and not killed:
+            killed.extend([*workers(signals, resumed), Store(tmp_path / "ray").run(resumed).conditions])
             os.kill(killed[0], signal.SIGKILL)
             (signals / "go").touch()
 
-    resources = SmallBench(signals, waiting=("tent",), crashing=("bn_adapt",))
-    with pytest.raises(ExecutionError, match=r"^3 of 6 runs failed; the others are done\.\n") as caught:
-        run_on_ray(jobs, tmp_path / "ray", resources, AT_ONCE, kill_first_worker)
-    message = str(caught.value)
-    assert re.search(rf"\n{raising.spec.name}: .*no luck \(.*my_methods\.py:\d+\)", message)
-    assert f"\n{invalid.spec.name}: Expected a known option of eata, but got 'rate'." in message
-    assert f"\n{crashing.spec.name}: The run's worker died 2 times. Run it again to resume: " in message
-    assert {event.spec for event in events if event.stage == "failed"} == failing
-    run_locally(good, tmp_path / "local", SmallBench(), AT_ONCE, ignore)
-    found, expected = contents(tmp_path / "ray"), contents(tmp_path / "local")
-    assert len(expected) == 6
-    assert {name: found[name] for name in expected} == expected
-    assert (len(workers(signals, resumed.spec)), len(workers(signals, crashing.spec))) == (2, 2)
-    done = [event.done for event in events if event.spec == resumed.spec and event.stage == "adapting"]
-    assert done.count(1) == 1, "the second worker must not start from the beginning"
-    for job in good[1:]:
-        received = [event.row for event in events if event.spec == job.spec and event.row is not None]
-        assert received == Store(tmp_path / "ray").run(job.spec).rows
-    runs = [Store(tmp_path / "ray").run(job.spec) for job in good]
+    with pytest.raises(ExecutionError) as caught:
+        run_on_ray(jobs, tmp_path / "ray", SmallBench(signals, ("tent",), ("bn_adapt",)), AT_ONCE, kill_first_worker)
+    check_results(caught.value, jobs, events, tmp_path, times=2)
+    assert (len(workers(signals, resumed)), len(workers(signals, crashing))) == (2, 2)
+    before = killed[1]
+    assert Store(tmp_path / "ray").run(resumed).conditions[: len(before)] == before, "the second worker resumed"
+    runs = [Store(tmp_path / "ray").run(job.spec) for job in jobs[:3]]
     assert {line["threads"] for run in runs for line in run.conditions} == {1}
-    assert ray.is_initialized(), "a cluster of the caller's goes on"
+    assert cluster.is_initialized(), "a cluster of the caller's goes on"
 
 
+@pytest.mark.slow
 def test_interruption_stops_workers_of_running_cluster(cluster, tmp_path):
     jobs, signals = small_jobs(rounds=1, methods=["source"]), tmp_path / "signals"
     signals.mkdir()
-
-    def interrupt(event):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_on_ray(jobs, tmp_path, SmallBench(signals, waiting=("source",)), AT_ONCE, interrupt)
-    assert ray.is_initialized()
+        run_on_ray(jobs, tmp_path, SmallBench(signals, waiting=("source",)), AT_ONCE, raise_interrupt)
+    assert cluster.is_initialized()
     (worker,) = workers(signals, jobs[0].spec)
     assert has_ended(worker)
 
 
-def test_gpu_is_requested_for_cuda_device(cluster, tmp_path):
+def test_gpu_is_requested_for_cuda_device():
+    no_gpu, options = SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0}), {}
     with pytest.raises(ConfigurationError, match="Ray cluster with a GPU"):
-        run_on_ray(small_jobs(methods=["source"]), tmp_path, SmallBench(), RunSettings(device="cuda"), ignore)
-    options = {}
+        on_ray._make_task(no_gpu, RunSettings(device="cuda"))
     one_gpu = SimpleNamespace(
         cluster_resources=lambda: {"CPU": 4.0, "GPU": 1.0}, remote=lambda **keywords: options.update(keywords) or str
     )

@@ -5,7 +5,6 @@ import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from driftproof.bench import Spec, Store
 from driftproof.bench.store import Run
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
-from small_bench import fast_runs, spec_of
+from small_bench import crash_points, fast_runs, files, restore, spec_of
 
 
 class Counter:
@@ -52,41 +51,10 @@ def expected_rows(count):
     return [counter.visit() for _ in range(count)]
 
 
-@contextlib.contextmanager
-def crash_points(folder):
-    """Record what a process leaves in a folder if it dies just before each file operation."""
-    found = []
-
-    def recording(operation):
-        def record(*arguments, **keywords):
-            found.append(files(folder))
-            return operation(*arguments, **keywords)
-
-        return record
-
-    operations = [(Path, "write_text"), (Path, "write_bytes"), (Path, "replace"), (Path, "unlink")]
-    with contextlib.ExitStack() as patches:
-        for owner, name in operations:
-            patches.enter_context(mock.patch.object(owner, name, recording(getattr(owner, name))))
-        yield found
-    found.append(files(folder))
-
-
 @pytest.fixture(autouse=True, scope="module")
 def fast():
     with fast_runs():
         yield
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def restore(folder, content):
-    folder.mkdir()
-    for name, data in content.items():
-        (folder / name).write_bytes(data)
-    return Run(folder)
 
 
 def test_run_killed_at_each_write_and_again_at_each_resumes(tmp_path):
@@ -94,12 +62,12 @@ def test_run_killed_at_each_write_and_again_at_each_resumes(tmp_path):
         measure(Run(tmp_path / "run"), until=4, at_a_time=2)
     assert len(points) > 10
     for index, content in enumerate(points):
-        run = restore(tmp_path / str(index), content)
+        run = Run(restore(tmp_path / str(index), content))
         assert run.rows == expected_rows(len(run.rows))
         with crash_points(run.folder) as again:
             measure(run, until=5, at_a_time=1)
         for number, left in enumerate(again):
-            run = restore(tmp_path / f"{index}-{number}", left)
+            run = Run(restore(tmp_path / f"{index}-{number}", left))
             measure(run, until=6, at_a_time=3)
             assert (run.rows, len(run.conditions)) == (expected_rows(6), 6)
             assert [path.name for path in run.folder.glob("snapshot-*")] == ["snapshot-6.safetensors"]
@@ -131,11 +99,12 @@ def test_rows_without_snapshot_are_kept_and_reported(tmp_path):
 
 def test_append_is_atomic(tmp_path):
     rows, conditions = expected_rows(3), [{"seconds": 1.0}] * 3
-    with crash_points(tmp_path) as points:
-        Run(tmp_path).append(rows, conditions)
+    (tmp_path / "run").mkdir()
+    with crash_points(tmp_path / "run") as points:
+        Run(tmp_path / "run").append(rows, conditions)
     assert len(points) > 4
     for index, content in enumerate(points):
-        run = restore(tmp_path / str(index), content)
+        run = Run(restore(tmp_path / str(index), content))
         assert run.rows in ([], rows)
         if not run.rows:
             run.append(rows, conditions)

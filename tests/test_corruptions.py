@@ -28,8 +28,8 @@ DETERMINISTIC = (
 # Number of images for which sampling noise is well below the tolerance.
 RANDOM = {
     **dict.fromkeys(("gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "glass_blur", "fog"), 500),
-    **dict.fromkeys(("motion_blur", "snow"), 1000),
-    "elastic_transform": 3000,
+    **dict.fromkeys(("motion_blur", "snow"), 600),
+    "elastic_transform": 1500,
 }
 # The reference takes seconds for a few hundred images.
 SLOW = ("fog", "elastic_transform", "motion_blur", "snow", "glass_blur")
@@ -92,7 +92,7 @@ def test_deterministic_corruptions_match_the_reference_at_full_size(name):
         assert np.abs(corrupted - expected).max() <= 1
 
 
-def assert_same_distribution(images, ours, apply_reference, tolerance=0.03):
+def assert_same_distribution(images, ours, apply_reference, tolerance=0.04):
     rng = np.random.default_rng(1)
     before = to_hwc(images).astype(float)
     expected = np.stack([reference.to_uint8(apply_reference(image / 255, rng)) for image in to_hwc(images)]).astype(
@@ -129,7 +129,7 @@ def test_frost_matches_the_reference_in_distribution():
 
 @pytest.mark.parametrize(
     ("severity", "count"),
-    [(1, 1500), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 1500), (4, 6000))), (5, 6000)],
+    [(1, 1000), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 1500), (4, 6000))), (5, 3000)],
 )
 def test_spatter_matches_the_reference_in_distribution(severity, count):
     images, constant = make_images(count), CONSTANTS[32]["spatter"][severity - 1]

@@ -617,3 +617,17 @@ def test_data_get_reports_a_web_page(server, tmp_path, monkeypatch, capsys):
     assert run("data", "get", "set-c", "--data", tmp_path) == 2
     assert "web page" in capsys.readouterr().err
     assert leftovers(tmp_path) == []
+
+
+def test_archive_that_unpacks_to_far_more_than_its_length_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("driftproof.data.unpacking._MIN_UNPACKED", 1000)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/zeros", bytes(10_000_000))
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("bomb/zeros")
+        entry.size = 10_000_000
+        archive.addfile(entry, io.BytesIO(bytes(10_000_000)))
+    for name in ("bomb.zip", "bomb.tar.gz"):
+        with pytest.raises(DownloadError, match=rf"{name} .* more than 100 times its length"):
+            unpack(tmp_path / name, tmp_path / "out")
+        assert list((tmp_path / "out").iterdir()) == []

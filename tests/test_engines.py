@@ -40,9 +40,9 @@ from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.shapes import MAX_SHAPES
 from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
-from driftproof.adapter.tensor_list import TensorList, are_finite
 from driftproof.kernels import fusion
 from driftproof.statistics import batch as batch_statistics
+from driftproof.tensor_list import TensorList, are_finite
 from fault_injection import (
     CAPTURABLE_CASES,
     WITHOUT_LEARNING,

@@ -1,5 +1,6 @@
 """Steps captured in CUDA graphs, against eager ones on the same device."""
 
+import copy
 import gc
 import warnings
 from functools import partial
@@ -242,6 +243,32 @@ def test_step_does_not_synchronize(case, engine):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert adapter.last.skipped is None
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_looks_of_a_guard_that_only_warns_do_not_synchronize(engine):
+    adapter, stream = make_adapter("tent", engine), to_cuda(batches(22))
+    run(adapter, stream[:4])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images in stream[4:]:
+            adapter(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert adapter.last.skipped is None
+
+
+def test_warning_of_a_look_comes_with_the_next_batch_and_copies_do_without():
+    adapter, stream = compose_adapter("eager", optimizer=partial(torch.optim.SGD, lr=1e6)), to_cuda(batches(6))
+    run(adapter, stream[:4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapter(stream[4])
+        duplicate = copy.deepcopy(adapter)
+        duplicate(stream[5])
+    with pytest.warns(RuntimeWarning, match="Adaptation is"):
+        adapter(stream[5])
 
 
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name != "restore"])  # it draws random numbers

@@ -30,9 +30,9 @@ def test_public_names_are_exactly_these():
     selections = "ConfidenceAbove ConfidenceDifference EntropyBelow EntropyWeight NonRedundant"
     classes = f"EMA Adapter Alarm Event Health Problem Record StepResult {selections}"
     functions = "adapt bn_adapt check conjugate cotta eata ent gce source swr tent ttn"
-    functions += " asr cmf come deyo lame memo norm_ema paf_kip rdumb roid rotta sar sotta stamp t3a ttaug"
-    choices = "after gradients guards losses memories outputs regularizers scopes selection statistics"
-    modules = f"augment errors methods scores testing {choices}"
+    functions += " asr cmf come deyo lame memo norm_ema paf_kip rdumb roid rotta sar sentinel sotta stamp t3a ttaug"
+    choices = "after detectors gradients guards losses memories outputs regularizers scopes selection statistics"
+    modules = f"augment errors methods monitor scores testing {choices}"
     expected = f"{classes} {functions} {modules}".split()
     assert sorted(dp.__all__) == sorted(expected)
     assert all(hasattr(dp, name) for name in dp.__all__)

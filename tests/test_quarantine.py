@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import driftproof as dp
 from cases import batches, same_state, state_of
 from driftproof.adapter.engines import EagerEngine, StaticEngine
-from driftproof.adapter.quarantine import Quarantine, replace_bad
 from driftproof.distributed import Distributed
+from driftproof.quarantine import Quarantine, replace_bad
 from fault_injection import run, use_engine
 from networks import build
 

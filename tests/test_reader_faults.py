@@ -1,11 +1,7 @@
-"""Readers on mutated, hostile and special files: named errors only, in bounded memory and time.
-
-`DRIFTPROOF_FUZZ=10` reads ten times as many mutated files.
-"""
+"""Readers on hostile and special files: named errors only, in bounded memory and time. `test_fuzz.py` damages files."""
 
 import os
-import pickle
-import pickletools
+import random
 import struct
 import tracemalloc
 import zipfile
@@ -22,42 +18,19 @@ from PIL import Image
 from driftproof import data
 from driftproof.data.mat_file import read_mat
 from driftproof.errors import ConfigurationError, DriftproofError, InputError
-from driftproof.models import load_checkpoint, read_checkpoint, save_checkpoint
-
-SCALE = int(os.environ.get("DRIFTPROOF_FUZZ", "1"))
-
-
-def mutate(content, rng):
-    """Flip bits, overwrite bytes with telling values, cut, repeat or remove a stretch."""
-    changed = bytearray(content)
-    for _ in range(int(rng.integers(1, 4))):
-        if not changed:
-            break
-        at, kind = int(rng.integers(len(changed))), int(rng.integers(5))
-        if kind == 0:
-            changed[at] ^= 1 << int(rng.integers(8))
-        elif kind == 1:
-            changed[at] = (0, 0xFF, 0x7F, 0x80)[int(rng.integers(4))]
-        elif kind == 2:
-            del changed[at:]
-        elif kind == 3:
-            changed[at : at + 4] = int(rng.integers(2**32)).to_bytes(4, "little")
-        else:
-            del changed[at : at + int(rng.integers(1, 9))]
-    return bytes(changed)
+from driftproof.models import read_checkpoint, save_checkpoint
+from fuzz_readers import mutate
 
 
 def fuzz(path, seeds, read, count, *, named=None):
     """Read mutations of the seeds; return how many were refused, all with errors of driftproof."""
-    rng, refusals = np.random.default_rng(0), []
-    with path.open("wb", buffering=0) as file:
-        for index in range(SCALE * count):
-            file.seek(0)
-            file.truncate(file.write(mutate(seeds[index % len(seeds)], rng)))
-            try:
-                read()
-            except DriftproofError as error:
-                refusals.append(str(error))
+    refusals = []
+    for index in range(count):
+        path.write_bytes(mutate(seeds[index % len(seeds)], random.Random(index)))
+        try:
+            read()
+        except DriftproofError as error:
+            refusals.append(str(error))
     assert all((named or path.name) in refusal for refusal in refusals)
     return len(refusals)
 
@@ -79,14 +52,6 @@ def mat_files(path):
         scipy.io.savemat(path, content, do_compression=compressed)
         seeds.append(path.read_bytes())
     return seeds
-
-
-def test_mutated_mat_files_are_read_or_refused_by_name(tmp_path):
-    path = tmp_path / "test_32x32.mat"
-    plain, packed = mat_files(path)
-    # Most of a plain file is pixels; its first bytes are what a reader interprets.
-    heads = [plain[: 128 + 64] + plain[-120:], packed, plain]
-    assert fuzz(path, heads, lambda: data.svhn(tmp_path), 2000) > 1000
 
 
 def test_mat_reader_agrees_with_scipy(tmp_path):
@@ -138,22 +103,6 @@ def cifar(tmp_path):
     return tmp_path / "cifar-10-batches-py" / "test_batch"
 
 
-def pickled_batches():
-    content = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1], b"filenames": [b"cat.png"]}
-    return [pickle.dumps(content, protocol) for protocol in (2, 4)]
-
-
-def test_mutated_pickles_are_read_or_refused_by_name(cifar):
-    assert fuzz(cifar, pickled_batches(), lambda: data.cifar10(cifar.parent), 1500) > 600
-
-
-def test_pickle_opcodes_in_any_order_are_refused_by_name(cifar):
-    rng = np.random.default_rng(0)
-    codes = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
-    programs = [b"\x80\x04}" + b"".join(rng.choice(codes, 12)) + b"." for _ in range(1000)]
-    assert fuzz(cifar, programs, lambda: data.cifar10(cifar.parent), 1000) >= 1000
-
-
 def doubled_tuples(count):
     """A dictionary whose key is a tuple of twice a tuple of twice …, so that its hash never ends."""
     return b"\x80\x02}K\x01\x85" + b"q\x00h\x00\x86" * count + b"K\x01s."
@@ -196,13 +145,6 @@ def arrays(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
-def test_mutated_arrays_are_read_or_refused_by_name(arrays, name):
-    path = arrays / name
-    seeds = [path.read_bytes()]
-    assert fuzz(path, seeds, lambda: data.array_folder(arrays), 1000, named=arrays.name) > 400
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -230,14 +172,6 @@ def test_arrays_of_objects_and_labels_beyond_64_bits_are_refused(arrays):
 
 
 # Images
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tif", "gif", "bmp"])
-def test_mutated_images_are_read_or_refused_by_name(tmp_path, suffix):
-    path = tmp_path / f"image.{suffix}"
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
-    seeds = [path.read_bytes()]
-    assert fuzz(path, seeds, lambda: data.FileSet([path], workers=1).batch([0]), 120) > 6
 
 
 def bomb(path, height, width):
@@ -302,12 +236,6 @@ def weights(tmp_path):
         seeds.append(path.read_bytes())
     save_checkpoint(path, model, {"epochs": 1})
     return model, path, [*seeds, path.read_bytes()]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_mutated_weights_are_loaded_or_refused_by_name(weights):
-    model, path, seeds = weights
-    assert fuzz(path, seeds, lambda: load_checkpoint(model, path), 1200) > 1000
 
 
 @pytest.mark.parametrize(

@@ -265,11 +265,14 @@ def test_charts_are_valid_and_save_as_svg_and_png(numbers, tmp_path):
         figures.save(heat, tmp_path / "b.pdf")
 
 
-def test_long_streams_are_thinned(numbers, monkeypatch):
+def test_long_streams_are_thinned_and_say_so(folder, numbers, tmp_path, page, monkeypatch):
     whole = sections.domain_course(numbers)
     monkeypatch.setattr(sections, "MAX_POINTS", whole.height // 2 + 1)
     thin = sections.domain_course(numbers)
     assert whole.filter((pl.col("round") - 1) % 2 == 0).equals(thin)
+    drawn = write_report(folder, tmp_path / "page.html").read_text()
+    assert ('"domains seen"' in page, '"domains seen, one round in 2"' in drawn) == (True, True)
+    assert "one round in" not in page
     assert whole.filter(label="eata", column="cifar10-c, closed")["position"].to_list() == list(range(1, 10))
 
 

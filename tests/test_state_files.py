@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load, save, save_file
 
 import driftproof as dp
-from cases import same_state, state_of
+from cases import CASES, adapter_for, same_state, state_of
 from driftproof import files
 from driftproof.adapter import locking
 from fuzz_states import BLIND, IN_MEMORY, INFORMED, Fuzz, encode_meta, make_adapter, pack, sign
-from networks import NORM_NETWORKS, randomize
+from networks import NORM_NETWORKS, build, randomize
 
 IMAGES = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 
@@ -143,6 +143,29 @@ def test_optimizer_state_of_another_shape_raises(fuzz, refused):
     state[name] = state[name][:1].clone()
     meta["tensors"][name][0] = [1]
     refused(pack(state | {"meta": encode_meta(meta)}), r"`exp_avg` of parameter 0 is \(1,\)")
+
+
+def test_buffer_of_another_shape_raises_where_the_checksums_are_right(fuzz, refused):
+    """Whoever knows the format can compute the checksums anew."""
+    state, shapes = load(fuzz.good), fuzz.adapter.state.fixed_shapes()
+    names = [name for name in state if name in shapes]
+    assert any(name.startswith("network_statistics.") for name in names)
+    assert any(not name.partition(".")[0].endswith("_statistics") for name in names)
+    for name in names:
+        changed = state | {name: torch.stack([state[name]] * 2)}
+        meta = json.loads(bytes(state["meta"].tolist()))
+        meta["tensors"][name][0] = list(changed[name].shape)
+        refused(pack(changed | {"meta": encode_meta(meta)}), f"`{name}` was")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_buffers_that_exist_from_the_start_keep_their_shapes(case):
+    adapter = adapter_for(case, build("wide_resnet"))
+    shapes = adapter.state.fixed_shapes()
+    for size in (4, 1, 3):
+        adapter(torch.rand(size, 3, 8, 8))
+    now = {slot.name: tuple(slot.tensor.shape) for slot in adapter.state.slots() if slot.tensor is not None}
+    assert {name: now[name] for name in shapes if name in now} == {name: shapes[name] for name in shapes if name in now}
 
 
 def test_description_that_is_one_huge_number_raises(fuzz, refused):

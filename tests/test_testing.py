@@ -10,6 +10,7 @@ import driftproof as dp
 from cases import batches, shifted
 from driftproof.after import After, PullToSource, ResetEvery, ResetWhen, StochasticRestore
 from driftproof.components import Component
+from driftproof.detectors import Detector
 from driftproof.errors import ComponentError, ConfigurationError, ModelError
 from driftproof.gradients import Clipped, Gradient, Plain, SharpnessAware
 from driftproof.losses import GCE, Conjugate, Consistency, Entropy, FollowTeacher, Loss, SelfWeightedEntropy
@@ -31,8 +32,18 @@ from driftproof.statistics import TTN, Auto, Batch, Blend, Running, Source, Stat
 from driftproof.testing import check_component
 from networks import GroupNormNet
 
-MODULES = ("after", "gradients", "losses", "memories", "outputs", "regularizers", "selection", "statistics")
-BASES = (After, Gradient, ImageBank, Loss, Memory, Output, Regularizer, Selection, Statistics)
+MODULES = (
+    "after",
+    "detectors",
+    "gradients",
+    "losses",
+    "memories",
+    "outputs",
+    "regularizers",
+    "selection",
+    "statistics",
+)
+BASES = (After, Detector, Gradient, ImageBank, Loss, Memory, Output, Regularizer, Selection, Statistics)
 FISHER = Fisher(samples=4, batch_size=4)
 VIEWS = {"views": RandomViews(2, augment=shifted), "scales": MultiScale((0.5, 1.0))}
 
@@ -41,6 +52,7 @@ SHIPPED = [
     ResetEvery(2),
     ResetWhen(threshold=1.5),
     StochasticRestore(0.1),
+    dp.detectors.Sentinel(lr=0.1, threshold=0.9, pull=0.01, min_separation=2.75, images_per_step=12),
     Clipped(0.1, SharpnessAware()),
     Plain(),
     SharpnessAware(),
@@ -51,6 +63,7 @@ SHIPPED = [
     dp.losses.ViewEntropy(2, augment=shifted),
     LatestImages(12),
     dp.outputs.AdjustedTemplates(2),
+    dp.outputs.LogMean(("network", "mirror", "source", "source_mirror", "teacher", "detector")),
     FollowTeacher(),
     SelfWeightedEntropy(),
     CSTU(6, update_every=8, augment=shifted),
@@ -94,6 +107,8 @@ SHIPPED = [
     dp.selection.CertainAndDiverse(),
     dp.selection.EntropyFilters(1.55),
     dp.selection.LabelProbabilityDrop(-1.0, augment=shifted),
+    dp.selection.Known(),
+    dp.statistics.WindowedBlend(0.3, window=12),
     dp.selection.Split("entropy", window=10, min_separation=0.0),
     dp.selection.Split("entropy", soft=True, window=10, min_separation=0.0),
 ]

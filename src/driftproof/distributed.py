@@ -212,7 +212,9 @@ class Distributed:
         """Return the gradients of an objective of the global batch."""
         # Every rank holds the same objective and the backward of `sum` is a sum again, so each takes 1/size of it.
         share = objective if self.size == 1 else objective / self.size
-        return self.sum(*torch.autograd.grad(share, parameters, materialize_grads=True))
+        found = torch.autograd.grad(share, parameters, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        return self.sum(*(torch.zeros_like(like) if one is None else one for one, like in pairs))
 
     # --- implementation ---------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import errno
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -13,11 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from driftproof.errors import InputError
 
-__all__ = ["atomic_write", "check_regular_file", "check_writable", "open_regular", "remove_unfinished", "sha256"]
+__all__ = [
+    "atomic_write",
+    "check_regular_file",
+    "check_writable",
+    "open_regular",
+    "read_json",
+    "read_text",
+    "remove_unfinished",
+    "sha256",
+]
 
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds without a write after which an unfinished file of an unknown process is abandoned."""
@@ -121,6 +131,29 @@ def open_regular(path: Path) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def read_text(path: Path, *, limit: int = 1 << 26) -> str:
+    """Read a regular file of UTF-8 text, at most `limit` bytes; anything else raises `InputError` with its name."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(
+            f"Expected {path} to have at most {limit:,} bytes of text, but it has more. Name another file."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Expected {path} to be UTF-8 text, but it is not: {error}.") from error
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401  # JSON holds anything
+    """Read a regular file of JSON; a damaged or hostile one raises `InputError` with its name."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"Expected {path} to be JSON, but it cannot be read: {error}.") from error
 
 
 def check_regular_file(path: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Callable
+from modulefinder import ModuleFinder
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -81,9 +82,10 @@ def name_of(function: Callable[..., Any] | str) -> str:
 
 
 def hash_sources(*names: str | None) -> tuple[tuple[str, str], ...]:
-    """Return each name of the user's once, sorted, with a short hash of the source text of its module.
+    """Return each name of the user's once, sorted, with a short hash of the source texts that it is made of.
 
-    A module that cannot be imported gets the hash `missing`; its runs then fail with the reason.
+    These are its module and what that imports, at any depth, from the same folder or the same installed package. A
+    module that cannot be imported gets the hash `missing`; its runs then fail with the reason.
     """
     return tuple(sorted((name, _hash_source(name)) for name in {*names} if name is not None and is_own(name)))
 
@@ -94,7 +96,38 @@ def _hash_source(name: str) -> str:
         path = getattr(_import_module(module, name), "__file__", None)
     except DriftproofError:
         path = None
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "missing"
+    if path is None:
+        return "missing"
+    content = hashlib.sha256(Path(path).read_bytes())
+    for imported in _find_imported(module, Path(path)):
+        content.update(imported.read_bytes())
+    return content.hexdigest()[:12]
+
+
+def _find_imported(module: str, path: Path) -> list[Path]:
+    """Return the other source files of its folder or installed package that a module imports, without running them."""
+    top, *inner = module.split(".")
+    if top == __package__:
+        return []
+    root = path.parents[len(inner) + (path.stem == "__init__")]
+    is_installed = root.name in ("site-packages", "dist-packages")
+    finder = _Finder([str(root)], top if is_installed else None)
+    finder.import_hook(module)
+    files = {Path(file) for found in finder.modules.values() if (file := getattr(found, "__file__", None))}
+    return sorted(each for each in files - {path} if each.suffix == ".py" and each.is_relative_to(root))
+
+
+class _Finder(ModuleFinder):
+    """Finds imports in a folder; in a folder of installed packages, those of one package only."""
+
+    def __init__(self, path: list[str], package: str | None) -> None:
+        super().__init__(path, excludes=[__package__ or ""])
+        self._package = package
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:  # noqa: ANN401  # as the base class has it
+        if parent is None and self._package not in (None, name):
+            raise ImportError(name)
+        return super().find_module(name, path, parent)
 
 
 def call_own(

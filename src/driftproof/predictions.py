@@ -71,8 +71,8 @@ def mean_prediction(p: Tensor, distributed: Distributed | None = None) -> Tensor
         distributed: The ranks to average over; None is a single process.
     """
     distributed = distributed or Distributed()
-    p = p.transpose(0, 1).flatten(start_dim=1)
-    return distributed.sum(p.sum(dim=1))[0] / distributed.global_count(p.shape[1])
+    total = p.sum(dim=0) if p.ndim == 2 else p.transpose(0, 1).flatten(start_dim=1).sum(dim=1)
+    return distributed.sum(total)[0] / distributed.global_count(p.numel() // p.shape[1])
 
 
 def mean_prediction_entropy(p: Tensor, weights: Tensor | None = None, distributed: Distributed | None = None) -> Tensor:

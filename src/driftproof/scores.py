@@ -25,6 +25,7 @@ __all__ = [
     "NOVELTY_SCORES",
     "ConfidenceDrop",
     "Cosine",
+    "Detected",
     "FromLogits",
     "NoveltyScore",
     "Unfamiliarity",
@@ -96,8 +97,13 @@ def cosine(features: Tensor, rows: Tensor) -> Tensor:
         >>> cosine(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), rows=torch.eye(2))
         tensor([0., 1.])
     """
+    return _cosine(features, normalize(upcast(rows)))
+
+
+def _cosine(features: Tensor, directions: Tensor) -> Tensor:
+    """As `cosine`, for rows of length 1."""
     features = upcast(features)
-    projections = (features @ normalize(upcast(rows)).T).amax(dim=1)
+    projections = (features @ directions.T).amax(dim=1)
     lengths: Tensor = vector_norm(features, dim=1)
     return 1 - projections / lengths.clamp(min=1e-12)
 
@@ -193,7 +199,15 @@ class Cosine(NoveltyScore):
         """Return the score of each sample."""
         adapted = _is_adapted(self.of, step)
         features = step.features if adapted else step.source_features
-        return cosine(features, _classifier_rows(step.network if adapted else step.source, features))
+        return _cosine(features, _classifier_directions(step.network if adapted else step.source, features))
+
+
+class Detected(NoveltyScore):
+    """What the method's detector says; needs `detector=`."""
+
+    def forward(self, step: Step) -> Tensor:
+        """Return the detector's score of each sample or pixel."""
+        return step.detection.novelty
 
 
 class Unfamiliarity(NoveltyScore):
@@ -209,7 +223,7 @@ class Unfamiliarity(NoveltyScore):
 
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
-        learned = step.at_source is not True
+        learned = not step.always_at_source
         logits = step.source_logits if learned and step.used_source else step.logits
         if logits.ndim > 2:
             return msp(logits)
@@ -222,11 +236,11 @@ class Unfamiliarity(NoveltyScore):
         rows = network.classifier_rows
         if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
             return entropy(logits)
-        return cosine(features, rows)
+        return _cosine(features, _classifier_directions(network, features))
 
 
-def _classifier_rows(network: Network, features: Tensor) -> Tensor:
-    rows = network.classifier_rows
+def _classifier_directions(network: Network, features: Tensor) -> Tensor:
+    rows = network.classifier_directions
     if rows is None or rows.shape[1] != features.shape[1]:
         name, layer = network.find_classifier()
         raise ModelError(
@@ -234,12 +248,12 @@ def _classifier_rows(network: Network, features: Tensor) -> Tensor:
             f"{type(layer).__name__}. Name the right `classifier`, or choose a score of logits, such as "
             '`novelty="energy"`.'
         )
-    return rows.detach()
+    return rows
 
 
 def _is_adapted(of: Of, step: Step) -> bool:
     # Networks that never differ need one pass.
-    return of == "adapted" or step.at_source is True
+    return of == "adapted" or step.always_at_source
 
 
 def _check_of(of: Of) -> Of:
@@ -254,6 +268,7 @@ NOVELTY_SCORES: dict[str, Callable[[], NoveltyScore]] = {
     **{f"adapted_{name}": partial(FromLogits, name, of="adapted") for name in _FROM_LOGITS},
     "adapted_cosine": partial(Cosine, of="adapted"),
     **{f"answer_{name}": partial(FromLogits, name, of="answer") for name in _FROM_LOGITS},
+    "detector": Detected,
 }
 """The scores by name; those without a prefix are the frozen network's."""
 

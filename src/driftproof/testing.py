@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from driftproof.adapter import Adapter
 from driftproof.adapter.engines import StaticEngine
 from driftproof.after import After
-from driftproof.components import Component
+from driftproof.components import Component, Detection
+from driftproof.detectors import Detector, Sentinel
 from driftproof.errors import ComponentError, ConfigurationError, ModelError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.losses import Entropy, Loss
@@ -27,9 +28,9 @@ from driftproof.teacher import EMA
 
 __all__ = ["check_component"]
 
-_KINDS = (Loss, Selection, Regularizer, Statistics, Gradient, Memory, After, Output)
-_CHOICES = ("loss", "select", "regularizer", "statistics", "gradient", "memory", "after", "output")
-_REQUIRED = ("per_sample", "compute", "images", "predict")
+_KINDS = (Loss, Selection, Regularizer, Statistics, Gradient, Memory, Detector, After, Output)
+_CHOICES = ("loss", "select", "regularizer", "statistics", "gradient", "memory", "detector", "after", "output")
+_REQUIRED = ("per_sample", "compute", "images", "predict", "detect")
 _OPTIONAL = ("weights", "valid_mask", "penalty", "predict_after", "update", "after_step", "on_batch", "on_step")
 _STATE = "Keep all state in buffers of `__init__`, reset it in `reset_state`, and draw from `step.generator`."
 _STATIC = "Copy images, use `torch.where` for branches, or set `dynamic_reason` to say why it cannot be captured."
@@ -128,12 +129,25 @@ class _Watch:
         where = f"{type(self.component).__name__}.{method}"
         with _ForbidSync(where) if self.forbids_sync else nullcontext():
             value = call(*args)
+        if method == "detect":
+            return self._check_detection(where, value)
         values = list(value) if isinstance(value, tuple | list) else [value]
         likes = args[1] if method == "compute" else (args or (None,))[:1] * len(values)
         _expect(len(values) == len(likes), f"{where} to return {len(likes)} tensors", f"got {len(values)}")
         for one, like in zip(values, likes, strict=True):
             if one is not None or method in _REQUIRED:
                 self._check(f"{where} to return", method, one, like)
+        return value
+
+    def _check_detection(self, where: str, value: Any) -> Any:  # noqa: ANN401
+        _expect(isinstance(value, Detection), f"{where} to return a Detection", f"got {type(value).__name__}")
+        shape = (len(value.logits), *value.logits.shape[2:])
+        for name in ("known", "novelty"):
+            found = tuple(getattr(value, name).shape)
+            _expect(found == shape, f"{where} to return `{name}` of shape {shape}", f"got {found}")
+        _expect(value.known.dtype == torch.bool, f"{where} to return `known` as booleans", f"got {value.known.dtype}")
+        free = not value.logits.requires_grad and not value.novelty.requires_grad
+        _expect(free, f"{where} to return nothing with a graph", "it is part of one")
         return value
 
     def _check(self, returns: str, method: str, value: Any, like: Any) -> None:  # noqa: ANN401
@@ -168,6 +182,7 @@ class _ForbidSync(TorchDispatchMode):
 
 def _make_adapter(model: nn.Module, choice: str, component: Component) -> Adapter:
     options: dict[str, Any] = {"statistics": Batch(), "loss": Entropy(), "teacher": EMA(0.9), "guard": ()}
+    options["detector"] = None if choice == "memory" else Sentinel(images_per_step=1)
     options[choice] = component
     make_optimizer = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
     return Adapter(model, scope=everything(), mean_entropy=0.1, optimizer=make_optimizer, engine="eager", **options)

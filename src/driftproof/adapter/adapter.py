@@ -1,7 +1,7 @@
 """The adapter: a model that keeps learning from the stream it predicts on."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
-from driftproof.adapter.locking import ForkSafeLock, synchronized
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -29,16 +28,20 @@ from driftproof.adapter.method import (
     resolve_output,
     resolve_statistics,
 )
+from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
+from driftproof.adapter.stream_statistics import RecentImages, list_batches, unwrap_with
 from driftproof.adapter.watch import Watch
 from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, PrepareContext, Progress, SourceBatches
+from driftproof.detectors import Detector
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
+from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
@@ -50,7 +53,7 @@ from driftproof.scopes import Scope
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
-from driftproof.validation import check_keywords
+from driftproof.validation import check_choice, check_keywords
 
 __all__ = ["Adapter"]
 
@@ -82,6 +85,7 @@ class Adapter(nn.Module):
             images.
         memory: What is learned from in place of the batch; None is the batch itself.
         teacher: A moving average of the adapting network that components can read; None is none.
+        detector: A copy that learns to tell known samples from unknown ones, for components that ask; None is none.
         view: Draws a random view of the batch, see `driftproof.augment`; the adapting network and the teacher each see
             one of their own, the frozen network the batch itself. None shows the batch to all.
         after: What happens after each optimizer step: one component or several.
@@ -140,6 +144,7 @@ class Adapter(nn.Module):
         accumulate: int | Literal["auto"] = 1,
         memory: Memory | None = None,
         teacher: EMA | None = None,
+        detector: Detector | None = None,
         view: Augment | None = None,
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
@@ -180,6 +185,7 @@ class Adapter(nn.Module):
                 accumulate=accumulate,
                 memory=copied(memory),
                 teacher=teacher,
+                detector=copied(detector),
                 view=view,
                 after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
                 output=copied(resolve_output(output)),
@@ -208,6 +214,7 @@ class Adapter(nn.Module):
         self._ranks_checked = False
         self._is_first_after_load = False
         self._last: Record | None = None
+        self._recent = RecentImages()
 
     # --- predict and learn --------------------------------------------------------------------------------------------
 
@@ -227,7 +234,10 @@ class Adapter(nn.Module):
         ):
             self._check_ready(images)
             announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
-            images = images.clone() if images.is_inference() else images.detach()
+            if images.is_inference():
+                images = images.clone()
+            elif images.requires_grad:
+                images = images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
@@ -241,9 +251,28 @@ class Adapter(nn.Module):
                     "Call `reset()` or load another state."
                 ) from error
             self._last = result.record
+            self._recent.add(images)
             self._ranks_checked = True
             self._is_first_after_load = False
             return result
+
+    @synchronized
+    def predict(self, images: Tensor) -> StepResult:
+        """Predict a batch without learning from it; returns what `step` would answer, and the state stays as it is.
+
+        The record says that nothing was selected. An output that needs the updated network answers from before it.
+        """
+        with (
+            self.distributed.collective(self.device),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            tf32_mode(self.network.precision),
+        ):
+            self._check_ready(images)
+            images = images.clone() if images.is_inference() else images.detach()
+            if self.channels_last and images.ndim == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
+            return predict_step(self.method, self.state, images)
 
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):
@@ -253,7 +282,7 @@ class Adapter(nn.Module):
             raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
-        missing = [component for component in self._components if not component.prepared]
+        missing = [component for component in self.method.components.values() if not component.prepared]
         if missing:
             raise NotPreparedError(
                 f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "
@@ -315,18 +344,34 @@ class Adapter(nn.Module):
         self._engine.invalidate()
         self.state.reset()
         self._watch.reset()
+        self._recent.clear()
         self._last = None
         self._ranks_checked = self._is_first_after_load = False
         return self
 
     @synchronized
-    def unwrap(self) -> nn.Module:
+    def unwrap(self, statistics: Literal["training", "stream"] | Tensor | Iterable[Tensor] = "training") -> nn.Module:
         """The adapted model as an ordinary module, independent of the adapter.
 
-        It carries the running statistics of its training: a rule such as `statistics.Batch()` belongs to the adapter,
-        so the module's predictions in evaluation mode are not the adapter's.
+        Args:
+            statistics: What its batch norms carry. "training" is the running statistics they came with: a rule such as
+                `statistics.Batch()` belongs to the adapter, so predictions in evaluation mode are not the adapter's.
+                "stream" is what the rule takes from the last batches, at least 128 images where so many came, so that
+                the module predicts about as the adapter does now. Batches of images take the place of the last ones.
+
+        With other statistics than those of training, it is the network that answers: the frozen one while a guard falls
+        back or `statistics.Auto` holds learning back. Answers of a teacher or of several networks are no module's.
         """
-        plain = self.network.to_plain_module()
+        if isinstance(statistics, str):
+            check_choice("`statistics`", statistics, ("training", "stream"))
+        if isinstance(statistics, str) and statistics == "training":
+            plain = self.network.to_plain_module()
+        else:
+            batches = list(self._recent) if isinstance(statistics, str) else list_batches(statistics)
+            watch = self._watch
+            plain = unwrap_with(
+                self.method, self.state, batches, falls_back=watch.falls_back, of_training=watch.uses_training
+            )
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(self._requires_grad[name])
         return plain
@@ -411,6 +456,7 @@ class Adapter(nn.Module):
         self._engine.invalidate()
         snapshot.set_state(self.method, self.state, state)
         self._watch.forget_snapshots()
+        self._recent.clear()
         self._last = None
         self._ranks_checked, self._is_first_after_load = False, True
 
@@ -443,6 +489,7 @@ class Adapter(nn.Module):
     @torch.inference_mode(mode=False)
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._engine.invalidate()
+        self._recent.clear()
         with self.state.moving():
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -467,12 +514,13 @@ class Adapter(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = ForkSafeLock()
+        self._recent = RecentImages()
         self.state.drop_storage()
         self._engine = self._make_engine()
 
     def _copied(self) -> dict[str, Any]:
-        # A copy makes its own engine: graphs and compiled code refer to this adapter's tensors.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_lock")}
+        # A copy makes its own engine: graphs and compiled code refer to this adapter's tensors. Images are no state.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_lock", "_recent")}
 
     def _make_engine(self) -> EagerEngine:
         return make_engine(self.engine, self.method, self.state, channels_last=self.channels_last)

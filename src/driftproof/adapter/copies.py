@@ -9,7 +9,7 @@ from driftproof.errors import ModelError
 from driftproof.problems import blocking_problems, copy_problem
 from driftproof.scopes import Scope
 
-__all__ = ["make_adapting_and_frozen", "restore_buffers"]
+__all__ = ["make_adapting_and_frozen", "restore_buffers", "share_parameters"]
 
 
 def make_adapting_and_frozen(
@@ -41,6 +41,11 @@ def make_adapting_and_frozen(
     for parameter in trainable.values():
         parameter.requires_grad_(True)
     return adapting, frozen, tuple(trainable)
+
+
+def share_parameters(model: nn.Module) -> nn.Module:
+    """Copy a model that has no hooks yet; the copy has the same parameters, and buffers of its own."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def restore_buffers(model: nn.Module, start: nn.Module) -> None:

@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
@@ -14,6 +15,7 @@ from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import Component, Step
 from driftproof.components.describe import describe_value
+from driftproof.detectors import Detector
 from driftproof.distributed import RankGroup
 from driftproof.errors import ConfigurationError
 from driftproof.gradients import Gradient
@@ -93,6 +95,7 @@ class Method:
     accumulate: int | Literal["auto"] = 1
     memory: Memory | None = None
     teacher: EMA | None = None
+    detector: Detector | None = None
     view: Augment | None = None
     after: tuple[After, ...] = ()
     output: Output | None = None
@@ -128,6 +131,8 @@ class Method:
         if not is_number or not math.isfinite(self.mean_entropy):
             raise ConfigurationError(f"Expected `mean_entropy` to be a finite number, but got {self.mean_entropy!r}.")
         object.__setattr__(self, "mean_entropy", float(self.mean_entropy))  # 0 and numpy's 0.0 are the same method
+        if self.detector is not None and self.memory is not None:
+            raise ConfigurationError("Expected no `detector` with a `memory`: it judges batches, not what is recalled.")
         self._check_learning()
 
     def _check_learning(self) -> None:
@@ -151,7 +156,7 @@ class Method:
         """The number of batches of so many images that make one step."""
         return self.accumulate if isinstance(self.accumulate, int) else math.ceil(_IMAGES_PER_STEP / max(1, images))
 
-    @property
+    @cached_property
     def components(self) -> dict[str, Component]:
         """The components by the names of their choices; several `after` are numbered."""
         named: dict[str, Any] = {name: getattr(self, name) for name in _COMPONENTS}
@@ -195,19 +200,13 @@ _KINDS: dict[str, type] = {
     "gradient": Gradient,
     "memory": Memory,
     "teacher": EMA,
+    "detector": Detector,
     "after": After,
     "output": Output,
 }
 _COMPONENTS = (
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "regularizer",
-    "gradient",
-    "memory",
-    "output",
-)
+    "statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "detector", "output"
+)  # fmt: skip
 _DESCRIBED = (
     "scope",
     "statistics",
@@ -219,7 +218,7 @@ _DESCRIBED = (
     "average_over",
     "mean_entropy_over",
 )
-_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "view", "after")
+_OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "detector", "view", "after")
 _IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 

@@ -40,24 +40,27 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
     """
     assert method.loss is not None  # Method checks it
     # The weights come first, since a loss may look at the selected samples alone.
-    step.weights, step.repel_weights = _compute_weights(method, step, selected_before)
+    selected = _set_weights(method, step, selected_before)
     losses = _check_per_sample(method.loss, "a loss", method.loss.per_sample(step), step)
-    selected = step.weights > 0
     weighted, kept = step.distributed.sum((step.weights * losses).sum(), selected.sum())
     per_batch = method.average_over == "batch"
     count = step.distributed.global_count(selected.numel()) if per_batch else kept.clamp(min=1)
-    loss, has_signal = weighted / count, kept > 0
+    loss = weighted / count
     if step.repel_weights is not None:
         repelled = step.repel_weights > 0
         weighted, number = step.distributed.sum((step.repel_weights * losses).sum(), repelled.sum())
         loss = loss - weighted / (count if per_batch else number.clamp(min=1))
-        has_signal = has_signal | (number > 0)
+        kept = kept + number
+    least = 1
     if method.mean_entropy != 0:
         averaged = _averaged_samples(method, step)
         weight = method.mean_entropy * method.statistics.trust(step)
         loss = loss - weight * mean_prediction_entropy(step.probabilities, averaged, step.distributed)
-        # The mean of no samples is a constant.
-        has_signal = has_signal | (True if averaged is None else step.distributed.sum((averaged > 0).sum())[0] > 0)
+        if averaged is None:
+            least = 0  # the mean prediction of the whole batch always teaches something
+        else:
+            kept = kept + step.distributed.sum((averaged > 0).sum())[0]  # that of no samples is a constant
+    has_signal = kept >= least
     penalty = None if method.regularizer is None else method.regularizer.penalty(step)
     if penalty is not None:
         loss = loss + _check_scalar(method.regularizer, penalty)
@@ -72,10 +75,14 @@ def compute_novelty(method: Method, step: Step) -> Tensor:
     return method.novelty(step)
 
 
-def _compute_weights(method: Method, step: Step, selected_before: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Attracting and repelling weights of the selection, the memory and an earlier pass together."""
-    attract, repel = step.weights, None
-    if method.select is not None:
+def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> Tensor:
+    """Set the step's weights from the selection, the memory and an earlier pass together; return who attracts."""
+    if method.select is None and method.memory is None and selected_before is not None:
+        step.weights = selected_before.to(torch.promote_types(step.logits.dtype, torch.float32))
+        return selected_before
+    if method.select is None:
+        attract, repel = step.weights, None
+    else:
         given = method.select.weights(step)
         attract, repel = given if isinstance(given, SampleWeights) else (given, None)
         attract = _check_per_sample(method.select, "weights", attract, step)
@@ -91,7 +98,9 @@ def _compute_weights(method: Method, step: Step, selected_before: Tensor | None)
     if selected_before is not None:
         attract = attract * selected_before
         repel = None if repel is None else repel * selected_before
-    return attract.detach(), None if repel is None else repel.detach()
+    step.weights = attract.detach() if attract.requires_grad else attract
+    step.repel_weights = None if repel is None else repel.detach()
+    return step.weights > 0
 
 
 def _averaged_samples(method: Method, step: Step) -> Tensor | None:
@@ -107,7 +116,7 @@ def _averaged_samples(method: Method, step: Step) -> Tensor | None:
 
 def _check_per_sample(component: Component, what: str, values: object, step: Step) -> Tensor:
     """Refuse anything but one number per sample: a wrong shape would broadcast, and train on nonsense."""
-    name, expected = type(component).__name__, tuple(step.weights.shape)
+    name, expected = type(component).__name__, step.sample_shape
     if not isinstance(values, Tensor):
         raise ComponentError(f"Expected {name} to return {what} as a tensor, but got {type(values).__name__}.")
     if tuple(values.shape) != expected:
@@ -115,9 +124,9 @@ def _check_per_sample(component: Component, what: str, values: object, step: Ste
             f"Expected {name} to return {what} of shape {expected}, one number per sample, but got "
             f"{tuple(values.shape)}."
         )
-    if values.device != step.weights.device or not (values.is_floating_point() or values.dtype == torch.bool):
+    if values.device != step.logits.device or not (values.is_floating_point() or values.dtype == torch.bool):
         raise ComponentError(
-            f"Expected {name} to return {what} as floating-point numbers on {step.weights.device}, but got "
+            f"Expected {name} to return {what} as floating-point numbers on {step.logits.device}, but got "
             f"{values.dtype} on {values.device}."
         )
     return values

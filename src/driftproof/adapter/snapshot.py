@@ -168,6 +168,11 @@ def _find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
                 f"Expected the tensors of this method, but `{name}` was of {_describe_tensor(saved[name])[1]} and is "
                 f"of {_describe_tensor(own)[1]} here."
             )
+    for name, shape in state.fixed_shapes().items():
+        if name in names and tuple(saved[name].shape) != shape:
+            raise StateError(
+                f"Expected the tensors of this method, but `{name}` was {tuple(saved[name].shape)} and is {shape} here."
+            )
     fixed = {name: slot.tensor for name, slot in slots.items() if slot.group == "parameter"}
     _check_same(
         "Expected the tensors of this method, but",

@@ -1,6 +1,7 @@
 """Everything an adapter remembers, enumerated once."""
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -8,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers
-from driftproof.adapter.health_monitor import HealthMonitor
+from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers, share_parameters
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -18,15 +18,16 @@ from driftproof.adapter.optimizers import (
     iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.quarantine import Quarantine
 from driftproof.adapter.storage import Slot, Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Step, flatten
+from driftproof.components import Component, Detection, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
+from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
-from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.network import BatchNormHook, LogitsAccessor, Network, Precision
 from driftproof.norms import BatchNorm
+from driftproof.quarantine import Quarantine
 
 __all__ = ["State", "Weights"]
 
@@ -68,6 +69,8 @@ class State(nn.Module):
         network: The adapting network θ_a.
         source: The frozen network θ_o.
         teacher: A moving average of the adapting network; None without `teacher=`.
+        detector: The network of the method's detector; None without `detector=`.
+        detection: What the detector says of the current batch; None without one, and between steps.
         names: The names of the trainable parameters in the model.
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
@@ -76,6 +79,7 @@ class State(nn.Module):
         guard_counters: What guards keep on the host, by name.
         health: What health is judged by.
         quarantine: Keeps single bad images out of a batch.
+        nan: What images without an answer get, as a 0-d tensor.
         reset_condition: Whether this step reset any weights, as a 0-d tensor; None if nothing asked for that.
     """
 
@@ -83,8 +87,10 @@ class State(nn.Module):
     num_steps: Tensor
     accumulated_batches: Tensor
     paused: Tensor
+    nan: Tensor
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
+    detector: Network | None
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class State(nn.Module):
     ) -> None:
         super().__init__()
         self._method = method
+        self._same_rule = method.source_statistics is None and method.statistics.of is None
         self.seed = seed
         self.distributed = distributed or Distributed()
         self.capturable = capturable
@@ -112,17 +119,25 @@ class State(nn.Module):
         self.components = nn.ModuleDict(method.components | own)
         adapting, frozen, self.names = make_adapting_and_frozen(model, method.scope, channels_last=channels_last)
         shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
+        watching = None if method.detector is None else share_parameters(frozen)
         self.network = Network(adapting, method.statistics, precision=precision, **shared)
         followed = method.source_statistics or method.statistics
         self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
         self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
+        self.detector = None
+        if method.detector is not None and watching is not None:
+            rule = method.detector.statistics or method.statistics
+            self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
+        self.detection: Detection | None = None
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
-        self.components.to(self.device)  # they register buffers without knowing the model
+        device = next(adapting.parameters()).device
+        self.components.to(device)  # they register buffers without knowing the model
         for name in ("index", "num_steps", "accumulated_batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=self.device))
-        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=self.device))
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=device))
+        self.register_buffer("nan", torch.full((), math.nan, device=device), persistent=False)
         self._needs_features = any(one.needs_features for one in self._components)
         self._needs_source_features = any(one.needs_source_features for one in self._components)
         self.after_names = [name for name in self.components if name.startswith("after_")]
@@ -138,13 +153,14 @@ class State(nn.Module):
                 f"but got {type(self.optimizer).__name__}."
             )
         self.reset_components()
+        self._starting_shapes = dict(self._iter_own_shapes())
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.network.model.parameters()).device
+        return self.index.device
 
     @property
     def _components(self) -> Iterable[Component]:
@@ -153,7 +169,7 @@ class State(nn.Module):
     @property
     def networks(self) -> dict[str, Network]:
         """The networks by name."""
-        named = {"network": self.network, "source": self.source, "teacher": self.teacher}
+        named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
         return {name: network for name, network in named.items() if network is not None}
 
     def slots(self) -> Iterator[Slot]:
@@ -182,6 +198,26 @@ class State(nn.Module):
             for number, name in enumerate(self.names):
                 yield Slot(f"accumulated.{name}", self._accumulated, str(number), "parameter")
 
+    def fixed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of buffers that never change theirs: statistics of layers, and what our components start with.
+
+        Others come with the first images, whose shape they may have. Those of a user's component may grow.
+        """
+        shapes = dict(self._starting_shapes)
+        for prefix, network in self.networks.items():
+            for index, hook in enumerate(network.hooks):
+                assert isinstance(hook, BatchNormHook)
+                for name in hook._buffers.keys() & {"mean", "variance"}:
+                    shapes[_join(f"{prefix}_statistics", str(index), name)] = (hook.layer.num_features,)
+        return shapes
+
+    def _iter_own_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for choice, component in self.components.items():
+            for path, module in component.named_modules():
+                if type(module).__module__.partition(".")[0] == "driftproof":
+                    shapes = ((name, buffer.shape) for name, buffer in module._buffers.items() if buffer is not None)
+                    yield from ((_join(choice, path, name), tuple(shape)) for name, shape in shapes)
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that a step may change: all slots, the optimizer's state and the counters."""
         yield from (tensor for slot in self.slots() if (tensor := slot.tensor) is not None)
@@ -200,7 +236,6 @@ class State(nn.Module):
     ) -> Step:
         """Run the adapting network on a batch."""
         statistics = self._method.statistics
-        same_rule = self._method.source_statistics is None and statistics.of is None
         return Step(
             images,
             network=self.network,
@@ -209,16 +244,23 @@ class State(nn.Module):
             source_parameters=self.source_parameters,
             index=self.index,
             seed=self.seed,
-            at_source=(self.num_steps == 0 if self.names else True) if same_rule else False,
+            num_steps=self.num_steps if self.names and self._same_rule else None,
+            always_at_source=self._same_rule and not self.names,
             teacher=self.teacher,
             needs_features=self._needs_features,
             needs_source_features=self._needs_source_features,
             sample_mask=None if statistics.of is None else statistics.sample_mask,
             view=self._method.view,
             student_view=student_view,
+            detection=self.detection,
             generator=generator,
             side_stream=side_stream,
         )
+
+    def detect(self, images: Tensor, good: Tensor) -> None:
+        """Have the detector judge a batch, for all steps that are made of it."""
+        if self._method.detector is not None and self.detector is not None:
+            self.detection = self._method.detector.detect(images, self.detector, good)
 
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
@@ -274,9 +316,13 @@ class State(nn.Module):
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
-        self.reset_condition = self._return_condition = None
-        for network in self.networks.values():
-            network.rollback()
+        if self.reset_condition is not None:
+            self.reset_condition = self._return_condition = None
+        if self.detection is not None:
+            self.detection = None
+        for network in (self.network, self.source, self.teacher, self.detector):
+            if network is not None:
+                network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors
             self.network.detach_all()
         else:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
-from driftproof.adapter.tensor_list import TensorList
 from driftproof.errors import ComponentError, EngineError
+from driftproof.tensor_list import TensorList
 
 __all__ = ["Backup", "Slot", "Storage"]
 
@@ -104,10 +104,16 @@ class Backup:
 
     def commit(self) -> None:
         """Copy buffers that were kept to where they have always been; the last thing a step does."""
-        for held in self._buffers:
-            now, original = held.slot.tensor, held.original
-            if now is not original and now is not None and original is not None and now.shape == original.shape:
-                held.put(original.copy_(now))
+        pairs = [(held, held.slot.tensor, held.original) for held in self._buffers]
+        kept = [
+            (held, now, original)
+            for held, now, original in pairs
+            if now is not original and now is not None and original is not None and now.shape == original.shape
+        ]
+        if kept:
+            torch._foreach_copy_([original for _, _, original in kept], [now for _, now, _ in kept])
+        for held, _, original in kept:
+            held.put(original)
 
     def collect_replaced(self) -> None:
         """Copy tensors that the optimizer put in the place of others into those."""

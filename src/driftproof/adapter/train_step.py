@@ -5,7 +5,6 @@ branch is computed either way and kept or undone with `torch.where`. So a step c
 graph and replayed.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,15 +15,15 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
-from driftproof.adapter.quarantine import mask_like, replace_bad
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.adapter.tensor_list import are_finite
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
 from driftproof.memories import Memory
+from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import LazyOutcome, Record, StepResult
+from driftproof.tensor_list import are_finite
 
 __all__ = ["ObjectiveFn", "train_step"]
 
@@ -61,6 +60,7 @@ def train_step(
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
+        state.detect(images, good)  # before the adapting network runs, so that one graph is alive at a time
         with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
             step = make_step(images)
         state.quarantine.update(largest, state.distributed)
@@ -154,12 +154,13 @@ def _learn(
         finite = finite if memory is None else finite & logits_ok
         can_learn = method.statistics.can_learn()
         held_back = state.paused if can_learn is None else state.paused | ~can_learn
-        allowed = finite & ~held_back
+        allowed = finite > held_back  # and not
         good = allowed & objective.has_signal
         stepped = good if due is None else good & due
 
         # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
+        before.keep_buffers_where(allowed, ["detector"])
         before.keep_buffers_where(stepped, state.after_names)
         with _recalling(state, memory):
             for component in method.components.values():
@@ -213,7 +214,7 @@ def _predict_only(method: Method, state: State, step: Step, good_images: Tensor,
         component.on_batch(step)
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
-    nothing, yes = torch.zeros_like(step.weights, dtype=torch.bool), torch.ones_like(finite)
+    nothing, yes = finite.new_zeros(step.sample_shape), torch.ones_like(finite)
     state.health.update(step, nothing)
     before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
@@ -232,22 +233,23 @@ def _answer(
     loss: Tensor | None,
     outcome: LazyOutcome,
 ) -> StepResult:
-    """The answer to the good images, and NaN for the others."""
+    """The answer to the good images, and NaN for the others; called without gradients."""
     averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
-        novelty=novelty.where(mask_like(good_images, novelty), math.nan),
+        novelty=novelty.where(mask_like(good_images, novelty), state.nan),
         quarantined=~good_images,
         objective=loss,
         outcome=outcome,
         averages=None if averages is None else averages.clone(),
     )
-    return StepResult(output.detach().where(mask_like(good_images, output), math.nan), record)
+    return StepResult(output.where(mask_like(good_images, output), state.nan), record)
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
     """A mask of images as one of samples: pixels, where labels are maps."""
-    return mask_like(good_images, step.weights).expand_as(step.weights)
+    shape = step.sample_shape
+    return good_images if len(shape) == 1 else good_images.view(-1, 1, 1).expand(shape)
 
 
 def _accumulate(
@@ -288,6 +290,7 @@ def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup,
     state.network.commit(learned)
     if step.used_source or learned is not None:
         state.source.commit(learned)
-    if state.teacher is not None:
-        state.teacher.commit(learned)
+    for network in (state.teacher, state.detector):
+        if network is not None:
+            network.commit(learned)
     before.keep_buffers_where(finite)

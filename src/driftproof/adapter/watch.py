@@ -1,15 +1,17 @@
 """Reads the health of an adapter from time to time and lets its guards act."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
-from driftproof.adapter.quarantine import mask_like, replace_bad
+from driftproof.adapter.predict_step import predict_frozen
 from driftproof.adapter.state import State, Weights
-from driftproof.guards import LOOK_EVERY
+from driftproof.guards import LOOK_EVERY, Warn
 from driftproof.health import Health
+from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import StepResult
 from driftproof.statistics import Source
 from driftproof.warn import warn_caller
@@ -31,7 +33,7 @@ class Watch:
     Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
     twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
     of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
-    it does nothing.
+    it does nothing. On a CUDA device a warning comes one batch later, so that nobody waits for the device.
 
     Args:
         method: Its guards act on health, in their order.
@@ -44,12 +46,17 @@ class Watch:
         self._guards = () if fixed else method.guards
         self._statistics = method.statistics
         self._state = state
+        self._only_warns = all(type(guard) is Warn for guard in self._guards)
         self._warned = False
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
         self._actions: list[str] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_pending": None}  # events cannot be copied
 
     def reset(self) -> None:
         """Forget the stream; the state was reset."""
-        self._warned = False
+        self._warned, self._pending = False, None
         self.forget_snapshots()
 
     def forget_snapshots(self) -> None:
@@ -61,6 +68,16 @@ class Watch:
     def num_batches(self) -> int:
         """How many batches came since the start or the last reset."""
         return self._state.guard_counters.get("num_batches", 0)
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether the frozen network answers at the moment."""
+        return self._is_before("falls_back_until")
+
+    @property
+    def uses_training(self) -> bool:
+        """Whether it answers with the statistics of its training."""
+        return self.falls_back and bool(self._state.guard_counters.get("of_training"))
 
     def _is_before(self, name: str) -> bool:
         return self.num_batches < self._state.guard_counters.get(name, 0)
@@ -75,6 +92,10 @@ class Watch:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1
         self._actions = []
+        if self._pending is not None:
+            (averages, event), self._pending = self._pending, None
+            event.synchronize()
+            self._act(averages)
         is_small = self._state.distributed.global_count(len(images)) < _SMALL
         interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
@@ -84,13 +105,21 @@ class Watch:
         if measures or number % LOOK_EVERY == 0:
             self._look()
         logits, record = result
-        if self._is_before("falls_back_until"):
+        if self.falls_back:
             self._actions.append("fell back")
-            logits = self._predict_frozen(images, ~record.quarantined)
+            logits = predict_frozen(self._state, images, ~record.quarantined)
         return StepResult(logits, replace(record, actions=tuple(self._actions))) if self._actions else result
 
     def _look(self) -> None:
         averages = self._state.health.averages
+        if averages is None or not averages.is_cuda or not self._only_warns:
+            self._act(averages)
+            return
+        # A warning can come a batch later; to wait for the device now would leave it idle.
+        self._pending = averages.to("cpu", non_blocking=True), torch.cuda.Event()
+        self._pending[1].record()
+
+    def _act(self, averages: Tensor | None) -> None:
         health = Health() if averages is None else Health.from_averages(averages.tolist())
         for guard in self._guards:
             guard.act(health, self)
@@ -117,18 +146,6 @@ class Watch:
         if averages is None:
             return result
         return result._replace(record=replace(result.record, averages=averages.clone()))
-
-    @torch.no_grad()
-    def _predict_frozen(self, images: Tensor, good: Tensor) -> Tensor:
-        source = self._state.source
-        images = replace_bad(images, good)
-        if self._state.guard_counters.get("of_training"):
-            with source.statistics_of_training():
-                logits = source(images)
-        else:
-            logits = source(images)
-        source.rollback()
-        return logits.where(mask_like(good, logits), torch.nan)
 
     # --- what guards may do -------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from driftproof.bench.plan import RunFilter
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.files import read_text
 from driftproof.methods.by_name import METHODS
 from driftproof.named import hash_sources, is_own, name_of
 from driftproof.optional import require
@@ -146,10 +147,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a suite: the attributes of `Benchmark` as TOML."""
     toml = require("tomllib" if sys.version_info >= (3, 11) else "tomli", "Reading a suite", "tomli")
     try:
-        data: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = toml.loads(read_text(path))
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"Expected a suite in {path}, but it cannot be read: {error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"Expected {path} to be TOML, but it is not: {error}.") from error
     return data
 

@@ -7,15 +7,15 @@ they are. `.to_pandas()` converts them. Results folders (JSON lines) and archive
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from driftproof.bench.libraries import pl
+from driftproof.bench.seal import check_seal
 from driftproof.bench.spec import Spec
 from driftproof.bench.store import ARCHIVE_FILE, Row, Run, Store
-from driftproof.errors import InputError, StateError
+from driftproof.errors import DriftproofError, InputError, StateError
 from driftproof.files import sha256
 from driftproof.health import HealthState
 
@@ -33,7 +33,6 @@ HEALTH_STATES: tuple[str, ...] = get_args(HealthState)
 FROM_CONDITIONS = ("seconds", "peak_memory", "step/milliseconds")
 """Measures that the spec does not determine: they depend on the machine."""
 
-_RUN_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")
 _SPEC_COLUMNS = ("method", "model", "stream", "unknown", "setting", "task", "seed")
 
 _VERSIONS = ("device", "hardware", "driftproof", "torch", "python", "engine", "precision")
@@ -108,13 +107,10 @@ def read_frames(folder: Path | str, *more: Path | str) -> Frames:
     return found[0] if len(found) == 1 else merge_frames(found)
 
 
-def merge_frames(found: Sequence[Frames], *prefer: str) -> Frames:
-    """Merge tables; of a run that several hold, the longest counts.
-
-    Of equally long ones it is the one whose columns `prefer` of the table of runs are largest, or else the first.
-    """
+def merge_frames(found: Sequence[Frames]) -> Frames:
+    """Merge tables; of a run that several hold, the longest counts, or else the first."""
     runs = pl.concat([frames.runs.with_columns(source=pl.lit(index)) for index, frames in enumerate(found)])
-    runs = runs.sort("visits", *prefer, descending=True, maintain_order=True).unique("run", keep="first").sort("run")
+    runs = runs.sort("visits", descending=True, maintain_order=True).unique("run", keep="first").sort("run")
 
     def merge(tables: Iterable[pl.LazyFrame]) -> pl.LazyFrame:
         kept = [
@@ -129,6 +125,8 @@ def merge_frames(found: Sequence[Frames], *prefer: str) -> Frames:
 
 def _read_folder(folder: Path) -> Frames:
     is_archive = (folder / ARCHIVE_FILE).exists()
+    if is_archive:
+        check_seal(folder / ARCHIVE_FILE)
     frames = _read_archive(folder) if is_archive else tabulate_runs(Store(folder).runs(), str(folder))
     if frames.runs.is_empty():
         below = sorted(str(path.parent) for name in (ARCHIVE_FILE, "cells") for path in folder.glob(f"*/{name}"))
@@ -139,12 +137,11 @@ def _read_folder(folder: Path) -> Frames:
 
 
 def _read_archive(folder: Path) -> Frames:
-    measures, histograms, runs = (folder / name for name in FILES)
     try:
-        table = pl.read_parquet(runs)
-        checksums = json.loads(pl.read_parquet_metadata(runs)["checksums"])
-        changed = [path.name for path in (measures, histograms) if sha256(path) != checksums[path.name]]
-        changed += [name for name, kind in _RUNS.items() if table.schema[name] != kind]
+        runs = pl.read_parquet(folder / ARCHIVE_FILE)
+        checksums = json.loads(pl.read_parquet_metadata(folder / ARCHIVE_FILE)["checksums"])
+        measures, histograms = (_find_table(folder / name, checksums[name]) for name in FILES[:2])
+        changed = [name for name, kind in _RUNS.items() if runs.schema[name] != kind]
         for path, schema in ((measures, _MEASURES), (histograms, _HISTOGRAMS)):
             changed += [path.name] if dict(pl.read_parquet_schema(path)) != schema else []
     # Reading a damaged table may raise anything; what polars panics with is no Exception.
@@ -153,52 +150,46 @@ def _read_archive(folder: Path) -> Frames:
         raise StateError(message) from error
     if changed:
         raise StateError(f"Expected {folder} as it was written, but {', '.join(changed)} changed. Export it again.")
-    if foreign := [run for run in table["run"] if run is None or not _RUN_NAME.fullmatch(run)]:
-        raise StateError(f"Expected runs in {folder} that are names of files, but got {foreign[0]!r}.")
-    return Frames(table, pl.scan_parquet(measures), pl.scan_parquet(histograms))
+    return Frames(runs, pl.scan_parquet(measures), pl.scan_parquet(histograms))
+
+
+def _find_table(path: Path, checksum: str) -> Path:
+    """Return the file with this checksum: the table, or its next version, if a process died while it replaced them."""
+    candidates = [each for each in (path, path.with_name(f"{path.name}.next")) if each.exists()]
+    found = [each for each in candidates if sha256(each) == checksum]
+    if not found:
+        raise ValueError(f"{path.name} is missing or changed")
+    return found[0]
 
 
 def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
     """Return the tables of runs on disk; `place` is where they are, for errors."""
-    tables = [_tabulate_run(run, place) for run in runs]
-    facts, numbers, lists = (
-        (list(itertools.chain(*parts)) for parts in zip(*tables, strict=True)) if tables else ([],) * 3
-    )
+    facts: list[Row] = []
+    numbers: list[tuple[Any, ...]] = []
+    lists: list[tuple[Any, ...]] = []
     try:
+        for run in runs:
+            spec, visits, conditions = run.spec, run.rows, run.conditions
+            facts.append(_describe_run(spec, run.protocol, conditions[: len(visits)]))
+            for index, visit in enumerate(visits):
+                if not isinstance(visit, dict) or not {"round", "domain"} <= visit.keys() or index >= len(conditions):
+                    raise ValueError(f"line {index + 1} of {spec.name} lacks a round, a domain or conditions")
+                key = spec.name, visit["round"], visit["domain"]
+                for name, value, count in _measures(visit, conditions[index]):
+                    if isinstance(value, list):
+                        lists.append((*key, name, _to_list(name, value)))
+                    else:
+                        numbers.append((*key, name, _to_number(name, value), count))
         return Frames(
             pl.DataFrame(facts, schema=_RUNS),
             pl.DataFrame(numbers, schema=_MEASURES, orient="row").lazy(),
             pl.DataFrame(lists, schema=_HISTOGRAMS, orient="row").lazy(),
         )
-    # Values of unexpected types, which polars answers with errors of many kinds.
+    except DriftproofError:
+        raise
+    # Values of unexpected types, which Python and polars answer with errors of many kinds.
     except Exception as error:
-        raise StateError(f"Expected numbers and texts in the rows of {place}, but {error}.") from error
-
-
-def _tabulate_run(run: Run, place: str) -> tuple[list[Row], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return the description of a run, its numbers and its lists."""
-    spec, visits, conditions = run.spec, run.rows, run.conditions
-    numbers: list[tuple[Any, ...]] = []
-    lists: list[tuple[Any, ...]] = []
-    try:
-        facts = _describe_run(spec, run.protocol, conditions[: len(visits)])
-        for index, visit in enumerate(visits):
-            if not isinstance(visit, dict) or not {"round", "domain"} <= visit.keys() or index >= len(conditions):
-                raise StateError(
-                    f"Expected round, domain and conditions for every row of {spec.name} in {place}, "
-                    f"but line {index + 1} lacks some of that."
-                )
-            key = spec.name, visit["round"], visit["domain"]
-            for name, value, count in _measures(visit, conditions[index]):
-                if isinstance(value, list):
-                    lists.append((*key, name, _to_list(name, value)))
-                else:
-                    numbers.append((*key, name, _to_number(name, value), count))
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"Expected rows of numbers and texts in {run.folder}, but {error}.") from error
-    return [facts], numbers, lists
+        raise StateError(f"Expected rows of numbers and texts in {place}, but {error}.") from error
 
 
 def _describe_run(spec: Spec, protocol: Mapping[str, str], conditions: Sequence[Row]) -> Row:

@@ -2,13 +2,10 @@
 
 import logging
 import os
-import pickle
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import torch
 from driftproof.bench.jobs import Failures, Job, run_job, to_named_error
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.runner import ProgressCallback, ProgressEvent, RunSettings
+from driftproof.bench.store import Store
 from driftproof.errors import ConfigurationError, DriftproofError, ExecutionError
 from driftproof.optional import require
 
@@ -24,9 +22,8 @@ __all__ = ["run_on_ray"]
 
 _CPUS = 1
 _MAX_RETRIES = 10
-_TIMEOUT = 60.0
-_EVENT_INTERVAL = 0.2
-_require = partial(require, purpose="Running cells on a cluster", install="'driftproof[ray]'")
+_LOCK_TIMEOUT = 60.0
+_POLL_INTERVAL = 0.5
 
 
 def run_on_ray(
@@ -42,20 +39,20 @@ def run_on_ray(
     Uses the cluster that this process is connected to, else the one that `RAY_ADDRESS` names or that runs on this
     machine. If there is none, one is started and stopped again. Every task takes one CPU, and one GPU if the device is
     a GPU. All machines need the results folder, the files that `resources` reads, and modules of the user's at the same
-    paths. The arguments are those of `run_locally`; `resources` is pickled. A run that changes workers repeats some of
-    its events.
+    paths. The arguments are those of `run_locally`; `resources` is pickled. Events are the rows that workers write.
     """
-    ray = _require("ray")
-    failures = failures or Failures(callback)
-    with _connect(ray) as queue:
+    ray = require("ray", "Running cells on a cluster", "'driftproof[ray]'")
+    failures, store = failures or Failures(callback), Store(Path(folder).absolute())
+    reported = {job: store.run(job.spec).length for job in jobs}
+    with _connect(ray):
         task, worker_settings = _make_task(ray, settings)
-        shared, where = ray.put(resources), Path(folder).absolute()
-        path = [str(Path.cwd()), *(entry for entry in sys.path if entry)]
-        running = {task.remote(queue, path, job, where, shared, worker_settings): job for job in jobs}
+        shared, path = ray.put(resources), [str(Path.cwd()), *(entry for entry in sys.path if entry)]
+        running = {task.remote(path, job, store.folder, shared, worker_settings): job for job in jobs}
         try:
             while running:
-                done, _ = ray.wait(list(running), timeout=_EVENT_INTERVAL)
-                _dispatch(queue, callback)
+                done, _ = ray.wait(list(running), timeout=_POLL_INTERVAL)
+                for job in running.values():
+                    reported[job] = _report_rows(store, job, reported[job], callback)
                 for reference in done:
                     with failures.collect(running.pop(reference)):
                         _reraise(ray, reference)
@@ -63,22 +60,21 @@ def run_on_ray(
             for reference in running:
                 ray.cancel(reference, force=True)
             raise
-        _dispatch(queue, callback)
     failures.raise_if_any()
 
 
 @contextmanager
-def _connect(ray: Any) -> Iterator[Any]:  # noqa: ANN401  # a module that may be missing
-    """Connect to a cluster, if this process is not, and yield a queue for events."""
-    with ExitStack() as stack:
-        if not ray.is_initialized():
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            stack.callback(ray.shutdown)
-        options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-        queue = _require("ray.util.queue").Queue(actor_options=options)
-        stack.callback(queue.shutdown, force=True)
-        yield queue
+def _connect(ray: Any) -> Iterator[None]:  # noqa: ANN401  # a module that may be missing
+    """Connect to a cluster if this process is not; one that this starts is stopped again."""
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _make_task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # noqa: ANN401  # as above
@@ -94,25 +90,29 @@ def _make_task(ray: Any, settings: RunSettings) -> tuple[Any, RunSettings]:  # n
 
 
 def _run_remote(
-    queue: Any,  # noqa: ANN401  # as above
-    path: Sequence[str],
-    job: Job,
-    folder: Path,
-    resources: LocalFiles,
-    settings: RunSettings,
+    path: Sequence[str], job: Job, folder: Path, resources: LocalFiles, settings: RunSettings
 ) -> DriftproofError | None:
     """Run a job on a worker; errors are returned, because Ray would wrap a raised one."""
     torch.set_num_threads(_CPUS)
     sys.path.extend(entry for entry in path if entry not in sys.path)  # modules of the user's are imported by name
-    sender = _EventSender(queue)
     try:
         # The lost worker that had the run before may still hold its lock.
-        run_job(job, folder, resources, settings, sender.send, wait=_TIMEOUT)
+        run_job(job, folder, resources, settings, lambda event: None, wait=_LOCK_TIMEOUT)
     except Exception as error:
         return to_named_error(error, job).with_traceback(None)
-    finally:
-        sender.flush()
     return None
+
+
+def _report_rows(store: Store, job: Job, reported: int, callback: ProgressCallback) -> int:
+    """Send an event for every row after those reported before, and return the number of rows."""
+    run = store.run(job.spec)
+    if run.length <= reported:
+        return reported
+    rows = run.rows
+    for number, row in enumerate(rows[reported:], start=reported + 1):
+        total = max(len(rows), job.rounds * len(job.spec.domains))
+        callback(ProgressEvent(job.spec, "measured", number, total, row))
+    return len(rows)
 
 
 def _reraise(ray: Any, reference: Any) -> None:  # noqa: ANN401  # as above
@@ -125,30 +125,3 @@ def _reraise(ray: Any, reference: Any) -> None:  # noqa: ANN401  # as above
         raise ExecutionError(f"The run's worker died {times} times. Run it again to resume: {lost}") from lost
     if error is not None:
         raise error
-
-
-class _EventSender:
-    """Sends events from a worker: all with rows, of the others a few per second."""
-
-    def __init__(self, queue: Any) -> None:  # noqa: ANN401  # as above
-        self._queue = queue
-        self._last_time = -_EVENT_INTERVAL
-        self._pending: list[Any] = []
-
-    def send(self, event: ProgressEvent) -> None:
-        now = time.monotonic()
-        if event.row is not None or now - self._last_time >= _EVENT_INTERVAL:
-            # As bytes, so that the queue's process need not import driftproof.
-            self._pending = [self._queue.actor.put_nowait.remote(pickle.dumps(event))]
-            self._last_time = now
-
-    def flush(self) -> None:
-        """Wait until the last event has arrived, up to a timeout."""
-        if self._pending:
-            _require("ray").wait(self._pending, timeout=_TIMEOUT)
-
-
-def _dispatch(queue: Any, callback: ProgressCallback) -> None:  # noqa: ANN401  # as above
-    """Pass the workers' events that have arrived to the callback."""
-    for message in queue.get_nowait_batch(queue.size()):
-        callback(pickle.loads(message))

@@ -65,8 +65,8 @@ class Store:
         """Add facts, such as checksums of weights, to the metadata; raise a StateError if one contradicts it."""
         if (self.folder / ARCHIVE_FILE).exists():  # readers would read the archive and never see new runs
             raise StateError(
-                f"Expected a results folder, but {self.folder} is an archive. Choose another folder: "
-                "`driftproof bench unpack` makes one from an archive with snapshots, `bench export` merges the two."
+                f"Expected a results folder, but {self.folder} is an archive. Choose another folder; "
+                "`driftproof bench export` merges the two."
             )
         advice = "Choose another folder."
         if merge_metadata(self.metadata, facts, self.folder, advice) == self.metadata:
@@ -134,10 +134,6 @@ class Run:
         paths = {path.stem.removeprefix("snapshot-"): path for path in self.folder.glob("snapshot-*.safetensors")}
         return {int(rows): path for rows, path in paths.items() if rows.isdecimal()}
 
-    def snapshot_path(self, rows: int) -> Path:
-        """Return the path of the adapter state after so many rows."""
-        return self.folder / f"snapshot-{rows}.safetensors"
-
     @contextmanager
     def locked(self, timeout: float = 0.0) -> Iterator[None]:
         """Hold the run's lock, after waiting for `timeout` seconds: no other process works on it meanwhile."""
@@ -194,7 +190,7 @@ class Run:
     def commit(self, rows: Sequence[Row], conditions: Sequence[Row], adapter: Adapter) -> None:
         """Append rows with the adapter's state after them; a later `resume` sees all of it or nothing."""
         reached = self.length + len(rows)
-        adapter.save(self.snapshot_path(reached))
+        adapter.save(self.folder / f"snapshot-{reached}.safetensors")
         self.append(rows, conditions)
         for position, path in self.snapshots.items():
             if position != reached:

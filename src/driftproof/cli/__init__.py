@@ -20,6 +20,8 @@ from driftproof.cli.corrupt import corrupt_command
 from driftproof.cli.data import data_commands
 from driftproof.cli.demo import demo_command
 from driftproof.cli.exit_codes import EXIT_CODES_HELP, CommandGroup
+from driftproof.cli.monitor import monitor_command
+from driftproof.cli.serve import serve_command
 from driftproof.cli.train import train_command
 from driftproof.cli.try_methods import try_command
 
@@ -38,7 +40,9 @@ app.command("demo")(demo_command)
 app.add_typer(bench_commands, name="bench")
 app.command("check")(check_command)
 app.command("adapt")(adapt_command)
+app.command("monitor")(monitor_command)
 app.command("try")(try_command)
+app.command("serve")(serve_command)
 app.add_typer(analyze_commands, name="analyze")
 app.add_typer(data_commands, name="data")
 app.command("corrupt")(corrupt_command)

@@ -1,23 +1,29 @@
 """Go through the images of a run, write rows as they come, and keep what is needed to go on."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from driftproof.cli.images import LoadedBatch, check_sizes, load_batches
+from driftproof.cli.images import LoadedBatch, check_sizes
 from driftproof.cli.predict import RowMaker, predict, predicted_classes
 from driftproof.cli.prediction_rows import Row, RowFile
-from driftproof.cli.run_folder import Checkpoint, Plan, RunFolder, Stage
+from driftproof.cli.run_folder import Plan, RunFolder
 from driftproof.cli.run_summary import RunSummary
+from driftproof.cli.snapshots import Checkpoint, Stage
 from driftproof.errors import DriftproofError, ForwardError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.progress import Progress
 
     from driftproof.adapter import Adapter
+    from driftproof.alarm import Event
     from driftproof.cli.stop_signals import StopRequest
-    from driftproof.data.images import Size
+    from driftproof.monitor import Monitor
     from driftproof.record import StepResult
 
 __all__ = ["AdaptRun"]
@@ -37,7 +43,9 @@ class AdaptRun:
         folder: Keeps the state.
         rows: The row file, as long as at the checkpoint.
         maker: Makes the rows.
+        monitor: Gets the record of each batch.
         checkpoint: Where to go on; None to begin.
+        keep: How many states to keep.
 
     Attributes:
         summary: Counts so far.
@@ -52,27 +60,44 @@ class AdaptRun:
         folder: RunFolder,
         rows: RowFile,
         maker: RowMaker,
+        monitor: "Monitor",
         checkpoint: Checkpoint | None = None,
+        keep: int = 1,
     ) -> None:
         self.adapter, self.plan, self.folder, self.rows, self.maker = adapter, plan, folder, rows, maker
+        self.monitor, self.keep = monitor, keep
         self.summary = RunSummary() if checkpoint is None else RunSummary.from_json(checkpoint.summary)
         self.num_batches = 0 if checkpoint is None else checkpoint.batches
-        self.num_images = 0
+        self.num_images = 0 if checkpoint is None else checkpoint.images
+        self._healthy = None if checkpoint is None else checkpoint.healthy
+        self._is_new = checkpoint is None
         self._waiting: list[Row] = []
         self._failures: list[ForwardError | InputError] = []
 
-    def run(self, batch_size: int, size: "Size", save_every: int, stop: "StopRequest", progress: "Progress") -> bool:
-        """Go through the images; returns whether all are done.
+    @property
+    def total(self) -> int | None:
+        """Number of images; None for images that arrive."""
+        return len(self.plan.paths) or None
+
+    def run(self, batches: Iterable[LoadedBatch], save_every: int, stop: "StopRequest", progress: "Progress") -> bool:
+        """Go through the batches; returns whether all are done.
 
         Args:
-            batch_size: Number of images per batch.
-            size: As in `driftproof.data.FileSet`.
+            batches: The batches that follow those that are done.
             save_every: Save the state after so many batches.
             stop: Ends the run after the batch in flight; the state is saved then.
             progress: Shows the progress, and images without a prediction.
         """
         try:
-            return self._run(batch_size, size, save_every, stop, progress)
+            if self._is_new:
+                self.folder.begin(self.plan)
+                self.save()
+            steps = iter(batches)
+            with closing(steps) if isinstance(steps, Generator) else nullcontext():
+                is_done = self._run(steps, save_every, stop, progress)
+            if not is_done and not self._waiting:  # after closing: images that arrived are kept first
+                self.save()
+            return is_done
         except BaseException as error:
             if isinstance(error, DriftproofError) and not self.rows.length:  # the same command would fail again
                 self.folder.clear()
@@ -80,23 +105,19 @@ class AdaptRun:
                 progress.console.print("The rows so far are written. Go on with the same command and `--resume`.")
             raise
 
-    def _run(self, batch_size: int, size: "Size", save_every: int, stop: "StopRequest", progress: "Progress") -> bool:
-        order = self.plan.order
-        self.num_images = min(self.num_batches * batch_size, len(order))
-        if not self.rows.length:
-            self.folder.begin(self.plan)
-            self.save()
-        task = progress.add_task("adapting", total=len(order), completed=self.num_images)
-        for batch in load_batches(self.plan.paths, order[self.num_images :], batch_size=batch_size, size=size):
-            self._step(batch, order[self.num_images : self.num_images + batch_size], progress)
+    def _run(self, batches: Iterable[LoadedBatch], save_every: int, stop: "StopRequest", progress: "Progress") -> bool:
+        task = progress.add_task("adapting", total=self.total, completed=self.num_images)
+        for batch in batches:
+            self._step(batch, progress)
             self.num_batches += 1
-            self.num_images = min(self.num_batches * batch_size, len(order))
+            self.num_images += len(batch.names)
             progress.update(task, completed=self.num_images)
-            stops = stop.number is not None and self.num_images < len(order)
-            if (stops or self.num_batches % save_every == 0) and not self._waiting:
-                self.save()
-            if stops:
+            if stop.number is not None and self.num_images != self.total:
                 return False
+            if self.num_batches % save_every == 0 and not self._waiting:
+                self.save()
+        if stop.number is not None and self.num_images != self.total:
+            return False
         if self._failures and not self.summary.batches:
             raise self._failures[0]
         self._write_waiting()
@@ -105,24 +126,29 @@ class AdaptRun:
 
     def save(self, stage: Stage = "running") -> None:
         """Save the state and how far the run has come."""
+        if self.summary.health is not None and self.summary.health.state == "healthy":
+            self._healthy = self.num_batches
         try:
-            self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path)
+            self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path, self.keep)
         except OSError as error:
             error.filename = error.filename or str(self.folder.path)  # a full disk names no file
             raise
 
     def mark_complete(self) -> None:
         """Note that nothing is left to do."""
-        self.folder.mark(self._checkpoint("complete"))
+        self.folder.snapshots.mark(self._checkpoint("complete"))
 
     def _checkpoint(self, stage: Stage) -> Checkpoint:
-        return Checkpoint(self.num_batches, self.rows.length, self.summary.to_json(), stage)
+        summary = self.summary.to_json()
+        return Checkpoint(self.num_batches, self.num_images, self.rows.length, summary, stage, self._healthy)
 
-    def _step(self, batch: LoadedBatch, indices: Sequence[int], progress: "Progress") -> None:
-        """Predict a batch and write its rows, in the order of `indices`."""
-        if not self.summary.batches:
+    def _step(self, batch: LoadedBatch, progress: "Progress") -> None:
+        """Predict a batch and write its rows."""
+        if not self.summary.batches and self.total is not None:
             check_sizes(batch)
         errors, rows = dict(batch.unreadable), dict[int, Row]()
+        result, alarms, started = None, list["Event"](), time.perf_counter()
+        images = {index: batch.names[index] for index in batch.indices}
         if batch.pixels is not None:
             try:
                 result = predict(self.adapter, batch.pixels)
@@ -130,24 +156,34 @@ class AdaptRun:
                 self._note_failure(error)
                 errors |= dict.fromkeys(batch.indices, str(error))
             else:
-                rows = self._make_rows(batch.indices, result)
+                alarms = self.maker.find_alarms(result.record)
+                rows = self._make_rows(images, result, alarms)
+        seconds = time.perf_counter() - started
         for message in dict.fromkeys(errors.values()):
             progress.console.print(Text(message), soft_wrap=True)
-        rows |= {index: self.maker.error_row(index, message) for index, message in errors.items()}
+        rows |= {index: self.maker.error_row(index, batch.names[index], text) for index, text in errors.items()}
         self.summary.unpredicted += len(errors)
-        self._waiting += [rows[index] for index in indices]
+        self._waiting += [rows[index] for index in batch.names]
         if self.summary.batches or not self._failures:
             self._write_waiting()
+        logits, record = (None, None) if result is None else result
+        self.monitor(
+            record,
+            alarms,
+            logits=logits,
+            names=list(images.values()),
+            errors=list(errors.values()),
+            seconds=seconds,
+        )
 
-    def _make_rows(self, indices: tuple[int, ...], result: "StepResult") -> dict[int, Row]:
+    def _make_rows(self, images: Mapping[int, str], result: "StepResult", alarms: "Sequence[Event]") -> dict[int, Row]:
         logits, record = result
-        rows = self.maker.rows(indices, logits, record)
+        rows = self.maker.rows(images, logits, record, alarms)
         known = self.maker.labels
-        truth = None if known is None else [known.values[index] for index in indices]
+        truth = None if known is None else [known.values[index] for index in images]
         self.summary.add(record, predicted_classes(logits), truth)
-        alarm = list(self.rows.columns).index("alarm")
-        self.summary.alarms += sum(row[alarm] is True for row in rows)
-        return dict(zip(indices, rows, strict=True))
+        self.summary.alarms += len(alarms)
+        return dict(zip(images, rows, strict=True))
 
     def _note_failure(self, error: ForwardError | InputError) -> None:
         self._failures.append(error)

@@ -66,27 +66,12 @@ bench_commands.command("report")(report_command)
 def export_command(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results folders or archives.")],
     out: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Output folder; an existing archive is replaced.")],
-    snapshots: Annotated[
-        bool, typer.Option("--snapshots", help="Include the checkpoints that resuming needs.")
-    ] = False,
 ) -> None:
     """Write all results into one small archive."""
     from driftproof.bench.archive import write_archive
 
-    write_archive(folders, out, snapshots=snapshots)
+    write_archive(folders, out)
     typer.echo(f"See `driftproof bench compare {shlex.quote(str(out))}`.", err=True)
-
-
-@bench_commands.command("unpack")
-def unpack_command(
-    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Written with `bench export --snapshots`.")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="New results folder.")],
-) -> None:
-    """Unpack the runs of an archive that have checkpoints, to resume them with `bench run`."""
-    from driftproof.bench.archive import unpack
-
-    unpack(archive, out)
-    typer.echo(f"Resume with `driftproof bench run … --out {shlex.quote(str(out))}`.", err=True)
 
 
 bench_commands.command("summarize")(summarize_command)

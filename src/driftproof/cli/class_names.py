@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.files import read_text
 
 __all__ = ["ClassNames", "parse_classes", "read_class_names"]
 
@@ -33,10 +34,10 @@ def read_class_names(path: Path) -> ClassNames:
     JSON is a list of names, or an object from index to name, also under `id2label` as in Hugging Face's config.json.
     In place of a name there may be a list that ends with it, as in ImageNet's class index.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path)
     try:
         names = _parse_json(json.loads(text)) if text.lstrip()[:1] in ("[", "{") else text.rstrip().splitlines()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"Expected {path} to hold class names as a JSON list, or as an object from 0, 1, … to names, but got "
             f"something else ({type(error).__name__}: {error})."

@@ -9,7 +9,7 @@ NETWORKS = (
 
 _SELECTION_METHODS = (
     *("gce", "conjugate", "ent", "tent", "eata", "swr", "cotta"),
-    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip"),
+    *("sar", "rdumb", "come", "roid", "cmf", "deyo", "asr", "rotta", "sotta", "stamp", "paf_kip", "sentinel"),
 )
 _OUTPUT_METHODS = ("lame", "memo", "norm_ema", "t3a", "ttaug")
 METHODS = (
@@ -36,9 +36,10 @@ DATA_SETS = (
 )
 
 SUITES = (
-    *("demo", "table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
+    *("table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
     *("s1", "s2", "s3", "s3b", "s4", "s5"),
     *("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates"),
     *("rules", "gradients", "open_choices", "endurance", "milder"),
     *("openset", "openset_long", "openset_shares", "openset_near", "openset_small", "openset_single", "openset_costs"),
+    *("sentinel_search", "sentinel"),
 )

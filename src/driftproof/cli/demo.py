@@ -1,6 +1,6 @@
-"""`driftproof demo`: train, adapt and report on bundled digits."""
+"""`driftproof demo`: a model meets a changing world, on photographs that come with the package."""
 
-import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,51 +11,47 @@ from driftproof.cli.options import MAX_SEED
 
 __all__ = ["demo_command"]
 
+_LINES = """\
+  adapter = dp.adapt(model)
+  for images in stream:
+      logits, record = adapter.step(images)"""
+
 
 def demo_command(
-    context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Results folder; finished runs are not repeated.")] = Path("demo"),
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds over the corruptions; five by default.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the network and its training.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the network and of the streams.")] = 0,
 ) -> None:
-    """Train a small network on digits, then adapt it to corrupted digits mixed with unknown ones.
+    """Train a small network on photographs of garments, then let the world change.
 
-    Six methods run over fifteen corruptions for several rounds. Half of every batch are digits the network was not
-    trained on. Takes a minute or two and ends with a table and the path of a report.
+    Shows the error before and after, what the network has never seen, and streams that destroy a naive adapter. Takes
+    about a minute and writes a page with pictures.
     """
-    from driftproof.bench.execute import execute
-    from driftproof.bench.local_files import LocalFiles
-    from driftproof.bench.plan import RunFilter, plan_runs
-    from driftproof.bench.runner import RunSettings, report_to
-    from driftproof.cli.bench_progress import progress_display
-    from driftproof.paper import suite
-    from driftproof.training.digits import train_digits
-
-    run_filter = RunFilter(rounds=rounds, seeds=[seed])
-    jobs = plan_runs(suite("demo"), run_filter)
-    with progress_display(job.spec for job in jobs) as on_progress:
-        weights = train_digits(
-            out / f"five_layers_digits-{seed}.safetensors",
-            seed=seed,
-            progress=report_to(on_progress, jobs[0].spec),
-        )
-        files = LocalFiles(out, weights, use_procedural_frost=True)
-        execute(
-            jobs, files, out,
-            settings=RunSettings(), callback=on_progress, metadata=run_filter.metadata() | files.metadata(),
-            command=shlex.join(["driftproof", *context.obj]),
-        )  # fmt: skip
-    _show(out)
-
-
-def _show(out: Path) -> None:
-    from driftproof.bench.frames import read_frames
-    from driftproof.report.page import write_report
-    from driftproof.report.sections import result_table
-    from driftproof.report.series import label_measures, label_runs
+    from driftproof.cli.progress import progress_bar
+    from driftproof.demo.garments import load_garments
+    from driftproof.demo.network import train_network
+    from driftproof.demo.page import hostile_table, world_table, write_demo_page
+    from driftproof.demo.streams import run_hostile, run_world
     from driftproof.report.tables import frame_table
 
-    frames = read_frames(out)
-    table, _ = result_table(label_measures(frames.measures, label_runs(frames.runs)))
-    Console().print(frame_table(table, title="Error in % on known digits, in the last round"), "")
-    typer.echo(f"Report: {write_report(out, out / 'report.html')}")
+    garments = load_garments()
+    with progress_bar() as progress:
+
+        def advance(name: str) -> Callable[[float], None]:
+            task = progress.add_task(name, total=100)
+            return lambda share: progress.update(task, completed=round(100 * share))
+
+        model = train_network(garments.train, garments.train_labels, seed=seed, progress=advance("train a network"))
+        world = run_world(model, garments, seed=seed, progress=advance("let the world change"))
+        hostile = run_hostile(model, garments, seed=seed, progress=advance("try hostile streams"))
+    console, table = Console(), world_table(world)
+    page = write_demo_page(world, hostile, out / "demo.html", seed=seed)
+    title = "The world changes: error in % on known garments, fifteen corruptions one after the other"
+    console.print(frame_table(table, title=title))
+    console.print(
+        f"Never seen: {world.bags_flagged:.0f} % of the bags raised an alarm, and {world.known_flagged:.0f} % of the "
+        f"garments. Health at the end: {world.health}.\n"
+    )
+    title = "Streams that destroy a naive adapter: accuracy in % on clean garments"
+    console.print(frame_table(hostile_table(hostile), title=title))
+    console.print(f"What did it:\n\n{_LINES}\n", highlight=False)
+    typer.echo(f"Pictures and curves: {page}")

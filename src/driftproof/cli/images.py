@@ -1,24 +1,26 @@
 """Load images in batches, skipping files that cannot be read or have another size."""
 
+import glob
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driftproof.cli.frames import Frame
 from driftproof.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
-    from driftproof.data import FileSet
     from driftproof.data.images import Size
 
-__all__ = ["LoadedBatch", "check_sizes", "find_images", "load_batches"]
-
-
-_NOT_A_FILE = "Expected {} to be an image, but it is no regular file."
+__all__ = ["LoadedBatch", "check_sizes", "find_images", "load_batches", "load_frames", "make_decoders"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +28,14 @@ class LoadedBatch:
     """A batch of images.
 
     Attributes:
-        indices: The positions of the files that could be read and have the most common size of the batch.
-        pixels: Their pixels, uint8 (n, 3, H, W); None if no file could be read.
-        unreadable: An error message for each other file, by position.
+        names: The names of all images of the batch by position in the run, in the order of the rows.
+        indices: The positions of the images that could be read and have the most common size of the batch.
+        pixels: Their pixels, uint8 (n, 3, H, W); None if no image could be read.
+        unreadable: An error message for each other image, by position.
         wrong_sizes: How many of these have another size.
     """
 
+    names: Mapping[int, str]
     indices: tuple[int, ...]
     pixels: "Tensor | None"
     unreadable: Mapping[int, str] = field(default_factory=dict)
@@ -39,14 +43,21 @@ class LoadedBatch:
 
 
 def find_images(sources: Sequence[Path]) -> list[Path]:
-    """Return the given files, and the images below the given folders in sorted order."""
+    """Return the given files, and the images below the given folders in sorted order.
+
+    A name with `*`, `?` or `[` that does not exist is a pattern; `**` stands for any folders.
+    """
     from driftproof.data.folder import image_files
 
     paths: list[Path] = []
     for source in sources:
-        if not source.exists():
+        if not source.exists() and glob.has_magic(str(source)):
+            matches = sorted(Path(match) for match in glob.glob(str(source), recursive=True))  # noqa: PTH207  # absolute
+            below = [path for match in matches for path in (image_files(match) if match.is_dir() else [match])]
+        elif not source.exists() and not source.is_symlink():
             raise InputError(f"Expected {source} to be an image or a folder of images, but it does not exist.")
-        below = image_files(source) if source.is_dir() else [source]
+        else:
+            below = image_files(source) if source.is_dir() else [source]
         if not below:
             raise InputError(f"Expected images in {source}, but found none.")
         paths += below
@@ -64,19 +75,25 @@ def load_batches(
         batch_size: Number of files per batch; unreadable files make a batch smaller.
         size: As in `driftproof.data.FileSet`.
     """
-    from driftproof.data import FileSet
-
     if not order:
         return
-    files = FileSet(paths, size=size)
-    starts = range(0, len(order), batch_size)
-    with ThreadPoolExecutor(max_workers=1) as loader:
-        pending = loader.submit(_load_batch, files, order[:batch_size])
-        for start in starts[1:]:
+    with ThreadPoolExecutor(max_workers=1) as loader, make_decoders() as decoders:
+
+        def load(start: int) -> LoadedBatch:
+            chosen = order[start : start + batch_size]
+            return load_frames({index: Frame.from_path(paths[index]) for index in chosen}, size, decoders)
+
+        pending = loader.submit(load, 0)
+        for start in range(batch_size, len(order), batch_size):
             batch = pending.result()
-            pending = loader.submit(_load_batch, files, order[start : start + batch_size])
+            pending = loader.submit(load, start)
             yield batch
         yield pending.result()
+
+
+def make_decoders() -> ThreadPoolExecutor:
+    """Return threads that decode images."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
 
 def check_sizes(batch: LoadedBatch) -> None:
@@ -85,37 +102,46 @@ def check_sizes(batch: LoadedBatch) -> None:
         raise InputError(next(message for message in batch.unreadable.values() if "to have one size" in message))
 
 
-def _load_batch(files: "FileSet", indices: Sequence[int]) -> LoadedBatch:
-    unreadable = {index: _NOT_A_FILE.format(files.paths[index]) for index in indices if _is_special(files.paths[index])}
-    readable = [index for index in indices if index not in unreadable]
-    try:
-        return LoadedBatch(tuple(readable), files.batch(readable) if readable else None, unreadable)
-    except InputError:
-        return _load_one_by_one(files, readable, unreadable)
+def load_frames(frames: Mapping[int, Frame], size: "Size", decoders: Executor) -> LoadedBatch:
+    """Decode the images of a batch.
 
-
-def _load_one_by_one(files: "FileSet", indices: Sequence[int], unreadable: dict[int, str]) -> LoadedBatch:
+    Args:
+        frames: The images by position in the run.
+        size: As in `driftproof.data.FileSet`.
+        decoders: Threads that decode.
+    """
+    import numpy as np
     import torch
 
-    images: dict[int, Tensor] = {}
-    for index in indices:
-        try:
-            images[index] = files.batch([index])
-        except InputError as error:
-            unreadable[index] = str(error)
+    names = {index: frame.name for index, frame in frames.items()}
+    decoded = dict(zip(frames, decoders.map(partial(_decode, size=size), frames.values()), strict=True))
+    images = {index: image for index, image in decoded.items() if not isinstance(image, str)}
+    unreadable = {index: image for index, image in decoded.items() if isinstance(image, str)}
     if not images:
-        return LoadedBatch((), None, unreadable)
-    ((size, _),) = Counter(image.shape[2:] for image in images.values()).most_common(1)
-    odd = [index for index, image in images.items() if image.shape[2:] != size]
+        return LoadedBatch(names, (), None, unreadable)
+    ((shape, _),) = Counter(image.shape for image in images.values()).most_common(1)
+    odd = [index for index, image in images.items() if image.shape != shape]
     for index in odd:
-        height, width = images.pop(index).shape[2:]
+        height, width = images.pop(index).shape[:2]
         unreadable[index] = (
-            f"Expected the images of a batch to have one size, {size[0]}×{size[1]}, but {files.paths[index]} is "
+            f"Expected the images of a batch to have one size, {shape[0]}×{shape[1]}, but {names[index]} is "
             f"{height}×{width}. Pass `--size` to resize them."
         )
-    return LoadedBatch(tuple(images), torch.cat(list(images.values())), unreadable, len(odd))
+    pixels = torch.from_numpy(np.stack(list(images.values()))).permute(0, 3, 1, 2).contiguous()
+    return LoadedBatch(names, tuple(images), pixels, unreadable, len(odd))
 
 
-def _is_special(path: Path) -> bool:
-    """Whether a path exists and is no regular file; reading a pipe may never end."""
-    return path.exists() and not path.is_file()
+def _decode(frame: Frame, size: "Size") -> "npt.NDArray[np.uint8] | str":
+    """Return the pixels of an image, (H, W, 3), or why there are none."""
+    import numpy as np
+
+    from driftproof.data.images import decode_image, resize_image
+
+    if frame.error is not None:
+        return frame.error
+    try:
+        if frame.image is not None:
+            return np.array(resize_image(frame.name, frame.image, size))
+        return decode_image(frame.path, size=size)
+    except InputError as error:
+        return str(error)

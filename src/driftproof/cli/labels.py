@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from driftproof.cli.class_names import ClassNames
 from driftproof.errors import InputError
+from driftproof.files import read_text
 
 __all__ = ["UNKNOWN", "UNLABELED", "LabelSource", "Labels", "check_outputs", "read_labels"]
 
@@ -23,6 +25,7 @@ LabelSource = Annotated[
 ]
 
 UNLABELED, UNKNOWN = -1, -2
+_LONGEST = 19  # digits of a number of 64 bits
 """Labels of images without a label, and of images of a class that the model does not have."""
 
 
@@ -61,7 +64,7 @@ def read_labels(source: Path, paths: Sequence[Path], names: ClassNames = (), roo
     ordered = 0
     if names and texts & set(names):
         indices = {name: _find(name, names, source) for name in texts}
-    elif all(text.removeprefix("-").isdecimal() for text in texts):
+    elif all(text.removeprefix("-").isdecimal() and len(text) < _LONGEST for text in texts):
         indices = {text: max(int(text), UNLABELED) for text in texts}
     elif source.is_dir() and not names:
         folders = sorted(child.name for child in source.iterdir() if child.is_dir() and not child.name.startswith("."))
@@ -122,13 +125,19 @@ def _parts_below(folder: Path, path: Path) -> tuple[str, ...]:
 def _csv_labels(source: Path, paths: Sequence[Path], roots: Sequence[Path]) -> list[str | None]:
     places = {path.resolve(): index for index, path in enumerate(paths)}
     found: list[str | None] = [None] * len(paths)
-    with source.open(newline="", encoding="utf-8-sig") as file:
-        for row in filter(None, csv.reader(file)):
-            if len(row) < 2:
-                raise InputError(f"Expected lines of file,label in {source}, but got {','.join(row)!r}.")
-            for folder in (source.parent, Path(), *roots):
+    try:
+        rows = list(filter(None, csv.reader(StringIO(read_text(source), newline=""))))
+    except csv.Error as error:
+        raise InputError(f"Expected lines of file,label in {source}, but they cannot be read: {error}.") from error
+    for row in rows:
+        if len(row) < 2:
+            raise InputError(f"Expected lines of file,label in {source}, but got {','.join(row)!r}.")
+        for folder in (source.parent, Path(), *roots):
+            try:
                 index = places.get((folder / row[0]).resolve())
-                if index is not None:
-                    found[index] = row[1].strip() or None
-                    break
+            except (OSError, ValueError) as error:  # a name that no file can have
+                raise InputError(f"Expected names of files in {source}, but got {row[0][:80]!r}: {error}.") from error
+            if index is not None:
+                found[index] = row[1].strip() or None
+                break
     return found

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Classes", "ModelName", "Weights", "load_model"]
 
+_PROGRAMS = {".pt2", ".torchscript", ".ts"}
+
 ModelName = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Model or function that builds one, as `package.module:name`, importable from the current folder; or the "
-        "name of a built-in network, such as wrn40_2.",
+        help="Model or function that builds one, as `package.module:name`, importable from the current folder; a "
+        "`torch.export` program, such as net.pt2; or the name of a built-in network, such as wrn40_2.",
         autocompletion=lambda: list(NETWORKS),
     ),
 ]
@@ -51,7 +53,8 @@ def load_model(
     Output of user code is redirected to stderr, so that stdout stays clean.
 
     Args:
-        name: `package.module:name`, or the name of a built-in network; None if the weights name it.
+        name: `package.module:name`, a file of `torch.export`, or the name of a built-in network; None if the weights
+            name it.
         weights: File of weights; None keeps the initial ones.
         classes: Number of classes of a built-in network, or a file of class names.
         preprocessing: Normalization of the images; None if the model takes images in 0..1. Built-in networks normalize
@@ -63,7 +66,7 @@ def load_model(
     if name is None and weights is None:
         raise ConfigurationError("Expected `--model` or `--weights`, but got neither.")
     count, names = parse_classes(classes)
-    if count is not None and not names and (name is None or ":" in name):
+    if count is not None and not names and (name is None or ":" in name or Path(name).suffix in _PROGRAMS):
         raise ConfigurationError(
             f"Expected `--classes {count}` only with a built-in network, but got it with another model. "
             "Pass a file of class names."
@@ -73,11 +76,21 @@ def load_model(
         if name is None:
             assert weights is not None
             return _normalize_input(build_from_checkpoint(weights), normalization)
+        if Path(name).suffix in _PROGRAMS or (":" not in name and Path(name).is_file()):
+            return _normalize_input(_load_program(name, weights), normalization)
         if ":" not in name:
             model = _build_builtin(name, count, normalization if normalization.explicit else Preprocessing())
             return model if weights is None else load_checkpoint(model, weights)
         model = load_own_model(name, what="`--model`")
         return _normalize_input(model if weights is None else load_checkpoint(model, weights), normalization)
+
+
+def _load_program(name: str, weights: Path | None) -> "nn.Module":
+    from driftproof.models import load_exported
+
+    if weights is not None:
+        raise ConfigurationError(f"Expected no `--weights` with {name}, which holds its own. Leave it out.")
+    return load_exported(Path(name))
 
 
 def _normalize_input(model: "nn.Module", preprocessing: Preprocessing) -> "nn.Module":

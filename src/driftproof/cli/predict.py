@@ -2,11 +2,12 @@
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftproof.cli.class_names import ClassNames
+from driftproof.cli.frames import format_name
 from driftproof.cli.labels import Labels, check_outputs
 from driftproof.cli.prediction_rows import Cell, Row
 from driftproof.errors import ConfigurationError, ModelError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from driftproof.adapter import Adapter
-    from driftproof.alarm import Alarm
+    from driftproof.alarm import Alarm, Event
     from driftproof.record import Record, StepResult
 
 __all__ = ["RowMaker", "predict", "predicted_classes"]
@@ -48,40 +49,45 @@ class RowMaker:
     """Makes the rows of the table of predictions.
 
     Attributes:
-        paths: All images.
         names: Class names; empty if unknown.
         top_k: How many of the most likely classes to list.
         labels: The labels; None if there are none.
         alarm: Flags novel images; None flags none.
     """
 
-    paths: list[Path]
     names: ClassNames = ()
     top_k: int = 1
     labels: Labels | None = None
     alarm: "Alarm | None" = None
 
-    def rows(self, indices: tuple[int, ...], logits: "Tensor", record: "Record") -> list[Row]:
+    def find_alarms(self, record: "Record") -> "list[Event]":
+        """Return the images of a batch that raise the alarm."""
+        return [] if self.alarm is None else self.alarm(record.novelty + 0.0)  # turns −0.0 into 0.0
+
+    def rows(
+        self, images: Mapping[int, str], logits: "Tensor", record: "Record", alarms: "Sequence[Event]" = ()
+    ) -> list[Row]:
         """Return a row for each image of a batch, in the order of the columns of `make_columns`.
 
         Args:
-            indices: Positions of the images in `paths`.
+            images: Names of the images by position in the run.
             logits: Their logits, (N, C).
             record: The record of the batch.
+            alarms: Those that raise the alarm.
         """
         self._check(logits.shape[1])
-        novelties = record.novelty + 0.0  # turns −0.0 into 0.0
-        alarmed = None if self.alarm is None else {event.sample for event in self.alarm(novelties)}
+        novelties = record.novelty + 0.0
+        alarmed = None if self.alarm is None else {event.sample for event in alarms}
         best = logits.softmax(dim=1).topk(self.top_k, dim=1)
         finite = logits.isfinite().all(dim=1).tolist()
         columns = (best.indices.tolist(), best.values.tolist(), finite, novelties.tolist())
         masks = (record.selected.tolist(), record.quarantined.tolist())
         health = None if math.isnan(record.health.disagreement) else record.health.state
         rows = []
-        for place, (index, classes, probabilities, known, novelty, selected, quarantined) in enumerate(
-            zip(indices, *columns, *masks, strict=True)
+        for place, ((index, name), classes, probabilities, known, novelty, selected, quarantined) in enumerate(
+            zip(images.items(), *columns, *masks, strict=True)
         ):
-            row: list[Cell] = [index, _printable(str(self.paths[index]))]
+            row: list[Cell] = [index, name]
             for predicted, probability in zip(classes, probabilities, strict=True):
                 row += self._class_cells(predicted, probability) if known else self._class_cells(None, None)
             row += [novelty if known else None, selected, quarantined]
@@ -89,11 +95,11 @@ class RowMaker:
             rows.append(tuple(row))
         return rows
 
-    def error_row(self, index: int, message: str) -> Row:
+    def error_row(self, index: int, name: str, message: str) -> Row:
         """Return the row of an image without a prediction."""
         empty = self.top_k * (3 if self.names else 2) + 5
-        error = _printable(" ".join(message.split()))
-        return (index, _printable(str(self.paths[index])), *[None] * empty, *self._label_cells(index), error)
+        error = format_name(" ".join(message.split()))
+        return (index, name, *[None] * empty, *self._label_cells(index), error)
 
     def _label_cells(self, index: int) -> list[Cell]:
         if self.labels is None:
@@ -112,8 +118,3 @@ class RowMaker:
         if not self.names:
             return [predicted, probability]
         return [predicted, None if predicted is None else self.names[predicted], probability]
-
-
-def _printable(text: str) -> str:
-    # File names may contain bytes that are not valid UTF-8, which no table format can store.
-    return text.encode(errors="backslashreplace").decode()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from driftproof.errors import StateError
 from driftproof.files import atomic_write
@@ -105,15 +106,31 @@ class RowFile:
         self.length += len(content)
 
 
-def read_rows(path: Path, columns: Mapping[str, type]) -> Iterator[Row]:
-    """Read the rows of a CSV or JSON Lines file as they were written."""
-    with path.open(encoding="utf-8", newline="") as file:
+def read_rows(path: Path, columns: Mapping[str, type], length: int | None = None) -> Iterator[Row]:
+    """Read the rows of a CSV or JSON Lines file as they were written.
+
+    Args:
+        path: The file.
+        columns: Names and types of the columns.
+        length: Read so many bytes; None reads the whole file.
+    """
+    with path.open("rb") as file:
+        lines = (line.decode() for line in _take_bytes(file, length))
         if path.suffix.lower() == ".csv":
-            rows = csv.reader(file)
+            rows = csv.reader(lines)
             next(rows, None)
             yield from (tuple(map(_parse_cell, row, columns.values())) for row in rows)
         else:
-            yield from (tuple(json.loads(line).values()) for line in file)
+            yield from (tuple(json.loads(line).values()) for line in lines)
+
+
+def _take_bytes(file: BinaryIO, length: int | None) -> Iterator[bytes]:
+    for line in file:
+        if length is not None:
+            length -= len(line)
+            if length < 0:
+                return
+        yield line
 
 
 def sort_rows(rows: RowFile, out: Path, folder: Path) -> None:

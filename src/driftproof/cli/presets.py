@@ -1,12 +1,12 @@
 """Size and normalization of the input of well-known weights, by name or from their configuration file."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftproof.errors import InputError
+from driftproof.files import read_json
 from driftproof.validation import check_choice
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def load_preset(name: str) -> Preprocessing:
     if not name.lower().endswith(".json"):
         return PRESETS[check_choice("preset", name, PRESETS)]
     try:
-        content = json.loads(Path(name).read_text())
+        content = read_json(Path(name))
         content = content.get("pretrained_cfg", content)
         return _parse_timm(content) if "input_size" in content else _parse_hugging_face(content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise InputError(
             f"Expected {name} to be a preprocessor_config.json of Hugging Face or a config.json of timm, but it cannot "
             f"be used: {error}. Pass `--size`, `--crop`, `--mean` and `--std`."

@@ -1,25 +1,25 @@
 """The folder that keeps what an unfinished run needs to go on."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from driftproof.cli.guard_memory import read_guards, write_guards
+from driftproof.cli.journal import Journal
+from driftproof.cli.snapshots import Checkpoint, Snapshots, make_damage_error, read_json, write_json
 from driftproof.errors import ConfigurationError, StateError
-from driftproof.files import atomic_write
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
 
-__all__ = ["Checkpoint", "Plan", "RunFolder", "check_outputs_unused", "describe_options"]
+__all__ = ["Plan", "RunFolder", "check_outputs_unused", "describe_options"]
 
-Stage = Literal["running", "predicted", "complete"]
-
-_CHANGEABLE = {"out", "report", "device", "save_every", "resume", "force"}
+_CHANGEABLE = {
+    *("out", "report", "device", "save_every", "keep", "resume", "force", "idle", "settle"),
+    *("log", "event_log", "webhook", "prometheus", "opentelemetry", "tensorboard", "live"),
+}
 """Options that may differ when a run is resumed."""
 
 
@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         settings: Options of the command, by name.
-        paths: The images.
+        paths: The images; empty for images that arrive.
         order: Their positions, in the order to go through.
     """
 
@@ -38,28 +38,10 @@ class Plan:
     order: list[int]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """How far a run has come.
-
-    Attributes:
-        batches: Number of batches that are done.
-        length: Length of the row file in bytes.
-        summary: Counts so far, as `RunSummary.to_json` returns them.
-        stage: "running"; "predicted" once all rows are written; "complete" once nothing is left to do.
-    """
-
-    batches: int
-    length: int
-    summary: dict[str, Any]
-    stage: Stage = "running"
-
-
 class RunFolder:
-    """The folder beside a row file that holds the plan, the checkpoint and the state of a run.
+    """The folder beside a row file that holds the plan, the states and the journal of a run.
 
-    The checkpoint is replaced last and atomically, so that it always names a whole state. It is removed with the
-    folder once the run is complete.
+    It is removed once the run is complete.
 
     Args:
         out: The row file.
@@ -67,27 +49,28 @@ class RunFolder:
     Attributes:
         path: The folder.
         rows: Where rows go that are turned into Parquet at the end.
+        snapshots: The states.
+        journal: The batches of images that arrive.
     """
 
     def __init__(self, out: Path) -> None:
         self.path = out.with_name(f"{out.name}.run")
         self.rows = self.path / "rows.jsonl"
-        self._plan, self._checkpoint = self.path / "plan.json", self.path / "checkpoint.json"
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether a run can go on from here."""
-        return self._checkpoint.is_file()
+        self.snapshots = Snapshots(self.path)
+        self.journal = Journal(self.path / "batches.jsonl")
+        self._plan = self.path / "plan.json"
 
     @property
     def has_begun(self) -> bool:
         """Whether a run has begun and is not complete."""
-        return self._plan.is_file() or self.has_checkpoint
+        return self._plan.is_file() or self.snapshots.exist
 
     @property
     def is_complete(self) -> bool:
         """Whether a run had nothing left to do but to remove this folder."""
-        return self.has_checkpoint and self.read_checkpoint().stage == "complete"
+        with suppress(StateError):  # an older state may be whole
+            return self.snapshots.exist and self.snapshots.read().stage == "complete"
+        return False
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -113,15 +96,15 @@ class RunFolder:
         """Forget an earlier run and keep the plan of a new one."""
         self.clear()
         images = {"paths": list(map(str, plan.paths)), "order": plan.order}
-        _write_json(self._plan, {"settings": plan.settings} | images)
+        write_json(self._plan, {"settings": plan.settings} | images)
 
     def read_plan(self, settings: Mapping[str, str]) -> Plan:
         """Return the plan; raise `ConfigurationError` if the options are not those it was made with."""
-        content = _read_json(self._plan)
+        content = read_json(self._plan)
         try:
             plan = Plan(dict(content["settings"]), [Path(path) for path in content["paths"]], list(content["order"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(self._plan) from error
+            raise make_damage_error(self._plan) from error
         for name, value in settings.items():
             if (old := plan.settings.get(name)) != value:
                 raise ConfigurationError(
@@ -130,44 +113,27 @@ class RunFolder:
                 )
         return plan
 
-    def save(self, adapter: "Adapter", checkpoint: Checkpoint, rows: Path) -> None:
-        """Keep the state of the adapter and how far the run has come."""
+    def save(self, adapter: "Adapter", checkpoint: Checkpoint, rows: Path, keep: int = 1) -> None:
+        """Keep the state of the adapter and how far the run has come, in `keep` snapshots."""
         with suppress(FileNotFoundError), rows.open("rb") as file:  # rows first: the checkpoint counts on them
             os.fsync(file.fileno())
-        state = self._state(checkpoint)
-        adapter.save(state)
-        write_guards(adapter, state.with_suffix(".guards"))
-        self.mark(checkpoint)
-        for old in self.path.glob("state-*"):
-            if old.stem != state.stem:
-                old.unlink()
-
-    def mark(self, checkpoint: Checkpoint) -> None:
-        """Keep how far the run has come; the state is as before."""
-        _write_json(self._checkpoint, asdict(checkpoint))
-
-    def load(self, adapter: "Adapter", checkpoint: Checkpoint) -> None:
-        """Load the state that belongs to a checkpoint."""
-        state = self._state(checkpoint)
-        adapter.load(state)
-        read_guards(adapter, state.with_suffix(".guards"))
-
-    def read_checkpoint(self) -> Checkpoint:
-        """Return how far the run has come."""
-        try:
-            return Checkpoint(**_read_json(self._checkpoint))
-        except TypeError as error:
-            raise _damaged(self._checkpoint) from error
+        oldest = self.snapshots.save(adapter, checkpoint, keep)
+        if self.journal.path.is_file():
+            self.journal.prune(oldest)
 
     def clear(self) -> None:
         """Remove all that runs keep here, the checkpoint last."""
-        for pattern in ("plan.json", "rows.jsonl", "sorted.*", "state-*", ".*.part"):
+        for pattern in (
+            "plan.json",
+            "rows.jsonl",
+            "sorted.*",
+            "state-*",
+            "batches.jsonl",
+            ".*.part",
+            "checkpoint.json",
+        ):
             for file in self.path.glob(pattern):
                 file.unlink(missing_ok=True)
-        self._checkpoint.unlink(missing_ok=True)
-
-    def _state(self, checkpoint: Checkpoint) -> Path:
-        return self.path / f"state-{checkpoint.batches:08}.safetensors"
 
 
 def check_outputs_unused(out: Path, folder: RunFolder, *, resume: bool, force: bool) -> None:
@@ -196,22 +162,3 @@ def describe_options(values: Mapping[str, object]) -> dict[str, str]:
 
 def _format_value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with atomic_write(path) as unfinished:
-        unfinished.write_text(json.dumps(content))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise _damaged(path) from error
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> StateError:
-    return StateError(f"Expected {path} to be what a run left, but it is damaged. Start anew with `--force`.")

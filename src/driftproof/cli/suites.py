@@ -83,7 +83,7 @@ def suite_builders() -> "dict[str, Callable[[], Suite]]":
     """Return how to make each suite of the library, by name."""
     from driftproof import leaderboard, paper
 
-    return {**paper.SUITES, **leaderboard.SUITES}
+    return {**paper.SUITES, **leaderboard.SUITES, **leaderboard.SENTINEL_SUITES}
 
 
 def new_command(

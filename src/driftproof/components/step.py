@@ -1,17 +1,18 @@
 """What components may read while one batch is processed."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
+from driftproof.components.detection import Detection
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
-from driftproof.predictions import confidence_change, log_probabilities, logit_change
+from driftproof.predictions import log_probabilities, logit_change
 
 __all__ = ["Step", "batch_seed", "flatten"]
 
@@ -28,6 +29,7 @@ class Step:
         view: Draws the random view of the batch that the adapting network and its teacher see; None shows them the
             batch itself. The frozen network always sees the batch.
         student_view: The same for the adapting network alone, in place of `view`.
+        detection: What the method's detector says of the batch; None without one.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
@@ -38,7 +40,9 @@ class Step:
         parameters: The trainable parameters of `network`.
         source_parameters: The same parameters at their start, in `source`.
         index: How many good batches came before, as a 0-d tensor on the device.
-        at_source: Whether the two networks still have equal weights and statistics, as a 0-d tensor or a bool.
+        num_steps: How many steps separate the weights of the two networks, as a 0-d tensor; None where they differ in
+            more than that, or never do.
+        always_at_source: Whether the two networks always have equal weights and statistics.
         logits: The adapting network's logits, with their graph.
         output: What the adapter returns; the logits until `output=` has run.
         weights: The weight ≥ 0 with which each sample attracts; until the selection has run one, or zero for samples
@@ -57,13 +61,15 @@ class Step:
         source_parameters: tuple[nn.Parameter, ...],
         index: Tensor | None = None,
         seed: int = 0,
-        at_source: Tensor | bool = False,
+        num_steps: Tensor | None = None,
+        always_at_source: bool = False,
         teacher: Network | None = None,
         needs_features: bool = False,
         needs_source_features: bool = False,
         sample_mask: Callable[["Step"], Tensor] | None = None,
         view: Augment | None = None,
         student_view: Augment | None = None,
+        detection: Detection | None = None,
         generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -73,36 +79,32 @@ class Step:
         self.parameters = parameters
         self.source_parameters = source_parameters
         self.index = images.new_zeros((), dtype=torch.int64) if index is None else index
-        self.at_source = at_source
+        self.num_steps = num_steps
+        self.always_at_source = always_at_source
         self.repel_weights: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
         self.view = view
         self._teacher = teacher
+        self._detection = detection
         self._seed = seed
         self._generator = generator
         self._needs_features = needs_features
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
-        with self._run_source_on(side_stream):
-            mask = None if sample_mask is None else sample_mask(self)
-            with network.statistics_of(mask):
-                seen = self.draw_view() if student_view is None else student_view(images, self.generator)
-                if needs_features:
-                    self.logits, self._features = network.try_features(seen)
-                else:
-                    self.logits = network(seen)
+        with (
+            nullcontext() if side_stream is None else self._run_source_on(side_stream),
+            nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)),
+        ):
+            seen = self.draw_view() if student_view is None else student_view(images, self.generator)
+            self.logits, self._features = network.try_features(seen) if needs_features else (network(seen), None)
         if view is not None:
             check_keeps_pixels(view, self.logits)
         self.output = self.logits
-        self.weights = _ones_per_sample(self.logits)
 
     @contextmanager
-    def _run_source_on(self, side_stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Run the frozen network on a stream of its own meanwhile, if there is one."""
-        if side_stream is None:
-            yield
-            return
+    def _run_source_on(self, side_stream: torch.cuda.Stream) -> Iterator[None]:
+        """Run the frozen network on a stream of its own meanwhile."""
         current = torch.cuda.current_stream(side_stream.device)
         side_stream.wait_stream(current)
         with torch.cuda.stream(side_stream):
@@ -112,8 +114,15 @@ class Step:
 
     @lazy_property
     def weights(self) -> Tensor:
-        """One for every sample, for a `sample_mask`, which is computed before the adapting network runs."""
-        return _ones_per_sample(self.source_logits)
+        """One for every sample; a `sample_mask` is computed before the adapting network runs."""
+        logits = self.logits if "logits" in self.__dict__ else self.source_logits
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        return torch.ones(_sample_shape(logits), dtype=dtype, device=logits.device)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one number per sample: (N,), or (N, H, W) where labels are maps."""
+        return _sample_shape(self.logits)
 
     @property
     def distributed(self) -> Distributed:
@@ -183,6 +192,11 @@ class Step:
         return log_probabilities(self.source_logits)
 
     @lazy_property
+    def source_probabilities(self) -> Tensor:
+        """ỹ of the frozen network."""
+        return self.source_log_probabilities.exp()
+
+    @lazy_property
     def source_classes(self) -> Tensor:
         """The classes c_o that the frozen network predicts."""
         return self.source_logits.argmax(dim=1)
@@ -193,6 +207,15 @@ class Step:
         if self._teacher is None:
             raise ConfigurationError("Expected a teacher, but the method has none. Choose `teacher=EMA(0.999)`.")
         return self._teacher
+
+    @property
+    def detection(self) -> Detection:
+        """What the detector says of the batch."""
+        if self._detection is None:
+            raise ConfigurationError(
+                "Expected a detector, but the method has none. Choose `detector=detectors.Sentinel()`."
+            )
+        return self._detection
 
     @lazy_property
     def teacher_logits(self) -> Tensor:
@@ -206,8 +229,9 @@ class Step:
 
         Zero while the networks are equal: a difference would be the rounding of different kernels.
         """
-        log_p = self.log_probabilities.detach()
-        return self._zero_at_source(confidence_change(log_p, self.source_log_probabilities, self.source_classes))
+        classes = self.source_classes.unsqueeze(1)
+        change = self.probabilities.detach().gather(1, classes) - self.source_probabilities.gather(1, classes)
+        return self._zero_at_source(change.squeeze(1))
 
     @lazy_property
     def flip_rate(self) -> Tensor:
@@ -219,6 +243,11 @@ class Step:
     def logit_change(self) -> Tensor:
         """z^{c_o} − z̃^{c_o}: the same for the logits of that class."""
         return self._zero_at_source(logit_change(self.logits.detach(), self.source_logits))
+
+    @lazy_property
+    def at_source(self) -> Tensor | bool:
+        """Whether the two networks still have equal weights and statistics, as a 0-d tensor or a bool."""
+        return self.always_at_source if self.num_steps is None else self.num_steps == 0
 
     def _zero_at_source(self, change: Tensor) -> Tensor:
         if isinstance(self.at_source, bool):
@@ -271,9 +300,8 @@ class Step:
         return "generator" in self.__dict__
 
 
-def _ones_per_sample(logits: Tensor) -> Tensor:
-    shape = (logits.shape[0], *logits.shape[2:])
-    return torch.ones(shape, dtype=torch.promote_types(logits.dtype, torch.float32), device=logits.device)
+def _sample_shape(logits: Tensor) -> tuple[int, ...]:
+    return (logits.shape[0], *logits.shape[2:])
 
 
 def batch_seed(seed: int, index: int) -> int:

@@ -11,7 +11,7 @@ from driftproof.data.conversion import to_image_set
 from driftproof.data.corrupted import Corrupted, cache_to_disk, stack_severities
 from driftproof.data.corrupted_files import write_files
 from driftproof.data.digits import digits, digits_unknown
-from driftproof.data.download import FileCheck, fetch, unpack, verify
+from driftproof.data.download import FileCheck, fetch, verify
 from driftproof.data.folder import array_folder, folder
 from driftproof.data.imagenet import imagenet, imagenet_c, imagenet_o
 from driftproof.data.images import ArraySet, FileSet, ImageSet, ResizeExact, ResizeShorterSide, Subset
@@ -33,6 +33,7 @@ from driftproof.data.scenes import (
 )
 from driftproof.data.svhn import svhn
 from driftproof.data.tiny_imagenet import tiny_imagenet, tiny_imagenet_c
+from driftproof.data.unpacking import unpack
 
 __all__ = [
     "DATASETS",

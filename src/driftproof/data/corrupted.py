@@ -17,7 +17,7 @@ from driftproof.data.images import ArraySet, ImageSet
 from driftproof.data.npy_file import load_array
 from driftproof.data.npy_rows import write_rows
 from driftproof.errors import InputError
-from driftproof.files import atomic_write
+from driftproof.files import atomic_write, read_json
 
 __all__ = ["PUBLISHED_QUALITY", "Corrupted", "cache_to_disk", "check_same_protocol", "stack_severities"]
 
@@ -183,12 +183,16 @@ def _generate(images: Corrupted, path: Path, progress: Progress | None) -> None:
 
 def _resume_position(images: Corrupted, unfinished: Path, journal: Path) -> int:
     try:
-        noted = json.loads(journal.read_text())
+        noted = read_json(journal)
         shape = load_array(unfinished).shape
-    except (OSError, ValueError, InputError):
+    except (OSError, InputError):
         return 0
-    fits = noted.get("protocol") == images.protocol and shape == (len(images), *_stored_shape(images))
-    return int(noted["done"]) if fits else 0
+    if not isinstance(noted, dict) or shape != (len(images), *_stored_shape(images)):
+        return 0
+    done = noted.get("done")
+    if noted.get("protocol") != images.protocol or not isinstance(done, int) or not 0 <= done <= len(images):
+        return 0
+    return done
 
 
 def _stored_shape(images: Corrupted) -> tuple[int, int, int]:
@@ -198,8 +202,10 @@ def _stored_shape(images: Corrupted) -> tuple[int, int, int]:
 
 def _read_protocol(path: Path) -> dict[str, Any]:
     try:
-        protocol: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-    except (OSError, ValueError) as error:
+        protocol = read_json(path.with_suffix(".json"))
+        if not isinstance(protocol, dict):
+            raise InputError("it is no JSON object")
+    except (OSError, InputError) as error:
         raise InputError(
             f"Expected the protocol of {path} next to it, but it cannot be read. Remove the file."
         ) from error

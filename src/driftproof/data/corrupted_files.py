@@ -5,14 +5,14 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from driftproof.data.corrupted import PUBLISHED_QUALITY, Corrupted, Progress, check_same_protocol
 from driftproof.data.images import FileSet
 from driftproof.errors import InputError
-from driftproof.files import atomic_write
+from driftproof.files import atomic_write, read_json
 from driftproof.optional import require
 from driftproof.validation import check_choice
 
@@ -88,7 +88,10 @@ def _check_and_write_protocol(images: Corrupted, folder: Path, targets: list[Pat
     same = {key: value for key, value in images.protocol.items() if key != "clean"}
     protocol = same | {"size": str(clean.size), "format": file_format}
     if path.exists():
-        found = {"format": "jpeg"} | json.loads(path.read_text())  # older folders do not name it and hold JPEG
+        noted = read_json(path)
+        if not isinstance(noted, dict) or not isinstance(noted.get("images", 0), int):
+            raise InputError(f"Expected {path} to hold the protocol of {folder}, but it is damaged. Remove the folder.")
+        found: dict[str, Any] = {"format": "jpeg"} | noted  # older folders do not name it and hold JPEG
         check_same_protocol(folder, found, protocol)
         if found.get("names") != _hash_names(names[: found.get("images", 0)]):
             raise InputError(

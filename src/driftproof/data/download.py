@@ -1,21 +1,14 @@
-"""Download, unpack and verify the files of data sets."""
+"""Download and verify the files of data sets."""
 
-import gzip
 import hashlib
-import lzma
 import os
 import re
-import shutil
-import tarfile
-import tempfile
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from itertools import chain
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -24,7 +17,7 @@ from driftproof.data.registry import DatasetInfo, RemoteFile
 from driftproof.errors import ConfigurationError, DownloadError
 from driftproof.files import atomic_write
 
-__all__ = ["DownloadProgress", "FileCheck", "fetch", "unpack", "verify"]
+__all__ = ["DownloadProgress", "FileCheck", "fetch", "verify"]
 
 DownloadProgress = Callable[[int, int | None], None]
 State = Literal["present", "missing", "wrong length", "wrong checksum", "unchecked"]
@@ -34,16 +27,6 @@ _MAX_UNKNOWN_LENGTH = 1 << 34
 _TIMEOUT_SECONDS = 30
 _MAX_BACKOFF_SECONDS = 30.0
 _RETRYABLE_CODES = {408, 425, 429}
-_ARCHIVE_ERRORS = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-    zlib.error,
-    EOFError,
-    RuntimeError,
-    ValueError,
-)
 
 
 class _InterruptedDownloadError(Exception):
@@ -109,33 +92,6 @@ def fetch(
             unfinished.write_text(f"{_compute_digests(part.path, ['sha256'])['sha256']}  {file.name}\n", "utf-8")
     part.finish(target)
     return target
-
-
-def unpack(archive: Path, folder: Path) -> list[Path]:
-    """Unpack a tar or zip archive; each top-level entry appears complete or not at all.
-
-    Nothing is unpacked if a name or link leads out of the folder, or if an entry exists already.
-
-    Args:
-        archive: The archive.
-        folder: Folder to unpack it in.
-
-    Returns:
-        The top-level entries that were created.
-    """
-    archive, folder = Path(archive), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder))
-    try:
-        _extract(archive, scratch, folder)
-        made = []
-        for entry in sorted(scratch.iterdir()):
-            made.append(entry.rename(folder / entry.name))
-        return made
-    except _ARCHIVE_ERRORS as error:
-        raise DownloadError(f"Expected {archive} to be a complete and safe archive, but {error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def verify(dataset: DatasetInfo, root: Path) -> list[FileCheck]:
@@ -381,27 +337,3 @@ def _total_length(response: HTTPResponse) -> int | None:
             f"Expected the server of {response.url} to give a length in bytes, but got {length[:40]!r}. Try later."
         )
     return int(length) if length else None
-
-
-def _extract(archive: Path, scratch: Path, folder: Path) -> None:
-    # Tar first: a tar archive whose last member is a zip file also looks like a zip archive.
-    if tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as tarred:
-            for member in tarred:
-                _check_safe_path(member.name, folder)
-                tarred.extract(member, scratch, filter="data")
-    elif zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as zipped:
-            for entry in zipped.infolist():
-                _check_safe_path(entry.filename, folder)
-                zipped.extract(entry, scratch)
-    else:
-        raise ValueError("it is neither a tar nor a zip archive")
-
-
-def _check_safe_path(name: str, folder: Path) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
-        raise ValueError(f"{name!r} in it leads out of the folder")
-    if path.parts and os.path.lexists(folder / path.parts[0]):
-        raise ValueError(f"{folder / path.parts[0]} exists already; delete it to unpack again")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,18 @@ from driftproof.optional import require
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["ArraySet", "FileSet", "ImageSet", "ResizeExact", "ResizeShorterSide", "Size", "Subset", "to_rgb"]
+__all__ = [
+    "ArraySet",
+    "FileSet",
+    "ImageSet",
+    "ResizeExact",
+    "ResizeShorterSide",
+    "Size",
+    "Subset",
+    "decode_image",
+    "resize_image",
+    "to_rgb",
+]
 
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -209,21 +220,7 @@ class FileSet(ImageSet):
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
     def _decode(self, path: Path) -> npt.NDArray[np.uint8]:
-        with open_image(path, max_pixels=self.max_pixels) as opened:
-            return np.array(self._resize(path, to_rgb(opened)))
-
-    def _resize(self, path: Path, image: "Image.Image") -> "Image.Image":
-        size = ResizeExact(*self.size) if isinstance(self.size, tuple) else self.size
-        if size is None:
-            return image
-        if isinstance(size, ResizeExact):
-            return _interpolate(image, (size.width, size.height), size.interpolation)
-        shorter = min(image.size)
-        width, height = (int(size.side * length / shorter) for length in image.size)
-        check_pixels(path, height, width, self.max_pixels)  # a narrow image becomes a long one
-        left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
-        resized = _interpolate(image, (width, height), size.interpolation)
-        return resized.crop((left, top, left + size.crop, top + size.crop))
+        return decode_image(path, size=self.size, max_pixels=self.max_pixels)
 
 
 class Subset(ImageSet):
@@ -294,6 +291,41 @@ def to_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def decode_image(
+    path: Path | str, content: BinaryIO | None = None, *, size: Size = None, max_pixels: int | None = None
+) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an image file as `FileSet` decodes it, (H, W, 3).
+
+    Args:
+        path: The file, or a name for `content`.
+        content: What to read in place of the file, such as an upload; None reads the file.
+        size: As in `FileSet`.
+        max_pixels: As in `FileSet`.
+
+    Examples:
+        >>> from io import BytesIO
+        >>> decode_image("red.ppm", BytesIO(b"P6 2 1 255 " + bytes([255, 0, 0] * 2))).shape
+        (1, 2, 3)
+    """
+    with open_image(path, content, max_pixels=max_pixels) as opened:
+        return np.array(resize_image(path, to_rgb(opened), size, max_pixels))
+
+
+def resize_image(path: Path | str, image: "Image.Image", size: Size, max_pixels: int | None = None) -> "Image.Image":
+    """Resize a Pillow image as `FileSet` does; the name is for errors."""
+    size = ResizeExact(*size) if isinstance(size, tuple) else size
+    if size is None:
+        return image
+    if isinstance(size, ResizeExact):
+        return _interpolate(image, (size.width, size.height), size.interpolation)
+    shorter = min(image.size)
+    width, height = (int(size.side * length / shorter) for length in image.size)
+    check_pixels(path, height, width, max_pixels)  # a narrow image becomes a long one
+    left, top = round((width - size.crop) / 2), round((height - size.crop) / 2)
+    resized = _interpolate(image, (width, height), size.interpolation)
+    return resized.crop((left, top, left + size.crop, top + size.crop))
 
 
 def _interpolate(image: "Image.Image", width_height: tuple[int, int], interpolation: str) -> "Image.Image":

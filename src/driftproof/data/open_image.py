@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.files import check_regular_file
@@ -24,29 +24,34 @@ _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
 
 @contextmanager
-def open_image(path: Path, *, kind: str = "an image", max_pixels: int | None = None) -> "Iterator[ImageFile]":
+def open_image(
+    path: Path | str, content: BinaryIO | None = None, *, kind: str = "an image", max_pixels: int | None = None
+) -> "Iterator[ImageFile]":
     """Yield an opened image file; whatever goes wrong meanwhile becomes an `InputError` with its name.
 
     Args:
-        path: The file.
+        path: The file, or a name for `content`.
+        content: What to read in place of the file, such as an upload; None reads the file.
         kind: What it should be, for the error message.
         max_pixels: Number of pixels it may have; None for that of the environment variable `DRIFTPROOF_MAX_PIXELS`, or
             else `MAX_PIXELS`.
     """
     pillow = require("PIL.Image", "Reading image files")
     try:
-        check_regular_file(path)
-        with pillow.open(path, formats=_FORMATS) as image:
+        if content is None:
+            check_regular_file(Path(path))
+        with pillow.open(path if content is None else content, formats=_FORMATS) as image:
             check_pixels(path, image.height, image.width, max_pixels)
             yield image
     except (InputError, ConfigurationError):
         raise
     # Pillow raises almost any exception for a damaged file.
     except Exception as error:
-        raise InputError(f"Expected {path} to be {kind}, but it cannot be read: {error}.") from error
+        reason = str(error) if content is None else str(error).replace(repr(content), "it")  # no addresses in memory
+        raise InputError(f"Expected {path} to be {kind}, but it cannot be read: {reason}.") from error
 
 
-def check_pixels(path: Path, height: int, width: int, max_pixels: int | None = None) -> None:
+def check_pixels(path: Path | str, height: int, width: int, max_pixels: int | None = None) -> None:
     """Raise `InputError` if an image is larger than `max_pixels`, as in `open_image`."""
     limit = _default_limit() if max_pixels is None else max_pixels
     if height * width > limit:

@@ -6,6 +6,7 @@ from driftproof.corruptions import check_corruption
 from driftproof.data.folder import class_folders, image_files, locate
 from driftproof.data.images import FileSet, ImageSet
 from driftproof.errors import InputError
+from driftproof.files import read_text
 
 __all__ = ["tiny_imagenet", "tiny_imagenet_c"]
 
@@ -45,11 +46,11 @@ def tiny_imagenet_c(root: Path, corruption: str, severity: int) -> ImageSet:
 
 def _read_wnids(home: Path) -> list[str] | None:
     listed = home / "wnids.txt"
-    return sorted(listed.read_text("utf-8").split()) if listed.exists() else None
+    return sorted(read_text(listed).split()) if listed.exists() else None
 
 
 def _read_annotated(images: Path, annotations: Path, classes: list[str] | None, name: str) -> ImageSet:
-    lines = [line.split() for line in annotations.read_text("utf-8").splitlines() if line.strip()]
+    lines = [line.split() for line in read_text(annotations).splitlines() if line.strip()]
     if any(len(line) < 2 for line in lines):
         raise InputError(f"Expected every line of {annotations} to start with a file name and a class.")
     class_of = {line[0]: line[1] for line in lines}

@@ -5,7 +5,7 @@ measure and, in brackets, the stream that it is measured on; without one, half o
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from importlib.resources import files
@@ -16,7 +16,7 @@ from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
 
-__all__ = ["SUITES", "make_run"]
+__all__ = ["SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
 _FIELDS = {field.name for field in fields(Spec)}
@@ -52,16 +52,42 @@ def _make_table(
 ) -> Table:
     if costs:
         return _make_costs_table(name, title, images, _DEFINITIONS["methods"][methods], costs)
+    listed = _DEFINITIONS["methods"][methods]
+    rows = dict((row, (row, {})) if isinstance(row, str) else (row[0], (row[1], row[2])) for row in listed)
+    common = {"unknown": unknown, "domains": CORRUPTIONS[:domains]}
+    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, **common)
+
+
+def make_table(
+    name: str,
+    title: str,
+    images: str,
+    rows: Mapping[str, tuple[str, Mapping[str, Any]]],
+    columns: Iterable[str],
+    *,
+    round: int = 1,
+    **common: Any,  # noqa: ANN401  # any field of a spec
+) -> Table:
+    """Make a table of measures.
+
+    Args:
+        name: The table's name.
+        title: What it shows.
+        images: The streamed set.
+        rows: By name a method, and what differs: its options, or fields of the run.
+        columns: Measures, each with its stream in brackets.
+        round: The round that it shows.
+        **common: Fields of all runs.
+    """
     entries, lower = [], {}
-    for column in _DEFINITIONS["columns"][columns]:
+    for column in columns:
         measure, _, stream = column.removesuffix(")").partition(" (")
-        streamed = {"unknown": unknown, "domains": CORRUPTIONS[:domains], **_DEFINITIONS["streams"].get(stream, {})}
+        streamed = {**common, **_DEFINITIONS["streams"].get(stream, {})}
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
-        for row in _DEFINITIONS["methods"][methods]:
-            name_of_row, method, changes = (row, row, {}) if isinstance(row, str) else row
-            run = make_run(method, images, **streamed, **changes)
-            entries.append(TableEntry(name_of_row, column, (run,), round=round, **place))
+        for row, (method, changes) in rows.items():
+            run = make_run(method, images, **{**streamed, **changes})
+            entries.append(TableEntry(row, column, (run,), round=round, **place))
     return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
 
 
@@ -97,5 +123,5 @@ def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401 
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
     stream = {name: value for name, value in changes.items() if name in _FIELDS}
     own = {name: value for name, value in changes.items() if name not in _FIELDS}
-    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS} | stream)
+    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS, **stream})
     return spec.with_options(**options | _DEFINITIONS["options"].get(method, {}) | own)

@@ -33,6 +33,7 @@ from driftproof.methods.rdumb import rdumb
 from driftproof.methods.roid import roid
 from driftproof.methods.rotta import rotta
 from driftproof.methods.sar import sar
+from driftproof.methods.sentinel import sentinel
 from driftproof.methods.sotta import sotta
 from driftproof.methods.source import source
 from driftproof.methods.stamp import stamp
@@ -62,6 +63,7 @@ __all__ = [
     "roid",
     "rotta",
     "sar",
+    "sentinel",
     "sotta",
     "source",
     "stamp",

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter, AdapterOptions
 from driftproof.adapter.method import Schedule
 from driftproof.after import After
+from driftproof.detectors import Detector
 from driftproof.gradients import Gradient
 from driftproof.losses import Loss
 from driftproof.memories import Memory
@@ -36,6 +37,7 @@ class MethodOptions(AdapterOptions, total=False):
     gradient: Gradient | None
     memory: Memory | None
     teacher: EMA | None
+    detector: Detector | None
     after: After | Sequence[After]
 
 
@@ -57,6 +59,7 @@ def build_adapter(
     gradient: Gradient | None = None,
     memory: Memory | None = None,
     teacher: EMA | None = None,
+    detector: Detector | None = None,
     after: After | Sequence[After] = (),
     **options: Unpack[AdapterOptions],
 ) -> Adapter:
@@ -79,6 +82,7 @@ def build_adapter(
         gradient: As for `Adapter`.
         memory: As for `Adapter`.
         teacher: As for `Adapter`.
+        detector: As for `Adapter`.
         after: As for `Adapter`.
         **options: Keywords of `Adapter`.
     """
@@ -95,6 +99,7 @@ def build_adapter(
         lr_schedule=lr_schedule,
         memory=memory,
         teacher=teacher,
+        detector=detector,
         after=(*own_after, *((after,) if isinstance(after, After) else after)),
         **options,
     )

@@ -27,6 +27,7 @@ from driftproof.guards import GUARDS, FallBack, Guard, RollBack
 from driftproof.losses import COME, GCE, Entropy, Loss, SoftLikelihoodRatio
 from driftproof.methods.oracle import Oracle
 from driftproof.named import call_own, is_own, load_named
+from driftproof.scopes import everything, norm_affine
 from driftproof.scores import NOVELTY_SCORES, msp
 from driftproof.selection import (
     ConfidenceAbove,
@@ -65,6 +66,7 @@ METHODS: dict[str, Callable[..., Adapter]] = {
     "swr": methods.swr,
     "cotta": methods.cotta,
     "paf_kip": methods.paf_kip,
+    "sentinel": methods.sentinel,
     "ttn": methods.ttn,
     "norm_ema": methods.norm_ema,
     "rotta": methods.rotta,
@@ -146,6 +148,7 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
     "after": _AFTER,
     "loss": _LOSSES,
     "view": _VIEWS,
+    "scope": {"normalization": norm_affine(), "everything": everything()},
     "novelty": {"default": None, "paper": _paper_novelty, **{name: name for name in NOVELTY_SCORES}},
 }
 """Options that are objects in Python and names in a spec."""
@@ -153,7 +156,7 @@ _NAMED_OBJECTS: dict[str, dict[str, Any]] = {
 _RUN_OPTIONS = ("seed", "engine", "precision", "channels_last", "guard")
 """Keywords that every run passes to its method; a function of the user's gets those it takes."""
 
-_NOT_NAMEABLE = {"select", "scope", "views", "scales", "augment"}
+_NOT_NAMEABLE = {"select", "detector", "views", "scales", "augment"}
 """Keywords whose values have no names, so a spec cannot set them."""
 
 

@@ -9,6 +9,7 @@ from driftproof.models.checkpoints import (
     save_checkpoint,
 )
 from driftproof.models.deeplab import DeepLabV3Plus
+from driftproof.models.exported import load_exported
 from driftproof.models.normalized_model import NormalizedInput
 from driftproof.models.registry import MODELS, ModelInfo, build_model
 from driftproof.models.resnet import ResNet50
@@ -29,6 +30,7 @@ __all__ = [
     "build_model",
     "load_backbone",
     "load_checkpoint",
+    "load_exported",
     "read_checkpoint",
     "save_checkpoint",
 ]

@@ -132,7 +132,7 @@ def hooked_forward(
 ) -> Tensor:  # models may call it by torch's name
     """The forward of a plain batch-norm layer under a hook."""
     layer._check_input_dim(input)  # type: ignore[no-untyped-call]
-    if hook.uses_training:
+    if hook.settings.of_training and hook.uses_training:
         return type(layer).forward(layer, input)
     return hook.normalize(layer, input)
 

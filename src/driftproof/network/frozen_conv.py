@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from driftproof.network.forward_override import is_overridden, is_overridden_by, replace_forward
 
-__all__ = ["FrozenConvs", "cache_bf16_weights", "clear_cache", "conv_forward"]
+__all__ = ["FrozenConvs", "cache_bf16_weights", "clear_cache", "conv_forward", "plain_conv_forward", "use_plain_convs"]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MIN_BYTES = 2**26
@@ -49,11 +49,20 @@ class FrozenConvs:
             for layer in self._layers:
                 if vars(layer).pop("_has_small_input", False):
                     del layer.forward
+                    if type(layer) is nn.Conv2d:
+                        replace_forward(layer, plain_conv_forward)
 
     def _replace(self) -> None:
         for layer in self._layers:
-            if not is_overridden(layer):
+            if not is_overridden(layer) or is_overridden_by(layer, plain_conv_forward):
                 replace_forward(layer, conv_forward)
+
+
+def use_plain_convs(model: nn.Module) -> None:
+    """Have the plain convolutions of a model that computes no gradients run `plain_conv_forward`."""
+    for layer in model.modules():
+        if type(layer) is nn.Conv2d and _is_plain(layer):
+            replace_forward(layer, plain_conv_forward)
 
 
 def cache_bf16_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -105,6 +114,12 @@ def conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call 
     window = (layer.stride, layer.padding, layer.dilation, layer.groups)
     convolved: Tensor = _FrozenWeightConv.apply(x, weight, bias, *window)  # type: ignore[no-untyped-call]
     return convolved
+
+
+def plain_conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:
+    """What `nn.Conv2d.forward` computes, in half its host time."""
+    own = layer._parameters
+    return torch.conv2d(input, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def _is_worth_it(x: Tensor) -> bool:

@@ -2,12 +2,13 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.utils.hooks import RemovableHandle
 
 from driftproof.distributed import Distributed
@@ -15,7 +16,14 @@ from driftproof.errors import DistributedError, EngineError, ForwardError, Model
 from driftproof.network.batch_norm_hook import BatchNormHook, PassSettings, StatisticsRule, hooked_forward
 from driftproof.network.buffer_guard import BufferGuard
 from driftproof.network.forward_override import restore_forwards
-from driftproof.network.frozen_conv import FrozenConvs, cache_bf16_weights, clear_cache, conv_forward
+from driftproof.network.frozen_conv import (
+    FrozenConvs,
+    cache_bf16_weights,
+    clear_cache,
+    conv_forward,
+    plain_conv_forward,
+    use_plain_convs,
+)
 from driftproof.network.logits import LogitsAccessor, read_logits
 from driftproof.network.precision import Precision, autocast_mode, to_float32
 from driftproof.network.recurrent import recurrent_forward, use_native_recurrence
@@ -47,6 +55,7 @@ class Network(nn.Module):
     __call__: Callable[..., Tensor]
     compiled_forward: Callable[[Tensor], Any] | None = None
     _caching_modules: tuple[nn.Module, ...] | None = None
+    _directions: tuple[Any, Tensor] | None = None
 
     def __init__(
         self,
@@ -74,8 +83,11 @@ class Network(nn.Module):
         self._has_attention = any(isinstance(module, _WITH_FASTPATH) for module in self._every_module)
         self._guard = BufferGuard(model) if frozen else None
         self._feature_hook: _FeatureHook | None = None
-        # A frozen network saves nothing for gradients.
-        self._convs = FrozenConvs(model) if not frozen or precision == "bf16" else None
+        self._convs: FrozenConvs | None = None
+        if not frozen or precision == "bf16":
+            self._convs = FrozenConvs(model)
+        else:
+            use_plain_convs(model)  # it saves nothing for gradients
         use_native_recurrence(model)
         for hook in self._hooks:
             hook.distributed, hook.settings = self.distributed, self._pass
@@ -137,6 +149,18 @@ class Network(nn.Module):
         layer = None if self._feature_hook is None else self._feature_hook.layer
         return layer.weight if isinstance(layer, nn.Linear) else None
 
+    @property
+    def classifier_directions(self) -> Tensor | None:
+        """`classifier_rows` of length 1 each, without a graph; a frozen network computes them once."""
+        rows = self.classifier_rows
+        if rows is None:
+            return None
+        now = (rows.device, rows.dtype, rows.data_ptr(), rows._version)
+        if self._guard is None or self._directions is None or self._directions[0] != now:
+            rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+            self._directions = now, normalize(rows)
+        return self._directions[1]
+
     @contextmanager
     def statistics_of(self, mask: Tensor | None) -> Iterator[None]:
         """Take batch statistics from the masked samples alone, (N,) or (N, H, W); None changes nothing."""
@@ -146,6 +170,21 @@ class Network(nn.Module):
             yield
         finally:
             self._pass.mask = earlier
+
+    @contextmanager
+    def replace_parameters(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Run the passes with other values in the place of parameters, by name; gradients flow to them."""
+        replaced: list[tuple[dict[str, Any], str, Tensor]] = []
+        try:
+            for name, value in values.items():
+                path, _, leaf = name.rpartition(".")
+                table: dict[str, Any] = self.model.get_submodule(path)._parameters
+                replaced.append((table, leaf, table[leaf]))
+                table[leaf] = value.view_as(table[leaf]).to(table[leaf].dtype)
+            yield
+        finally:
+            for table, leaf, parameter in replaced:
+                table[leaf] = parameter
 
     @contextmanager
     def learning(self, mask: Tensor | None = None) -> Iterator[None]:
@@ -185,7 +224,7 @@ class Network(nn.Module):
         attached: list[BatchNormHook | _FeatureHook] = [*self._hooks]
         attached += [] if self._feature_hook is None else [self._feature_hook]
         plain = copy.deepcopy(self.model, {id(hook): hook for hook in attached})
-        restore_forwards(plain, conv_forward, hooked_forward, recurrent_forward)
+        restore_forwards(plain, conv_forward, plain_conv_forward, hooked_forward, recurrent_forward)
         clear_cache(plain)
         handles = [hook.handle.id for hook in attached if hook.handle is not None]
         for layer in plain.modules():

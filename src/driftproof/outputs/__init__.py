@@ -3,6 +3,7 @@
 from driftproof.outputs.base import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.outputs.confidence_ensemble import ConfidenceEnsemble
 from driftproof.outputs.laplacian import LaplacianAdjusted
+from driftproof.outputs.log_mean import LogMean
 from driftproof.outputs.mean_probability import MeanProbability
 from driftproof.outputs.prior_corrected import PriorCorrected
 from driftproof.outputs.teacher_ensemble import MultiScale, RandomViews, TeacherEnsemble
@@ -18,6 +19,7 @@ __all__ = [
     "Ensemble",
     "Episodic",
     "LaplacianAdjusted",
+    "LogMean",
     "MeanProbability",
     "MultiScale",
     "Output",

@@ -1,12 +1,14 @@
 """The paper's claims, each checked against the measured numbers.
 
-`claims.json` lists them. A test compares one number of a table with the best of others, all by row and column: ours has
-to be better, by the margin where there is one. Or it compares the deviations of two rows over the columns of a table.
+`claims.json` lists them. A test compares, in each of its columns, the first of some rows with the best of the others.
+It has to be better, by the margin where there is one, and as the table says unless `better` does. A pair of columns
+compares the first with the second. Or a test compares the deviations of two rows over the columns of a table.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 from driftproof.bench.results import Results, Value, fill_table
@@ -69,61 +71,74 @@ def evaluate_claims(archives: Sequence[Results]) -> list[Claim]:
     A case takes all its numbers from the first archive that has them; those with only some of the images come last.
     """
     ordered = sorted(archives, key=lambda results: results.is_subset)
-    claims = read_json("claims.json")
-    found = {claim["text"]: [_evaluate(test, ordered) for test in claim["tests"]] for claim in claims}
-    return [Claim(text, [case for case in cases if case is not None]) for text, cases in found.items()]
+    return [
+        Claim(claim["text"], [case for test in claim["tests"] for case in _evaluate(ordered, **test)])
+        for claim in read_json("claims.json")
+    ]
 
 
-def _evaluate(test: dict[str, Any], archives: Sequence[Results]) -> ClaimCase | None:
-    compare = _compare_deviations if "deviation_of" in test else _compare
-    return next((case for results in archives if (case := compare(results, **test)) is not None), None)
-
-
-@cache
-def _find_table(name: str) -> Table:
-    return next(table for table in all_tables() if table.name == name)
+def _evaluate(
+    archives: Sequence[Results],
+    table: str,
+    *,
+    rows: Sequence[Sequence[str]] = (),
+    columns: Sequence[str | Sequence[str]] = (),
+    deviation_of: Sequence[str] = (),
+    **how: Any,  # noqa: ANN401  # what `_compare` takes
+) -> Iterator[ClaimCase]:
+    """Yield the cases of a test that were measured: one for every column and row."""
+    layout = next(each for each in all_tables() if each.name == table)
+    tests: list[Callable[[Results], ClaimCase | None]] = []
+    if deviation_of:
+        tests.append(partial(_compare_deviations, table=layout, rows=deviation_of, **how))
+    for column, (ours, *others) in itertools.product(columns, rows):
+        first, last = (column, column) if isinstance(column, str) else column
+        places = [(ours, first), *((row, last) for row in others or [ours])]
+        tests.append(partial(_compare, table=layout, places=places, **how))
+    for test in tests:
+        yield from itertools.islice((case for results in archives if (case := test(results)) is not None), 1)
 
 
 def _compare(
     results: Results,
-    table: str,
-    ours: Sequence[str],
-    others: Sequence[Sequence[str]],
-    text: str,
-    better: str,
+    table: Table,
+    places: Sequence[tuple[str, str]],
+    text: str = "{images}: {pair}",
+    better: str | None = None,
     margin: float | None = None,
 ) -> ClaimCase | None:
-    """Test a number against the best of others; None if one of them was not measured."""
-    entries = {(entry.row, entry.column): entry for entry in _find_table(table).entries}
-    chosen = [entries[row, column] for row, column in (ours, *others)]
+    """Test the number of the first place against the best of the others; None if one of them was not measured."""
+    entries = {(entry.row, entry.column): entry for entry in table.entries}
+    chosen, (ours_row, column) = [entries[place] for place in places], places[0]
     # Of entries that ask for different rounds, the first asks for the last.
     is_start = len({entry.round for entry in chosen}) > 1
     values = [results.value(entry) for entry in chosen] if is_start else results.compare(chosen)
     numbers = [value.ours for value in values if value.ours is not None]
     if len(numbers) < len(chosen) or (is_start and values[0].round == 1):
         return None
-    sign = 1 if better == "higher" else -1
+    sign = -1 if (better or ("lower" if table.is_lower_better(column) else "higher")) == "lower" else 1
     best = max(range(1, len(numbers)), key=lambda index: sign * numbers[index])
     gap = numbers[0] - numbers[best]
+    stream, _, measure = column.rpartition(" ")
+    images = column.partition("/")[0]
     shown = text.replace("{pair}", _PAIR).format(
         ours=format_number(numbers[0]), other=format_number(numbers[best]), gap=format_signed(gap),
-        ours_row=ours[0], other_row=others[best - 1][0],
+        ours_row=ours_row, other_row=places[best][0], images=images, kind=images.lower(),
+        stream=stream, measure=measure,
     )  # fmt: skip
     return _make_case(results, chosen, sign * gap > 0 if margin is None else sign * gap >= margin, shown, values[0])
 
 
-def _compare_deviations(results: Results, table: str, deviation_of: Sequence[str], text: str) -> ClaimCase | None:
+def _compare_deviations(results: Results, table: Table, rows: Sequence[str], text: str) -> ClaimCase | None:
     """Test whether the first row varies less, at the last round that both have reached; None if it is not known."""
-    layout = _find_table(table)
-    found = [fill_table(results, layout).values[row, "Std"] for row in deviation_of]
+    found = [fill_table(results, table).values[row, "Std"] for row in rows]
     if any(value.ours is None for value in found):
         return None
     round = min(value.round or 0 for value in found)
-    limited = replace(layout, entries=tuple(replace(e, round=min(e.round, round)) for e in layout.entries))
-    filled = fill_table(results, limited).values
-    with_it, without = (filled[row, "Std"].ours or 0.0 for row in deviation_of)
+    limited = replace(table, entries=tuple(replace(each, round=min(each.round, round)) for each in table.entries))
+    with_it, without = (fill_table(results, limited).values[row, "Std"].ours or 0.0 for row in rows)
     text = f"{text}: deviation {format_number(with_it)} with selection, {format_number(without)} without"
-    return _make_case(results, layout.entries, with_it < without, text, replace(found[0], round=round))
+    return _make_case(results, table.entries, with_it < without, text, replace(found[0], round=round))
 
 
 def _make_case(results: Results, entries: Sequence[TableEntry], holds: bool, text: str, value: Value) -> ClaimCase:

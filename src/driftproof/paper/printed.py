@@ -1,7 +1,7 @@
 """The numbers that the paper prints, table by table."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ class PaperTable(NamedTuple):
 
     Attributes:
         reference: Where it is in the paper.
-        notes: Known misprints and ambiguities.
         better: "lower" or "higher", by column, in order.
         rows: Numbers by method and column; "TENT + Ours" is TENT with the paper's selection.
         gains: Gains printed in brackets, by method and column.
+        notes: Known misprints and ambiguities.
 
     Examples:
         >>> paper_table("T1_rounds50").rows["TENT + Ours"]["CIFAR-10-C/Open"]
@@ -27,10 +27,10 @@ class PaperTable(NamedTuple):
     """
 
     reference: str
-    notes: tuple[str, ...]
     better: Mapping[str, str]
     rows: Mapping[str, Mapping[str, float]]
     gains: Mapping[str, Mapping[str, float]]
+    notes: Sequence[str] = ()
 
 
 def paper_table(name: str) -> PaperTable:
@@ -41,17 +41,15 @@ def paper_table(name: str) -> PaperTable:
 @cache
 def load_tables() -> dict[str, PaperTable]:
     """Return all tables by name, in the paper's order."""
-    return {entry["id"]: _parse_table(**entry) for entry in read_json("printed.json")["tables"]}
+    return {name: _parse_table(**table) for name, table in read_json("printed.json").items()}
 
 
-def _parse_table(*, pdf_ref: str, notes: list[str], columns: list[str], better: Any, rows: Any, **_: Any) -> PaperTable:  # noqa: ANN401
+def _parse_table(*, columns: list[str], better: str | list[str], rows: list[Any], **others: Any) -> PaperTable:  # noqa: ANN401
     directions = [better] * len(columns) if isinstance(better, str) else better
-    numbers, gains = (
-        {row["method"]: dict(zip(columns, row[kind], strict=True)) for row in rows if kind in row}
-        for kind in ("values", "printed_delta")
-    )
-    printed = {method: {key: gain for key, gain in row.items() if gain is not None} for method, row in gains.items()}
-    return PaperTable(pdf_ref, tuple(notes), dict(zip(columns, directions, strict=True)), numbers, printed)
+    numbers = {method: dict(zip(columns, values, strict=True)) for method, values, *_ in rows}
+    printed = {method: zip(columns, gains[0], strict=True) for method, _, *gains in rows if gains}
+    gains = {method: {key: gain for key, gain in row if gain is not None} for method, row in printed.items()}
+    return PaperTable(better=dict(zip(columns, directions, strict=True)), rows=numbers, gains=gains, **others)
 
 
 @cache

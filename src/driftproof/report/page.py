@@ -103,10 +103,14 @@ def _figures(numbers: pl.DataFrame, runs: pl.DataFrame, histograms: pl.DataFrame
     several, value = pl.col("round").max().over("place") > 1, pl.col("value")
     for index, part in enumerate(sections.split_by_measure(numbers)):
         name, title, _ = sections.primary_measure(part)
-        lines = {"known": labels, "y_title": f"{title}, %"}
+        course, lines = sections.domain_course(part), {"known": labels, "y_title": f"{title}, %"}
+        first, *others = course["round"].unique().sort().to_list()
+        step = others[0] - first if others else 1
+        thinned = f", one round in {step}" if step > 1 else ""
+        position = {"x": "position", "x_title": f"domains seen{thinned}"}
         drawn: dict[str, tuple[pl.DataFrame, Callable[..., Any], dict[str, Any]]] = {
             "rounds": (per_round(part, name).filter(several), line_chart, lines),
-            "stream": (sections.domain_course(part), line_chart, lines | {"x": "position", "x_title": "domains seen"}),
+            "stream": (course, line_chart, lines | position),
             "domains": (per_domain(part, name), heatmap, {"legend": f"{title}, %"}),
         }
         for section, (frame, draw, options) in drawn.items():

@@ -75,10 +75,13 @@ def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
         yield "Frost textures are procedural, not photographs."
 
 
-def write_page(template: str, out: Path, **content: object) -> Path:
-    """Fill in a template of this package and write it atomically; texts are escaped."""
+def write_page(template: str, out: Path, *, package: str = "driftproof.report", **content: object) -> Path:
+    """Fill in a template of a package and write it atomically; texts are escaped.
+
+    The package's templates may extend and include those of the report.
+    """
     jinja2 = require("jinja2", "Writing a page", "'driftproof[report]'")
-    loader = jinja2.PackageLoader("driftproof.report")
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in dict.fromkeys((package, "driftproof.report"))])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     text = environment.get_template(template).render(version=__version__, **content)

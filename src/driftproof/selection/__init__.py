@@ -8,6 +8,7 @@ from driftproof.selection.certain_diverse import CertainAndDiverse
 from driftproof.selection.confidence import ConfidenceAbove, ConfidenceDifference
 from driftproof.selection.entropy import EntropyBelow, EntropyWeight
 from driftproof.selection.entropy_filters import EntropyFilters
+from driftproof.selection.known import Known
 from driftproof.selection.label_drop import LabelProbabilityDrop
 from driftproof.selection.padding import IgnorePadding
 from driftproof.selection.redundancy import NonRedundant
@@ -21,6 +22,7 @@ __all__ = [
     "EntropyFilters",
     "EntropyWeight",
     "IgnorePadding",
+    "Known",
     "LabelProbabilityDrop",
     "NonRedundant",
     "Product",

@@ -46,7 +46,7 @@ class ConfidenceDifference(Selection):
     def weights(self, step: Step) -> Tensor:
         """One where the confidence did not fall by more than the margin allows."""
         gain = step.confidence_change if self.on == "softmax" else step.logit_change
-        return (gain >= self.margin).to(step.weights.dtype)
+        return (gain >= self.margin).to(gain.dtype)
 
 
 class ConfidenceAbove(Selection):

@@ -13,5 +13,6 @@ from driftproof.statistics.blend import Blend
 from driftproof.statistics.running import Running
 from driftproof.statistics.source import Source
 from driftproof.statistics.ttn import TTN
+from driftproof.statistics.windowed_blend import WindowedBlend
 
-__all__ = ["TTN", "Auto", "Batch", "Blend", "Running", "Source", "Statistics"]
+__all__ = ["TTN", "Auto", "Batch", "Blend", "Running", "Source", "Statistics", "WindowedBlend"]

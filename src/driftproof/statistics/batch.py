@@ -30,8 +30,9 @@ class Batch(Statistics):
 
 class _BatchHook(BatchNormHook):
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
-        weight, bias, ranks = layer.weight, layer.bias, self.distributed.size
-        if values_per_channel(x) * ranks < 2:
+        parameters, ranks = layer._parameters, self.distributed.size  # a module's own attribute access is slow
+        weight, bias = parameters["weight"], parameters["bias"]
+        if x.numel() * ranks < 2 * layer.num_features:
             return type(layer).forward(layer, x)
         if ranks > 1 or self.settings.mask is not None:
             tied, mean, variance = self._reduce(layer, x)

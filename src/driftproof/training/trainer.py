@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import math
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from driftproof.errors import ConfigurationError, DivergenceError, InputError, ModelError, StateError
-from driftproof.files import atomic_write
+from driftproof.files import atomic_write, check_regular_file
+from driftproof.models.checkpoint_limits import check_pickles
 from driftproof.training.augmix import augmix, check_uint8_images
 from driftproof.training.crops import crop_and_flip, resized_crop_and_flip
 from driftproof.training.loss import augmix_loss
@@ -130,7 +130,7 @@ class Trainer:
         newer = content if content is not None and len(content["history"]) > len(self.history) else None
         last = self._check_epoch(until_epoch, len(newer["history"]) if newer else len(self.history))
         if newer:
-            self._restore(newer)
+            self._resume(newer, checkpoint)
         devices = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type):
             written = time.monotonic()
@@ -271,6 +271,14 @@ class Trainer:
             "history": [asdict(record) for record in self.history],
         }
 
+    def _resume(self, state: Mapping[str, Any], checkpoint: Path | None) -> None:
+        before = copy.deepcopy(self._state())
+        try:
+            self._restore(state)
+        except Exception as error:  # what a damaged file holds may be of any type
+            self._restore(before)
+            raise StateError(f"Expected {checkpoint} to fit this training, but it does not: {error}.") from error
+
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -280,10 +288,17 @@ class Trainer:
         """Return the content of a checkpoint after checking that it belongs to this run."""
         own = self._describe_run()
         try:
+            check_regular_file(path)
+            check_pickles(path)
             content = torch.load(path, map_location=self.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        except Exception as error:  # a damaged file may raise anything
             raise StateError(f"Expected {path} to be a training checkpoint, but reading it failed: {error}.") from error
-        if not isinstance(content, dict) or content.keys() != own.keys() | self._state().keys():
+        kinds = {"model": dict, "optimizer": dict, "history": list, "recipe": dict, "run": dict}
+        if (
+            not isinstance(content, dict)
+            or content.keys() != own.keys() | self._state().keys()
+            or not all(isinstance(content[name], kind) for name, kind in kinds.items())
+        ):
             raise StateError(f"Expected {path} to be a training checkpoint, but it is something else.")
         if content["format"] != _FORMAT:
             raise StateError(f"Expected a checkpoint of format {_FORMAT}, but got format {content['format']}.")

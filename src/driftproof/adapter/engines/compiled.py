@@ -73,7 +73,8 @@ class CompiledEngine(EagerEngine):
 
     @contextmanager
     def _use_compiled(self, images: Tensor) -> Iterator[None]:
-        networks = (self.state.network, self.state.source)
+        networks = [self.state.network, self.state.source]
+        networks += [] if self.state.detector is None else [self.state.detector]
         for network in networks:
             if network not in self._forwards:
                 on_cuda = supports_cuda_graphs(images.device)

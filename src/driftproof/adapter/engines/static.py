@@ -90,7 +90,7 @@ class StaticEngine(EagerEngine):
         """As `EagerEngine.run`; the record is fetched from the device on access."""
         key = shape_key(images)
         if not self._shapes.should_capture(key):
-            result = self.run_eager(images)
+            result = super().run(images)
             if self._is_initialized():
                 self._shapes.record(key)
             return result
@@ -108,10 +108,6 @@ class StaticEngine(EagerEngine):
             step.generator.manual_seed(batch_seed(self.state.seed, int(self.state.index)))
         step.images.copy_(images)
         return self._execute(step)
-
-    def run_eager(self, images: Tensor) -> StepResult:
-        """Run operation by operation, whatever the engine."""
-        return train_step(self.method, self.state, images)
 
     def invalidate(self) -> None:
         """Forget every static step."""

@@ -9,6 +9,7 @@ from driftproof.data.scenes.layout import dataset_root, labels_with_stem, pair_w
 from driftproof.data.scenes.scenes import Scenes
 from driftproof.data.scenes.sizes import FitHeight
 from driftproof.errors import InputError
+from driftproof.files import read_text
 
 __all__ = ["synthia"]
 
@@ -42,8 +43,8 @@ def synthia(root: Path, *, listing: Path | None = None, size: FitHeight | None =
 
 def _select_listed(frames: list[Path], listing: Path) -> list[Path]:
     try:
-        lines = listing.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(listing).split("\n")
+    except OSError as error:
         raise InputError(f"Expected {listing} to be a list of frames, but it cannot be read: {error}.") from error
     wanted = {Path(line.strip()).stem for line in lines if line.strip()}
     if missing := sorted(wanted - {frame.stem for frame in frames}):

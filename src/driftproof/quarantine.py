@@ -45,17 +45,16 @@ class Quarantine(Component):
         excess = largest - (_median(largest) if self.log_scale is None else self.log_scale)
         good = excess <= _FAR
         if len(images) >= _CROWD:
-            far = ~good & (excess < torch.inf)
-            good = good | (far & (far.sum() > good.sum()))
+            finite = excess < torch.inf
+            good = good | (finite & (finite.sum() > 2 * good.sum()))
         return good, largest
 
     def update(self, largest: Tensor, distributed: Distributed) -> None:
         """Follow the scale of the stream over all ranks."""
         usual = self.log_scale
         if usual is None:
-            usual = distributed.map_global_batch(largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows))[
-                0
-            ]
+            rows = distributed.map_global_batch(largest, lambda rows: _median(*distributed.sum(rows)).expand_as(rows))
+            usual = rows[0]
         # What is not finite says nothing about the scale, nor does a black image.
         excess = (largest - usual).nan_to_num(0.0, 0.0, 0.0).clamp(-_STEP, _STEP)
         self.log_scale = torch.add(usual, distributed.mean(excess), alpha=_MOMENTUM)
@@ -63,8 +62,8 @@ class Quarantine(Component):
 
 def replace_bad(images: Tensor, good: Tensor) -> Tensor:
     """Return the batch with its first good image in the place of the bad ones; nothing finite if none is good."""
-    first = good.float().argmax(dim=0, keepdim=True)
-    stand_in = images.index_select(0, first) / good.any()  # a division by one or zero
+    any_good, first = good.max(dim=0, keepdim=True)
+    stand_in = images.index_select(0, first) / any_good  # a division by one or zero
     return images.where(mask_like(good, images), stand_in)
 
 

@@ -51,15 +51,16 @@ class HealthMonitor(Component):
             self.averages.copy_(_empty(self.averages, len(self.averages)))
 
     def update(self, step: Step, selected: Tensor) -> None:
-        """Take in a batch during its step."""
-        self.compares = step.used_source
-        p, ranks = step.probabilities.detach(), step.distributed
-        size = 2 * (step.classes + 1) + 2
-        averages = _empty(p, size) if self.averages is None else self.averages.clone()
-        self.trained = torch.zeros_like(averages[: step.classes]) if self.trained is None else self.trained
+        """Take in a batch during its step, without gradients."""
+        p, ranks = step.probabilities, step.distributed
+        if self.compares != step.used_source:
+            self.compares = step.used_source
+        averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages.clone()
+        if self.trained is None:
+            self.trained = torch.zeros_like(averages[: step.classes])
         parts = [p, selected]
         if step.used_source:
-            parts += [step.source_log_probabilities.exp(), step.logits.argmax(dim=1) != step.source_classes]
+            parts += [step.source_probabilities, step.logits.argmax(dim=1) != step.source_classes]
         now = _means(parts, ranks)
         weight = min(1.0, max(_LEAST, ranks.global_count(selected.numel()) / _WINDOW))
         averages[: len(now)].lerp_(now, weight)
@@ -132,7 +133,7 @@ def _means(parts: Sequence[Tensor], distributed: Distributed) -> Tensor:
 
 def _sum_over_samples(part: Tensor, like: Tensor) -> Tensor:
     if part.ndim == like.ndim:
-        return part.sum().reshape(1)
+        return part.sum(dim=0, keepdim=True) if part.ndim == 1 else part.sum().reshape(1)
     return part.sum(dim=[0, *range(2, part.ndim)])
 
 

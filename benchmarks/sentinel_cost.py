@@ -1,0 +1,84 @@
+"""Time and memory of a captured `sentinel` step beside `tent+crowd`, for variants from cheap to whole.
+
+python benchmarks/sentinel_cost.py --out sentinel-cost.json
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import driftproof as dp
+from driftproof.models import build_model
+
+
+def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
+    """The methods to time, by name."""
+    return {
+        "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
+        "sentinel": (dp.sentinel, {}),
+        "sentinel, everything learns": (dp.sentinel, {"scope": dp.scopes.everything(), "lr": 1e-4}),
+        "sentinel, no mirror": (dp.sentinel, {"output": dp.outputs.LogMean(("network", "detector"))}),
+        "paf_kip": (dp.paf_kip, {}),
+    }
+
+
+def measure(
+    make: Callable[..., dp.Adapter], options: dict[str, Any], device: torch.device, trials: int
+) -> dict[str, Any]:
+    """Milliseconds of a step, in rows of ten, and the peak of allocated memory."""
+    torch.manual_seed(0)
+    cuda = device.type == "cuda"
+    images = torch.rand(200 if cuda else 4, 3, 32, 32, device=device)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    model = build_model("wrn40_2").to(device)
+    begun = time.perf_counter()
+    adapter = make(model, precision="bf16", channels_last=True, guard=(), **options)
+    for _ in range(8 if cuda else 1):
+        adapter(images)
+    times, ready = [], round(time.perf_counter() - begun, 1)
+    for _ in range(trials):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10 if cuda else 1):
+            adapter(images)
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start) / (10 if cuda else 1))
+    found = {"ms": round(statistics.median(times), 3), "ms_min": round(min(times), 3), "seconds_to_capture": ready}
+    if cuda:
+        found["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
+    return found
+
+
+def main() -> None:
+    """Measure every variant, and write what there is after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--trials", type=int, default=12)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    hardware = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    found: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "driftproof": dp.__version__}
+    found["network"] = "WRN-40-2, batch 200, bf16, channels last, captured"
+    for name, (make, options) in variants().items():
+        try:
+            found[name] = measure(make, options, device, arguments.trials)
+        except Exception as error:  # one that fails says why, and the others are still measured
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+        print(name, found[name], flush=True)
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

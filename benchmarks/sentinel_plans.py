@@ -1,0 +1,105 @@
+"""What `sentinel_research.py` runs, in order of importance."""
+
+from dataclasses import replace
+
+from sentinel_jobs import Learner, Sentinel
+
+_BASE = Learner("base")
+_SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)
+_ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
+
+PLANS = {
+    "dry": {
+        "sentinels": [Sentinel("batch"), Sentinel("crop", view="crop", guard=True), Sentinel("flip", view="flip")],
+        "learners": [
+            _BASE,
+            replace(_BASE, name="ens", loss="ens", sentinel="flip", momentum=0.99),
+            replace(
+                _BASE, name="all_params", scope="all", lr=3e-5, loss="slr", weighted=True, first="flip", second="none"
+            ),
+            replace(_BASE, name="masked", masked=True, known="guarded"),
+            replace(_BASE, name="alone", sentinel="none", alpha=(0.7, 0.3)),
+        ],
+    },
+    "first": {
+        "sentinels": [
+            Sentinel("batch"),
+            Sentinel("blend", alpha=0.5),
+            Sentinel("flip", view="flip"),
+            Sentinel("crop", view="crop"),
+            Sentinel("pulled", pull=1e-3),
+            Sentinel("no_teacher", teacher=False),
+            Sentinel("guarded", guard=True),
+            Sentinel("repel1", repel=1.0),
+        ],
+        "before_other_sentinels": 9,
+        "learners": [
+            _BASE,
+            replace(_BASE, name="all_3e-5", scope="all", lr=3e-5),
+            replace(_BASE, name="ens_1e-3", loss="ens", lr=1e-3),
+            replace(_BASE, name="lr1e-3_pull1e-2", lr=1e-3, pull=1e-2),
+            replace(_BASE, name="alpha0.3", alpha=(0.3, 0.3)),
+            replace(_BASE, name="alpha0.7", alpha=(0.7, 0.7)),
+            replace(_BASE, name="all_1e-4_pull1e-2", scope="all", lr=1e-4, pull=1e-2),
+            replace(_BASE, name="slr", loss="slr"),
+            replace(_BASE, name="all_known_no_diff", diff=False),
+            replace(_BASE, name="no_sentinel", known="all"),
+            replace(_BASE, name="all_ens_1e-4", scope="all", lr=1e-4, loss="ens"),
+            replace(_BASE, name="alpha0.7-0.3", alpha=(0.7, 0.3)),
+            replace(_BASE, name="alpha0.3-0.7", alpha=(0.3, 0.7)),
+            replace(_BASE, name="nothing", known="all", diff=False),
+            replace(_BASE, name="attract", known="attract"),
+            replace(_BASE, name="guarded", known="guarded"),
+            replace(_BASE, name="below_cut", known="below_cut"),
+            replace(_BASE, name="weighted", weighted=True),
+            replace(_BASE, name="no_mean_entropy", mean_entropy=0.0),
+            replace(_BASE, name="ens_sharp", loss="ens", lr=1e-3, temperature=0.5),
+            replace(_BASE, name="average", momentum=0.99),
+            replace(_BASE, name="lr1e-3_pull3e-3", lr=1e-3, pull=3e-3),
+            replace(_BASE, name="masked", masked=True),
+        ],
+    },
+    "second": {
+        "sentinels": [
+            Sentinel("flip", view="flip"),
+            Sentinel("no_teacher", view="flip", teacher=False, open_only=True),
+            Sentinel("blend0.3", view="flip", alpha=0.3, open_only=True),
+            Sentinel("crop", view="crop", open_only=True),
+            Sentinel("repel1", view="flip", repel=1.0, open_only=True),
+            Sentinel("lr2e-3", view="flip", lr=2e-3, open_only=True),
+            Sentinel("momentum0.99", view="flip", momentum=0.99, open_only=True),
+            Sentinel("batch", open_only=True),
+            Sentinel("blend0.6", view="flip", alpha=0.6, open_only=True),
+        ],
+        "before_other_sentinels": 11,
+        "learners": [
+            _SECOND,
+            _ALL,
+            replace(_ALL, name="all_ens", loss="ens", diff=False),
+            replace(_SECOND, name="ens_sharp", loss="ens", temperature=0.5, diff=False),
+            replace(_ALL, name="all_below_cut", known="below_cut"),
+            replace(_ALL, name="all_average", momentum=0.99),
+            replace(_SECOND, name="smooth", smooth=0.9),
+            replace(_SECOND, name="lambda0.1", mean_entropy=0.1),
+            replace(_SECOND, name="no_sentinel", known="all"),
+            replace(_SECOND, name="below_cut", known="below_cut"),
+            replace(_ALL, name="all_slr", loss="slr"),
+            replace(_SECOND, name="alpha0.5-0.1", alpha=(0.5, 0.1)),
+            replace(_SECOND, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
+            replace(_ALL, name="all_cross", loss="cross", first="flip", second="none", momentum=0.99, diff=False),
+            replace(_SECOND, name="known_alone", diff=False),
+            replace(_SECOND, name="no_lambda", mean_entropy=0.0),
+            replace(_SECOND, name="nothing", known="all", diff=False),
+            replace(_ALL, name="all_crop_first", first="crop", second="none"),
+            replace(_SECOND, name="slow", lr=3e-4),
+            replace(_SECOND, name="attract", known="attract"),
+            replace(_SECOND, name="slr", loss="slr"),
+            replace(_SECOND, name="crop_second", second="crop"),
+            replace(_SECOND, name="alpha0.2", alpha=(0.2, 0.2)),
+            replace(_SECOND, name="alpha0.4", alpha=(0.4, 0.4)),
+            replace(_ALL, name="all_3e-4", lr=3e-4, pull=3e-2),
+            replace(_SECOND, name="weighted", weighted=True),
+            replace(_SECOND, name="masked0.5", alpha=(0.5, 0.5), masked=True),
+        ],
+    },
+}

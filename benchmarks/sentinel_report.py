@@ -1,0 +1,119 @@
+"""What sentinels and learners reached, for `sentinel_research.py`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sentinel_jobs import Job, LearnerJob, SentinelJob
+
+
+def auroc(scores: Tensor, known: int) -> float:
+    """The area under the ROC curve of (steps, N) scores whose first `known` columns are known."""
+    low, high = scores[:, :known].flatten().double(), scores[:, known:].flatten().double()
+    both = torch.cat([low, high])
+    ranks = torch.empty_like(both)
+    ranks[both.argsort()] = torch.arange(1, len(both) + 1, device=both.device, dtype=both.dtype)
+    total = ranks[len(low) :].sum() - len(high) * (len(high) + 1) / 2
+    return 100 * float(total / (len(low) * len(high)))
+
+
+def by_round(job: Job, log_p: Tensor) -> list[float]:
+    """The error of each round."""
+    stream = job.stream
+    labels = stream.labels.repeat(job.rounds, 1)
+    wrong = (log_p[:, : stream.known].argmax(dim=2) != labels).float()
+    return [round(100 * float(part.mean()), 2) for part in wrong.chunk(job.rounds)]
+
+
+def auroc_by_round(job: Job, scores: Tensor) -> list[float]:
+    """The AUROC of each round, mean over corruptions."""
+    if job.stream.known == job.stream.batches.shape[1]:
+        return []
+    found = []
+    for part in scores.chunk(job.rounds):
+        domains = torch.split(part, job.stream.per_domain)
+        found.append(round(sum(auroc(one, job.stream.known) for one in domains) / len(domains), 2))
+    return found
+
+
+def shares(job: Job, mask: Tensor) -> dict[str, list[float]]:
+    """The share of samples in a mask, by round."""
+    known = [round(float(part[:, : job.stream.known].float().mean()), 3) for part in mask.chunk(job.rounds)]
+    if job.stream.known == job.stream.batches.shape[1]:
+        return {"known": known}
+    return {
+        "known": known,
+        "unknown": [round(float(part[:, job.stream.known :].float().mean()), 3) for part in mask.chunk(job.rounds)],
+    }
+
+
+def combine(parts: dict[str, Tensor], letters: str) -> Tensor | None:
+    """The sum of log-probabilities; None if one is missing."""
+    if any(letter not in parts for letter in letters):
+        return None
+    return torch.stack([parts[letter] for letter in letters]).sum(dim=0)
+
+
+COMBINATIONS = (
+    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
+    "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
+)  # fmt: skip
+
+
+def report_sentinel(job: SentinelJob) -> dict[str, Any]:
+    """What a sentinel reached."""
+    log_p = job.results["logits"].log_softmax(dim=2)
+    frozen = job.stream.frozen[1.0, 1.0][0].log_softmax(dim=2).repeat(job.rounds, 1, 1)
+    errors = {"sentinel": by_round(job, log_p), "bn_adapt": by_round(job, frozen)[:1]}
+    found: dict[str, Any] = {"errors": errors, "auroc_energy": auroc_by_round(job, job.results["energy"])}
+    found["auroc_entropy"] = auroc_by_round(job, -(log_p.exp() * log_p).sum(dim=2))
+    if "teacher" in job.results:
+        teacher = job.results["teacher"].log_softmax(dim=2)
+        errors["teacher"] = by_round(job, teacher)
+        errors["sum3"] = by_round(job, log_p + teacher + frozen)
+        found["auroc_teacher"] = auroc_by_round(job, -job.results["teacher"].logsumexp(dim=2))
+    for name in ("not_repelled", "attract", "below_cut"):
+        found[name] = shares(job, job.results[name])
+    separation = job.results["separation"]
+    found["separation"] = [
+        [round(float(part.quantile(q)), 2) for q in (0.05, 0.5, 0.95)] for part in separation.chunk(job.rounds)
+    ]
+    return found
+
+
+def report_learner(job: LearnerJob) -> dict[str, Any]:
+    """What a learner reached, alone and with others."""
+    parts = {"l": job.results["learner"].log_softmax(dim=2), "x": job.results["flipped"].log_softmax(dim=2)}
+    if job.choice.alpha in job.stream.frozen:
+        frozen, mirrored = job.stream.frozen[job.choice.alpha]
+        parts |= {"f": _repeat(frozen, job.rounds), "g": _repeat(mirrored, job.rounds)}
+    if job.sentinel is not None:
+        parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)
+    if "average" in job.results:
+        parts |= {"e": job.results["average"], "m": job.results["mirrored"]}
+    errors = {}
+    for letters in COMBINATIONS:
+        mixed = combine(parts, letters)
+        if mixed is not None:
+            errors[letters] = by_round(job, mixed)
+    domains = {}
+    for letters in ("l", "f", "lx", "fg", "lxg", "lxfg", "em", "emfg"):
+        mixed = combine(parts, letters)
+        if mixed is not None:
+            wrong = (mixed[-job.stream.steps :, : job.stream.known].argmax(dim=2) != job.stream.labels).float()
+            domains[letters] = [
+                round(100 * float(part.mean()), 2) for part in torch.split(wrong, job.stream.per_domain)
+            ]
+    found: dict[str, Any] = {"errors": errors, "domains": domains, "kept": shares(job, job.results["kept"])}
+    found["auroc_energy"] = auroc_by_round(job, -job.results["learner"].logsumexp(dim=2))
+    if job.sentinel is not None:
+        energy = job.sentinel.results["energy"]
+        found["auroc_sentinel"] = auroc_by_round(job, energy)
+        mixed = energy - job.results["learner"].logsumexp(dim=2)
+        found["auroc_sum"] = auroc_by_round(job, mixed)
+    return found
+
+
+def _repeat(logits: Tensor, rounds: int) -> Tensor:
+    return logits.log_softmax(dim=2).repeat(rounds, 1, 1)

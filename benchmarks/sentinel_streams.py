@@ -1,0 +1,89 @@
+"""Streams and networks on the device, for `sentinel_research.py`."""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.corruptions import corrupt
+from driftproof.data.cifar import cifar10, cifar100
+from driftproof.data.svhn import svhn
+from driftproof.network import Network
+from driftproof.statistics import Batch
+from driftproof.statistics.blend import InterpolatedStatistics
+
+NORMS = (nn.BatchNorm2d,)
+Shares = tuple[float, float]
+"""The share of the batch in the first and in the last layer."""
+
+
+class PerLayer(InterpolatedStatistics):
+    """A share of the batch that goes linearly from the first layer to the last."""
+
+    def __init__(self, first: float, last: float, layers: int) -> None:
+        super().__init__(momentum=None)
+        self.shares = [first + (last - first) * index / max(1, layers - 1) for index in range(layers)]
+
+    def alpha_for(self, index: int) -> float:
+        """The share of the layer."""
+        return self.shares[index]
+
+
+class Stream:
+    """All batches of a stream on the device, as bytes, and what is known of them."""
+
+    def __init__(self, name: str, batches: Tensor, labels: Tensor, known: int, per_domain: int) -> None:
+        self.name, self.batches, self.labels = name, batches, labels
+        self.known, self.per_domain = known, per_domain
+        self.steps = len(batches)
+        self.frozen: dict[tuple[float, float], tuple[Tensor, Tensor]] = {}
+
+
+def make_streams(
+    sets: list[str], data: Path, limit: int, device: torch.device, corruptions: list[str], batch: int
+) -> dict[tuple[str, str], Stream]:
+    """Corrupt the images on the device and cut them into batches."""
+    half = batch // 2
+    read = {"cifar10": lambda: cifar10(data), "cifar100": lambda: cifar100(data)}
+    digits = svhn(data, limit=limit).batch(range(limit)).to(device)
+    streams = {}
+    for name in sets:
+        source = read[name]()
+        images, labels = source.batch(range(limit)).to(device), source.labels[:limit].to(device)
+        closed, opened, closed_labels, open_labels = [], [], [], []
+        for corruption in corruptions:
+            known = corrupt(images, corruption, 5, dataset=name)
+            unknown = corrupt(digits, corruption, 5, dataset="svhn")
+            closed.append(known.view(-1, batch, 3, 32, 32))
+            closed_labels.append(labels.view(-1, batch))
+            halves = (known.view(-1, half, 3, 32, 32), unknown.view(-1, half, 3, 32, 32))
+            opened.append(torch.cat(halves, dim=1))
+            open_labels.append(labels.view(-1, half))
+        streams[name, "closed"] = Stream("closed", torch.cat(closed), torch.cat(closed_labels), batch, limit // batch)
+        streams[name, "open"] = Stream("open", torch.cat(opened), torch.cat(open_labels), half, limit // half)
+    return streams
+
+
+def make_network(model: nn.Module, alpha: tuple[float, float], device: torch.device) -> Network:
+    """A copy of the model under a rule for statistics."""
+    model = copy.deepcopy(model).to(device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    layers = sum(isinstance(module, NORMS) for module in model.modules())
+    rule = Batch() if alpha == (1.0, 1.0) else PerLayer(*alpha, layers)
+    return Network(model, rule, precision="bf16" if device.type == "cuda" else None)
+
+
+def trainable(network: Network, scope: str) -> list[Tensor]:
+    """The parameters that learn."""
+    if scope == "all":
+        chosen: list[Tensor] = list(network.model.parameters())
+    else:
+        norms = (module for module in network.model.modules() if isinstance(module, NORMS))
+        chosen = [parameter for module in norms for parameter in module.parameters()]
+    for parameter in chosen:
+        parameter.requires_grad_(True)
+    return chosen

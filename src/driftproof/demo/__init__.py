@@ -1,0 +1,1 @@
+"""The demo: garments in changing weather, with bags that the model has never seen."""

@@ -1,0 +1,176 @@
+"""What the demo runs: a changing world with unknown images, and streams that destroy a naive adapter."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.adapter import Adapter
+from driftproof.alarm import Alarm
+from driftproof.corruptions import CORRUPTIONS, corrupt, procedural_frost
+from driftproof.demo.garments import Garments
+from driftproof.methods import adapt, source, tent
+
+__all__ = ["FALSE_ALARM_RATE", "SEVERITY", "Domain", "Flagged", "Hostile", "World", "run_hostile", "run_world"]
+
+SEVERITY = 5
+FALSE_ALARM_RATE = 0.05
+"""Share of known images that the alarm is asked to flag."""
+
+_BATCH, _BAGS = 100, 25
+_HIGH_RATE = 0.1  # a hundred times TENT's
+_SINGLE_IMAGES, _REPEATS = 300, 6
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Errors in % on the known images of one corruption: of the model as it was, and adapted."""
+
+    name: str
+    source: float
+    adapted: float
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """An image that raised an alarm.
+
+    Attributes:
+        image: 8-bit image, (3, H, W).
+        domain: The corruption.
+        novelty: Its score.
+        predicted: The class that the network calls it.
+        is_bag: Whether it is of the unknown class.
+    """
+
+    image: Tensor
+    domain: str
+    novelty: float
+    predicted: int
+    is_bag: bool
+
+
+@dataclass(frozen=True)
+class World:
+    """What happened in the changing world.
+
+    Attributes:
+        domains: Errors by corruption, in the order of the stream.
+        flagged: Images that raised an alarm, in the order of the stream.
+        bags_flagged: Share of the bags that did, in %.
+        known_flagged: Share of the known images that did, in %.
+        health: State of the adapter at the end.
+    """
+
+    domains: list[Domain]
+    flagged: list[Flagged]
+    bags_flagged: float
+    known_flagged: float
+    health: str
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """Accuracies in % on a stream that is hard for adapters: of the model as it was, of TENT, and of `adapt`."""
+
+    name: str
+    source: float
+    tent: float
+    adapted: float
+
+
+def run_world(
+    model: nn.Module, garments: Garments, *, seed: int = 0, count: int = 1000, progress: Progress = lambda share: None
+) -> World:
+    """Adapt to fifteen corruptions one after the other. A fifth of the images are bags.
+
+    Args:
+        model: The trained network.
+        garments: Test images and bags; training images calibrate the alarm.
+        seed: Of the choice and the order of the images.
+        count: Known images of each corruption, a multiple of 100.
+        progress: Called with the share that is done.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    adapter, frozen = adapt(model), source(model)
+    alarm = Alarm.from_false_alarm_rate(FALSE_ALARM_RATE, _score(model, garments.train[:1000]))
+    domains: list[Domain] = []
+    flagged: list[Flagged] = []
+    bags = 0
+    for index, name in enumerate(CORRUPTIONS):
+        errors = torch.zeros(2)
+        for pixels, labels in _mix_batches(garments, name, count, generator):
+            images, is_known = pixels.float() / 255, labels >= 0
+            before = frozen(images).argmax(dim=1)
+            logits, record = adapter.step(images)
+            after = logits.argmax(dim=1)
+            errors += torch.stack([((each != labels) & is_known).sum() for each in (before, after)])
+            bags += int((~is_known).sum())
+            flagged += [
+                Flagged(pixels[i], name, event.novelty, int(after[i]), not bool(is_known[i]))
+                for event in alarm(record.novelty)
+                for i in [event.sample]
+            ]
+        domains.append(Domain(name, *(100 * errors / count).tolist()))
+        progress((index + 1) / len(CORRUPTIONS))
+    found = sum(each.is_bag for each in flagged)
+    known_flagged = 100 * (len(flagged) - found) / (count * len(CORRUPTIONS))
+    return World(domains, flagged, 100 * found / bags, known_flagged, record.health.state)
+
+
+def run_hostile(
+    model: nn.Module, garments: Garments, *, seed: int = 0, progress: Progress = lambda share: None
+) -> list[Hostile]:
+    """Run TENT and `adapt` on streams that are hard for adapters.
+
+    Args:
+        model: The trained network.
+        garments: Test images.
+        seed: Of the order of the images.
+        progress: Called with the share that is done.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(garments.test), generator=generator)
+    by_class = shuffled[garments.test_labels[shuffled].argsort(stable=True)]
+    streams = (
+        ("a folder per class, read in order", by_class, _BATCH, {}),
+        ("one image at a time", shuffled[:_SINGLE_IMAGES], 1, {}),
+        ("a learning rate 100 times too high", shuffled.repeat(_REPEATS), _BATCH, {"lr": _HIGH_RATE}),
+    )
+    found = []
+    for index, (name, order, size, options) in enumerate(streams):
+        adapters = (source(model), tent(model, guard=(), **options), adapt(model, **options))
+        images, labels = garments.test[order].float() / 255, garments.test_labels[order]
+        found.append(Hostile(name, *(_accuracy(adapter, images, labels, size) for adapter in adapters)))
+        progress((index + 1) / len(streams))
+    return found
+
+
+def _accuracy(adapter: Adapter, images: Tensor, labels: Tensor, size: int) -> float:
+    predicted = torch.cat([adapter(batch).argmax(dim=1) for batch in images.split(size)])
+    return 100 * float((predicted == labels).float().mean())
+
+
+def _mix_batches(
+    garments: Garments, corruption: str, count: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield corrupted images and labels, −1 for bags, in random order."""
+    frost = procedural_frost() if corruption == "frost" else None
+    known = torch.randperm(len(garments.test), generator=generator)[:count]
+    bags = torch.randperm(len(garments.bags), generator=generator)[: count * _BAGS // _BATCH]
+    for mine, theirs in zip(known.split(_BATCH), bags.split(_BAGS), strict=True):
+        pixels = torch.cat([garments.test[mine], garments.bags[theirs]])
+        labels = torch.cat([garments.test_labels[mine], theirs.new_full(theirs.shape, -1)])
+        order = torch.randperm(len(labels), generator=generator)
+        indices = torch.cat([mine, len(garments.test) + theirs])
+        corrupted = corrupt(pixels, corruption, SEVERITY, dataset="garments", indices=indices, frost_photos=frost)
+        yield corrupted[order], labels[order]
+
+
+def _score(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the novelty of clean images, computed as in the stream."""
+    adapter = adapt(model)
+    return torch.cat([adapter.step(batch.float() / 255).record.novelty for batch in pixels.split(_BATCH)])

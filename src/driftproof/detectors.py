@@ -1,0 +1,201 @@
+"""Detectors: adapting copies of the model that learn nothing but to tell known samples from unknown ones."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from driftproof.components import Component, Detection, flatten
+from driftproof.errors import ConfigurationError, ModelError
+from driftproof.network import Network, StatisticsRule
+from driftproof.norms import norm_layers
+from driftproof.predictions import entropy, log_probabilities, upcast
+from driftproof.two_groups import fit_otsu
+
+__all__ = ["Detector", "Sentinel"]
+
+_LARGEST = 10.0
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+_FEW = 48
+"""How much farther apart the groups of few scores are by chance, times their number."""
+
+
+class Detector(Component):
+    """Tells known samples from unknown ones, before the adapting network sees the batch.
+
+    It gets a network of its own that shares all parameters with the frozen one, and keeps what it learns in buffers.
+    Components read what it says as `step.detection`.
+
+    Args:
+        statistics: What its batch-norm layers normalize with; None is what the adapting network uses.
+    """
+
+    def __init__(self, statistics: StatisticsRule | None = None) -> None:
+        super().__init__()
+        self.statistics = statistics
+
+    def detect(self, images: Tensor, network: Network, good: Tensor) -> Detection:
+        """Judge a batch, and learn from it.
+
+        Args:
+            images: The batch.
+            network: The detector's own network.
+            good: Which images to learn from, (N,).
+        """
+        raise NotImplementedError
+
+
+class Sentinel(Detector):
+    """Lowers the entropy of predictions it is sure of, and raises that of the others.
+
+    The weights and biases of normalization layers learn, with Adam. With τ the threshold, h the entropy and h_e that of
+    a moving average of the sentinel: samples with h < τ attract, weighted by exp(τ − h_e). Samples with h ≥ τ and h_e ≥
+    τ repel; the others take no part. This is PAF-KIP's rule without random views, in a network that never answers, so
+    that what it forgets of hard known samples costs no error. A sample that does not repel counts as known. The novelty
+    is the sentinel's energy.
+
+    Args:
+        lr: Learning rate.
+        repel: α, the weight of the entropy that is raised.
+        threshold: τ as a share of ln C.
+        momentum: Share of itself the moving average keeps at each step.
+        pull: Share of the way back to the source after each step.
+        mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them.
+        min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
+            this + 48/n standard deviations apart; 0 trusts the sentinel always.
+        images_per_step: Gradients of smaller batches wait for each other until they come from so many images.
+        statistics: See `Detector`.
+
+    Reference:
+        Lee et al., "Stabilizing Open-Set Test-Time Adaptation via Primary-Auxiliary Filtering and Knowledge-Integrated
+        Prediction", BMVC 2025.
+    """
+
+    affine: Tensor
+    average: Tensor
+    mean: Tensor
+    square: Tensor
+    count: Tensor
+    waiting: Tensor
+    num_waiting: Tensor
+
+    def __init__(
+        self,
+        *,
+        lr: float = 1e-3,
+        repel: float = 2.0,
+        threshold: float = 0.4,
+        momentum: float = 0.999,
+        pull: float = 0.0,
+        mirror: bool = True,
+        min_separation: float = 0.0,
+        images_per_step: int = 64,
+        statistics: StatisticsRule | None = None,
+    ) -> None:
+        super().__init__(statistics)
+        for name, value in (
+            ("lr", lr),
+            ("repel", repel),
+            ("min_separation", min_separation),
+            ("images_per_step", images_per_step),
+        ):
+            if not 0 <= value < math.inf:
+                raise ConfigurationError(f"Expected `{name}` to be at least 0, but got {value}.")
+        for name, value in (("threshold", threshold), ("momentum", momentum), ("pull", pull)):
+            if not 0 <= value <= 1:
+                raise ConfigurationError(f"Expected `{name}` to be in 0..1, but got {value}.")
+        self.lr, self.repel, self.threshold = lr, repel, threshold
+        self.momentum, self.pull, self.mirror, self.min_separation = momentum, pull, mirror, min_separation
+        self.images_per_step = images_per_step
+        self._sizes: dict[str, int] = {}
+        for name in ("affine", "average", "mean", "square", "count", "waiting", "num_waiting"):
+            self.register_buffer(name, None)
+
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Return to the source's weights."""
+        affine = {id(p) for _, layer in norm_layers(network.model) for p in layer.parameters(recurse=False)}
+        found = {name: parameter for name, parameter in network.model.named_parameters() if id(parameter) in affine}
+        if not found:
+            raise ModelError(
+                f"Expected a model whose normalization layers have weights, since {type(self).__name__} trains them, "
+                f"but {type(network.model).__name__} has none."
+            )
+        self._sizes = {name: parameter.numel() for name, parameter in found.items()}
+        start = upcast(flatten(found.values()).detach())
+        self.affine, self.average = start.clone(), start.clone()
+        self.mean, self.square, self.waiting = (torch.zeros_like(start) for _ in range(3))
+        self.count, self.num_waiting = start.new_zeros(()), start.new_zeros(())
+
+    def detect(self, images: Tensor, network: Network, good: Tensor) -> Detection:
+        """Judge a batch, and learn from it."""
+        affine = self.affine.detach().requires_grad_()
+        with torch.enable_grad(), network.replace_parameters(self._split(affine)):
+            logits = self._predict(network, images)
+            log_p = log_probabilities(logits)
+            losses = entropy(log_p)
+            with torch.no_grad():
+                averaged = self._predict_average(network, images)
+                attract, repel = self._weigh(log_p.detach(), averaged, good)
+            (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
+            network.restore_batch_norms()
+        with torch.no_grad():
+            logits = logits.detach()
+            novelty = -upcast(logits).logsumexp(dim=1)
+            known = (repel <= 0) | ~self._is_trusted(novelty, network)
+            start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
+            self._step(gradient, start, network.distributed.global_count(len(images)))
+            return Detection(known, novelty, logits)
+
+    def _predict(self, network: Network, images: Tensor) -> Tensor:
+        """The logits for the images or their mirror images; of pixels, where the pixels are."""
+        if not self.mirror or images.ndim != 4:
+            return network(images)
+        logits = network(images.flip(-1))
+        return logits.flip(-1) if logits.ndim == 4 else logits
+
+    def _predict_average(self, network: Network, images: Tensor) -> Tensor:
+        """The moving average's logits for the images as they are."""
+        with network.replace_parameters(self._split(self.average)):
+            return network(images)
+
+    def _weigh(self, log_p: Tensor, averaged: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of samples that attract and repel."""
+        limit = self.threshold * math.log(log_p.shape[1])
+        own, theirs = entropy(log_p), entropy(log_probabilities(averaged))
+        valid = good.view(-1, *[1] * (own.ndim - 1)).expand_as(own)
+        weight = (limit - theirs).clamp(-_LARGEST, _LARGEST).exp()
+        return weight * ((own < limit) & valid), ((own >= limit) & (theirs >= limit) & valid).to(weight.dtype)
+
+    def _objective(self, losses: Tensor, attract: Tensor, repel: Tensor, network: Network) -> Tensor:
+        """The mean entropy of what attracts, less α times that of what repels."""
+        sums = [(attract * losses).sum(), (attract > 0).sum(), (repel * losses).sum(), repel.sum()]
+        attracted, number, repelled, others = network.distributed.sum(*sums)
+        return attracted / number.clamp(min=1) - self.repel * repelled / others.clamp(min=1)
+
+    def _is_trusted(self, novelty: Tensor, network: Network) -> Tensor:
+        """Whether the scores of the batch form two groups."""
+        scores = network.distributed.gather_rows(novelty).flatten()
+        if self.min_separation == 0:
+            return torch.ones_like(scores[0], dtype=torch.bool)
+        return fit_otsu(scores).separation >= self.min_separation + _FEW / len(scores)
+
+    def _step(self, gradient: Tensor, start: Tensor, images: int) -> None:
+        """A step of Adam, where one is due and its gradient is finite; the buffers are replaced."""
+        total, number = self.waiting + images * gradient, self.num_waiting + images
+        finite, due = total.isfinite().all(), number >= self.images_per_step
+        gradient, stepped, count = total / number, finite & due, self.count + 1
+        mean = torch.lerp(self.mean, gradient, 1 - _BETAS[0])
+        square = torch.lerp(self.square, gradient**2, 1 - _BETAS[1])
+        size = (square / (1 - _BETAS[1] ** count)).sqrt() + _EPS
+        affine = self.affine - self.lr * mean / (1 - _BETAS[0] ** count) / size
+        affine = torch.lerp(affine, start, self.pull) if self.pull else affine
+        moved = {"affine": affine, "mean": mean, "square": square, "count": count}
+        moved["average"] = torch.lerp(affine, self.average, self.momentum)
+        for name, value in moved.items():
+            setattr(self, name, torch.where(stepped, value, getattr(self, name)))
+        self.waiting = torch.where(due, 0.0, torch.where(finite, total, self.waiting))
+        self.num_waiting = torch.where(due, 0.0, torch.where(finite, number, self.num_waiting))
+
+    def _split(self, values: Tensor) -> dict[str, Tensor]:
+        """The parameters that a vector holds, by name."""
+        return dict(zip(self._sizes, torch.split(values, list(self._sizes.values())), strict=True))

@@ -1,0 +1,60 @@
+"""The mean of the log-probabilities of several networks."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from driftproof.components import Step
+from driftproof.errors import ConfigurationError
+from driftproof.network import Network
+from driftproof.outputs.base import Output
+from driftproof.predictions import log_probabilities
+from driftproof.validation import check_choice
+
+__all__ = ["LogMean"]
+
+Member = Literal["network", "mirror", "source", "source_mirror", "teacher", "detector"]
+
+
+class LogMean(Output):
+    """The mean of log-probabilities, which is the product of opinions: one that is sure that it is not a class counts.
+
+    Args:
+        members: Whose: the adapting "network"'s, also of the "mirror" images (a further pass), the frozen "source"'s,
+            also of the mirror images ("source_mirror", likewise), the "teacher"'s or the "detector"'s.
+
+    Examples:
+        >>> LogMean(("network", "mirror"))
+        LogMean(members=('network', 'mirror'))
+    """
+
+    def __init__(self, members: Sequence[str] = ("network", "source")) -> None:
+        super().__init__()
+        if not members:
+            raise ConfigurationError("Expected `members` to name at least one network, but got none.")
+        for member in members:
+            check_choice("member", member, get_args(Member))
+        self.members = tuple(members)
+
+    def predict(self, step: Step) -> Tensor:
+        """The mean; not normalized, which changes no prediction."""
+        return torch.stack([_OPINIONS[member](step) for member in self.members]).mean(dim=0)
+
+
+def _predict_mirror(network: Network, step: Step) -> Tensor:
+    """A network's log-probabilities of the mirror images; of pixels, where the pixels are."""
+    mirrors = step.images.ndim == 4
+    logits = network(step.images.flip(-1) if mirrors else step.images)
+    return log_probabilities(logits.flip(-1) if mirrors and logits.ndim == 4 else logits)
+
+
+_OPINIONS: dict[str, Callable[[Step], Tensor]] = {
+    "network": lambda step: step.log_probabilities,
+    "mirror": lambda step: _predict_mirror(step.network, step),
+    "source": lambda step: step.source_log_probabilities,
+    "source_mirror": lambda step: _predict_mirror(step.source, step),
+    "teacher": lambda step: log_probabilities(step.teacher_logits),
+    "detector": lambda step: log_probabilities(step.detection.logits),
+}

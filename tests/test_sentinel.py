@@ -1,0 +1,291 @@
+"""The sentinel: a second adapting copy that learns what is unknown, and a learner that asks it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import driftproof as dp
+from cases import batches, same_but_bookkeeping, state_of
+from driftproof.adapter.engines import StaticEngine
+from driftproof.components import Detection
+from driftproof.detectors import Detector, Sentinel
+from driftproof.outputs import LogMean
+from driftproof.selection import Known
+from networks import CLASSES, build
+
+
+@pytest.fixture
+def model():
+    return build("wide_resnet").double()
+
+
+def double_stream(count=5, size=12):
+    return [images.double() for images in batches(count, size=size)]
+
+
+def entropies(logits):
+    return torch.distributions.Categorical(logits=logits).entropy()
+
+
+def affine_of(network):
+    return [p for m in network.modules() if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
+
+
+def sentinel_for(model, detector=None, **options):
+    detector = detector or Sentinel(lr=0.1, threshold=0.75, momentum=0.9, images_per_step=1)
+    options = {"statistics": dp.statistics.Batch(), "accumulate": 1, "guard": (), "known": True, **options}
+    return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **options)
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_sentinel_by_hand(model, mirror):
+    limit, alpha, momentum, pull = 0.75 * math.log(CLASSES), 1.7, 0.9, 0.05
+    network, average, original = (copy.deepcopy(model).train() for _ in range(3))
+    optimizer = torch.optim.Adam(affine_of(network), lr=0.1)
+    detector = Sentinel(
+        lr=0.1, repel=alpha, threshold=0.75, momentum=momentum, pull=pull, mirror=mirror, images_per_step=1
+    )
+    adapter = sentinel_for(model, detector)
+    groups = []
+    for images in double_stream():
+        logits = network(images.flip(-1) if mirror else images)
+        with torch.no_grad():
+            theirs = entropies(average(images))
+        own, sure, unknown = entropies(logits), [], []
+        for i in range(len(images)):
+            if own[i] < limit:
+                sure.append(math.exp(min(max(limit - float(theirs[i]), -10), 10)) * own[i])
+            elif theirs[i] >= limit:
+                unknown.append(i)
+        groups.append((len(sure), len(unknown)))
+        loss = sum(sure) / max(len(sure), 1) - alpha * own[unknown].sum() / max(len(unknown), 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for ours, start in zip(affine_of(network), affine_of(original), strict=True):
+                ours.lerp_(start, pull)
+            for slow, fast in zip(affine_of(average), affine_of(network), strict=True):
+                slow.copy_(momentum * slow + (1 - momentum) * fast)
+        adapter(images)
+        torch.testing.assert_close(adapter.last.novelty, -logits.detach().logsumexp(1), rtol=0, atol=1e-9)
+        known = torch.tensor([i not in unknown for i in range(len(images))])
+        assert not (adapter.last.selected & ~known).any()
+    sure, unknown = (sum(group) for group in zip(*groups, strict=True))
+    assert sure > 0 < unknown
+    assert sure + unknown < 5 * 12, "some samples must have taken no part"
+
+
+def test_sentinel_shares_every_parameter_with_the_frozen_network(model):
+    adapter = sentinel_for(model)
+    for images in double_stream(2):
+        adapter(images)
+    ours = dict(adapter.state.detector.model.named_parameters())
+    assert all(ours[name] is parameter for name, parameter in adapter.source.model.named_parameters())
+    given = dict(model.named_parameters())
+    assert all(torch.equal(parameter, given[name]) for name, parameter in ours.items())
+
+
+def test_learner_is_bit_equal_whatever_the_sentinel_learns_if_it_does_not_ask(model):
+    options = {"select": dp.ConfidenceDifference(), "output": "before", "novelty": "energy"}
+    adapters = [sentinel_for(model, Sentinel(lr=lr, images_per_step=1), **options) for lr in (0.0, 0.3)]
+    for images in double_stream():
+        first, second = (adapter(images) for adapter in adapters)
+        assert torch.equal(first, second)
+
+
+def test_sentinel_widens_the_gap_between_sure_and_unsure_samples():
+    images = batches(1, size=64)[0]
+    adapter = sentinel_for(build("wide_resnet"), Sentinel(lr=1e-2, threshold=0.75, images_per_step=1, mirror=False))
+    start = dp.bn_adapt(adapter.source.model)(images)
+    unsure = entropies(start) > 0.75 * math.log(CLASSES)
+    assert 8 < unsure.sum() < 56
+    gaps = []
+    for _ in range(40):
+        adapter(images)
+        gaps.append(float(adapter.last.novelty[unsure].mean() - adapter.last.novelty[~unsure].mean()))
+    assert gaps[-1] > gaps[20] > gaps[0]
+
+
+def all_repelled():
+    return Sentinel(lr=0.1, threshold=0.0, images_per_step=1)
+
+
+def all_attracted():
+    return Sentinel(lr=0.1, threshold=1.0, images_per_step=1)
+
+
+@pytest.mark.parametrize("network", ["wide_resnet", "segmentation"])
+@pytest.mark.parametrize("make", [all_repelled, all_attracted])
+def test_extreme_batches_stay_finite(network, make):
+    adapter = sentinel_for(build(network), make())
+    for images in [*batches(6, size=16), *batches(3, size=1), torch.full((8, 3, 8, 8), 0.5)]:
+        assert adapter(images).isfinite().all()
+        assert adapter.last.novelty.isfinite().all()
+    assert all(tensor.isfinite().all() for tensor in adapter.method.detector.buffers())
+
+
+def test_all_unknown_batch_still_teaches_the_sentinel(model):
+    adapter = sentinel_for(model, all_repelled(), mean_entropy=0.0)
+    images = double_stream(1)[0]
+    before = [parameter.detach().clone() for parameter in adapter.state.trainable], state_of(adapter)
+    adapter(images)
+    assert adapter.last.kept == 0
+    assert all(torch.equal(now, then) for now, then in zip(adapter.state.trainable, before[0], strict=True))
+    assert not torch.equal(adapter.state_dict()["detector.affine"], before[1]["detector.affine"])
+
+
+def test_all_known_batch_selects_what_the_confidence_difference_selects(model):
+    trusting = sentinel_for(model, all_attracted(), novelty="energy", output="before")
+    plain = dp.tent(
+        model,
+        lr=0.05,
+        select=dp.ConfidenceDifference(),
+        after=dp.after.PullToSource(1e-3),
+        guard=(),
+        mean_entropy=trusting.method.mean_entropy,
+    )
+    for images in double_stream():
+        torch.testing.assert_close(trusting(images), plain(images), rtol=0, atol=1e-9)
+        assert torch.equal(trusting.last.selected, plain.last.selected)
+
+
+@pytest.mark.parametrize("engine", ["eager", "static"])
+def test_nan_batch_leaves_sentinel_unchanged(engine):
+    adapter = sentinel_for(build("wide_resnet"))
+    run = adapter if engine == "eager" else StaticEngine(adapter.method, adapter.state).run
+    stream = batches(4)
+    for images in stream:
+        run(images)
+    before = state_of(adapter)
+    run(stream[0] * math.nan)
+    assert same_but_bookkeeping(state_of(adapter), before)
+
+
+def test_quarantined_images_do_not_teach_the_sentinel():
+    stream = batches(4)
+    adapters = [sentinel_for(build("wide_resnet")) for _ in range(2)]
+    for adapter in adapters:
+        adapter(stream[0])
+    broken = stream[1].clone()
+    broken[3] = math.inf
+    stand_in = stream[1].clone()
+    stand_in[3] = stand_in[0]
+    good = torch.tensor([True, True, True, False, True, True])
+    adapters[0](broken)
+    with torch.no_grad():
+        detector, state = adapters[1].method.detector, adapters[1].state
+        detector.detect(stand_in, state.detector, good)
+    assert torch.equal(adapters[0].method.detector.affine, detector.affine)
+
+
+def test_small_batches_wait_for_each_other(model):
+    """Two batches of six make the same step as one of twelve whose loss is the mean of theirs."""
+    adapter = sentinel_for(model, Sentinel(lr=0.1, images_per_step=12, mirror=False))
+    first, second = double_stream(2, size=6)
+    start = adapter.method.detector.affine.clone()
+    adapter(first)
+    assert torch.equal(adapter.method.detector.affine, start)
+    waiting = adapter.method.detector.waiting.clone()
+    assert waiting.any()
+    adapter(second)
+    moved = adapter.method.detector
+    assert not torch.equal(moved.affine, start)
+    assert not moved.waiting.any()
+    assert moved.num_waiting == 0
+    # The first step of Adam is the learning rate in the direction of the gradient's sign.
+    step = (start - moved.affine) / 0.1
+    torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)
+
+
+def test_sentinel_is_not_trusted_while_its_scores_form_one_group(model):
+    images = double_stream(1, size=64)[0]
+    trusting, doubting = (
+        sentinel_for(model, Sentinel(threshold=0.75, images_per_step=1, min_separation=value)) for value in (0.0, 1e6)
+    )
+    trusting(images)
+    doubting(images)
+    assert trusting.last.kept < 1
+    assert doubting.last.kept == 1
+
+
+def test_pixels_are_judged_where_they_are():
+    """A mirrored image is mirrored back."""
+    model = build("segmentation")
+    seen = []
+
+    class Listening(Sentinel):
+        def detect(self, images, network, good):
+            seen.append(super().detect(images, network, good))
+            return seen[-1]
+
+    images = batches(1)[0]
+    for mirror in (True, False):
+        sentinel_for(model, Listening(lr=0.0, mirror=mirror))(images)
+    mirrored, plain = seen
+    assert mirrored.known.shape == mirrored.novelty.shape == (len(images), *mirrored.logits.shape[2:])
+    there_and_back = dp.bn_adapt(model)(images.flip(-1)).flip(-1)
+    torch.testing.assert_close(mirrored.logits, there_and_back, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain.logits, dp.bn_adapt(model)(images), rtol=1e-4, atol=1e-5)
+
+
+def test_mean_of_log_probabilities_by_hand(model):
+    images = double_stream(1)[0]
+    adapter = sentinel_for(model, output=LogMean(("network", "mirror", "detector", "source")))
+    plain, mirrored = (dp.bn_adapt(model)(view).log_softmax(1) for view in (images, images.flip(-1)))
+    torch.testing.assert_close(adapter(images), (2 * plain + 2 * mirrored) / 4, rtol=0, atol=1e-9)
+
+
+class AllButFirst(Detector):
+    """Takes the first sample for unknown."""
+
+    def detect(self, images, network, good):
+        with torch.no_grad():
+            logits = network(images)
+        known = torch.arange(len(images), device=images.device) > 0
+        return Detection(known, (~known).to(logits.dtype), logits)
+
+
+def test_detector_of_ones_own(model):
+    dp.testing.check_component(AllButFirst(), model=build("wide_resnet"), images=batches(1)[0])
+    adapter = sentinel_for(model, AllButFirst(), select=Known(), novelty="detector")
+    for images in double_stream(3):
+        adapter(images)
+        assert adapter.last.selected.tolist() == [False] + [True] * 11
+        assert adapter.last.novelty.tolist() == [1.0] + [0.0] * 11
+
+
+def test_mistakes_are_explained(model):
+    with pytest.raises(dp.errors.ConfigurationError, match="detector"):
+        dp.tent(model, select=Known())(double_stream(1)[0])
+    with pytest.raises(dp.errors.ConfigurationError, match="memory"):
+        sentinel_for(model, memory=dp.memories.LatestImages(8))
+    for wrong in ({"lr": -1.0}, {"threshold": 2.0}, {"momentum": math.nan}, {"repel": math.inf}):
+        with pytest.raises(dp.errors.ConfigurationError, match=next(iter(wrong))):
+            Sentinel(**wrong)
+    with pytest.raises(dp.errors.ConfigurationError, match="member"):
+        LogMean(("network", "neighbor"))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_small_batches_enter_running_statistics(size):
+    """Of one layer by hand: statistics move by the share of the window that the batch fills."""
+    layer, alpha, window = nn.BatchNorm2d(3), 0.4, 8
+    nn.init.uniform_(layer.running_mean)
+    nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(3 * 64, CLASSES))
+    rule = dp.statistics.WindowedBlend(alpha, window)
+    adapter = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
+    share = min(1.0, size / window)
+    mean, variance = layer.running_mean.clone(), layer.running_var.clone()
+    for images in batches(4, size=size):
+        mean = (1 - share) * mean + share * images.mean((0, 2, 3))
+        variance = (1 - share) * variance + share * images.var((0, 2, 3), correction=0)
+        offset = mean - layer.running_mean
+        used = layer.running_mean + alpha * offset
+        spread = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
+        normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
+        torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)
