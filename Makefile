@@ -70,6 +70,7 @@ results: setup
 	  --out results/speed/precision-before.md
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
+	$(BIN)/python benchmarks/pictures.py
 	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
