@@ -5,7 +5,9 @@ python benchmarks/pictures.py [--results results] [--out docs/images]
 rounds.svg       error over fifty rounds among unknown images: TENT, TENT with selection, BN Adapt, source
 leaderboard.svg  error and AUROC of every method of the leaderboard
 streams.svg      accuracy of source, TENT with selection and `dp.adapt` in streams that are hard for an adapter
-novelty.svg      how the frozen network's novelty scores separate known from unknown images
+novelty.svg      how well novelty scores separate known from unknown images
+
+`make results` runs this.
 """
 
 import argparse
