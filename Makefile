@@ -41,7 +41,7 @@ fuzz: setup
 	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --inputs $(or $(INPUTS),100000) --out results/fuzz
 	$(BIN)/python -m pytest -q tests/test_upload_faults.py
 
-# 100,000 batches, killed again and again, against a run left alone. About 15 minutes on two idle cores.
+# 100,000 batches, killed again and again, against a run left alone. About half an hour on two busy cores.
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --out results/soak
 
@@ -71,7 +71,7 @@ results: setup
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
 	$(BIN)/python benchmarks/pictures.py
-	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) --out docs/leaderboard.md
+	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/classification --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

@@ -13,7 +13,17 @@ from torch import Tensor
 from guard_runs import Run, relative_entropy
 from tables import format_protocol
 
-__all__ = ["append_line", "choose", "classify", "format_page", "indicator_table", "is_good", "judge", "read_lines"]
+__all__ = [
+    "Line",
+    "append_line",
+    "choose",
+    "classify",
+    "format_page",
+    "indicator_table",
+    "is_good",
+    "judge",
+    "read_lines",
+]
 
 Line = dict[str, Any]
 

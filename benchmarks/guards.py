@@ -10,10 +10,12 @@ is healthy if the error is not above the source network's. Twenty of each then r
 statistics of `dp.adapt`, or as `--arms` says.
 
 At least 19 of 20 must be rescued: final error at most 2 points above the source network's. Healthy runs may raise one
-alarm in 10,000 batches. The script exits with 1 otherwise. Runs without guards are kept in DIR and not repeated.
+alarm in 10,000 batches. The script exits with 1 otherwise. Runs without guards are kept in DIR and not repeated. With
+`--found guards.json` there is no search: the runs without guards are those of an earlier result.
 """
 
 import argparse
+import json
 import math
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.data import cifar10
 from driftproof.models import build_from_checkpoint
-from guard_results import append_line, choose, classify, format_page, indicator_table, is_good, judge, read_lines
+from guard_results import Line, append_line, choose, classify, format_page, indicator_table, is_good, judge, read_lines
 from guard_runs import Bench, Run, is_mild, make_grid, run_stream
 from tables import write_results
 
@@ -78,11 +80,21 @@ def record(arguments: argparse.Namespace, bench: Bench) -> None:
         print(f"{run}: {line['final']:.1f} %, source {line['source']:.1f} %, {line['seconds']:.0f} s", flush=True)
 
 
+def find_runs(arguments: argparse.Namespace) -> tuple[list[Line], list[Line]]:
+    """Return the collapsed and the healthy runs: of an earlier result, or of the search."""
+    if arguments.found is None:
+        return choose(read_lines(arguments.out, "record"), arguments.runs)
+    lines = json.loads(arguments.found.read_text(encoding="utf-8"))["without guards"]
+    kinds = ("collapsed", "healthy")
+    collapsed, healthy = ([line for line in lines if classify(line) == kind] for kind in kinds)
+    return collapsed, healthy
+
+
 def repeat(arguments: argparse.Namespace, bench: Bench) -> None:
     """Run this part of the chosen runs again with guards."""
     path = arguments.out / f"guarded-{arguments.part[0]}.jsonl"
     path.unlink(missing_ok=True)
-    collapsed, healthy = choose(read_lines(arguments.out, "record"), arguments.runs)
+    collapsed, healthy = find_runs(arguments)
     runs = [Run(**line["run"]) for line in collapsed + healthy]
     for run in share(runs, arguments.part):
         for arm in arguments.arms:
@@ -124,18 +136,24 @@ def describe_protocol(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Judge, print and write; return 1 if too few runs are rescued or too many alarms are false."""
-    recorded, guarded = read_lines(arguments.out, "record"), read_lines(arguments.out, "guarded")
-    chosen = choose(recorded, arguments.runs)
+    guarded, chosen = read_lines(arguments.out, "guarded"), find_runs(arguments)
     verdicts = {arm: judge(chosen, [line for line in guarded if line["arm"] == arm]) for arm in arguments.arms}
-    kinds = Counter(map(classify, recorded))
-    searched = {"runs searched": ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))}
-    protocol = describe_protocol(arguments) | searched
+    protocol = describe_protocol(arguments) | {"runs searched": describe_search(arguments)}
     page = format_page(chosen, guarded, verdicts, protocol)
     print(page)
     without_series = [{key: line[key] for key in line if key != "series"} for line in [*chosen[0], *chosen[1]]]
     results = {"protocol": protocol, "verdicts": verdicts, "without guards": without_series, "with guards": guarded}
     write_results(arguments.out, "guards", results, guards=page)
     return 0 if is_good(verdicts[arguments.arms[0]], arguments.runs) else 1
+
+
+def describe_search(arguments: argparse.Namespace) -> str:
+    """Return how many runs of each kind the search has seen."""
+    if arguments.found is not None:
+        earlier = json.loads(arguments.found.read_text(encoding="utf-8"))["protocol"]["runs searched"]
+        return f"{earlier.removesuffix(' (an earlier result)')} (an earlier result)"
+    kinds = Counter(map(classify, read_lines(arguments.out, "record")))
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -154,6 +172,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=20, help="collapsed runs, and healthy ones")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["guards, statistics auto"])
     parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
+    parser.add_argument("--found", type=Path, help="guards.json of an earlier result, whose runs are repeated")
     parser.add_argument("--record", action="store_true", help="only the runs without guards, and their indicators")
     parser.add_argument("--phase", choices=list(PHASES), help="only this phase, of this part")
     parser.add_argument("--part", type=parse_part, default=(0, 1), help="I/N: every N-th run from the I-th on")
@@ -180,7 +199,8 @@ def main() -> int:
     if arguments.phase:
         PHASES[arguments.phase](arguments, load_bench(arguments))
         return 0
-    run_parts(arguments, "record")
+    if arguments.found is None:
+        run_parts(arguments, "record")
     if arguments.record:
         print(indicator_table(read_lines(arguments.out, "record")))
         return 0

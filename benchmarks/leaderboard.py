@@ -6,7 +6,7 @@ Every line of the plan is a part of a suite, with the options of `driftproof ben
 
     openset --methods tent,paf_kip --images cifar100-c --open --rounds 1
     openset_small --limit 2000
-    paf_kip_parts --row "no crops" --row "mixed at random"
+    paf_kip_parts --table paf_kip_parts --row "no crops" --row "mixed at random"
 
 Runs start in the order of the plan, those of a line in the order of its methods. A run whose next round would not end
 in time is left, and the next one has its turn; the same command resumes what is there. Lines with a limit have a
@@ -81,6 +81,7 @@ def parse_line(line: str, out: Path) -> Part:
     """Read a line of the plan."""
     parser = argparse.ArgumentParser(prog="plan", add_help=False)
     parser.add_argument("suite", choices=list(SUITES))
+    parser.add_argument("--table")
     parser.add_argument("--row", dest="rows", action="append", default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[])
     parser.add_argument("--images", type=lambda text: text.split(","), default=[])
@@ -90,9 +91,12 @@ def parse_line(line: str, out: Path) -> Part:
     for name in ("--rounds", "--limit", "--trials"):
         parser.add_argument(name, type=int)
     chosen = vars(parser.parse_args(shlex.split(line)))
-    suite, rows = SUITES[chosen.pop("suite")](), chosen.pop("rows")
-    entries = {entry.row: entry for table in suite.tables for entry in table.entries}
+    suite, rows, name = SUITES[chosen.pop("suite")](), chosen.pop("rows"), chosen.pop("table")
+    if name is not None:
+        check_choice(f"table of {suite.name}", name, [table.name for table in suite.tables])
+        suite = replace(suite, tables=tuple(table for table in suite.tables if table.name == name))
     if rows:
+        entries = {entry.row: entry for table in suite.tables for entry in table.entries}
         only = tuple(entries[check_choice(f"row of {suite.name}", row, entries)] for row in rows)
         suite = replace(suite, tables=(replace(suite.tables[0], entries=only, lower_is_better=None),))
     run_filter = RunFilter(**chosen)

@@ -59,7 +59,7 @@ _INTRODUCTION = (
     "How well each score tells unknown images or pixels from known ones, in percent: the mean over the domains of a",
     "round. Scores without a prefix are the frozen network's, equal for all methods with the same batch-norm",
     "statistics. `a + b` sums scores that are standardized over the batch. The best single score of a method is bold.",
-    "The last column is how far a score is from it at worst. `benchmarks/novelty.py` measures it.",
+    "The last column is how far a score is from it at worst. – was not measured. `benchmarks/novelty.py` measures it.",
 )
 
 
@@ -228,10 +228,10 @@ def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
 def _format_table(columns: dict[str, dict[str, float]], measure: str, *, lowest: bool) -> list[str]:
     """One row per score, one column per method; the best single score is bold, and the last column is the worst gap."""
     known = dict.fromkeys(key for values in columns.values() for key in values if key.endswith(f"/{measure}"))
-    names = [key.removesuffix(f"/{measure}") for key in known if all(key in values for values in columns.values())]
+    names = [key.removesuffix(f"/{measure}") for key in known]
     sign = -1 if lowest else 1
     best = {
-        method: max((sign * values[f"{name}/{measure}"], name) for name in SINGLE)[1]
+        method: max((sign * values[key], name) for name in SINGLE if (key := f"{name}/{measure}") in values)[1]
         for method, values in columns.items()
     }
     lines = ["| | " + " | ".join(columns) + " | furthest from the best single score |"]
@@ -240,7 +240,10 @@ def _format_table(columns: dict[str, dict[str, float]], measure: str, *, lowest:
     for name in names:
         cells, gaps = [], []
         for method, values in columns.items():
-            value = values[f"{name}/{measure}"]
+            value = values.get(f"{name}/{measure}")
+            if value is None:
+                cells.append("–")
+                continue
             gaps.append(sign * (values[f"{best[method]}/{measure}"] - value))
             cells.append(f"**{value:.2f}**" if name == best[method] else f"{value:.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} | {max(gaps):.2f} |")

@@ -16,7 +16,8 @@ from driftproof.scores import NoveltyScore
 __all__ = ["SINGLE", "AllScores", "PixelScores", "watch_features"]
 
 _LOGIT_SCORES = {"msp": scores.msp, "energy": scores.energy, "max_logit": scores.max_logit, "entropy": scores.entropy}
-SINGLE = ("confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") for name in (*_LOGIT_SCORES, "cosine")))
+_NAMES = (*_LOGIT_SCORES, "cosine", "cosine_entropy")
+SINGLE = ("confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") for name in _NAMES))
 """Scores that look at one thing; the other ones combine several. Those without a prefix are the frozen network's."""
 
 _STANDARDIZED_SUMS = (
@@ -56,7 +57,9 @@ class AllScores(NoveltyScore):
         rows = network.find_classifier()[1].weight
         assert isinstance(rows, Tensor)
         features = step.features if adapted else step.source_features
-        return _from_logits(logits) | {"cosine": scores.cosine(features.detach(), rows.detach())}
+        pair = features.detach(), rows.detach()
+        found = {"cosine": scores.cosine(*pair), "cosine_entropy": scores.cosine_entropy(*pair)}
+        return _from_logits(logits) | found
 
 
 class PixelScores(AllScores):
@@ -69,9 +72,9 @@ class PixelScores(AllScores):
         model = (step.network if adapted else step.source).model
         features, rows = _WATCHED[id(model)]
         similarity = torch.einsum("nd...,cd->nc...", normalize(features[0].float()), normalize(rows.detach().float()))
-        coarse = 1 - similarity.amax(dim=1, keepdim=True)
+        coarse = torch.stack([1 - similarity.amax(dim=1), scores.entropy(7 * similarity)], dim=1)
         fine = interpolate(coarse, size=logits.shape[2:], mode="bilinear", align_corners=True)
-        return _from_logits(logits) | {"cosine": fine[:, 0]}
+        return _from_logits(logits) | dict(zip(("cosine", "cosine_entropy"), fine.unbind(dim=1), strict=True))
 
 
 _WATCHED: dict[int, tuple[dict[int, Tensor], Tensor]] = {}

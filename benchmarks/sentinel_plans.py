@@ -6,6 +6,7 @@ from sentinel_jobs import Learner, Sentinel
 
 _BASE = Learner("base")
 _SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)
+_CHOSEN = replace(_SECOND, name="chosen", known="all")
 _ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
 
 PLANS = {
@@ -101,5 +102,29 @@ PLANS = {
             replace(_SECOND, name="weighted", weighted=True),
             replace(_SECOND, name="masked0.5", alpha=(0.5, 0.5), masked=True),
         ],
+    },
+    "third": {
+        "sentinels": [
+            Sentinel("flip", view="flip"),
+            Sentinel("momentum0.99", view="flip", momentum=0.99, open_only=True),
+            Sentinel("no_teacher", view="flip", teacher=False, open_only=True),
+            Sentinel("blend0.3", view="flip", alpha=0.3, open_only=True),
+            Sentinel("crop", view="crop", open_only=True),
+            Sentinel("repel1", view="flip", repel=1.0, open_only=True),
+            Sentinel("batch", open_only=True),
+        ],
+        "before_other_sentinels": 3,
+        "learners": [
+            replace(_SECOND, name="known_alone", diff=False),
+            replace(_CHOSEN, name="chosen_lambda0.1", mean_entropy=0.1),
+            replace(_CHOSEN, name="chosen_average", momentum=0.99),
+            replace(_CHOSEN, name="chosen_ens_sharp", loss="ens", temperature=0.5, diff=False),
+            replace(_CHOSEN, name="chosen_alpha0.4", alpha=(0.4, 0.4)),
+            replace(_SECOND, name="nothing", known="all", diff=False),
+        ],
+    },
+    "final": {
+        "sentinels": [Sentinel("flip", view="flip")],
+        "learners": [_CHOSEN],
     },
 }

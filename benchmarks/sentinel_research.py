@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from driftproof.corruptions import HELD_OUT
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.models import build_from_checkpoint
 from sentinel_jobs import Learner, LearnerJob, Sentinel, SentinelJob, run_frozen, run_together
 from sentinel_report import report_learner, report_sentinel
@@ -41,15 +41,15 @@ def main() -> None:
     parser.add_argument("--streams", default="open,closed")
     parser.add_argument("--together", type=int, default=4)
     parser.add_argument("--deadline", type=float, default=130.0)
+    parser.add_argument("--frost", type=Path, help="folder of frost photos")
     parser.add_argument("--corruptions", default=",".join(HELD_OUT))
     arguments = parser.parse_args()
     start = time.time()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sets = arguments.sets.split(",")
     plan = importlib.import_module("sentinel_plans").PLANS[arguments.plan]
-    streams = make_streams(
-        sets, arguments.data, arguments.limit, device, arguments.corruptions.split(","), arguments.batch
-    )
+    wanted = list(CORRUPTIONS) if arguments.corruptions == "fifteen" else arguments.corruptions.split(",")
+    streams = make_streams(sets, arguments.data, arguments.limit, device, wanted, arguments.batch, arguments.frost)
     models = {name: build_from_checkpoint(arguments.weights / f"wrn40_2_{name}.pt") for name in sets}
     classes = {"cifar10": 10, "cifar100": 100}
     places = [(name, kind) for name in sets for kind in arguments.streams.split(",")]

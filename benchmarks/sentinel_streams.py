@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from driftproof.corruptions import corrupt
+from driftproof.corruptions import corrupt, find_frost_photos
 from driftproof.data.cifar import cifar10, cifar100
 from driftproof.data.svhn import svhn
 from driftproof.network import Network
@@ -41,7 +41,13 @@ class Stream:
 
 
 def make_streams(
-    sets: list[str], data: Path, limit: int, device: torch.device, corruptions: list[str], batch: int
+    sets: list[str],
+    data: Path,
+    limit: int,
+    device: torch.device,
+    corruptions: list[str],
+    batch: int,
+    frost: Path | None,
 ) -> dict[tuple[str, str], Stream]:
     """Corrupt the images on the device and cut them into batches."""
     half = batch // 2
@@ -53,8 +59,9 @@ def make_streams(
         images, labels = source.batch(range(limit)).to(device), source.labels[:limit].to(device)
         closed, opened, closed_labels, open_labels = [], [], [], []
         for corruption in corruptions:
-            known = corrupt(images, corruption, 5, dataset=name)
-            unknown = corrupt(digits, corruption, 5, dataset="svhn")
+            photos = find_frost_photos(frost) if corruption == "frost" else None
+            known = corrupt(images, corruption, 5, dataset=name, frost_photos=photos)
+            unknown = corrupt(digits, corruption, 5, dataset="svhn", frost_photos=photos)
             closed.append(known.view(-1, batch, 3, 32, 32))
             closed_labels.append(labels.view(-1, batch))
             halves = (known.view(-1, half, 3, 32, 32), unknown.view(-1, half, 3, 32, 32))

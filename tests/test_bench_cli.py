@@ -354,7 +354,6 @@ def test_runs_with_missing_weights_do_not_stop_the_others(files_at, tmp_path, ca
     ("words", "message"),
     [
         (("run", "tabel1"), "known suite, but got 'tabel1'. Did you mean table1"),
-        (("run", "demo"), "Run `driftproof demo`"),
         (("run", "table1", "--executor", "locl"), "known executor, but got 'locl'. Did you mean local"),
         (("run", "table1", "--replace", "svhn-c"), "`--replace` to be OLD=NEW, but got 'svhn-c'"),
         (("run", "table1", "--seeds", "0,one"), "`--seeds` to be integers, but got 'one'"),

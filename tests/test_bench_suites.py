@@ -30,7 +30,7 @@ SPECS = {name: list(made.specs()) for name, made in BUILT.items()}
 CAMVID = ("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates")
 ABLATIONS = ("open_choices", "endurance", "milder")
 DRIVING = ("table3", "table4", "s1", "s3b", "s4", *CAMVID)
-CLASSIFICATION = [name for name in SUITES if name not in (*DRIVING, "demo", *ABLATIONS)]
+CLASSIFICATION = [name for name in SUITES if name not in (*DRIVING, *ABLATIONS)]
 SETS = {"CIFAR-10-C": "cifar10-c", "CIFAR-100-C": "cifar100-c", "TinyImageNet-C": "tiny-imagenet-c"}
 
 
@@ -251,7 +251,7 @@ def test_specs_use_existing_methods_options_metrics_and_networks(name):
         if spec.task == "stream":
             adapter_of(spec)
         assert set(spec.measures) <= set(METRICS)
-        assert spec.model in MODELS or name == "demo"
+        assert spec.model in MODELS
         assert dataclasses.replace(spec, seed=1).name != spec.name
 
 

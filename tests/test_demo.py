@@ -1,90 +1,122 @@
-"""The demo, from the command line."""
+"""The demo: its images, its streams against slow loops, its page and its command."""
 
 import json
-import sys
-from dataclasses import replace
+import re
+from pathlib import Path
 
 import polars as pl
 import pytest
 import torch
 
-from driftproof.bench import Results, load
-from driftproof.bench.local_files import LocalFiles
+import driftproof as dp
+from driftproof.bench import load
 from driftproof.cli import main
-from driftproof.data import digits
-from driftproof.paper import suite
+from driftproof.demo import streams
+from driftproof.demo.garments import CLASSES, load_garments
+from driftproof.demo.network import train_network
+from driftproof.demo.page import hostile_table, world_table, write_demo_page
+from driftproof.demo.recorded import RECORDED, record_curves
 
-
-def files_of(folder):
-    return LocalFiles(folder, folder / "five_layers_digits-0.safetensors")
-
-
-def run_demo(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(["demo", *map(str, arguments)])
-    return caught.value.code
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One round of the demo, with two of its fifteen corruptions."""
-    folder = tmp_path_factory.mktemp("demo") / "results"
+def garments():
+    return load_garments()
+
+
+@pytest.fixture(scope="module")
+def model(garments):
+    return train_network(garments.train[:1500], garments.train_labels[:1500])
+
+
+@pytest.fixture(scope="module")
+def world(model, garments):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["driftproof.bench.demo"], "CORRUPTIONS", ("frost", "contrast"))
-        patch.setattr("driftproof.training.digits._EPOCHS", 6)
-        assert run_demo("--out", folder, "--rounds", 1) == 0
-        yield folder
+        patch.setattr(streams, "CORRUPTIONS", ("gaussian_noise", "frost"))
+        return streams.run_world(model, garments, count=200)
 
 
-def test_demo_measures_every_run_of_its_suite(folder):
-    results = Results(folder)
-    assert set(results.runs) == set(suite("demo").specs())
-    assert all(results.rounds(spec) == 1 for spec in results.runs)
-    assert "Frost textures are procedural, not photographs." in (folder / "report.html").read_text()
+def test_garments_are_images_of_seven_classes_and_bags(garments):
+    assert {images.shape[1:] for images in (garments.train, garments.test, garments.bags)} == {(3, 32, 32)}
+    for labels in (garments.train_labels, garments.test_labels):
+        assert set(labels.tolist()) == set(range(len(CLASSES)))
+    seen = {image.numpy().tobytes() for image in garments.train}
+    assert not seen & {image.numpy().tobytes() for image in torch.cat([garments.test, garments.bags])}
 
 
-def test_second_demo_shows_stored_results(folder, capsys):
-    before = {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")}
-    assert run_demo("--out", folder, "--rounds", 1) == 0
-    assert {path: path.read_bytes() for path in folder.glob("cells/*/*.jsonl")} == before
-    shown = capsys.readouterr().out
-    errors = load(folder).filter(measure="error").group_by("method").agg(pl.col("value").mean())
-    for method, error in errors.rows():
-        (line,) = (line for line in shown.splitlines() if line.split()[:1] == [method])
-        assert float(line.split()[1]) == pytest.approx(error, abs=0.0051)
-    assert f"Report: {folder / 'report.html'}" in shown.replace("\n", "")
-
-
-def test_another_network_is_refused_in_the_same_folder(folder, capsys, monkeypatch):
-    monkeypatch.setattr("driftproof.training.digits._EPOCHS", 1)
-    assert run_demo("--out", folder, "--rounds", 1, "--seed", 1) == 2
-    assert "were made differently: weights five_layers digits-c was" in " ".join(capsys.readouterr().err.split())
-
-
-def test_network_classifies_clean_digits(folder):
-    (spec, *_) = Results(folder).runs
-    images = digits()
+def test_network_learns_the_classes(model, garments):
     with torch.no_grad():
-        predicted = files_of(folder).model(spec)(images.batch(range(len(images))).float() / 255).argmax(1)
-    assert (predicted == images.labels).float().mean() > 0.97
+        predicted = model(garments.test[:300].float() / 255).argmax(dim=1)
+    assert (predicted == garments.test_labels[:300]).float().mean() > 0.8
 
 
-def test_stream_severity_does_not_depend_on_earlier_streams(folder):
-    (spec, *_) = Results(folder).runs
-    harsh, mild = replace(spec, domains=("fog",)), replace(spec, domains=("fog",), severity=1)
-    digits_bench, fresh = files_of(folder), files_of(folder)
-    after_another = [next(iter(digits_bench.stream(one, 1))).images for one in (harsh, mild)][-1]
-    assert torch.equal(after_another, next(iter(fresh.stream(mild, 1))).images)
-    assert not torch.equal(after_another, next(iter(fresh.stream(harsh, 1))).images)
+def test_same_seed_trains_the_same_network(garments):
+    one, other = (train_network(garments.train[:200], garments.train_labels[:200], seed=3) for _ in range(2))
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
-def test_batches_are_half_unknown(folder):
-    results = Results(folder)
-    (spec, *_) = results.runs
-    first = next(iter(files_of(folder).stream(spec, 1)))
-    assert (first.num_known, len(first.labels)) == (50, 100)
-    known, unknown = len(digits()), round(50 * (len(digits()) % 50) / 50) + 50 * (len(digits()) // 50)
-    assert set(load(folder).filter(measure="samples")["value"]) == {known + unknown}
-    fingerprints = json.loads((folder / "folder.json").read_text())
-    (images,) = (text for name, text in fingerprints.items() if name.startswith("images digits-c "))
-    assert images.startswith(f"{known} images")
+def test_batches_of_the_world_hold_a_fifth_bags(garments):
+    batches = list(streams._mix_batches(garments, "fog", 200, torch.Generator().manual_seed(0)))
+    assert [(len(labels), int((labels < 0).sum())) for _, labels in batches] == [(125, 25)] * 2
+
+
+def test_errors_of_the_world_are_those_of_a_plain_loop(world, model, garments):
+    generator, wrong, adapter = torch.Generator().manual_seed(0), {}, dp.adapt(model)
+    for name in ("gaussian_noise", "frost"):
+        wrong[name] = [0, 0]
+        for pixels, labels in streams._mix_batches(garments, name, 200, generator):
+            images = pixels.float() / 255
+            with torch.no_grad():
+                answers = model(images), adapter(images)
+            for k, logits in enumerate(answers):
+                pairs = zip(logits.argmax(1).tolist(), labels.tolist(), strict=True)
+                wrong[name][k] += sum(predicted != label for predicted, label in pairs if label >= 0)
+    for domain in world.domains:
+        assert [domain.source, domain.adapted] == pytest.approx([count / 2 for count in wrong[domain.name]])
+
+
+def test_flagged_images_add_up(world):
+    bags = sum(each.is_bag for each in world.flagged)
+    assert world.bags_flagged == pytest.approx(100 * bags / 100)
+    assert world.known_flagged == pytest.approx(100 * (len(world.flagged) - bags) / 400)
+
+
+def test_sorted_and_single_images_destroy_tent_and_not_adapt(model, garments, monkeypatch):
+    monkeypatch.setattr(streams, "_REPEATS", 1)
+    monkeypatch.setattr(streams, "_SINGLE_IMAGES", 60)
+    for row in streams.run_hostile(model, garments)[:2]:
+        assert row.tent < row.source - 20
+        assert row.adapted >= row.source - 1
+
+
+def test_page_shows_the_numbers_and_needs_nothing_else(world, tmp_path):
+    hostile = [streams.Hostile("sorted", 94.0, 31.5, 93.5)]
+    text = write_demo_page(world, hostile, tmp_path / "demo.html", seed=0).read_text()
+    for name in ("source", "dp.adapt"):
+        assert f"{world_table(world)[name][-1]:.1f}" in text
+    assert "31.5" in text
+    assert hostile_table(hostile)["TENT"][0] == 31.5
+    assert not re.search(r"""(src|href)=["']?https?:""", text)
+
+
+def test_recorded_curves_are_those_of_the_archive(tmp_path):
+    record_curves(ROOT / "results" / "classification", tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(RECORDED.read_text())
+    rows = load(ROOT / "results" / "classification").filter(
+        measure="error", stream="cifar10-c", setting="open", method="tent", round=50, seed=0
+    )
+    assert json.loads(RECORDED.read_text())["curves"]["tent"][-1] == pytest.approx(rows["value"].mean(), abs=0.005)
+    assert rows.select(pl.len()).item() == 15
+
+
+def test_command_prints_tables_and_writes_the_page(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("driftproof.demo.network.train_network", lambda *args, **named: None)
+    monkeypatch.setattr(streams, "run_world", lambda *args, **named: world)
+    monkeypatch.setattr(streams, "run_hostile", lambda *args, **named: [streams.Hostile("sorted", 94.0, 31.5, 93.5)])
+    with pytest.raises(SystemExit, match="0"):
+        main(["demo", "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "31.50" in shown
+    assert "adapter = dp.adapt(model)" in shown
+    assert (tmp_path / "demo.html").exists()

@@ -112,6 +112,12 @@ def test_chosen_runs_are_repeated_with_guards_and_judged(load, monkeypatch, fold
     verdict = found["verdicts"]["guards"]
     assert verdict["rescued"] == int(again["guards"]["final"] <= again["guards"]["source"] + 2)
     assert code == int(verdict["rescued"] + verdict["healthy"] < 2), "one must be rescued and one healthy"
+    (tmp_path / "again").mkdir()
+    options = (*options, "--found", tmp_path / "guards.json")
+    assert run_script(monkeypatch, script, folder, tmp_path / "again", *options) == code
+    repeated = json.loads((tmp_path / "again" / "guards.json").read_text())
+    assert repeated["verdicts"] == found["verdicts"], "no search, the same runs"
+    assert repeated["protocol"]["runs searched"] == "1 collapsed (an earlier result)"
 
 
 def make_line(method, order, final, *, source=10.0, alarms=0, size=4):

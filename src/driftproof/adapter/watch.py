@@ -14,6 +14,7 @@ from driftproof.health import Health
 from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import StepResult
 from driftproof.statistics import Source
+from driftproof.statistics.base import ProbedLogits
 from driftproof.warn import warn_caller
 
 __all__ = ["Watch"]
@@ -27,13 +28,33 @@ _FOR_WEIGHTS = (
 )
 
 
+class PendingFlag:
+    """A truth value on its way from a device; reading it waits for what came before it, not for what came after."""
+
+    def __init__(self, flag: Tensor) -> None:
+        self._event = torch.cuda.Event() if flag.is_cuda else None
+        if self._event is None:
+            self._value = flag.clone()
+        else:
+            self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._value.copy_(flag, non_blocking=True)
+            self._event.record()
+
+    def read(self) -> bool:
+        """Wait for it and return it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._value)
+
+
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    Every tenth batch it reads health from the device. After batches 5, 10, 20 and 50 and every hundredth, or every
-    twentieth of fewer than 64 images, it also runs the frozen network twice: with the same statistics, and with those
-    of its training. `statistics.Auto` asks for a third pass, and for all three after the second batch. Without guards
-    it does nothing. On a CUDA device a warning comes one batch later, so that nobody waits for the device.
+    It reads health from the device every tenth batch, and in each of the first ten that hold 64 images. After batches
+    5, 10, 20 and 50 and every hundredth, or every twentieth of fewer than 64 images, it also runs the frozen network
+    twice: with the same statistics, and with those of its training. `statistics.Auto` asks for two more, and for
+    all four after the second batch. It may ask for more, which come one batch later. So do warnings on a CUDA device:
+    nothing waits for the device. Without guards it does nothing.
 
     Args:
         method: Its guards act on health, in their order.
@@ -49,10 +70,11 @@ class Watch:
         self._only_warns = all(type(guard) is Warn for guard in self._guards)
         self._warned = False
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self._asked: PendingFlag | None = None
         self._actions: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_pending": None}  # events cannot be copied
+        return vars(self) | {"_pending": None, "_asked": None}  # events cannot be copied
 
     def reset(self) -> None:
         """Forget the stream; the state was reset."""
@@ -60,7 +82,8 @@ class Watch:
         self.forget_snapshots()
 
     def forget_snapshots(self) -> None:
-        """Have guards forget what they keep."""
+        """Have guards forget what they keep; the state is another."""
+        self._asked = None
         for guard in self._guards:
             guard.reset()
 
@@ -100,9 +123,12 @@ class Watch:
         interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
         measures |= self._statistics.probes and number == _PROBE
+        is_asked = self._statistics.probes and self._read_asked()
         if measures:
             result = self._measure(images, result)
-        if measures or number % LOOK_EVERY == 0:
+        elif is_asked:
+            result = self._probe(images, result)
+        if measures or number % LOOK_EVERY == 0 or (number < LOOK_EVERY and not is_small):
             self._look()
         logits, record = result
         if self.falls_back:
@@ -116,8 +142,9 @@ class Watch:
             self._act(averages)
             return
         # A warning can come a batch later; to wait for the device now would leave it idle.
-        self._pending = averages.to("cpu", non_blocking=True), torch.cuda.Event()
-        self._pending[1].record()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pending = averages.to("cpu", non_blocking=True), event
+        event.record()
 
     def _act(self, averages: Tensor | None) -> None:
         health = Health() if averages is None else Health.from_averages(averages.tolist())
@@ -134,18 +161,43 @@ class Watch:
         same = source(images)
         with source.statistics_of_training():
             trained = source(images)
-        if self._statistics.probes:
-            with self._statistics.probing():
-                probed = source(images)
-            self._statistics.judge_probe(probed, trained, self._state.distributed)
-        source.rollback()
         logits = result.logits.where(mask_like(good, same), same)
+        if self._statistics.probes:
+            result = self._judge(images, result, trained, same)
+        source.rollback()
         distance = self._state.distance() if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
         if averages is None:
             return result
         return result._replace(record=replace(result.record, averages=averages.clone()))
+
+    @torch.no_grad()
+    def _probe(self, images: Tensor, result: StepResult) -> StepResult:
+        """Show the statistics what they ask for."""
+        source, images = self._state.source, replace_bad(images, ~result.record.quarantined)
+        with source.statistics_of_training():
+            trained = source(images)
+        result = self._judge(images, result, trained)
+        source.rollback()
+        return result
+
+    def _judge(self, images: Tensor, result: StepResult, trained: Tensor, same: Tensor | None = None) -> StepResult:
+        """Run the frozen network as the statistics ask, and answer as they decide."""
+        probed = []
+        for share in self._statistics.probed_shares:
+            with self._statistics.probing(share):
+                probed.append(self._state.source(images))
+        logits = ProbedLogits(result.logits, tuple(probed), trained, same)
+        answer, good = self._statistics.judge_probe(logits, self._state.distributed), ~result.record.quarantined
+        return result._replace(logits=answer.where(mask_like(good, answer), torch.nan))
+
+    def _read_asked(self) -> bool:
+        """Whether the batch before asked for extra passes."""
+        asked: Tensor = self._statistics.asked  # type: ignore[assignment]  # statistics that probe have this buffer
+        is_asked = bool(asked[1]) if self._asked is None else self._asked.read()
+        self._asked = PendingFlag(asked[0])
+        return is_asked
 
     # --- what guards may do -------------------------------------------------------------------------------------------
 

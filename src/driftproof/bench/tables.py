@@ -75,7 +75,6 @@ class Suite:
     Attributes:
         rounds: Number of rounds the tables need.
         note: What to know before running it.
-        command: The command that runs it, if it is not `bench run`.
     """
 
     name: str
@@ -83,7 +82,6 @@ class Suite:
     tables: tuple[Table, ...]
     rounds: int
     note: str = ""
-    command: str | None = None
 
     def specs(self) -> Iterator[Spec]:
         """Iterate over the runs, each once, in the order of the tables."""

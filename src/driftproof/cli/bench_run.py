@@ -171,11 +171,6 @@ def _plan_suites(
     from driftproof.bench.plan import RunFilter, plan_runs
 
     chosen, suites = RunFilter(**run_filter), [find_suite(name) for name in names]
-    for suite in suites:
-        if suite.command is not None:
-            raise ConfigurationError(
-                f"Expected a suite that reads data sets, but got {suite.name}. Run `{suite.command}`."
-            )
     files = LocalFiles(
         where["data"] or Path("data"), where["weights"], where["frost"], bool(where["procedural_frost"]), device,
         chosen.prepared_on_test,

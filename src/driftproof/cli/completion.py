@@ -36,7 +36,7 @@ DATA_SETS = (
 )
 
 SUITES = (
-    *("demo", "table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
+    *("table1", "table2", "table3", "table4", "table5", "table6", "table7", "table8"),
     *("s1", "s2", "s3", "s3b", "s4", "s5"),
     *("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates"),
     *("rules", "gradients", "open_choices", "endurance", "milder"),

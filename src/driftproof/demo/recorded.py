@@ -34,9 +34,9 @@ def record_curves(archive: Path, out: Path = RECORDED) -> None:
     means = rows.group_by("method", "round").agg(pl.col("value").mean()).sort("method", "round")
     curves = {method: means.filter(method=method)["value"].round(2).to_list() for method in _METHODS}
     content = {
-        "about": "Error in % per round through fifteen corruptions of CIFAR-10, half of all images of unknown classes "
-        "(SVHN). WRN-40-2, batches of 200, never reset. `source` and `bn_adapt` do not learn, so their error is constant. "
-        "The runs are archived in the project's results folder.",
+        "about": "Error in % per round through fifteen corruptions of CIFAR-10. Half of all images are of unknown "
+        "classes (SVHN). WRN-40-2, batches of 200, never reset. source and bn_adapt learn nothing: their error is "
+        "constant. The runs are archived in the project's results folder.",
         "curves": curves,
     }
     with atomic_write(out) as unfinished:

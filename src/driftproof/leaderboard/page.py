@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from driftproof.bench.results import Results, Value
-from driftproof.bench.tables import Suite, Table
+from driftproof.bench.spec import Spec
+from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.leaderboard.suites import SUITES
 from driftproof.paper.comparison import format_markdown
 from driftproof.report.text import format_duration, format_number
@@ -25,8 +27,9 @@ Every number is measured while adapting and is a mean over the corruptions, in %
 one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class; `adapt` has the
 library's default), else the confidence difference where it compares with the source network, else one minus the largest
 probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
-number of round 3 in a table that shows a later one. Bold is the best of a column. Methods that have less than half of a
-table's numbers are listed below it."""
+number of round 3 in a table that shows a later one. Bold is the best of a column. Methods that have
+neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's tables](reproducing.md) stand
+in where a method was run there only; they measured no scores (–)."""
 
 _LIMITS = {"openset_small": 2000, "openset_single": 500}
 """Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
@@ -83,15 +86,14 @@ def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> st
     entries = {(entry.row, entry.column): entry for entry in table.entries}
     rows, columns = (list(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
     cells = {
-        place: max((_Cell(results.value(entry), results) for results in archives), key=lambda cell: cell.rank)
+        place: max((_Cell(_value(results, entry), results) for results in archives), key=lambda cell: cell.rank)
         if archives
         else _Cell(Value(wanted=entry.round), None)
         for place, entry in entries.items()
     }
     ranked = next((column for column in columns if column in ("Error (open)", "Error (50 %)")), columns[0])
-    counts = {row: sum(_is_shown(cells[row, column]) for column in columns) for row in rows}
     measured = sorted(
-        (row for row in rows if 2 * counts[row] >= len(columns)),
+        (row for row in rows if _has_enough({column: cells[row, column] for column in columns})),
         key=lambda row: (not cells[row, ranked].value.complete, _number(cells[row, ranked])),
     )
     best = {column: _best(table, column, [cells[row, column] for row in measured]) for column in columns}
@@ -101,6 +103,24 @@ def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> st
     ]
     parts = [f"### {table.title}", *([format_markdown(["", *columns], lines)] if lines else [])]
     return "\n\n".join([*parts, *_notes(suite, table, cells, rows)])
+
+
+def _value(results: Results, entry: TableEntry) -> Value:
+    """The number of an entry; an error may also be of a run that measured other scores, which change no prediction."""
+    value = results.value(entry)
+    if value.complete or entry.metric != "error":
+        return value
+    (spec,) = entry.specs
+    others = [
+        run for run in results.runs if run.method == spec.method and _without_scores(run) == _without_scores(spec)
+    ]
+    found = [value, *(results.value(replace(entry, specs=(run,))) for run in others)]
+    return max(found, key=lambda one: one.round or 0)
+
+
+def _without_scores(spec: Spec) -> Spec:
+    options = tuple((name, value) for name, value in spec.options if name != "novelty")
+    return replace(spec, options=options, measures=())
 
 
 def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]) -> Iterator[str]:
@@ -128,9 +148,15 @@ def _command(suite: Suite, chosen: str = "") -> str:
     return f"```bash\ndriftproof bench run {suite.name}{chosen} {options}\n```"
 
 
+def _has_enough(row: Mapping[str, _Cell]) -> bool:
+    """Whether a row has all errors, or half of its numbers."""
+    errors = [cell for column, cell in row.items() if column.startswith("Error")]
+    return (bool(errors) and all(map(_is_shown, errors))) or 2 * sum(map(_is_shown, row.values())) >= len(row)
+
+
 def _is_shown(cell: _Cell) -> bool:
-    """Whether the table has the number; one of round 1 in place of a later one stands in an earlier table already."""
-    return cell.value.ours is not None and (cell.value.complete or (cell.value.round or 0) > 1)
+    """Whether the run got so far; one of round 1 in place of a later one stands in an earlier table already."""
+    return cell.value.complete or (cell.value.round or 0) > 1
 
 
 def _number(cell: _Cell) -> float:

@@ -47,13 +47,15 @@ def _make_table(
     methods: str = "all",
     columns: str = "all",
     unknown: str = "svhn-c",
+    domains: int = len(CORRUPTIONS),
     costs: dict[str, str] | None = None,
 ) -> Table:
     if costs:
         return _make_costs_table(name, title, images, _DEFINITIONS["methods"][methods], costs)
     listed = _DEFINITIONS["methods"][methods]
     rows = dict((row, (row, {})) if isinstance(row, str) else (row[0], (row[1], row[2])) for row in listed)
-    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, unknown=unknown)
+    stream = {"unknown": unknown, "domains": CORRUPTIONS[:domains]}
+    return make_table(name, title, images, rows, _DEFINITIONS["columns"][columns], round=round, **stream)
 
 
 def make_table(
@@ -84,7 +86,7 @@ def make_table(
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
         for row, (method, changes) in rows.items():
-            run = make_run(method, images, **{**streamed, **changes})
+            run = make_run(method, images, **streamed | changes)
             entries.append(TableEntry(row, column, (run,), round=round, **place))
     return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
 
@@ -121,5 +123,5 @@ def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401 
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
     stream = {name: value for name, value in changes.items() if name in _FIELDS}
     own = {name: value for name, value in changes.items() if name not in _FIELDS}
-    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS, **stream})
+    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS} | stream)
     return spec.with_options(**options | _DEFINITIONS["options"].get(method, {}) | own)

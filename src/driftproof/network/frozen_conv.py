@@ -118,8 +118,8 @@ def conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:  # models may call 
 
 def plain_conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:
     """What `nn.Conv2d.forward` computes, in half its host time."""
-    own = layer._parameters
-    return torch.conv2d(input, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+    weight, bias, window = layer._parameters["weight"], layer._parameters["bias"], (layer.stride, layer.padding)
+    return torch.conv2d(input, weight, bias, *window, layer.dilation, layer.groups)  # type: ignore[arg-type]
 
 
 def _is_worth_it(x: Tensor) -> bool:

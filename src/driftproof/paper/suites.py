@@ -1,4 +1,4 @@
-"""Suites: the paper's tables and figures, our ablations, and the demo; the paper's hyper-parameters.
+"""Suites: the paper's tables and figures, and our ablations; the paper's hyper-parameters.
 
 `suites.json` lists them. A table is made of grids of rows and columns. The name of a row starts with its method, and
 that of a column is made of words; both, and the grid, may name more that its specs have: fields, options of the method,
@@ -12,7 +12,6 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any
 
-from driftproof.bench.demo import demo
 from driftproof.bench.spec import Option, Spec
 from driftproof.bench.tables import Suite, Summary, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
@@ -43,16 +42,12 @@ def suite(name: str) -> Suite:
         1
     """
     check_choice("suite", name, SUITES)
-    if name == "demo":
-        return demo()
     (made,) = (each for each in _DEFINITIONS["suites"] if each["name"] == name)
     tables = tuple(_make_table(made["title"], **table) for table in made["tables"])
     return Suite(name, made["title"], tables, made["rounds"], made.get("note", ""))
 
 
-SUITES: dict[str, Callable[[], Suite]] = {
-    name: partial(suite, name) for name in ("demo", *(each["name"] for each in _DEFINITIONS["suites"]))
-}
+SUITES: dict[str, Callable[[], Suite]] = {each["name"]: partial(suite, each["name"]) for each in _DEFINITIONS["suites"]}
 """How to make each suite, by name; results are stored under these names."""
 
 

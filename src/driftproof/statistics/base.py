@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,23 @@ from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, has_source_statistics
 
-__all__ = ["Statistics", "check_source_statistics", "values_per_channel"]
+__all__ = ["ProbedLogits", "Statistics", "check_source_statistics", "values_per_channel"]
+
+
+class ProbedLogits(NamedTuple):
+    """Logits of one batch with several kinds of statistics.
+
+    Attributes:
+        answered: The adapter's answer.
+        probed: Of the frozen network with each of the `probed_shares`.
+        trained: With the statistics of its training.
+        same: With the statistics that the next batch gets; None where they were not tried.
+    """
+
+    answered: Tensor
+    probed: tuple[Tensor, ...]
+    trained: Tensor
+    same: Tensor | None = None
 
 
 class Statistics(Component):
@@ -24,11 +41,14 @@ class Statistics(Component):
             Where it selects nothing, all samples count.
 
     Attributes:
-        probes: Whether the rule wants extra passes that show what it would do, see `probing`.
+        probes: Whether the rule wants extra passes that show what it would do, see `probing`. Then it has a buffer
+            `asked`: whether this batch asks for them, and whether the one before did.
+        probed_shares: The shares of the stream's statistics in these passes.
         wants_trial: Whether the rule wants to see the next batch once before it is answered, through `on_batch`.
     """
 
     probes = False
+    probed_shares: tuple[float, ...] = ()
     wants_trial = False
 
     def __init__(self, of: Component | None = None) -> None:
@@ -50,18 +70,18 @@ class Statistics(Component):
         return None
 
     @contextmanager
-    def probing(self) -> Iterator[None]:
-        """Pass with the stream's statistics alone; only asked where `probes`."""
+    def probing(self, share: float) -> Iterator[None]:
+        """Pass with this share of the stream's statistics; only asked where `probes`."""
         yield
 
-    def judge_probe(self, probed: Tensor, trained: Tensor, distributed: Distributed) -> None:
-        """Take note of such a pass between two steps.
+    def judge_probe(self, logits: ProbedLogits, distributed: Distributed) -> Tensor:
+        """Take note of such a pass between two steps, and return what to answer.
 
         Args:
-            probed: The frozen network's logits of a batch in that pass.
-            trained: Its logits with the statistics of its training.
+            logits: The frozen network's of one batch, and the adapter's.
             distributed: The ranks that share the batch.
         """
+        return logits.answered
 
     def sample_mask(self, step: Step) -> Tensor:
         """Which samples batch statistics are taken from, as a boolean mask."""
