@@ -147,13 +147,16 @@ def my_project(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "my_project", project)
 
 
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+REFERENCE = [*sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "docs" / "methods.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_project):
+def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_project, request):
     monkeypatch.chdir(tmp_path)
     for block in code_blocks(ROOT / page):
+        if "import timm" in block:
+            request.getfixturevalue("timm")
         exec(compile(block, page, "exec"), {})
 
 
@@ -162,7 +165,8 @@ def test_documentation_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    pages = "".join((tmp_path / "site" / name / "index.html").read_text() for name in ("reference", "methods"))
+    names = (page.relative_to(ROOT / "docs").with_suffix("") for page in REFERENCE)
+    pages = "".join((tmp_path / "site" / name / "index.html").read_text() for name in names)
     shown = set(re.findall(r'id="(driftproof[^"]*)"', pages))
     # mkdocstrings silently leaves out a function in a file of its own name.
     missing = [place for place, homes in iter_public_objects() if not shown & homes]
@@ -171,8 +175,8 @@ def test_documentation_builds(tmp_path):
 
 def iter_public_objects():
     """Yield every function, class and method that is public or in a documented module, with the names of its entry."""
-    sources = (ROOT / "docs" / name for name in ("reference.md", "methods.md"))
-    named = re.findall(r"^::: (driftproof\.\w+)$", "\n".join(page.read_text() for page in sources), flags=re.MULTILINE)
+    text = "\n".join(page.read_text() for page in REFERENCE)
+    named = re.findall(r"^::: (driftproof\.\w+)$", text, flags=re.MULTILINE)
     public = [f"driftproof.{name}" for name in dp.__all__ if inspect.ismodule(getattr(dp, name))]
     for module_name in dict.fromkeys(["driftproof", *public, *named]):
         module = getattr(dp, module_name.partition(".")[2], None) or importlib.import_module(module_name)
