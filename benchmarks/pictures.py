@@ -12,11 +12,13 @@ novelty.svg      how well novelty scores separate known from unknown images
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from driftproof.bench import load
 from driftproof.bench.libraries import alt, pl
+from driftproof.files import atomic_write
 from driftproof.report.figures import PALETTE, save
 
 NAMES = {"tent": "TENT", "source": "as trained", "bn_adapt": "BN Adapt", "tent+crowd": "TENT with selection"}
@@ -61,8 +63,7 @@ def draw_rounds(frame: pl.DataFrame) -> alt.LayerChart:
     """Draw errors over rounds, each line with its name at its end."""
     ends = frame.group_by("label", maintain_order=True).last()
     text = pl.format("{} {} %", "label", pl.col("value").round(1).cast(pl.String))
-    # Lines that end close together would have their names on top of each other.
-    shift = {"as trained": -8, "TENT with selection": 0, "BN Adapt": 12}
+    below = {"TENT with selection": 15, "BN Adapt": 32}  # others have their name above
     color = alt.Color("label:N", legend=None, scale=alt.Scale(domain=list(NAMES.values()), range=COLORS))
     scale = alt.Scale(domain=[1, int(frame["round"].max())], nice=False)  # type: ignore[arg-type]
     x = alt.X("round:Q", title="round (15 corruptions each, one after the other)", scale=scale)
@@ -71,10 +72,10 @@ def draw_rounds(frame: pl.DataFrame) -> alt.LayerChart:
     layers: list[Any] = [lines]
     for row in ends.with_columns(text=text).iter_rows(named=True):
         mark = alt.Chart(pl.DataFrame([row])).mark_text(
-            align="left", dx=6, dy=shift.get(row["label"], 0), fontSize=13, fontWeight=600
+            align="right", dx=-4, dy=below.get(row["label"], -10), fontSize=14, fontWeight=600
         )
         layers.append(mark.encode(x=x, y=y, text="text:N", color=color))
-    return alt.LayerChart(layer=layers, width=560, height=300)
+    return alt.LayerChart(layer=layers, width=440, height=300)
 
 
 def leaderboard_rows(folder: Path) -> pl.DataFrame:
@@ -98,7 +99,7 @@ def draw_leaderboard(frame: pl.DataFrame) -> alt.HConcatChart:
         numbers = base.mark_text(align="left", dx=3, fontSize=11).encode(
             x="value:Q", y=y, text=alt.Text("value:Q", format=".1f")
         )
-        panels.append(alt.LayerChart(layer=[bars, numbers], width=270, height=18 * len(frame)))
+        panels.append(alt.LayerChart(layer=[bars, numbers], width=190, height=18 * len(frame)))
     return alt.HConcatChart(hconcat=panels)
 
 
@@ -125,7 +126,7 @@ def draw_streams(frame: pl.DataFrame) -> alt.LayerChart:
     spans = base.mark_rule(color=PALETTE[9], opacity=0.4).encode(x="min(value):Q", x2="max(value):Q", y=y)
     x = alt.X("value:Q", title="accuracy, %", scale=alt.Scale(domain=[0, 100]))
     dots = base.mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=color, shape=shape)
-    return alt.LayerChart(layer=[spans, dots], width=460, height=30 * len(STREAMS))
+    return alt.LayerChart(layer=[spans, dots], width=300, height=30 * len(STREAMS))
 
 
 def novelty_rows(folder: Path) -> pl.DataFrame:
@@ -152,8 +153,17 @@ def draw_novelty(frame: pl.DataFrame) -> alt.HConcatChart:
             x=x, y=y, text=alt.Text("value:Q", format=".1f")
         )
         chance = alt.Chart(pl.DataFrame({"at": [50]})).mark_rule(strokeDash=[4, 3], color=PALETTE[1]).encode(x="at:Q")
-        panels.append(alt.LayerChart(layer=[bars, numbers, chance], width=240, height=150, title=str(title)))
+        panels.append(alt.LayerChart(layer=[bars, numbers, chance], width=180, height=150, title=str(title)))
     return alt.HConcatChart(hconcat=panels)
+
+
+def write_picture(chart: Any, path: Path) -> None:  # noqa: ANN401  # any chart of Altair
+    """Write a chart with room at its sides, in a font that is about as wide everywhere."""
+    chart.padding = {"left": 12, "right": 24, "top": 8, "bottom": 8}
+    save(chart, path)
+    text = re.sub('font-family="[^"]*"', 'font-family="Arial, Helvetica, sans-serif"', path.read_text(encoding="utf-8"))
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -170,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         "novelty": draw_novelty(novelty_rows(options.results / "novelty")),
     }
     for name, chart in pictures.items():
-        save(chart, options.out / f"{name}.svg")
+        write_picture(chart, options.out / f"{name}.svg")
         print(options.out / f"{name}.svg")
 
 
