@@ -19,6 +19,7 @@ from PIL import Image
 
 import driftproof as dp
 from cases import batches, source_data
+from driftproof.bench import load, load_runs
 from driftproof.cli import main
 from networks import build
 
@@ -255,6 +256,19 @@ def test_readme_quotes_the_leaderboard_and_the_speed():
     verdicts = [line.split("|")[2] for line in claims.partition("<!-- /results -->")[0].splitlines()[4:] if "|" in line]
     assert [sum(word in verdict for verdict in verdicts) for word in ("does not hold", " cases")] == [3, 3]
     assert "three do not hold in our runs, and three hold in most cases only" in readme
+
+
+def test_documents_quote_the_times_of_the_archives():
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert [name for name, *_ in rows] == ["classification", "tiny", "camvid"]
+    for name, runs, hours in rows:
+        seconds = load(ROOT / "results" / name).filter(measure="seconds")
+        assert (seconds["run"].n_unique(), f"{seconds['value'].sum() / 3600:.1f}") == (int(runs), hours)
+        assert load_runs(ROOT / "results" / name)["hardware"].unique().to_list() == ["NVIDIA H200"]
+        if name == "classification":
+            run = seconds.filter(method="tent+crowd", stream="cifar10-c", setting="open")
+            assert f"took {run['value'].sum() / 3600:.1f} hours" in " ".join(page.split())
 
 
 def test_pictures_show_the_rows():
