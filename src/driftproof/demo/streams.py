@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,7 @@ def run_hostile(
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(garments.test), generator=generator)
     by_class = shuffled[garments.test_labels[shuffled].argsort(stable=True)]
-    streams: tuple[tuple[str, Tensor, int, dict[str, float]], ...] = (
+    streams: tuple[tuple[str, Tensor, int, dict[str, Any]], ...] = (
         ("a folder per class, read in order", by_class, _BATCH, {}),
         ("one image at a time", shuffled[:_SINGLE_IMAGES], 1, {}),
         ("a learning rate 300 times too high", shuffled.repeat(_REPEATS), _BATCH, {"lr": _HIGH_RATE}),
