@@ -26,6 +26,7 @@ _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
 _VOUCH, _SURER = 0.05, 0.02
 _CHANGED, _FOLLOWS, _BACKOFF, _LONGEST = 1.3, 0.3, 4.0, 256.0
+_ENDS = 2  # batches before trust ends: what is asked for comes a batch later
 _PIXELS = 32 * 32
 _TINY = 1e-5
 
@@ -51,13 +52,13 @@ class Auto(InterpolatedStatistics):
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
     try α = 1 and α = `share`. Batches of one class make the frozen network less sure then, shifted ones surer. If it is
-    surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to 1 if α = 1 makes it surer than
-    α = `share` by as much again. α does not fall for few classes then until there was another such pass: 4 batches later, then 16,
-    and so on. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean predictions have
-    hardly moved from batch to batch, the mean prediction of that moment is taken as normal, and the next ones are
-    compared with it instead of a uniform one. As long as α is held back in a shifted stream, such passes are asked for:
-    with the batch after the shift of the first layer has changed by more than 1.3 times, then after 4 batches more,
-    after 16 more, and so on. That needs batches of 32.
+    surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to 1 if α = 1 makes it surer than α =
+    `share` by as much again. α does not fall for few classes then until there was another such pass: 4 batches later,
+    then 16, and so on. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean
+    predictions have hardly moved from batch to batch, the mean prediction of that moment is taken as normal, and the
+    next ones are compared with it instead of a uniform one. As long as α is held back in a shifted stream, such passes
+    are asked for: with the batch after the shift of the first layer has changed by more than 1.3 times, then after 4
+    batches more, after 16 more, and so on. That needs batches of 32.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
@@ -69,9 +70,10 @@ class Auto(InterpolatedStatistics):
     mixture, which is zero in batches of `window` images.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below a quarter of `share`: where nothing has shifted, learning can only do harm.
-    Meanwhile the frozen network answers, if the method runs it: what was learned with one share predicts badly with
-    another. The weight of the mean-entropy term follows α too, and falls with the number of images below `window`.
+    learned either while the cap is below a quarter of `share`, since where nothing has shifted learning can only do
+    harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
+    the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
+    follows α too, and falls with the number of images below `window`.
 
     Label maps hold many samples each, and the classes in view change from scene to scene, so α is always at its cap
     there.
@@ -160,8 +162,9 @@ class Auto(InterpolatedStatistics):
         return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
     def can_learn(self) -> Tensor:
-        """Whether α is at least half of its cap, and the stream is far enough from training."""
-        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
+        """Whether α is at least half of its cap, the stream is far from training, and no single pass alone says so."""
+        is_confirmed = (self.pace[3] <= 0) | (self.pace[4] > _BACKOFF)
+        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share) & is_confirmed
 
     @property
     def probed_shares(self) -> tuple[float, ...]:  # type: ignore[override]  # a class attribute for other rules
@@ -210,9 +213,9 @@ class Auto(InterpolatedStatistics):
         self.doubts[3:5].copy_(torch.stack([hold, jumps]))
         self.vouched.copy_(vouches & ~falls)
         wait = torch.where(vouches, 1.0, (_BACKOFF * wait).clamp(max=_LONGEST))
-        trusted = torch.where(left > 0, (_BACKOFF * trusted).clamp(max=_LONGEST), _BACKOFF)
-        trusted = torch.where(is_surer, trusted, 0.0)
-        pace = [torch.zeros_like(wait), wait, trusted + 2 * (trusted > 0), trusted, lifts.to(wait.dtype)]
+        longer = torch.where(left <= _ENDS, (_BACKOFF * trusted).clamp(max=_LONGEST), trusted)
+        trusted = torch.where(is_surer, torch.where(left > 0, longer, _BACKOFF), 0.0)
+        pace = [torch.zeros_like(wait), wait, trusted + _ENDS * (trusted > 0), trusted, lifts.to(wait.dtype)]
         self.pace[1:].copy_(torch.stack(pace))
         instead = torch.where(rises, torch.where(lifts, alone, shared), logits.trained)
         return torch.where(rises | (self.alpha[0] == 0), instead, logits.answered)
@@ -249,10 +252,10 @@ class Auto(InterpolatedStatistics):
         changed = (shift > _CHANGED * usual) | (_CHANGED * shift < usual)
         usual = torch.where(changed, shift, torch.lerp(usual, shift, _FOLLOWS))
         wait = torch.where(changed & ~doubts, 1.0, wait)
-        left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=3.0), left) - 1).clamp(min=0.0)
+        left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=_ENDS + 1), left) - 1).clamp(min=0.0)
         self.pace = torch.stack([usual, since + 1, wait, left, trusted, lifted])
         is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
-        ends = (left > 0) & (left <= 2)  # the answer comes a batch later
+        ends = (left > 0) & (left <= _ENDS)
         self.asked = torch.stack([((is_held & (since + 1 >= wait)) | ends) & can_ask, self.asked[0]])
 
     def _measure_balance(self, now: Tensor, count: int) -> Tensor:
