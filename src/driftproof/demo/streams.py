@@ -19,8 +19,8 @@ FALSE_ALARM_RATE = 0.05
 """Share of known images that the alarm is asked to flag."""
 
 _BATCH, _BAGS = 100, 25
-_HIGH_RATE = 0.1  # a hundred times TENT's
-_SINGLE_IMAGES, _REPEATS = 300, 6
+_HIGH_RATE = 0.3  # 300 times TENT's
+_SINGLE_IMAGES, _REPEATS = 300, 2
 
 Progress = Callable[[float], None]
 
@@ -138,7 +138,7 @@ def run_hostile(
     streams = (
         ("a folder per class, read in order", by_class, _BATCH, {}),
         ("one image at a time", shuffled[:_SINGLE_IMAGES], 1, {}),
-        ("a learning rate 100 times too high", shuffled.repeat(_REPEATS), _BATCH, {"lr": _HIGH_RATE}),
+        ("a learning rate 300 times too high", shuffled.repeat(_REPEATS), _BATCH, {"lr": _HIGH_RATE}),
     )
     found = []
     for index, (name, order, size, options) in enumerate(streams):
