@@ -32,7 +32,7 @@ class PendingFlag:
     """A truth value on its way from a device; reading it waits for what came before it, not for what came after."""
 
     def __init__(self, flag: Tensor) -> None:
-        self._event = torch.cuda.Event() if flag.is_cuda else None
+        self._event = torch.cuda.Event() if flag.is_cuda else None  # type: ignore[no-untyped-call]  # torch's
         if self._event is None:
             self._value = flag.clone()
         else:

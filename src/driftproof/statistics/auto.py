@@ -315,7 +315,8 @@ class Auto(InterpolatedStatistics):
         if self._weights is None or self._weights[0] != key:
             sizes = torch.tensor([size for size, _ in layers])
             values = torch.tensor([[1.0 / (size * len(layers)), momentum] for size, momentum in layers])
-            self._weights = (key, *values.repeat_interleave(sizes, dim=0).to(self.cap.device).unbind(dim=1))
+            weights, momenta = values.repeat_interleave(sizes, dim=0).to(self.cap.device).unbind(dim=1)
+            self._weights = (key, weights, momenta)
         return self._weights[1:]
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
