@@ -85,15 +85,15 @@ def flagged_share(alarm, known, unknown=None, batches=5):
 @pytest.mark.parametrize("rate", [0.05, 0.1])
 @pytest.mark.parametrize("with_unknown", [False, True])
 def test_rate_holds_after_a_shift_with_and_without_unknown(rate, with_unknown):
-    # As the alarm assumes: familiar scores move and spread, 14 % of the known images look as novel as unknown ones.
-    known = torch.cat([draw(0.2, 1.2, 1290, seed=1), draw(2.2, 0.5, 210, seed=2)])
-    known = known[torch.randperm(1500, generator=torch.Generator().manual_seed(3))]
-    unknown = draw(2.2, 0.5, 1500, seed=4) if with_unknown else None
+    # As the alarm assumes: a shift moves known scores up and bends their upper half towards the unknown ones.
+    z = draw(0, 1, 5000, seed=1)
+    known = 0.6 + torch.where(z < 0, 1.14 * z, 0.94 * (1.35 * z - 0.15 * z**2))
+    unknown = draw(2.2, 0.45, 5000, seed=4) if with_unknown else None
     calibration = draw(0, 1, 2000, seed=0)
-    share = flagged_share(dp.Alarm.from_false_alarm_rate(rate, calibration), known, unknown)
+    share = flagged_share(dp.Alarm.from_false_alarm_rate(rate, calibration), known, unknown, batches=25)
     assert rate / 1.5 <= share <= rate * 1.5
     fixed = dp.Alarm.from_false_alarm_rate(rate, calibration, track=False)
-    assert flagged_share(fixed, known) > 1.8 * rate, "a fixed threshold fails on this stream"
+    assert flagged_share(fixed, known) > 2 * rate, "a fixed threshold fails on this stream"
 
 
 def test_increasing_function_of_the_score_flags_the_same_samples():
@@ -118,7 +118,7 @@ def test_threshold_returns_when_the_domain_does():
 
 
 def test_calibration_on_the_stream_equals_one_on_its_first_scores():
-    beginning, later = draw(0, 1, 1000, seed=0), draw(0.2, 1, 600, seed=1)
+    beginning, later = draw(0, 1, 2000, seed=0), draw(0.2, 1, 600, seed=1)
     on_stream, on_scores = (dp.Alarm.from_false_alarm_rate(0.05, start) for start in (None, beginning.clone()))
     for scores in beginning.chunk(5):
         on_stream(scores)

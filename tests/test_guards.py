@@ -101,7 +101,7 @@ def test_pause_stops_the_weights_and_reset_starts_them_again(model, stream):
         assert are_equal(start, weights(adapter.reset()))
 
 
-@pytest.mark.parametrize(("size", "expected"), [(64, [*range(1, 11), 20]), (16, [5, 10, 20])])
+@pytest.mark.parametrize(("size", "expected"), [(65, [*range(1, 11), 20]), (64, [5, 10, 20])])
 def test_health_of_large_batches_is_looked_at_in_each_of_the_first_ten(model, stream, size, expected):
     looks = []
 
@@ -109,7 +109,8 @@ def test_health_of_large_batches_is_looked_at_in_each_of_the_first_ten(model, st
         def act(self, health, control):
             looks.append(control.num_batches)
 
-    run(dp.tent(model, select=dp.ConfidenceDifference(), guard=Look()), [images[:size] for images in stream[:20]])
+    images = torch.cat(stream[:2])[:size]
+    run(dp.tent(model, select=dp.ConfidenceDifference(), guard=Look()), 20 * [images])
     assert looks == expected
 
 
@@ -320,13 +321,12 @@ def test_roll_back_keeps_the_latest_snapshots_and_pauses_ever_longer():
     assert log.look(guard, dp.Health()) == [("take_snapshot",)]
 
 
-@pytest.mark.parametrize("health", [SICK, COLLAPSED])
-def test_roll_back_returns_to_the_source_if_a_snapshot_was_at_fault(health):
+def test_roll_back_returns_to_the_source_if_a_snapshot_was_at_fault():
     guard, log = dp.guards.RollBack(keep=2, every=50), Log()
     for number in (50, 100, 150, 200):
         log.look(guard, dp.Health(), number)
     assert log.look(guard, COLLAPSED, 210) == [("restore", 100), ("pause", 1000)]
-    assert log.look(guard, health, 300) == [("reset_weights", 1.0), ("pause", 4000)], "during the pause"
+    assert log.look(guard, COLLAPSED, 300) == [("reset_weights", 1.0), ("pause", 4000)], "during the pause"
     guard.reset()
     assert log.look(guard, COLLAPSED) == [("reset_weights", 1.0), ("pause", 1000)], "forgotten"
 

@@ -28,7 +28,8 @@ def test_one_step_computes_every_named_score(script):
         return dp.tent(build("wide_resnet"), lr=0.05, select=dp.ConfidenceDifference(), guard=(), novelty=novelty)
 
     every, stream = make(script["AllScores"]()), batches(3)
-    named = {name: make(name) for name in dp.scores.NOVELTY_SCORES}
+    others = ("answer_", "detector")  # of methods that answer or detect with more than one network
+    named = {name: make(name) for name in dp.scores.NOVELTY_SCORES if not name.startswith(others)}
     assert set(named) == set(script["SINGLE"])
     for images in stream:
         every(images)

@@ -107,7 +107,9 @@ def run(adapter, images):
     return adapter.last.novelty
 
 
-@pytest.mark.parametrize(("make", "name"), [(crowd, "cosine"), (dp.bn_adapt, "cosine"), (dp.tent, "adapted_energy")])
+@pytest.mark.parametrize(
+    ("make", "name"), [(crowd, "cosine_entropy"), (dp.bn_adapt, "cosine_entropy"), (dp.tent, "adapted_energy")]
+)
 def test_default_is_the_best_score_that_costs_no_pass(make, name, model, monkeypatch):
     adapter, stream = make(model, guard=()), batches(3)
     if make is not crowd:

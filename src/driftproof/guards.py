@@ -111,7 +111,7 @@ class RollBack(Guard):
     """Return to the last healthy snapshot when the weights have collapsed; to the source if there is none.
 
     What collapsed once will collapse again, so learning pauses: for 1,000 batches at first, then four times as long as
-    the last time. If the state is not "healthy" during the pause, the snapshot was at fault: the source follows.
+    the last time. If the state is "collapsed" again during the pause, the snapshot was at fault: the source follows.
     Averages show a collapse late, so a snapshot counts only once it is twice `every` batches old.
 
     Args:
@@ -152,7 +152,7 @@ class RollBack(Guard):
             if now - self._last >= self.every:
                 self._snapshots = [*self._snapshots, (now, control.take_snapshot())][-self.keep - 2 :]
                 self._last = now
-        elif (health.state == "collapsed" or now < self._paused_until) and not health.blames_statistics:
+        elif health.state == "collapsed" and not health.blames_statistics:
             control.warn(health)
             old_enough = [taken for taken in self._snapshots if now - taken[0] >= 2 * self.every]
             if old_enough and now >= self._paused_until:

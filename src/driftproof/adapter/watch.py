@@ -32,7 +32,7 @@ class PendingFlag:
     """A truth value on its way from a device; reading it waits for what came before it, not for what came after."""
 
     def __init__(self, flag: Tensor) -> None:
-        self._event = torch.cuda.Event() if flag.is_cuda else None
+        self._event = torch.cuda.Event() if flag.is_cuda else None  # type: ignore[no-untyped-call]  # of torch
         if self._event is None:
             self._value = flag.clone()
         else:
@@ -50,11 +50,11 @@ class PendingFlag:
 class Watch:
     """Implements `guards.Control` for one adapter.
 
-    It reads health from the device every tenth batch, and in each of the first ten that hold 64 images. After batches
-    5, 10, 20 and 50 and every hundredth, or every twentieth of fewer than 64 images, it also runs the frozen network
-    twice: with the same statistics, and with those of its training. `statistics.Auto` asks for two more, and for
-    all four after the second batch. It may ask for more, which come one batch later. So do warnings on a CUDA device:
-    nothing waits for the device. Without guards it does nothing.
+    It reads health from the device every tenth batch, and in each of the first ten of more than 64 images. After
+    batches 5, 10, 20 and 50 and every hundredth, or every twentieth of fewer than 64 images, it also runs the frozen
+    network twice: with the same statistics, and with those of its training. `statistics.Auto` asks for two more, and
+    for all four after the second batch. It may ask for more, which come one batch later. So do warnings on a CUDA
+    device: nothing waits for the device. Without guards it does nothing.
 
     Args:
         method: Its guards act on health, in their order.
@@ -119,7 +119,8 @@ class Watch:
             (averages, event), self._pending = self._pending, None
             event.synchronize()
             self._act(averages)
-        is_small = self._state.distributed.global_count(len(images)) < _SMALL
+        count = self._state.distributed.global_count(len(images))
+        is_small = count < _SMALL
         interval = _MEASURE_SMALL if is_small else _MEASURE
         measures = number in _MEASURE_EARLY or number % interval == 0
         measures |= self._statistics.probes and number == _PROBE
@@ -128,7 +129,7 @@ class Watch:
             result = self._measure(images, result)
         elif is_asked:
             result = self._probe(images, result)
-        if measures or number % LOOK_EVERY == 0 or (number < LOOK_EVERY and not is_small):
+        if measures or number % LOOK_EVERY == 0 or (number < LOOK_EVERY and count > _SMALL):
             self._look()
         logits, record = result
         if self.falls_back:

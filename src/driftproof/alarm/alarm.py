@@ -99,7 +99,7 @@ class Alarm:
             calibration: Novelty of source images, of any shape, computed as in the stream; None takes the beginning
                 of the stream.
             track: Whether the threshold follows the stream; otherwise it stays at the calibration's quantile.
-            window: Number of latest scores to keep; None keeps 1,000, or 20 / `rate` if that is more.
+            window: Number of latest scores to keep; None keeps 2,000, or 20 / `rate` if that is more.
             score: As in `Alarm`.
             min_area: As in `Alarm`.
             connectivity: As in `Alarm`.
@@ -107,13 +107,13 @@ class Alarm:
         Examples:
             >>> alarm = Alarm.from_false_alarm_rate(0.1, torch.arange(100.0))
             >>> alarm
-            Alarm(threshold=89, rate=0.1, window=1000)
+            Alarm(threshold=89, rate=0.1, window=2000)
             >>> len(alarm(torch.arange(100.0)))
             10
         """
         if not (isinstance(rate, (int, float)) and 0.0 < rate < 1.0):
             raise ConfigurationError(f"Expected `rate` to be a number above 0 and below 1, but got {rate!r}.")
-        window = max(1000, math.ceil(20 / rate)) if window is None else window
+        window = max(2000, math.ceil(20 / rate)) if window is None else window
         if window * rate < 1:
             raise ConfigurationError(
                 f"Expected `window` to be at least 1 / `rate`, {math.ceil(1 / rate)}, but got {window}."

@@ -5,27 +5,24 @@ import math
 import torch
 from torch import Tensor
 
+from driftproof.alarm.known_mixture import fit_known_scores
+
 __all__ = ["KnownQuantile"]
 
-_MIN_SPREAD = 1.15
-"""Smallest standard deviation of familiar scores: a shift widens the calibration's, which is 1."""
+_FEW_UNKNOWN = 0.1
+"""Share of unknown images below which all scores count as known."""
 
-_MIN_GAP = 1.0
-"""Smallest distance between the means of novel and familiar scores; nearer ones are one group."""
-
-_HARD = 1.28
-"""Calibrated score above which familiar images look novel: a tenth of them without a shift."""
-
-_ITERATIONS = 60
+_SATURATED = 1.9
+"""Median normal score from which on the calibration says nothing about the stream."""
 
 
 class KnownQuantile:
     """Estimates, batch by batch, the score that a share `rate` of the known images exceeds.
 
-    Scores become normal scores: their ranks in the calibration. A mixture of two normal distributions splits the latest
-    ones into familiar and novel images. Some known images look novel as well, the more the further the familiar
-    ones have moved. Novel images beyond that share count as unknown: the quantile weights them less. A batch
-    distributed unlike the latest scores starts the window anew.
+    Scores become normal scores: their ranks in the calibration. `fit_known_scores` tells known from unknown images
+    among the latest ones by the shape that a shift gives to known scores, and its quantile is the estimate. Without
+    unknown images, or where most scores are beyond the calibration's, the estimate is the quantile of the latest
+    scores. A batch distributed unlike the latest scores starts the window anew.
 
     Args:
         rate: Share of known images above the quantile.
@@ -58,12 +55,20 @@ class KnownQuantile:
         """Return the smallest score of the window that at most a share `rate` of its known images exceeds."""
         if len(self._latest) == 0:
             return math.inf
-        weights = torch.ones_like(self._latest)
+        share = self.rate
         if self._calibration is not None:
-            weights = _weigh_known(_normal_scores(self._latest, self._calibration))
-        scores, order = self._latest.sort(descending=True)
-        above = weights[order].cumsum(0) / weights.sum()
-        return float(scores[(above <= self.rate + 1e-9).sum().clamp(max=len(scores) - 1)])
+            share = self._find_share_above(_normal_scores(self._latest, self._calibration))
+        scores = self._latest.sort(descending=True).values
+        return float(scores[min(int(share * len(scores) + 1e-9), len(scores) - 1)])
+
+    def _find_share_above(self, x: Tensor) -> float:
+        """The share of all scores that are above the quantile of the known ones."""
+        if self.rate > 0.5 or float(x.median()) > _SATURATED:
+            return self.rate
+        known = fit_known_scores(x)
+        if known.unknown < _FEW_UNKNOWN:
+            return self.rate
+        return float((x > known.quantile(self.rate)).double().mean())
 
 
 def _finite_scores(scores: Tensor) -> Tensor:
@@ -82,28 +87,6 @@ def _normal_scores(scores: Tensor, calibration: Tensor) -> Tensor:
     ranks = torch.searchsorted(calibration, scores) + torch.searchsorted(calibration, scores, right=True)
     normal: Tensor = torch.special.ndtri((ranks + 1) / (2 * len(calibration) + 2))
     return normal
-
-
-def _weigh_known(x: Tensor) -> Tensor:
-    """Return a weight for each normal score, so that the weighted scores are distributed as known images' are."""
-    mean = x.quantile(torch.tensor([0.25, 0.9], dtype=x.dtype))
-    spread, share = x.new_tensor([_MIN_SPREAD, 0.5]), x.new_tensor([0.7, 0.3])
-    smallest = x.new_tensor([_MIN_SPREAD, 0.3])
-    for _ in range(_ITERATIONS):
-        member = _split(x, mean, spread, share)
-        count = member.sum(0).clamp_min(1e-6)
-        share, mean = count / count.sum(), (member * x.unsqueeze(1)).sum(0) / count
-        spread = ((member * (x.unsqueeze(1) - mean).square()).sum(0) / count).sqrt().maximum(smallest)
-    hard = torch.special.ndtr(mean[0] - _HARD)
-    if mean[1] - mean[0] < _MIN_GAP or share[1] <= hard:
-        return torch.ones_like(x)
-    member = _split(x.minimum(mean[1]), mean, spread, share)  # the wider group would claim the largest scores
-    return member @ (torch.stack([1 - hard, hard]) / share)
-
-
-def _split(x: Tensor, mean: Tensor, spread: Tensor, share: Tensor) -> Tensor:
-    distance = (x.unsqueeze(1) - mean) / spread
-    return (share.log() - spread.log() - distance.square() / 2).softmax(dim=1)
 
 
 def _differ(first: Tensor, second: Tensor) -> bool:

@@ -21,11 +21,11 @@ _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _LEAST_CAP = 0.25
 _SHIFT = 0.03
-_MISFIT, _FIT_MEMORY = 0.02, 16
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
 _VOUCH, _SURER = 0.05, 0.02
 _CHANGED, _FOLLOWS, _BACKOFF, _LONGEST = 1.3, 0.3, 4.0, 256.0
+_ENDS = 2  # batches before trust ends: what is asked for comes a batch later
 _PIXELS = 32 * 32
 _TINY = 1e-5
 
@@ -50,28 +50,27 @@ class Auto(InterpolatedStatistics):
       have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
-    try α = 1 and α = `share`. Batches of one class make the frozen network less sure then, shifted ones surer. If it is
-    surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to 1 if α = 1 makes it surer than
-    α = `share` by as much again. α does not fall for few classes then until there was another such pass: 4 batches later, then 16,
-    and so on. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean predictions have
-    hardly moved from batch to batch, the mean prediction of that moment is taken as normal, and the next ones are
-    compared with it instead of a uniform one. As long as α is held back in a shifted stream, such passes are asked for:
-    with the batch after the shift of the first layer has changed by more than 1.3 times, then after 4 batches more,
-    after 16 more, and so on. That needs batches of 32.
+    try α = 1 and α = `share`. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean
+    predictions have hardly moved from batch to batch, the mean prediction of that moment is taken as normal, and the
+    next ones are compared with it instead of a uniform one.
+
+    In batches of more than half a window, sureness decides more. Batches of one class make the frozen network less sure
+    then, shifted ones surer. If it is surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to
+    1 if α = 1 makes it surer than α = `share` by as much again. α does not fall for few classes then until there was
+    another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, by 0.06 ln C, α
+    falls to zero, and the batch is answered with training's statistics. As long as α is held back in a shifted stream,
+    such passes are asked for: with the batch after the shift of the first layer has changed by more than 1.3 times,
+    then after 4 batches more, after 16 more, and so on.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
     have hardly moved are better left alone.
 
-    Running statistics are old ones after the stream has changed. If they describe the last 16 images worse than
-    training's do, the cap falls with the difference g of the two divergences, KL(batch ‖ running) − KL(batch ‖
-    training), down to zero where g reaches 0.02. g counts by the square of the part that running statistics have in the
-    mixture, which is zero in batches of `window` images.
-
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below a quarter of `share`: where nothing has shifted, learning can only do harm.
-    Meanwhile the frozen network answers, if the method runs it: what was learned with one share predicts badly with
-    another. The weight of the mean-entropy term follows α too, and falls with the number of images below `window`.
+    learned either while the cap is below a quarter of `share`, since where nothing has shifted learning can only do
+    harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
+    the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
+    follows α too, and falls with the number of images below `window`.
 
     Label maps hold many samples each, and the classes in view change from scene to scene, so α is always at its cap
     there.
@@ -88,7 +87,6 @@ class Auto(InterpolatedStatistics):
         cap: The largest α for now, likewise.
         vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
         moved: How much more the mean prediction moves from batch to batch than chance explains, likewise.
-        misfit: How much worse running statistics describe the last images than those of training, likewise.
         pace: The usual shift of the first layer, the batches since the last extra pass, how many to wait for the next,
             how many are left in which α does not fall for few classes, how many there were, and whether the cap is 1
             in them, (6,).
@@ -100,7 +98,6 @@ class Auto(InterpolatedStatistics):
     vouched: Tensor
     doubts: Tensor
     moved: Tensor
-    misfit: Tensor
     pace: Tensor
     asked: Tensor
     recent: Tensor | None
@@ -116,13 +113,12 @@ class Auto(InterpolatedStatistics):
             raise ConfigurationError(f"Expected `window` to be at least 1, but got {window}.")
         self.share = share
         self.window = window
-        self._weights: tuple[tuple[object, ...], Tensor, Tensor] | None = None  # of channels, by their layers
+        self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
         self.register_buffer("vouched", torch.zeros(1, dtype=torch.bool))
         self.register_buffer("doubts", torch.zeros(6))
         self.register_buffer("moved", torch.zeros(1))
-        self.register_buffer("misfit", torch.zeros(1))
         self.register_buffer("pace", torch.zeros(6))
         self.register_buffer("asked", torch.zeros(2, dtype=torch.bool))
         self.register_buffer("recent", None)
@@ -135,7 +131,6 @@ class Auto(InterpolatedStatistics):
         self.vouched = torch.zeros_like(self.vouched)
         self.doubts = torch.zeros_like(self.doubts)
         self.moved = torch.zeros_like(self.moved)
-        self.misfit = torch.zeros_like(self.misfit)
         self.pace, self.asked = torch.zeros_like(self.pace), torch.zeros_like(self.asked)
         self.recent = self.overall = None
 
@@ -160,8 +155,9 @@ class Auto(InterpolatedStatistics):
         return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
     def can_learn(self) -> Tensor:
-        """Whether α is at least half of its cap, and the stream is far enough from training."""
-        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
+        """Whether α is at least half of its cap, the stream is far from training, and no single pass alone says so."""
+        is_confirmed = (self.pace[3] <= 0) | (self.pace[4] > _BACKOFF)
+        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share) & is_confirmed
 
     @property
     def probed_shares(self) -> tuple[float, ...]:  # type: ignore[override]  # a class attribute for other rules
@@ -181,51 +177,51 @@ class Auto(InterpolatedStatistics):
     def judge_probe(self, logits: ProbedLogits, distributed: Distributed) -> Tensor:
         """Compare how sure the frozen network is, and answer the batch as α is now chosen."""
         alone, shared = logits.probed
-        if alone.ndim > 2:
-            return logits.answered
         largest = math.log(max(2, alone.shape[1]))
-        trained, with_1, with_share = (
-            _entropy_of_surest(each, distributed) / largest for each in (logits.trained, alone, shared)
-        )
-        is_surer = trained - torch.minimum(with_1, with_share) > _SURER
-        if distributed.global_count(len(alone)) < _FEW:
-            is_surer = torch.zeros_like(is_surer)
+        trained, with_1 = (_entropy_of_surest(each, distributed) / largest for each in (logits.trained, alone))
         is_full = self.doubts[-1] >= 2  # until then running statistics are mostly those of training
-        vouches = (is_full & (with_1 - trained < _VOUCH) & (self.moved[0] <= 0)) | is_surer
-        jumped = torch.zeros_like(vouches)
+        vouches = is_full & (with_1 - trained < _VOUCH) & (self.moved[0] <= 0)
+        if alone.ndim > 2 or not self._is_large(len(alone), distributed):
+            self._vouch(vouches)
+            return logits.answered
+        with_share = _entropy_of_surest(shared, distributed) / largest
+        is_surer = trained - torch.minimum(with_1, with_share) > _SURER
+        falls = torch.zeros_like(is_surer)
         if logits.same is not None:
-            jumped = _entropy_of_surest(logits.same, distributed) / largest - trained > _JUMP
+            falls = (_entropy_of_surest(logits.same, distributed) / largest - trained > _JUMP) & ~is_surer
         _, _, wait, left, trusted, was_lifted = self.pace.unbind()
         lifts = with_share - with_1 > _SURER
         cap = torch.where(lifts, 1.0, torch.where(was_lifted > 0, self.share, self.cap[0]))
         rises = is_surer & ((self.alpha[0] < 0.5 * cap) | (cap > self.cap[0]))
-        falls = jumped & ~is_surer
-        if self.recent is not None and self.overall is not None:
-            self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
+        self._vouch((vouches | is_surer) & ~falls)
         self.cap.copy_(torch.where(is_surer, cap, self.cap))
         self.alpha.copy_(torch.where(rises, cap, torch.where(falls, 0.0, self.alpha)))
         self.moved.copy_(torch.where(rises, 0.0, self.moved))
         jumps = self.doubts[4] + falls
         hold = torch.where(rises, 0.0, torch.where(falls, _HOLD * jumps, self.doubts[3]))
         self.doubts[3:5].copy_(torch.stack([hold, jumps]))
-        self.vouched.copy_(vouches & ~falls)
-        wait = torch.where(vouches, 1.0, (_BACKOFF * wait).clamp(max=_LONGEST))
-        trusted = torch.where(left > 0, (_BACKOFF * trusted).clamp(max=_LONGEST), _BACKOFF)
-        trusted = torch.where(is_surer, trusted, 0.0)
-        pace = [torch.zeros_like(wait), wait, trusted + 2 * (trusted > 0), trusted, lifts.to(wait.dtype)]
+        wait = torch.where(self.vouched[0], 1.0, (_BACKOFF * wait).clamp(max=_LONGEST))
+        longer = torch.where(left <= _ENDS, (_BACKOFF * trusted).clamp(max=_LONGEST), trusted)
+        trusted = torch.where(is_surer, torch.where(left > 0, longer, _BACKOFF), 0.0)
+        pace = [torch.zeros_like(wait), wait, trusted + _ENDS * (trusted > 0), trusted, lifts.to(wait.dtype)]
         self.pace[1:].copy_(torch.stack(pace))
         instead = torch.where(rises, torch.where(lifts, alone, shared), logits.trained)
         return torch.where(rises | (self.alpha[0] == 0), instead, logits.answered)
 
+    def _vouch(self, vouches: Tensor) -> None:
+        """Take the mean prediction of the moment as normal if the extra passes newly speak for it."""
+        if self.recent is not None and self.overall is not None:
+            self.overall.copy_(torch.where(vouches & ~self.vouched, self.recent, self.overall))
+        self.vouched.copy_(vouches.reshape(1))
+
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
-        shift, misfit = self._measure_shift(step.network), self._measure_misfit(step.network)
-        if misfit is not None:
-            weight = min(1.0, _count_images(step.images, step.distributed) / _FIT_MEMORY)
-            self.misfit = torch.lerp(self.misfit, misfit, weight)
-        fit = (1 - self.misfit / _MISFIT).clamp(0.0, 1.0)
-        cap, is_lifted = self.share * fit * (shift**2 / (shift**2 + _SHIFT**2)), (self.pace[3] > 0) & (self.pace[5] > 0)
-        self.cap = torch.where(is_lifted, 1.0, cap).to(self.cap.dtype)
+        shift = self._measure_shift(step.network)
+        self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
+        is_large = self._is_large(len(step.images), step.distributed)
+        if is_large:
+            is_lifted = (self.pace[3] > 0) & (self.pace[5] > 0)
+            self.cap = torch.where(is_lifted, 1.0, self.cap)
         logits = upcast(step.source_logits if step.used_source else step.logits.detach())
         if logits.ndim > 2:
             self.alpha = self.cap
@@ -236,24 +232,32 @@ class Auto(InterpolatedStatistics):
         margin = self._measure_balance(mean_prediction(logits.softmax(dim=1), step.distributed), count)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
         change = torch.where(self.moved > 0, change.clamp(max=0.0), change)
-        change = torch.where(self.pace[3] > 0, change.clamp(min=0.0), change)
+        if is_large:
+            change = torch.where(self.pace[3] > 0, change.clamp(min=0.0), change)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
         doubts = self._doubt(_entropy_of_surest(logits, step.distributed), largest, size)
         self.alpha = torch.where(doubts, 0.0, alpha)
         self.vouched = self.vouched & ~doubts
-        self._ask(self._measure_first_shift(step.network), doubts, can_ask=count >= _FEW)
+        if is_large:
+            self._ask(self._measure_first_shift(step.network), doubts)
+        else:
+            self.asked = torch.zeros_like(self.asked)
 
-    def _ask(self, shift: Tensor, doubts: Tensor, *, can_ask: bool) -> None:
+    def _is_large(self, images: int, distributed: Distributed) -> bool:
+        """Whether most of the statistics are the batch's own; those of fewer images are too coarse to be probed."""
+        return 2 * (distributed.global_count(images) // distributed.copies) > self.window
+
+    def _ask(self, shift: Tensor, doubts: Tensor) -> None:
         """Ask for an extra pass while α is held back in a shifted stream, the less often the more were in vain."""
         usual, since, wait, left, trusted, lifted = self.pace.unbind()
         changed = (shift > _CHANGED * usual) | (_CHANGED * shift < usual)
         usual = torch.where(changed, shift, torch.lerp(usual, shift, _FOLLOWS))
         wait = torch.where(changed & ~doubts, 1.0, wait)
-        left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=3.0), left) - 1).clamp(min=0.0)
+        left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=_ENDS + 1), left) - 1).clamp(min=0.0)
         self.pace = torch.stack([usual, since + 1, wait, left, trusted, lifted])
         is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
-        ends = (left > 0) & (left <= 2)  # the answer comes a batch later
-        self.asked = torch.stack([((is_held & (since + 1 >= wait)) | ends) & can_ask, self.asked[0]])
+        ends = (left > 0) & (left <= _ENDS)
+        self.asked = torch.stack([(is_held & (since + 1 >= wait)) | ends, self.asked[0]])
 
     def _measure_balance(self, now: Tensor, count: int) -> Tensor:
         """How far the entropy of the recent mean prediction is above what α asks for, relative to what is expected."""
@@ -279,8 +283,8 @@ class Auto(InterpolatedStatistics):
         if not hooks:  # no batch norm: α changes no statistics, but still tells whether batches are fit to learn from
             return torch.ones_like(self.cap)
         mean, variance, source_mean, source_variance = _flatten_statistics(hooks)
-        weights, _ = self._weigh_channels(hooks)
-        return self._average(weights * _divergence(mean, variance, source_mean, source_variance))
+        divergence = _divergence(mean, variance, source_mean, source_variance)
+        return (self._weigh_channels(hooks) * divergence).sum().to(self.cap.dtype).reshape(1)
 
     def _measure_first_shift(self, network: Network) -> Tensor:
         """The same for the first layer, which does not depend on α."""
@@ -289,31 +293,13 @@ class Auto(InterpolatedStatistics):
             return torch.ones_like(self.cap[0])
         return _divergence(*_flatten_statistics(hooks)).mean().to(self.cap.dtype)
 
-    def _measure_misfit(self, network: Network) -> Tensor | None:
-        """How much worse the running statistics describe the batch than those of training; None without any."""
-        hooks = _find_hooks(network)
-        if all(hook.momentum == 1.0 for hook in hooks):
-            return None
-        mean, variance, source_mean, source_variance = _flatten_statistics(hooks)
-        pairs = [(hook.mean, hook.variance) for hook in hooks if hook.mean is not None and hook.variance is not None]
-        old_mean, old_variance = (flatten(column) for column in zip(*pairs, strict=True))
-        weights, momenta = self._weigh_channels(hooks)
-        batch = (old_mean + (mean - old_mean) / momenta, old_variance + (variance - old_variance) / momenta)
-        worse = _divergence(*batch, old_mean, old_variance) - _divergence(*batch, source_mean, source_variance)
-        return self._average(weights * (1 - momenta) ** 2 * worse)
-
-    def _average(self, weighted: Tensor) -> Tensor:
-        return weighted.sum().to(self.cap.dtype).reshape(1)
-
-    def _weigh_channels(self, hooks: list[BlendHook]) -> tuple[Tensor, Tensor]:
-        """The weight of each channel in means over channels, then layers, and the share of the batch in its layer."""
-        layers = [(len(hook.seen[0]), hook.momentum) for hook in hooks if hook.seen is not None]
-        key = (*layers, self.cap.device)
-        if self._weights is None or self._weights[0] != key:
-            sizes = torch.tensor([size for size, _ in layers])
-            values = torch.tensor([[1.0 / (size * len(layers)), momentum] for size, momentum in layers])
-            self._weights = (key, *values.repeat_interleave(sizes, dim=0).to(self.cap.device).unbind(dim=1))
-        return self._weights[1:]
+    def _weigh_channels(self, hooks: list[BlendHook]) -> Tensor:
+        """The weight of each channel in a mean over channels, then layers."""
+        sizes = tuple(len(hook.seen[0]) for hook in hooks if hook.seen is not None)
+        if self._weights is None or self._weights[0] != sizes or self._weights[1].device != self.cap.device:
+            per_channel = [torch.full((size,), 1.0 / (size * len(sizes)), device=self.cap.device) for size in sizes]
+            self._weights = (sizes, torch.cat(per_channel))
+        return self._weights[1]
 
     def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
         """Whether the entropy of the surest predictions jumped after α had risen, now or in the last batches.

@@ -92,7 +92,6 @@ class BlendHook(BatchNormHook):
     Attributes:
         seen: Mean and variance of the current pass before source statistics are mixed in; None before it, and without
             running statistics.
-        momentum: The share of the batch in `seen`.
     """
 
     mean: Tensor | None
@@ -103,7 +102,6 @@ class BlendHook(BatchNormHook):
         self._statistics = (statistics,)  # in a tuple: not a child of this hook
         self._index = index
         self.seen: tuple[Tensor, Tensor] | None = None
-        self.momentum = 1.0
         self._alpha: Tensor | None = None
         self.register_buffer("mean", None)
         self.register_buffer("variance", None)
@@ -144,7 +142,7 @@ class BlendHook(BatchNormHook):
             x, layer.weight, layer.bias, source_mean, source_variance, *stream, alpha, share, layer.eps
         )
         if statistics.momentum is not None:
-            self._remember(mean, variance, share)
+            self.seen = self.seen or (mean, variance)
         return y
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -170,17 +168,13 @@ class BlendHook(BatchNormHook):
                     share = statistics.momentum_for(x, self.distributed)
                     mean = torch.lerp(self.mean, batch_mean, share)
                     variance = torch.lerp(self.variance, batch_variance, share)
-                self._remember(mean, variance, share)
+                # The first pass over a batch counts; a second one (an augmented copy) does not.
+                self.seen = self.seen or (mean, variance)
             used_mean, used_variance = mixture(alpha, mean, variance, source_mean, source_variance)
         constants = (batch_mean, mean - source_mean, used_mean, used_variance + layer.eps, count, alpha, share)
         ranks = self.distributed if self.distributed.size > 1 else None
         tied: Tensor = StatisticsGradient.apply(x, *constants, weights, ranks)  # type: ignore[no-untyped-call]
         return tied, used_mean.to(source_mean.dtype), used_variance.to(source_variance.dtype)
-
-    def _remember(self, mean: Tensor, variance: Tensor, share: float) -> None:
-        # The first pass over a batch counts; a second one (an augmented copy) does not.
-        if self.seen is None:
-            self.seen, self.momentum = (mean, variance), share
 
     def reset(self) -> None:
         """Return to the start of running statistics."""
