@@ -63,8 +63,8 @@ def test_extras_that_are_named_exist():
 
 def test_source_imports_nothing_newer_than_python_3_10():
     newer = {
-        "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack", "assert_never",
-                   "assert_type", "dataclass_transform", "override", "reveal_type"},
+        "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack",
+                   "assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"},
         "enum": {"StrEnum", "ReprEnum", "verify"},
         "contextlib": {"chdir"},
         "datetime": {"UTC"},
