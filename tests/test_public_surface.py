@@ -1,5 +1,6 @@
 """The public names, the documentation and the imports of the package."""
 
+import ast
 import functools
 import importlib
 import inspect
@@ -58,6 +59,29 @@ def test_extras_that_are_named_exist():
     assert named - set(extras) == set()
     readme = (ROOT / "README.md").read_text()
     assert [extra for extra in extras if extra not in ("test", "docs") and f"[{extra}]" not in readme] == []
+
+
+def test_source_imports_nothing_newer_than_python_3_10():
+    newer = {
+        "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack",
+                   "assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"},
+        "enum": {"StrEnum", "ReprEnum", "verify"},
+        "contextlib": {"chdir"},
+        "datetime": {"UTC"},
+        "itertools": {"batched"},
+        "tomllib": set(),
+    }  # fmt: skip
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))):
+            if isinstance(node, ast.ImportFrom) and node.module in newer:
+                names = {alias.name for alias in node.names}
+                found += (
+                    [f"{path.name}: {node.module}"] if node.module == "tomllib" or names & newer[node.module] else []
+                )
+            elif isinstance(node, ast.Import) and any(alias.name == "tomllib" for alias in node.names):
+                found.append(f"{path.name}: tomllib")
+    assert found == []
 
 
 def test_command_without_arguments_prints_help(capsys):
