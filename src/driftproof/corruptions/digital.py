@@ -94,7 +94,7 @@ def elastic_transform(x: Tensor, rng: CounterRNG, constants: tuple[float, float,
 def _affine_coordinates(x: Tensor, rng: CounterRNG, jitter: float) -> tuple[Tensor, Tensor]:
     """Return the rows and columns to sample, given a jitter of three anchors around the center."""
     height, width = x.shape[2:]
-    reach = min(height, width) // 3
+    reach = max(min(height, width) // 3, 1)
     middle_x, middle_y = width // 2, height // 2
     moves = rng.uniform(3, 2, low=-jitter, high=jitter).to(torch.float64)
     along_x = (moves[:, 1] - moves[:, 2]) / (2 * reach) + moves.new_tensor([1.0, 0.0])
