@@ -1,4 +1,4 @@
-"""Write the results page (tables, claims, deviations, figures, notes and protocol), and numbers that pages cite."""
+"""Write the results page (tables, claims, figures, notes and protocol), and numbers that pages cite."""
 
 import json
 import os
@@ -22,7 +22,6 @@ from driftproof.paper.comparison import (
     render_table,
     table_notes,
 )
-from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.report.text import format_duration, format_number
 from driftproof.validation import check_choice
 
@@ -146,7 +145,6 @@ def render_results_page(folder: Path, page: Path, archives: Sequence[Results], c
     parts = [
         *(_render_archive(results, archives) for results in archives),
         f"## The paper's claims\n\n{citations['claims'].strip()}",
-        f"## More than {LARGE_DEVIATION:g} points from the paper\n\n{large_deviations(archives)}",
         *(["\n\n".join(["## Figures", *(_render_figure(path, page) for path in paths)])] if paths else []),
         *(render_placeholders(read_page(path), citations) for path in sorted(folder.glob("notes/*.md"))),
         f"## Protocol\n\n{_render_protocol(archives)}",
