@@ -13,10 +13,11 @@ from driftproof.bench import Results
 from driftproof.bench.archive import write_archive
 from driftproof.bench.store import Store
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.files import read_text
 from driftproof.paper import suite
 from driftproof.paper.claims import evaluate_claims
 from driftproof.paper.printed import paper_table
-from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
+from driftproof.paper.summary import Citations, load_archives, render_placeholders, render_results_page
 from rows_on_disk import run_command, visits_of, write_rows
 
 ROOT = Path(__file__).parents[1]
@@ -156,9 +157,9 @@ def test_cited_numbers_name_their_round_and_images(finished, tmp_path):
 def test_pages_are_up_to_date():
     archives, home = load_archives(ROOT / "results"), ROOT / "results" / "RESULTS.md"
     citations = Citations(archives, ROOT / "results")
-    assert read_page(home) == render_results_page(ROOT / "results", home, archives, citations), "`make results`"
+    assert read_text(home) == render_results_page(ROOT / "results", home, archives, citations), "`make results`"
     for page in ("results/RESULTS.md", "README.md", "docs/reproducing.md", "docs/speed.md", "docs/driving.md"):
-        text = read_page(ROOT / page)
+        text = read_text(ROOT / page)
         assert "<!-- results:" in text
         assert text == render_placeholders(text, citations), f"`make results` fills in {page} anew"
 
