@@ -1,4 +1,7 @@
+import gc
 import importlib
+import os
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -15,6 +18,16 @@ hypothesis.settings.load_profile("driftproof")
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def fast_runs():
+    """Skip fsync, which only matters at a power loss, and keep existing objects out of the runner's `gc.collect`."""
+    gc.collect()
+    gc.freeze()
+    with mock.patch.object(os, "fsync"):
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

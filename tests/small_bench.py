@@ -1,6 +1,5 @@
 """A tiny benchmark that runs in milliseconds, and what a killed process leaves of it."""
 
-import gc
 import os
 import time
 import zlib
@@ -29,16 +28,6 @@ OWN = "small_bench:cautious"
 def cautious(model, *, lr=1e-3, **options):
     """A method as a user would write it."""
     return dp.tent(model, lr=lr, select=dp.ConfidenceDifference() & dp.EntropyBelow(), **options)
-
-
-@contextmanager
-def fast_runs():
-    """Skip fsync, which only matters at a power loss, and keep existing objects out of the runner's `gc.collect`."""
-    gc.collect()
-    gc.freeze()
-    with mock.patch.object(os, "fsync"):
-        yield
-    gc.unfreeze()
 
 
 def random_images(name, count=6, side=8):

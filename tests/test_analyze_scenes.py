@@ -17,12 +17,19 @@ from torch import nn
 import driftproof as dp
 from driftproof.analyses.scenes import Corruption, FrameResult, adapt_to_frames
 from driftproof.cli.analyze_scenes import _paper_defaults
+from driftproof.cli.scene_page import (
+    colorize,
+    count_pixels,
+    default_palette,
+    describe_counts,
+    make_panels,
+    write_scenes,
+)
 from driftproof.corruptions import corrupt
 from driftproof.data.scenes import CAMVID, CITYSCAPES, UNKNOWN, VOID
 from driftproof.errors import ConfigurationError, InputError, ModelError
 from driftproof.methods.by_name import build_method
 from driftproof.paper.suites import make_spec
-from driftproof.report.scenes import colorize, count_pixels, default_palette, describe_counts, make_panels, write_scenes
 from rows_on_disk import run_command
 
 HEIGHT, WIDTH = 24, 36

@@ -13,14 +13,10 @@ from driftproof.bench import Store, load, load_runs
 from driftproof.bench.archive import write_archive
 from driftproof.bench.frames import FILES
 from driftproof.errors import InputError, StateError
-from small_bench import fast_runs
+from small_bench import files
 from test_frames import SPECS, write_run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def fast():
-    with fast_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.fixture
@@ -31,18 +27,14 @@ def folder(tmp_path):
     return tmp_path / "store"
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-
-
 def test_archive_is_small_and_deterministic(tmp_path):
     rows = write_run(tmp_path / "store", SPECS[0], 750)
     for name in ("one", "two"):
         write_archive([tmp_path / "store"], tmp_path / name)
     write_archive([tmp_path / "one"], tmp_path / "again")
-    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "again")
+    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "again")
     text = sum(len(json.dumps(row)) for row in rows)
-    assert sum(map(len, contents(tmp_path / "one").values())) < text / 3
+    assert sum(map(len, files(tmp_path / "one").values())) < text / 3
 
 
 def test_merged_archive_holds_longest_runs_all_metadata_and_all_commands(folder, tmp_path):
@@ -125,6 +117,6 @@ def test_archive_merged_into_itself_is_the_old_or_the_new_one_wherever_the_proce
         found = load(tmp_path / str(limit))
         assert found.equals(old) or found.equals(new)
         write_archive([tmp_path / str(limit), tmp_path / "more"], tmp_path / str(limit))
-        assert contents(tmp_path / str(limit)).keys() == contents(archive).keys(), "nothing is left over"
+        assert files(tmp_path / str(limit)).keys() == files(archive).keys(), "nothing is left over"
         assert_frame_equal(load(tmp_path / str(limit)), new)
     assert moves == len(FILES) + 3, "metadata, and tables that wait"

@@ -27,9 +27,10 @@ from driftproof.paper import suite
 from driftproof.streams import Shuffled, Stored
 from driftproof.streams.datasets import DATASETS
 from rows_on_disk import run_command
-from small_bench import contents, fast_runs
+from small_bench import contents
 
 SIDE = 32
+pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 def pixels(count, seed=0, side=SIDE):
@@ -207,12 +208,6 @@ def test_fingerprints_and_pickles_are_those_of_the_files(files):
 
 
 run = partial(run_command, "bench")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast():
-    with fast_runs():
-        yield
 
 
 class TinyNetwork(NormalizedModel):

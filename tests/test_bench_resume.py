@@ -16,18 +16,13 @@ from small_bench import (
     SmallBench,
     contents,
     crash_points,
-    fast_runs,
     ignore,
     restore,
     small_jobs,
     spec_of,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def fast():
-    with fast_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.mark.parametrize(("method", "stride"), [(OWN, 4), pytest.param("eata", 1, marks=pytest.mark.slow)])

@@ -24,6 +24,7 @@ from driftproof.bench import METHODS
 from driftproof.cli import completion
 from driftproof.cli.exit_codes import CommandGroup
 from driftproof.cli.order import arrange
+from driftproof.cli.picture_page import write_picture_page
 from driftproof.cli.prediction_rows import RowFile, make_columns, read_rows, sort_rows
 from driftproof.cli.run_summary import RunSummary
 from driftproof.cli.suites import suite_builders
@@ -344,6 +345,18 @@ def test_adapt_raises_the_alarm_above_the_threshold(project, tmp_path, capsys):
     assert "<h2>Alarms: 4</h2>" in page
     assert page.count("data:image/jpeg") == 4 + len(refused)
     assert ("Refused: not learned from" in page) == bool(refused)
+
+
+def test_picture_page_shows_the_most_novel_first_and_counts_all(tmp_path):
+    columns, rows = ["error", "novelty", "predicted", "class", "alarm", "quarantined", "selected"], {}
+    for index in range(70):
+        Image.new("RGB", (320, 20), (index, 0, 0)).save(tmp_path / f"{index}.png")
+        rows[tmp_path / f"{index}.png"] = [None, float(index), 1, f"cat<{index}>", True, False, True]
+    text = write_picture_page(tmp_path / "p.html", columns, rows, RunSummary(images=70), "tent").read_text()
+    assert "<h2>Alarms: 70</h2>" in text
+    assert "Quarantined" not in text
+    assert re.findall(r"cat&lt;(\d+)&gt;", text) == [str(index) for index in range(69, 9, -1)]
+    assert text.count("data:image/jpeg;base64,") == 60
 
 
 def test_random_order_depends_on_the_seed_alone():

@@ -6,13 +6,8 @@ import pytest
 
 from driftproof.errors import InputError
 from fuzz_readers import READERS, Count, Guarded, Reader, format_page, fuzz
-from small_bench import fast_runs
 
-
-@pytest.fixture(autouse=True, scope="module")
-def fast():
-    with fast_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.mark.filterwarnings("ignore")

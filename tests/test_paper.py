@@ -4,7 +4,6 @@ import statistics
 
 import pytest
 
-from driftproof.errors import ConfigurationError
 from driftproof.paper.printed import load_tables, paper_table
 
 LAST_DIGIT = 0.01 + 1e-9  # numbers are printed with two digits, and computed by the authors from unrounded ones
@@ -68,8 +67,3 @@ def test_numbers_printed_in_two_tables_agree(name, main, renamed):
     for method in methods:
         for column, elsewhere in columns.items():
             assert here.rows[method][column] == there.rows[method][elsewhere]
-
-
-def test_unknown_name_suggests_the_nearest():
-    with pytest.raises(ConfigurationError, match="T1_rounds50"):
-        paper_table("T1_rounds5")

@@ -1,4 +1,4 @@
-"""The report: labels, means, figures, tables, the page, and images that were refused."""
+"""The report: labels, means, figures, tables and the page."""
 
 import itertools
 import json
@@ -19,7 +19,6 @@ from driftproof.errors import InputError
 from driftproof.report import figures, sections
 from driftproof.report.figures import PALETTE, line_styles
 from driftproof.report.page import ReportTable, write_report
-from driftproof.report.pictures import Picture, write_pictures
 from driftproof.report.series import label_measures, label_runs, per_domain, per_round
 from driftproof.report.tables import frame_table
 from rows_on_disk import run_command, visits_of, write_rows
@@ -344,17 +343,3 @@ def test_command_writes_page_and_rows(folder, tmp_path, capsys, kind):
     assert capsys.readouterr().out.split() == [str(rows), str(tmp_path / "p.html")]
     read = pl.read_csv(rows, schema=load(folder).schema) if kind == "csv" else pl.read_parquet(rows)
     assert read.equals(load(folder))
-
-
-# Images
-
-
-def test_pictures_show_the_most_novel_first_and_count_all(tmp_path):
-    for index in range(70):
-        Image.new("RGB", (320, 20), (index, 0, 0)).save(tmp_path / f"{index}.png")
-    seen = [Picture(tmp_path / f"{index}.png", f"cat<{index}>", rank=index) for index in range(70)]
-    page = write_pictures({"Refused": seen}, tmp_path / "p.html", title="t", summary="s", facts={"a": "b"})
-    text = page.read_text()
-    assert "<h2>Refused: 70</h2>" in text
-    assert re.findall(r"cat&lt;(\d+)&gt;", text) == [str(index) for index in range(69, 9, -1)]
-    assert text.count("data:image/jpeg;base64,") == 60

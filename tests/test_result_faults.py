@@ -9,27 +9,16 @@ from driftproof.bench import load
 from driftproof.bench.archive import write_archive
 from driftproof.bench.store import Store
 from driftproof.errors import StateError
-from rows_on_disk import visits_of, write_rows
-from small_bench import fast_runs
-from test_frames import SPECS
+from test_frames import SPECS, write_run
 from test_reader_faults import fuzz
 
 SPEC = SPECS[0]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fast():
-    with fast_runs():
-        yield
+pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.fixture
 def store(tmp_path):
-    """A run of six visits."""
-    measured = {"batches": 3, "error": 12.5, "health": "healthy", "histogram/x": [1, 2], "counts": {"error": 7}}
-    rows = [{"round": round, "domain": domain, **measured} for round, domain in visits_of(SPEC, 2, 0)]
-    conditions = [{"seconds": 0.5, "peak_memory": 1 << 20, "device": "cpu", "threads": 2} for _ in rows]
-    write_rows(tmp_path / "store", SPEC, rows, conditions, {"scope": "norm_affine()"})
+    write_run(tmp_path / "store", SPEC, 6)
     return tmp_path / "store"
 
 

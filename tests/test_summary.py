@@ -13,11 +13,11 @@ from driftproof.bench import Results
 from driftproof.bench.archive import write_archive
 from driftproof.bench.store import Store
 from driftproof.errors import ConfigurationError, InputError
+from driftproof.files import read_text
 from driftproof.paper import suite
 from driftproof.paper.claims import evaluate_claims
-from driftproof.paper.deviations import large_deviations
 from driftproof.paper.printed import paper_table
-from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
+from driftproof.paper.summary import Citations, load_archives, render_placeholders, render_results_page
 from rows_on_disk import run_command, visits_of, write_rows
 
 ROOT = Path(__file__).parents[1]
@@ -70,13 +70,6 @@ def finished(tmp_path_factory):
 
 def claims_of(folder):
     return {claim.text.split(":")[0].split(",")[0]: claim for claim in evaluate_claims([Results(folder)])}
-
-
-def deviations_of(*folders):
-    """The cells of the table of deviations, by method and setting."""
-    lines = large_deviations([Results(folder) for folder in folders]).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
-    return {(method, column): rest for _, method, column, *rest in cells}
 
 
 # The page
@@ -159,20 +152,19 @@ def test_cited_numbers_name_their_round_and_images(finished, tmp_path):
     few = Citations([Results(tmp_path)], tmp_path)
     assert re.fullmatch(r"1[45]\.\d \(round 2, first 40 images\)", few["table1/tent/CIFAR-10-C/Closed"])
     assert few["table2"].endswith("Only the first 40 images of each domain.\n\n")
-    assert deviations_of(tmp_path) == {}
 
 
 def test_pages_are_up_to_date():
     archives, home = load_archives(ROOT / "results"), ROOT / "results" / "RESULTS.md"
     citations = Citations(archives, ROOT / "results")
-    assert read_page(home) == render_results_page(ROOT / "results", home, archives, citations), "`make results`"
+    assert read_text(home) == render_results_page(ROOT / "results", home, archives, citations), "`make results`"
     for page in ("results/RESULTS.md", "README.md", "docs/reproducing.md", "docs/speed.md", "docs/driving.md"):
-        text = read_page(ROOT / page)
+        text = read_text(ROOT / page)
         assert "<!-- results:" in text
         assert text == render_placeholders(text, citations), f"`make results` fills in {page} anew"
 
 
-# Claims and deviations; the archives of the repository have examples of all notes and reasons
+# Claims; the archives of the repository have examples of all notes
 
 
 def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
@@ -187,22 +179,6 @@ def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
     assert re.fullmatch(r"CIFAR-10-C: tent\+crowd 1[12]\.\d, tent (9|10)\.\d \(\+\d\.\d\) ✗", claim.cases[0].text)
     assert claim.cases[1].text.endswith(" (round 1 of 50)")
     assert claims_of(tmp_path)["Selection by softmax beats selection by logits"].verdict == "not measured"
-
-
-def test_deviation_lists_ablations_of_what_the_method_uses(tmp_path):
-    for spec in pick("table2", images="cifar100-c", unknown="svhn-c"):
-        if spec.method in ("bn_adapt", "tent", "eata+crowd"):
-            write_run(tmp_path / "store", spec, 1, lambda round, spec=spec: 42.5 if spec.method == "bn_adapt" else 70.0)
-    *_, baseline, effects = deviations_of(tmp_path / "store")["tent", "CIFAR-100-C/Open"]
-    assert effects == "no ablation was run"
-    assert float(baseline.replace("−", "-")) == pytest.approx(42.5 - 42.67, abs=0.3)
-    for spec in pick("open_choices", images="cifar100-c", unknown="svhn-c", batch_size=200):
-        if spec.method in ("tent", "eata"):
-            write_run(tmp_path / "tried", spec, 1, lambda round, spec=spec: 40.0 - 10 * (("lr", 3e-4) in spec.options))
-    found = deviations_of(tmp_path / "store", tmp_path / "tried")
-    assert re.match(r"`choice_pace`, round 1: tent, lr = 0.0003 −(9|10)\.", found["tent", "CIFAR-100-C/Open"][-1])
-    assert "lr" in found["eata+crowd", "CIFAR-100-C/Open"][-1]
-    assert "ε" not in found["eata+crowd", "CIFAR-100-C/Open"][-1], "a selection replaces EATA's own filter"
 
 
 def test_compare_prints_a_suite_next_to_the_paper(finished, capsys):

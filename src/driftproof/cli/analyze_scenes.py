@@ -91,8 +91,8 @@ def scenes_command(
     from driftproof import __version__
     from driftproof.alarm import Alarm
     from driftproof.analyses.scenes import Corruption, adapt_to_frames
+    from driftproof.cli.scene_page import default_palette, write_scenes
     from driftproof.methods.by_name import build_method
-    from driftproof.report.scenes import default_palette, write_scenes
 
     target, options = resolve_device(device), _paper_defaults(method, parse_method_options(option))
     change = None

@@ -18,13 +18,13 @@ def summarize_command(
     The page includes FOLDER/notes/*.md and shows FOLDER/figures/*.svg with their captions. Other pages can also quote
     whole tables that are stored next to the archives.
     """
-    from driftproof.files import atomic_write
-    from driftproof.paper.summary import Citations, load_archives, read_page, render_placeholders, render_results_page
+    from driftproof.files import atomic_write, read_text
+    from driftproof.paper.summary import Citations, load_archives, render_placeholders, render_results_page
 
     page, archives = out or folder / "RESULTS.md", load_archives(folder)
     citations = Citations(archives, folder)
     texts = {page: render_results_page(folder, page, archives, citations)}
-    texts |= {path: render_placeholders(read_page(path), citations) for path in fill or ()}
+    texts |= {path: render_placeholders(read_text(path), citations) for path in fill or ()}
     for path, text in texts.items():
         with atomic_write(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")

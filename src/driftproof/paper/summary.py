@@ -1,6 +1,5 @@
-"""Write the results page (tables, claims, deviations, figures, notes and protocol), and numbers that pages cite."""
+"""Write the results page (tables, claims, figures, notes and protocol), and numbers that pages cite."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.tables import TableEntry
 from driftproof.corruptions import HELD_OUT
 from driftproof.errors import InputError
+from driftproof.files import read_json, read_text
 from driftproof.paper.claims import evaluate_claims
 from driftproof.paper.comparison import (
     describe_table,
@@ -22,11 +22,10 @@ from driftproof.paper.comparison import (
     render_table,
     table_notes,
 )
-from driftproof.paper.deviations import LARGE_DEVIATION, large_deviations
 from driftproof.report.text import format_duration, format_number
 from driftproof.validation import check_choice
 
-__all__ = ["Citations", "load_archives", "read_page", "render_placeholders", "render_results_page"]
+__all__ = ["Citations", "load_archives", "render_placeholders", "render_results_page"]
 
 _INTRODUCTION = (
     "# Results\n\n`make results` generates this page from the archives in this folder and the sections in `notes`. "
@@ -36,14 +35,6 @@ _INTRODUCTION = (
 )
 _PLACEHOLDER = re.compile(r"<!-- results:(?P<name>.+?) -->(?P<content>(?s:(?!<!-- results:).)*?<!-- /results -->)?")
 """A placeholder of a page with its content; the content is None if it is not closed before the next one."""
-
-
-def read_page(path: Path) -> str:
-    """Read a page as UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"Expected {path} to be text in UTF-8, but decoding failed: {error}.") from error
 
 
 class Citations:
@@ -66,7 +57,7 @@ class Citations:
         }
         self._entries: dict[str, tuple[Results, TableEntry, int]] = {}
         for page in sorted(set(folder.glob("*/*.md")) - set(folder.glob("notes/*.md"))):
-            self._texts[f"{page.parent.name}/{page.stem}"] = partial("\n\n{}\n\n".format, read_page(page).strip())
+            self._texts[f"{page.parent.name}/{page.stem}"] = partial("\n\n{}\n\n".format, read_text(page).strip())
         for results in archives:
             for filled in fill_tables(results):
                 self._add_table(filled, results)
@@ -146,9 +137,8 @@ def render_results_page(folder: Path, page: Path, archives: Sequence[Results], c
     parts = [
         *(_render_archive(results, archives) for results in archives),
         f"## The paper's claims\n\n{citations['claims'].strip()}",
-        f"## More than {LARGE_DEVIATION:g} points from the paper\n\n{large_deviations(archives)}",
         *(["\n\n".join(["## Figures", *(_render_figure(path, page) for path in paths)])] if paths else []),
-        *(render_placeholders(read_page(path), citations) for path in sorted(folder.glob("notes/*.md"))),
+        *(render_placeholders(read_text(path), citations) for path in sorted(folder.glob("notes/*.md"))),
         f"## Protocol\n\n{_render_protocol(archives)}",
     ]
     titles = [part.strip().partition("\n")[0].removeprefix("## ") for part in parts]
@@ -197,12 +187,10 @@ def _render_table(filled: FilledTable, results: Results) -> str:
 
 def _render_figure(figure: Path, page: Path) -> str:
     path = figure.with_suffix(".json")
-    try:
-        description = json.loads(read_page(path)) if path.exists() else {}
-        texts = description.get("title"), description.get("caption")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"Expected {path} to be a JSON object with title and caption, but got: {error}.") from error
-    caption = ". ".join(filter(None, texts)) or figure.stem
+    description = read_json(path) if path.exists() else {}
+    if not isinstance(description, dict):
+        raise InputError(f"Expected {path} to be a JSON object with title and caption, but got {description!r}.")
+    caption = ". ".join(filter(None, map(description.get, ("title", "caption")))) or figure.stem
     return f"![{figure.stem}]({Path(os.path.relpath(figure, page.parent)).as_posix()})\n\n{caption}"
 
 

@@ -8,7 +8,7 @@ from driftproof.bench.frames import FROM_CONDITIONS, HEALTH_STATES
 from driftproof.bench.histograms import edges
 from driftproof.bench.libraries import pl
 from driftproof.report.series import SERIES, per_domain, per_round
-from driftproof.report.text import format_bytes, format_number
+from driftproof.report.text import format_number
 
 MAX_POINTS = 6_000
 """Points of all curves through domains; of longer streams, every n-th round is drawn."""
@@ -163,7 +163,10 @@ def cost_table(numbers: pl.DataFrame) -> tuple[pl.DataFrame, Headings]:
     _, peak, step = (_value.filter(_measure == name) for name in FROM_CONDITIONS)
     costs = _pick(numbers, "|".join(FROM_CONDITIONS)).group_by(SERIES).agg(step=step.mean(), peak=peak.max())
     known = costs.filter(pl.col("step").is_not_null())
-    texts = [f"{format_number(step)} ms, {format_bytes(peak)}" for step, peak in known.select("step", "peak").rows()]
+    texts = [
+        f"{format_number(step)} ms, {'–' if peak is None else format_number(peak / 2**20, 0)} MiB"
+        for step, peak in known.select("step", "peak").rows()
+    ]
     return _pivot(known, texts, "time, memory")
 
 

@@ -8,7 +8,7 @@ from driftproof import __version__
 from driftproof.files import atomic_write
 from driftproof.optional import require
 
-__all__ = ["format_bytes", "format_duration", "format_number", "format_signed", "metadata_notes", "write_page"]
+__all__ = ["format_duration", "format_number", "format_signed", "metadata_notes", "write_page"]
 
 
 def format_number(value: float, digits: int = 1) -> str:
@@ -44,18 +44,6 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def format_bytes(size: int | None) -> str:
-    """Format a number of bytes in binary units; a dash for None.
-
-    Examples:
-        >>> format_bytes(3 * 2**20), format_bytes(5 * 2**30), format_bytes(None)
-        ('3 MiB', '5.0 GiB', '–')
-    """
-    if size is None:
-        return "–"
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:

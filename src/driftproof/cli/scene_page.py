@@ -58,7 +58,8 @@ def write_scenes(
     first, *others = [_make_grid([row]) for row in rows]
     _save(first, out / "scenes.webp", save_all=True, append_images=others, duration=800, loop=0, quality=80, method=2)
     summary, page = describe_counts(total, has_rejected=has_rejected), out / "index.html"
-    return write_page("scenes.html", page, title=title, facts=facts, entries=entries, summary=summary, palette=palette)
+    content = {"title": title, "facts": facts, "entries": entries, "summary": summary, "palette": palette}
+    return write_page("scenes.html", page, package="driftproof.cli", **content)
 
 
 def _make_grid(rows: "Sequence[Mapping[str, Image]]") -> "Image":
