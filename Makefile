@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results notebooks packages bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning clean
 
 setup: $(READY)
 
@@ -39,7 +39,7 @@ test-slow: setup
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --inputs $(or $(INPUTS),100000) --out results/fuzz
-	$(BIN)/python -m pytest -q tests/test_upload_faults.py
+	DRIFTPROOF_FUZZ=10 $(BIN)/python -m pytest -q tests/test_upload_faults.py
 
 # 100,000 batches, killed again and again, against a run left alone. About half an hour on two busy cores.
 soak: setup
@@ -53,6 +53,16 @@ lint: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict
+
+# Wheel and sdist, each installed in a new environment of INSTALL_PYTHON, with the README's example run there.
+packages: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tests/install_packages.py dist --python $(or $(INSTALL_PYTHON),$(BIN)/python)
+
+# Runs the notebooks and stores what they print.
+notebooks: setup
+	cd examples/notebooks && ../../$(BIN)/python run.py
 
 # Everything that quotes a number quotes it from here.
 results: setup
@@ -70,6 +80,7 @@ results: setup
 	  --out results/speed/precision-before.md
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
+	$(BIN)/python benchmarks/pictures.py
 	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/classification --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 

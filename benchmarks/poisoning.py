@@ -63,7 +63,7 @@ def load_bench(arguments: argparse.Namespace) -> tuple[Bench, Attacker]:
     train = cifar10(arguments.data, train=True)
     images = train.batch(torch.arange(len(train))).to(arguments.device).float() / 255
     labels = train.labels.to(arguments.device)
-    source = list(zip(images[:_SOURCE].split(200), labels[:_SOURCE].split(200), strict=True))
+    source = list(zip(torch.split(images[:_SOURCE], 200), torch.split(labels[:_SOURCE], 200), strict=True))
     bench = Bench(model, domains, arguments.size, arguments.batches, arguments.after, source)
     return bench, Attacker(model, images, labels, arguments.size)
 

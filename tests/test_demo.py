@@ -76,10 +76,10 @@ def test_errors_of_the_world_are_those_of_a_plain_loop(world, model, garments):
         assert [domain.source, domain.adapted] == pytest.approx([count / 2 for count in wrong[domain.name]])
 
 
-def test_flagged_images_add_up(world):
-    bags = sum(each.is_bag for each in world.flagged)
-    assert world.bags_flagged == pytest.approx(100 * bags / 100)
-    assert world.known_flagged == pytest.approx(100 * (len(world.flagged) - bags) / 400)
+def test_bags_are_more_frequent_among_unfamiliar_images(world):
+    assert len(world.unfamiliar) == 4 * streams.WATCHED
+    bags = sum(each.is_bag for each in world.unfamiliar)
+    assert world.bags == 100 * bags / len(world.unfamiliar) > 30
 
 
 def test_sorted_and_single_images_destroy_tent_and_not_adapt(model, garments, monkeypatch):

@@ -1,5 +1,6 @@
 """The public names, the documentation and the imports of the package."""
 
+import ast
 import functools
 import importlib
 import inspect
@@ -19,6 +20,7 @@ from PIL import Image
 
 import driftproof as dp
 from cases import batches, source_data
+from driftproof.bench import load, load_runs
 from driftproof.cli import main
 from networks import build
 
@@ -46,6 +48,40 @@ def test_version_is_the_same_everywhere(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"driftproof {declared}\n"
+
+
+def test_extras_that_are_named_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "Dockerfile"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    named = {name for group in re.findall(r"(?:driftproof|'\.)\[([\w,]+)\]", text) for name in group.split(",")}
+    assert {"data", "demo", "export", "monitor", "ray", "report", "serve", "video"} <= named
+    assert named - set(extras) == set()
+    readme = (ROOT / "README.md").read_text()
+    assert [extra for extra in extras if extra not in ("test", "docs") and f"[{extra}]" not in readme] == []
+
+
+def test_source_imports_nothing_newer_than_python_3_10():
+    newer = {
+        "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack",
+                   "assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"},
+        "enum": {"StrEnum", "ReprEnum", "verify"},
+        "contextlib": {"chdir"},
+        "datetime": {"UTC"},
+        "itertools": {"batched"},
+        "tomllib": set(),
+    }  # fmt: skip
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))):
+            if isinstance(node, ast.ImportFrom) and node.module in newer:
+                names = {alias.name for alias in node.names}
+                found += (
+                    [f"{path.name}: {node.module}"] if node.module == "tomllib" or names & newer[node.module] else []
+                )
+            elif isinstance(node, ast.Import) and any(alias.name == "tomllib" for alias in node.names):
+                found.append(f"{path.name}: tomllib")
+    assert found == []
 
 
 def test_command_without_arguments_prints_help(capsys):
@@ -147,13 +183,16 @@ def my_project(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "my_project", project)
 
 
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+REFERENCE = [*sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "docs" / "methods.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_project):
+def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_project, request):
     monkeypatch.chdir(tmp_path)
     for block in code_blocks(ROOT / page):
+        if "import timm" in block:
+            request.getfixturevalue("timm")
         exec(compile(block, page, "exec"), {})
 
 
@@ -162,7 +201,8 @@ def test_documentation_builds(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    pages = "".join((tmp_path / "site" / name / "index.html").read_text() for name in ("reference", "methods"))
+    names = (page.relative_to(ROOT / "docs").with_suffix("") for page in REFERENCE)
+    pages = "".join((tmp_path / "site" / name / "index.html").read_text() for name in names)
     shown = set(re.findall(r'id="(driftproof[^"]*)"', pages))
     # mkdocstrings silently leaves out a function in a file of its own name.
     missing = [place for place, homes in iter_public_objects() if not shown & homes]
@@ -171,8 +211,8 @@ def test_documentation_builds(tmp_path):
 
 def iter_public_objects():
     """Yield every function, class and method that is public or in a documented module, with the names of its entry."""
-    sources = (ROOT / "docs" / name for name in ("reference.md", "methods.md"))
-    named = re.findall(r"^::: (driftproof\.\w+)$", "\n".join(page.read_text() for page in sources), flags=re.MULTILINE)
+    text = "\n".join(page.read_text() for page in REFERENCE)
+    named = re.findall(r"^::: (driftproof\.\w+)$", text, flags=re.MULTILINE)
     public = [f"driftproof.{name}" for name in dp.__all__ if inspect.ismodule(getattr(dp, name))]
     for module_name in dict.fromkeys(["driftproof", *public, *named]):
         module = getattr(dp, module_name.partition(".")[2], None) or importlib.import_module(module_name)
@@ -224,11 +264,57 @@ def test_readme_quotes_the_measured_novelty():
         assert f"{float(cosine['tent+crowd']):.1f} % on {name}" in readme
 
 
+def test_readme_quotes_the_leaderboard_and_the_speed():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    table = (
+        (ROOT / "docs" / "leaderboard.md").read_text().partition("### CIFAR-10-C, round 1\n")[2].partition("\nNot")[0]
+    )
+    rows = [[cell.strip("* ") for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
+    errors = {row[0]: float(row[2]) for row in rows[2:] if row[2] != "not run"}
+    assert f"([leaderboard](docs/leaderboard.md)) | {errors['adapt']:.1f} %" in readme
+    assert f"**{len(dp.methods.__all__)} methods behind one call**" in readme
+    ratios = (ROOT / "results" / "speed" / "ratios.md").read_text()
+    (ratio,) = re.findall(r"^\| tf32: tent\+crowd, captured / plain loop \| ([\d.]+) \|", ratios, flags=re.MULTILINE)
+    assert f"([speed](docs/speed.md)) | {ratio} |" in readme
+    claims = (ROOT / "docs" / "reproducing.md").read_text().partition("<!-- results:claims -->")[2]
+    verdicts = [line.split("|")[2] for line in claims.partition("<!-- /results -->")[0].splitlines()[4:] if "|" in line]
+    assert [sum(word in verdict for verdict in verdicts) for word in ("does not hold", " cases")] == [3, 3]
+    assert "three do not hold in our runs, and three hold in most cases only" in readme
+
+
+def test_documents_quote_the_times_of_the_archives():
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert [name for name, *_ in rows] == ["classification", "tiny", "camvid"]
+    for name, runs, hours in rows:
+        seconds = load(ROOT / "results" / name).filter(measure="seconds")
+        assert (seconds["run"].n_unique(), f"{seconds['value'].sum() / 3600:.1f}") == (int(runs), hours)
+        assert load_runs(ROOT / "results" / name)["hardware"].unique().to_list() == ["NVIDIA H200"]
+        if name == "classification":
+            run = seconds.filter(method="tent+crowd", stream="cifar10-c", setting="open")
+            assert f"took {run['value'].sum() / 3600:.1f} hours" in " ".join(page.split())
+
+
+def test_pictures_show_the_rows():
+    """The lines of the README's picture, recomputed; texts may be set otherwise by other fonts."""
+    pictures = runpy.run_path(str(ROOT / "benchmarks" / "pictures.py"))
+    frame = pictures["round_errors"](ROOT / "results" / "classification")
+    lines = re.compile(r'role="graphics-symbol"[^>]*aria-roledescription="line mark"[^>]*d="([^"]+)"')
+    drawn = lines.findall((ROOT / "docs" / "images" / "rounds.svg").read_text())
+    assert len(drawn) == frame["label"].n_unique() == 4
+    for label, path in zip(pictures["NAMES"].values(), drawn, strict=True):
+        heights = [float(point.partition(",")[2]) for point in re.split("[ML]", path)[1:]]
+        errors = frame.filter(label=label)["value"].to_list()
+        assert heights == pytest.approx([3 * (100 - error) for error in errors], abs=0.01)
+
+
 def test_documents_quote_the_measured_safety():
     safety, concepts = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("safety.md", "concepts.md"))
     networks = json.loads((ROOT / "results" / "safety" / "safety.json").read_text())["networks"]
     rows = [row for rows in networks.values() for row in rows.values()]
     short = sorted(row["source"] - row["adapt"] for row in rows if row["failures"])
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"([table](results/safety/safety.md)) | {len(rows) - len(short)} of {len(rows)} |" in readme
     assert f"In {len(rows) - len(short)} of {len(rows)} rows ({len(networks['small'])} streams, two networks)" in safety
     assert "it is {:.1f} and {:.1f} points below".format(*short) in safety
     one, ordered = networks["wrn40_2"]["clean, batches of 1"], networks["wrn40_2"]["clean, sorted by class"]

@@ -11,7 +11,10 @@ import driftproof as dp
 from cases import batches, same_but_bookkeeping, state_of
 from driftproof.adapter.engines import StaticEngine
 from driftproof.components import Detection
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.detectors import Detector, Sentinel
+from driftproof.leaderboard import SENTINEL_SUITES
+from driftproof.methods.by_name import build_method
 from driftproof.outputs import LogMean
 from driftproof.selection import Known
 from networks import CLASSES, build
@@ -289,3 +292,31 @@ def test_small_batches_enter_running_statistics(size):
         spread = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
         normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
         torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)
+
+
+# --- suites -----------------------------------------------------------------------------------------------------------
+
+
+def test_search_sees_only_held_out_corruptions():
+    specs = {
+        name: {spec for table in make().tables for entry in table.entries for spec in entry.specs}
+        for name, make in SENTINEL_SUITES.items()
+    }
+    assert {spec.domains for spec in specs["sentinel_search"]} == {HELD_OUT}
+    assert {spec.domains for name in ("sentinel", "sentinel_streams") for spec in specs[name]} == {CORRUPTIONS}
+    (setting,) = {spec.options for name in ("sentinel", "sentinel_streams") for spec in specs[name]}
+    assert dict(setting) == {"novelty": "own"}, "one setting everywhere"
+
+
+def test_every_variant_of_the_search_can_be_built_and_differs(model):
+    table = SENTINEL_SUITES["sentinel_search"]().tables[0]
+    methods = {}
+    for entry in table.entries:
+        (spec,) = entry.specs
+        if spec.method == "sentinel":
+            options = {name: value for name, value in spec.options if name != "novelty"}
+            adapter = build_method("sentinel", model, {**options, "guard": ()})
+            methods[entry.row] = str(sorted(adapter.method.describe().items()))
+    defaults = dp.sentinel(model, guard=()).method.describe()
+    assert methods["sentinel"] == str(sorted(defaults.items()))
+    assert len(set(methods.values())) == len(methods)

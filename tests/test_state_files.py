@@ -17,8 +17,7 @@ from safetensors.torch import load, save, save_file
 
 import driftproof as dp
 from cases import CASES, adapter_for, same_state, state_of
-from driftproof import files
-from driftproof.adapter import locking
+from driftproof import files, locking
 from fuzz_states import BLIND, IN_MEMORY, INFORMED, Fuzz, encode_meta, make_adapter, pack, sign
 from networks import NORM_NETWORKS, build, randomize
 

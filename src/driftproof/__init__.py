@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from driftproof.selection import ConfidenceAbove, ConfidenceDifference, EntropyBelow, EntropyWeight, NonRedundant
     from driftproof.teacher import EMA
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EMA",

@@ -41,5 +41,5 @@ SUITES = (
     *("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates"),
     *("rules", "gradients", "open_choices", "endurance", "milder"),
     *("openset", "openset_long", "openset_shares", "openset_near", "openset_small", "openset_single", "openset_costs"),
-    *("sentinel_search", "sentinel"),
+    *("openset_anchors", "paf_kip_parts", "sentinel_search", "sentinel", "sentinel_streams"),
 )

@@ -30,7 +30,7 @@ def demo_command(
     from driftproof.demo.garments import load_garments
     from driftproof.demo.network import train_network
     from driftproof.demo.page import hostile_table, world_table, write_demo_page
-    from driftproof.demo.streams import run_hostile, run_world
+    from driftproof.demo.streams import WATCHED, run_hostile, run_world
     from driftproof.report.tables import frame_table
 
     garments = load_garments()
@@ -48,8 +48,8 @@ def demo_command(
     title = "The world changes: error in % on known garments, fifteen corruptions one after the other"
     console.print(frame_table(table, title=title))
     console.print(
-        f"Never seen: {world.bags_flagged:.0f} % of the bags raised an alarm, and {world.known_flagged:.0f} % of the "
-        f"garments. Health at the end: {world.health}.\n"
+        f"Never seen: of the {WATCHED} least familiar images of each batch, {world.bags:.0f} % are bags, which the "
+        f"network was not trained on. A fifth of all images are. Health at the end: {world.health}.\n"
     )
     title = "Streams that destroy a naive adapter: accuracy in % on clean garments"
     console.print(frame_table(hostile_table(hostile), title=title))

@@ -55,5 +55,5 @@ def _read_sheet(name: str) -> Tensor:
     """Cut a sheet into images, with a black border up to 32 × 32 pixels."""
     image = require("PIL.Image", "The demo").open(_FOLDER / f"{name}.webp").convert("L")
     sheet = torch.from_numpy(np.array(image))
-    tiles = sheet.unflatten(0, (-1, _SIDE)).unflatten(2, (_COLUMNS, _SIDE)).permute(0, 2, 1, 3).flatten(0, 1)
+    tiles = sheet.reshape(-1, _SIDE, _COLUMNS, _SIDE).permute(0, 2, 1, 3).flatten(0, 1)
     return F.pad(tiles, [_BORDER] * 4).unsqueeze(1).expand(-1, 3, -1, -1).contiguous()

@@ -41,7 +41,7 @@ def train_network(
         steps = _EPOCHS * -(-len(images) // _BATCH)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LR, steps)
         order = torch.cat([torch.randperm(len(images)) for _ in range(_EPOCHS)])
-        for step, chosen in enumerate(order.split(_BATCH)):
+        for step, chosen in enumerate(torch.split(order, _BATCH)):
             batch = images[chosen].float() / 255
             optimizer.zero_grad()
             F.cross_entropy(network(batch if step % 2 else batch.flip(3)), labels[chosen]).backward()  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import torch
 from driftproof.bench.libraries import pl
 from driftproof.demo.garments import CLASSES
 from driftproof.demo.recorded import load_recorded
-from driftproof.demo.streams import FALSE_ALARM_RATE, SEVERITY, Flagged, Hostile, World
+from driftproof.demo.streams import SEVERITY, WATCHED, Hostile, Unfamiliar, World
 from driftproof.optional import require
 from driftproof.report.figures import CONFIG, line_chart, to_spec
 from driftproof.report.pictures import embed
@@ -35,8 +35,8 @@ def write_demo_page(world: World, hostile: Sequence[Hostile], out: Path, *, seed
         ),
         "chart-recorded": line_chart(pl.DataFrame(curves), emphasis="tent+crowd", width="container"),
     }
-    groups = {"Bags": [each for each in world.flagged if each.is_bag]}
-    groups["False alarms"] = [each for each in world.flagged if not each.is_bag]
+    groups = {"Bags": [each for each in world.unfamiliar if each.is_bag]}
+    groups["Garments"] = [each for each in world.unfamiliar if not each.is_bag]
     return write_page(
         "demo.html",
         out,
@@ -45,7 +45,7 @@ def write_demo_page(world: World, hostile: Sequence[Hostile], out: Path, *, seed
         world=world,
         source=table["source"][-1],
         adapted=table["dp.adapt"][-1],
-        rate=FALSE_ALARM_RATE,
+        watched=WATCHED,
         classes=CLASSES,
         groups={f"{heading}: {len(each)}": _embed_some(each) for heading, each in groups.items()},
         world_table=html_table(table, name="table-world", digits=1),
@@ -76,10 +76,11 @@ def hostile_table(hostile: Sequence[Hostile]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["stream", "source", "TENT", "dp.adapt"], orient="row")
 
 
-def _embed_some(flagged: Sequence[Flagged]) -> list[tuple[Flagged, str]]:
+def _embed_some(unfamiliar: Sequence[Unfamiliar]) -> list[tuple[Unfamiliar, str]]:
     """Return evenly spaced images of a stream with their data URLs, enlarged."""
     image_module = require("PIL.Image", "Writing a page of images")
-    chosen = [flagged[len(flagged) * index // _SHOWN] for index in range(min(_SHOWN, len(flagged)))]
+    count = len(unfamiliar)
+    chosen = [unfamiliar[count * index // _SHOWN] for index in range(min(_SHOWN, count))]
     pictures = []
     for each in chosen:
         image = image_module.fromarray(each.image.permute(1, 2, 0).numpy())

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from driftproof.adapter import Adapter
-from driftproof.alarm import Alarm
 from driftproof.corruptions import CORRUPTIONS, corrupt, procedural_frost
 from driftproof.demo.garments import Garments
 from driftproof.methods import adapt, source, tent
 
-__all__ = ["FALSE_ALARM_RATE", "SEVERITY", "Domain", "Flagged", "Hostile", "World", "run_hostile", "run_world"]
+__all__ = ["SEVERITY", "WATCHED", "Domain", "Hostile", "Unfamiliar", "World", "run_hostile", "run_world"]
 
 SEVERITY = 5
-FALSE_ALARM_RATE = 0.05
-"""Share of known images that the alarm is asked to flag."""
+WATCHED = 10
+"""Images of each batch that are looked at: those with the largest novelty."""
 
 _BATCH, _BAGS = 100, 25
 _HIGH_RATE = 0.3  # 300 times TENT's
@@ -35,8 +35,8 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Flagged:
-    """An image that raised an alarm.
+class Unfamiliar:
+    """One of the most novel images of its batch.
 
     Attributes:
         image: 8-bit image, (3, H, W).
@@ -59,16 +59,14 @@ class World:
 
     Attributes:
         domains: Errors by corruption, in the order of the stream.
-        flagged: Images that raised an alarm, in the order of the stream.
-        bags_flagged: Share of the bags that did, in %.
-        known_flagged: Share of the known images that did, in %.
+        unfamiliar: The ten most novel images of each batch, in the order of the stream.
+        bags: Share of the unknown class among them, in %.
         health: State of the adapter at the end.
     """
 
     domains: list[Domain]
-    flagged: list[Flagged]
-    bags_flagged: float
-    known_flagged: float
+    unfamiliar: list[Unfamiliar]
+    bags: float
     health: str
 
 
@@ -89,17 +87,15 @@ def run_world(
 
     Args:
         model: The trained network.
-        garments: Test images and bags; training images calibrate the alarm.
+        garments: Test images and bags.
         seed: Of the choice and the order of the images.
         count: Known images of each corruption, a multiple of 100.
         progress: Called with the share that is done.
     """
     generator = torch.Generator().manual_seed(seed)
     adapter, frozen = adapt(model), source(model)
-    alarm = Alarm.from_false_alarm_rate(FALSE_ALARM_RATE, _score(model, garments.train[:1000]))
     domains: list[Domain] = []
-    flagged: list[Flagged] = []
-    bags = 0
+    unfamiliar: list[Unfamiliar] = []
     for index, name in enumerate(CORRUPTIONS):
         errors = torch.zeros(2)
         for pixels, labels in _mix_batches(garments, name, count, generator):
@@ -108,17 +104,15 @@ def run_world(
             logits, record = adapter.step(images)
             after = logits.argmax(dim=1)
             errors += torch.stack([((each != labels) & is_known).sum() for each in (before, after)])
-            bags += int((~is_known).sum())
-            flagged += [
-                Flagged(pixels[i], name, event.novelty, int(after[i]), not bool(is_known[i]))
-                for event in alarm(record.novelty)
-                for i in [event.sample]
+            novelty, places = record.novelty.topk(WATCHED)
+            unfamiliar += [
+                Unfamiliar(pixels[place], name, value, int(after[place]), not bool(is_known[place]))
+                for value, place in zip(novelty.tolist(), places.tolist(), strict=True)
             ]
         domains.append(Domain(name, *(100 * errors / count).tolist()))
         progress((index + 1) / len(CORRUPTIONS))
-    found = sum(each.is_bag for each in flagged)
-    known_flagged = 100 * (len(flagged) - found) / (count * len(CORRUPTIONS))
-    return World(domains, flagged, 100 * found / bags, known_flagged, record.health.state)
+    bags = 100 * sum(each.is_bag for each in unfamiliar) / len(unfamiliar)
+    return World(domains, unfamiliar, bags, record.health.state)
 
 
 def run_hostile(
@@ -135,7 +129,7 @@ def run_hostile(
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(garments.test), generator=generator)
     by_class = shuffled[garments.test_labels[shuffled].argsort(stable=True)]
-    streams = (
+    streams: tuple[tuple[str, Tensor, int, dict[str, Any]], ...] = (
         ("a folder per class, read in order", by_class, _BATCH, {}),
         ("one image at a time", shuffled[:_SINGLE_IMAGES], 1, {}),
         ("a learning rate 300 times too high", shuffled.repeat(_REPEATS), _BATCH, {"lr": _HIGH_RATE}),
@@ -150,7 +144,7 @@ def run_hostile(
 
 
 def _accuracy(adapter: Adapter, images: Tensor, labels: Tensor, size: int) -> float:
-    predicted = torch.cat([adapter(batch).argmax(dim=1) for batch in images.split(size)])
+    predicted = torch.cat([adapter(batch).argmax(dim=1) for batch in torch.split(images, size)])
     return 100 * float((predicted == labels).float().mean())
 
 
@@ -161,16 +155,10 @@ def _mix_batches(
     frost = procedural_frost() if corruption == "frost" else None
     known = torch.randperm(len(garments.test), generator=generator)[:count]
     bags = torch.randperm(len(garments.bags), generator=generator)[: count * _BAGS // _BATCH]
-    for mine, theirs in zip(known.split(_BATCH), bags.split(_BAGS), strict=True):
+    for mine, theirs in zip(torch.split(known, _BATCH), torch.split(bags, _BAGS), strict=True):
         pixels = torch.cat([garments.test[mine], garments.bags[theirs]])
         labels = torch.cat([garments.test_labels[mine], theirs.new_full(theirs.shape, -1)])
         order = torch.randperm(len(labels), generator=generator)
         indices = torch.cat([mine, len(garments.test) + theirs])
         corrupted = corrupt(pixels, corruption, SEVERITY, dataset="garments", indices=indices, frost_photos=frost)
         yield corrupted[order], labels[order]
-
-
-def _score(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the novelty of clean images, computed as in the stream."""
-    adapter = adapt(model)
-    return torch.cat([adapter.step(batch.float() / 255).record.novelty for batch in pixels.split(_BATCH)])

@@ -39,8 +39,7 @@ def _make_table(
     domains: str = "all",
     round: int = 1,
     unknown: str = "svhn-c",
-    batch_size: int = 200,
 ) -> Table:
     chosen = {row: (made[0], made[1]) for row, made in _DEFINITIONS["rows"][rows].items()}
-    fields = {"domains": _DOMAINS[domains], "unknown": unknown, "batch_size": batch_size}
+    fields = {"domains": _DOMAINS[domains], "unknown": unknown}
     return make_table(name, title, images, chosen, _DEFINITIONS["columns"][columns], round=round, **fields)

@@ -86,7 +86,7 @@ def make_table(
         place = dict(_DEFINITIONS["measures"][measure])
         lower[column] = not place.pop("higher", False)
         for row, (method, changes) in rows.items():
-            run = make_run(method, images, **streamed | changes)
+            run = make_run(method, images, **{**streamed, **changes})
             entries.append(TableEntry(row, column, (run,), round=round, **place))
     return Table(name, title, tuple(entries), unit="mixed", lower_is_better=lower)
 

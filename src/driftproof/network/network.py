@@ -155,10 +155,12 @@ class Network(nn.Module):
         rows = self.classifier_rows
         if rows is None:
             return None
+        wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+        if self._guard is None or torch.compiler.is_compiling():  # a compiler cannot compare addresses
+            return normalize(wide)
         now = (rows.device, rows.dtype, rows.data_ptr(), rows._version)
-        if self._guard is None or self._directions is None or self._directions[0] != now:
-            rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-            self._directions = now, normalize(rows)
+        if self._directions is None or self._directions[0] != now:
+            self._directions = now, normalize(wide)
         return self._directions[1]
 
     @contextmanager
