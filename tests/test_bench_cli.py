@@ -247,7 +247,7 @@ SELECTED_RUNS = ("--images", "cifar10-c", "--methods", "source,tent+crowd", "--c
 
 @pytest.fixture
 def wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "600")
+    monkeypatch.setenv("COLUMNS", "2000")
 
 
 def test_list_shows_suites_methods_measures_images_and_networks(capsys, wide):
