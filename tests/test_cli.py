@@ -153,7 +153,7 @@ def measure_startup():
 def test_help_version_and_completion_import_no_heavy_module():
     seconds, loaded = measure_startup()
     assert loaded & HEAVY == set()
-    assert seconds < 0.5 or measure_startup()[0] < 0.5, "measured twice, since one slow run may be noise"
+    assert seconds < 0.8 or measure_startup()[0] < 0.8, "measured twice, since one slow run may be noise"
 
 
 def test_terminal_without_unicode_gets_replacement_characters(monkeypatch):
