@@ -40,8 +40,10 @@ from driftproof.bench.store import Store
 from driftproof.cli.class_names import read_class_names
 from driftproof.cli.labels import read_labels
 from driftproof.cli.presets import load_preset
+from driftproof.cli.run_folder import Plan, RunFolder
+from driftproof.cli.snapshots import Checkpoint
 from driftproof.data.unpacking import unpack
-from driftproof.errors import DriftproofError
+from driftproof.errors import DriftproofError, StateError
 from driftproof.files import atomic_write
 from driftproof.models import load_checkpoint, save_checkpoint
 from driftproof.training import Recipe, Trainer
@@ -51,6 +53,8 @@ from test_frames import SPECS
 
 SLOWEST, LARGEST = 10.0, 1 << 30
 TELLING = (0, 0xFF, 0x7F, 0x80)
+STATE_WEIGHT = 100
+RUN_FILES = ("plan.json", "checkpoint.json", "batches.jsonl", "state-00000001.guards")
 PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "subprocess.Popen", "pty.spawn")
 EVENTS = (*PROGRAMS, "socket.connect", "socket.bind", "pickle.find_class", "ctypes.dlopen")
 
@@ -286,6 +290,34 @@ def downloads(folder):
     return Reader(folder / "archive", [tarred.getvalue(), zipped.getvalue()], read, weight=40)
 
 
+def run_files(name):
+    """Files that an interrupted `driftproof adapt` resumes from."""
+
+    def make(folder):
+        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        run, adapter = RunFolder(folder / "rows.csv"), dp.adapt(torch.nn.Sequential(*layers))
+        with run.locked():
+            run.begin(Plan({"--batch-size": "2"}, [Path("a.png"), Path("b.png")], [1, 0]))
+            run.save(adapter, Checkpoint(1, 2, 0, {"seen": 2}), run.rows)
+            run.journal.append(2, ["c.png"])
+            run.journal.append(None, ["d.png"])
+        path = run.path / name
+
+        def read():
+            plan, (checkpoint, damaged) = run.read_plan({"--batch-size": "2"}), run.snapshots.load(adapter)
+            assert plan.order == [1, 0]
+            assert checkpoint.images == 2
+            batches, waiting = run.journal.read()  # a line without its end was not written whole
+            assert batches in ([(2, ["c.png"])], [])
+            assert waiting in (["d.png"], [])
+            if damaged:
+                raise StateError(f"{name}: an older snapshot is whole")
+
+        return Reader(path, [path.read_bytes()], read, weight=10)
+
+    return make
+
+
 READERS = {
     "MATLAB files": matlab,
     "CIFAR-10 batches": cifar_batches,
@@ -304,9 +336,8 @@ READERS = {
     "labels": labels,
     "presets": presets,
     "downloaded archives": downloads,
+    **{f"runs, {name}": run_files(name) for name in RUN_FILES},
 }
-
-STATE_WEIGHT = 100
 
 
 # --- what a read must not do ------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Keep what guards remember, so that a resumed run acts as one that was never stopped."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.errors import StateError
-from driftproof.files import atomic_write
+from driftproof.cli.run_files import make_damage_error, read_checked, write_checked
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
@@ -16,22 +16,20 @@ def write_guards(adapter: "Adapter", path: Path) -> None:
     """Write what the guards of an adapter remember, atomically."""
     import torch
 
-    with atomic_write(path) as unfinished:
-        torch.save([guard.get_memory() for guard in adapter.method.guards], unfinished)
+    content = BytesIO()
+    torch.save([guard.get_memory() for guard in adapter.method.guards], content)
+    write_checked(path, content.getvalue())
 
 
 def read_guards(adapter: "Adapter", path: Path) -> None:
     """Have the guards of an adapter remember what was written; only tensors, numbers and containers are read."""
     import torch
 
+    content = BytesIO(read_checked(path))
     try:
-        memories = torch.load(path, map_location=adapter.device, weights_only=True)
+        memories = torch.load(content, map_location=adapter.device, weights_only=True)
         for guard, memory in zip(adapter.method.guards, memories, strict=True):
             guard.set_memory(memory)
-    except OSError:
-        raise
-    # A damaged file may raise almost anything.
+    # The file of another method may raise almost anything.
     except Exception as error:
-        raise StateError(
-            f"Expected {path} to hold what guards remember, but it is damaged. Start anew with `--force`."
-        ) from error
+        raise make_damage_error(path) from error

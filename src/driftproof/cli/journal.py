@@ -1,17 +1,18 @@
 """Which images came in which batch, so that a resumed run forms the same batches again."""
 
-import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from driftproof.errors import StateError
+from driftproof.cli.run_files import decode, encode, make_damage_error
 from driftproof.files import atomic_write
 
 __all__ = ["Journal"]
 
 
 class Journal:
-    """A file with a line for each batch since the oldest kept state: the position of its first image, and its files.
+    """A file with a line for each batch since the oldest kept state: the position of its first image, its files, and a
+    checksum.
 
     A line with position None holds images that had arrived but were in no batch when the run was stopped.
 
@@ -53,13 +54,18 @@ class Journal:
         if not self.path.is_file():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last line break was not written whole
-        try:
-            return [(first, files) for first, files in map(json.loads, lines)]
-        except (ValueError, TypeError) as error:
-            raise StateError(
-                f"Expected {self.path} to be what a run left, but it is damaged. Start anew with `--force`."
-            ) from error
+        return [self._decode(line) for line in lines]
+
+    def _decode(self, line: bytes) -> tuple[int | None, list[str]]:
+        match decode(line, self.path):
+            case [first, files, checksum] if checksum == _compute(first, files):
+                return first, files
+        raise make_damage_error(self.path)
 
 
 def _encode(first: int | None, files: Sequence[str]) -> bytes:
-    return json.dumps([first, list(files)]).encode() + b"\n"
+    return encode([first, list(files), _compute(first, files)]) + b"\n"
+
+
+def _compute(first: int | None, files: Sequence[str]) -> int:
+    return zlib.crc32(encode([first, files]))

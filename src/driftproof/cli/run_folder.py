@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftproof.cli.journal import Journal
-from driftproof.cli.snapshots import Checkpoint, Snapshots, make_damage_error, read_json, write_json
+from driftproof.cli.run_files import make_damage_error, read_json, write_json
+from driftproof.cli.snapshots import Checkpoint, Snapshots
 from driftproof.errors import ConfigurationError, StateError
 
 if TYPE_CHECKING:

@@ -1,20 +1,19 @@
 """States of a run: the newest few, and the last healthy one."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftproof.cli.guard_memory import read_guards, write_guards
+from driftproof.cli.run_files import make_damage_error, read_json, write_json
 from driftproof.errors import StateError
-from driftproof.files import atomic_write
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
 
-__all__ = ["Checkpoint", "Snapshots", "Stage", "make_damage_error", "read_json", "write_json"]
+__all__ = ["Checkpoint", "Snapshots", "Stage"]
 
 Stage = Literal["running", "predicted", "complete"]
 
@@ -123,28 +122,6 @@ class Snapshots:
 
     def _path(self, batches: int) -> Path:
         return self._folder / f"state-{batches:08}.safetensors"
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON atomically."""
-    with atomic_write(path) as unfinished:
-        unfinished.write_text(json.dumps(content))
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; raise `StateError` if it is none."""
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise make_damage_error(path) from error
-    if not isinstance(content, dict):
-        raise make_damage_error(path)
-    return content
-
-
-def make_damage_error(path: Path) -> StateError:
-    """Return the error for a file of a run that cannot be read."""
-    return StateError(f"Expected {path} to be what a run left, but it is damaged. Start anew with `--force`.")
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:
