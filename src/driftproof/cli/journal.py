@@ -11,10 +11,10 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """A file with a line for each batch since the oldest kept state: the position of its first image, its files, and a
-    checksum.
+    """A file with a line for each batch since the oldest kept state: the position of its first image, and its files.
 
-    A line with position None holds images that had arrived but were in no batch when the run was stopped.
+    Each line ends with a checksum. A line with position None holds images that had arrived but were in no batch when
+    the run was stopped.
 
     Args:
         path: The file.
