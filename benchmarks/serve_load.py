@@ -171,7 +171,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of CIFAR-10")
     parser.add_argument("--weights", type=Path, help="weights of a WRN-40-2")
     parser.add_argument("--out", type=Path, help="folder for the results")
-    parser.add_argument("--name", default="serve")
     given = parser.parse_args()
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
@@ -207,7 +206,7 @@ def main() -> None:
     text = format_report(results)
     print(text)
     if given.out is not None:
-        write_results(given.out, given.name, results, **{given.name: text})
+        write_results(given.out, "serve", results, serve=text)
 
 
 def _shown(given: argparse.Namespace) -> list[str]:

@@ -105,10 +105,9 @@ def load(monkeypatch):
 
 
 def test_measured_numbers_agree_with_the_results(load):
-    results = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("serve", "short")}
-    for name, content in results.items():
-        assert load("serve_report").format_report(content) == (RESULTS / f"{name}.md").read_text()
-    long = results["serve"]["long"]
+    results = json.loads((RESULTS / "serve.json").read_text())
+    assert load("serve_report").format_report(results) == (RESULTS / "serve.md").read_text()
+    long = results["long"]
     sent, faults = long["load"], long["faults"]
     assert sent["lost"] == sent["mismatched"] == sent["unexpected"] == 0
     assert sent["sent"] == sent["answered"]
@@ -127,9 +126,15 @@ def test_measured_numbers_agree_with_the_results(load):
         *counted,
         faults["idle connections"]["closed"],
     ]
-    alone, full = (results["short"]["short"][index]["cpu_ms_per_request"] for index in (0, -1))
-    assert f"{full:.1f} ms for a request" in PAGE
-    assert f"and {alone:.0f} ms where each" in PAGE.replace("\n", " ")
+    alone, full = (results["short"][index]["cpu_ms_per_request"] for index in (0, -1))
+    page = PAGE.replace("\n", " ")
+    assert f"{full:.1f} ms for a request" in page
+    assert f"and {alone:.0f} ms where each" in page
+    latency, memory = sent["latency_ms"], [amount / 2**20 for amount in long["memory"]]
+    assert f"served {sent['requests_per_second']:.0f} requests of 1 to 4 images a second" in page
+    assert f"within {latency['p50']:.0f} ms, 99 % within {latency['p99']:.0f} ms" in page
+    growth = max(memory[1] - memory[0], memory[3] - memory[2])
+    assert f"grew by {growth:.0f} MiB at most, from {min(memory):.0f}" in page
 
 
 def test_clients_of_the_load_test_count_answers_and_notice_wrong_ones(load):
