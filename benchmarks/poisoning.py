@@ -17,11 +17,12 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import driftproof as dp
 from cifar_domains import load_domains
@@ -29,6 +30,7 @@ from driftproof.bench.environment import hardware
 from driftproof.corruptions import HELD_OUT
 from driftproof.data import cifar10
 from driftproof.errors import DriftproofError
+from driftproof.files import atomic_write
 from driftproof.methods.by_name import method_names
 from driftproof.models import build_from_checkpoint
 from guard_results import append_line
@@ -77,26 +79,40 @@ def list_cells(arguments: argparse.Namespace) -> list[Cell]:
 
 
 def run_part(arguments: argparse.Namespace) -> None:
-    """Run this part of the attacks; runs that are in the folder already are left out."""
+    """Run this part of the methods and guards; runs that are in the folder already are left out."""
     bench, attacker = load_bench(arguments)
-    path = arguments.out / f"runs-{arguments.part[0]}.jsonl"
+    part, parts = arguments.part
     done = {(line["attack"], line["share"], line["method"], line["arm"]) for line in read_runs(arguments.out)}
-    for cell in list_cells(arguments)[arguments.part[0] :: arguments.part[1]]:
-        arms = ARMS if cell.share == MAIN_SHARE else ["guards"]
-        pairs = [(method, arm) for method in arguments.methods for arm in arms]
-        missing = [pair for pair in pairs if (cell.name, cell.share, *pair) not in done]
-        if missing:
+    pairs = [(method, arm) for arm in ARMS for method in arguments.methods][part::parts]
+    cells = list_cells(arguments)
+    first = len([cell for cell in cells if cell.share == MAIN_SHARE])
+    start = part * first // parts  # so that parts do not make the same images at the same time
+    for cell in cells[start:first] + cells[:start] + cells[first:]:
+        for method, arm in pairs:
+            if (cell.name, cell.share, method, arm) in done or (cell.share != MAIN_SHARE and arm != "guards"):
+                continue
             attack = ATTACKS[cell.name]
-            poison = make_poison(attack, attacker, cell.share)
-            for method, arm in missing:
-                try:
-                    line = measure(bench, method, arm, attack, cell, poison)
-                except DriftproofError as error:  # other methods go on; the page shows the gap
-                    print(f"{cell.name} {cell.share:.0%}, {method}, {arm}: {error}", flush=True)
-                    continue
-                append_line(path, line)
-                lost = line["unattacked after"] - line["attacked after"]
-                print(f"{cell.name} {cell.share:.0%}, {method}, {arm}: {lost:+.1f} points lost after", flush=True)
+            poison = load_poison(arguments.out, cell, lambda: make_poison(attack, attacker, cell.share))  # noqa: B023
+            try:
+                line = measure(bench, method, arm, attack, cell, poison.to(arguments.device))
+            except DriftproofError as error:  # other methods go on; the page shows the gap
+                print(f"{cell.name} {cell.share:.0%}, {method}, {arm}: {error}", flush=True)
+                continue
+            append_line(arguments.out / f"runs-{part}.jsonl", line)
+            lost = line["unattacked after"] - line["attacked after"]
+            print(f"{cell.name} {cell.share:.0%}, {method}, {arm}: {lost:+.1f} points lost after", flush=True)
+
+
+def load_poison(folder: Path, cell: Cell, make: Callable[[], Tensor]) -> Tensor:
+    """Return the attacker's images of a cell, which are made once and kept in the folder."""
+    path = folder / "images" / f"{cell.name.replace(' ', '_')}-{cell.share}.pt"
+    if path.exists():
+        return torch.load(path, weights_only=True)
+    images = make()
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(path) as unfinished:
+        torch.save(images.cpu(), unfinished)
+    return images
 
 
 def run_parts(arguments: argparse.Namespace) -> None:
@@ -140,8 +156,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=200, help="images per batch")
     parser.add_argument("--batches", type=int, default=12, help="of each corruption while the attack lasts")
     parser.add_argument("--after", type=int, default=4, help="batches of each corruption after the attack")
-    parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
-    parser.add_argument("--part", type=parse_part, default=None, help="I/N: only every N-th attack from the I-th on")
+    parser.add_argument("--workers", type=int, default=1, help="processes at the same time, up to two for each method")
+    parser.add_argument(
+        "--part",
+        type=parse_part,
+        default=None,
+        help="I/N: only every N-th method and guard from the I-th on",
+    )
     parser.add_argument("--fill", type=Path, help="page to write the tables into; nothing is run")
     arguments = parser.parse_args()
     if arguments.fill is None and (arguments.data is None or arguments.weights is None):
