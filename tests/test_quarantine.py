@@ -233,10 +233,13 @@ def test_judgement_and_replacement_equal_a_slow_reference(largest, log_scale, sh
     images = -torch.tensor(largest).view(-1, *[1] * len(shape)).expand(-1, *shape).clone()
     quarantine = Quarantine()
     quarantine.log_scale = None if log_scale is None else torch.tensor(log_scale)
-    good, logs = quarantine.judge(images)
-    quarantine.update(logs, Distributed())
+    judged = quarantine.judge(images)
+    good = judged.good
+    quarantine.update(judged, Distributed())
     expected, next_log_scale = judge_slowly(largest, log_scale)
     assert good.tolist() == expected
+    assert judged.bad.tolist() == [not one for one in expected]
+    assert bool(judged.any_good) == any(expected)
     assert float(quarantine.log_scale) == pytest.approx(next_log_scale, rel=1e-5, abs=1e-6)
     replaced = replace_bad(images, good)
     assert replaced.shape == images.shape

@@ -21,7 +21,7 @@ from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
 from driftproof.memories import Memory
-from driftproof.quarantine import mask_like, replace_bad
+from driftproof.quarantine import Judgement, mask_like, replace_bad
 from driftproof.record import LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 
@@ -54,23 +54,23 @@ def train_step(
     make_step = make_step or _share_generator(state)
     before = state.storage.backup()
     try:
-        good, largest = state.quarantine.judge(images)
-        images = replace_bad(images, good)
+        judged = state.quarantine.judge(images, shared=state.distributed.size > 1)
+        images = replace_bad(images, judged.good)
         if method.statistics.wants_trial:
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
-        state.detect(images, good)  # before the adapting network runs, so that one graph is alive at a time
+        state.detect(images, judged.good)  # before the adapting network runs, so that one graph is alive at a time
         with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
             step = make_step(images)
-        state.quarantine.update(largest, state.distributed)
+        state.quarantine.update(judged, state.distributed)
         before.keep_buffers("quarantine")
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
-            result = _learn(method, state, step, good, before, make_step, objective)
+            result = _learn(method, state, step, judged, before, make_step, objective)
         else:
-            result = _predict_only(method, state, step, good, before)
+            result = _predict_only(method, state, step, judged, before)
     except BaseException:
         before.restore()
         state.finish_step(failed=True)
@@ -94,7 +94,7 @@ def _learn(
     method: Method,
     state: State,
     step: Step,
-    good_images: Tensor,
+    judged: Judgement,
     before: Backup,
     make_step: Callable[..., Step],
     objective_fn: ObjectiveFn,
@@ -119,7 +119,7 @@ def _learn(
 
     def evaluate() -> tuple[Tensor, ...]:
         if not evaluated:
-            current, earlier = learn_from, _per_sample(good_images, step) if learn_from is step else None
+            current, earlier = learn_from, _per_sample(judged.good, step) if learn_from is step else None
         else:
             again = make_step(step.images) if memory is None else _recall(memory, make_step)
             current, earlier = again, evaluated[0][1].selected
@@ -181,14 +181,14 @@ def _learn(
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        selected = objective.selected if learn_from is step else _per_sample(good_images, step)
+        selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
         learned_from = selected & allowed
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
-        flags = [finite, objective.has_signal, stepped, good_images.any(), logits_ok, loss_ok, held_back]
+        flags = [finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
-        result = _answer(state, output, learned_from, novelty, good_images, objective.loss.detach(), outcome)
+        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
@@ -207,9 +207,9 @@ def _recalling(state: State, memory: Memory | None) -> AbstractContextManager[No
     return nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied)
 
 
-def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
+def _predict_only(method: Method, state: State, step: Step, judged: Judgement, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
-    finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), good_images.any()]))
+    finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), judged.any_good]))
     for component in method.components.values():
         component.on_batch(step)
     before.keep_buffers_where(finite)
@@ -218,7 +218,7 @@ def _predict_only(method: Method, state: State, step: Step, good_images: Tensor,
     state.health.update(step, nothing)
     before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
-    result = _answer(state, step.output, nothing, novelty, good_images, None, outcome)
+    result = _answer(state, step.output, nothing, novelty, judged, None, outcome)
     before.commit()
     state.index.add_(finite)
     return result
@@ -229,7 +229,7 @@ def _answer(
     output: Tensor,
     selected: Tensor,
     novelty: Tensor,
-    good_images: Tensor,
+    judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
 ) -> StepResult:
@@ -237,13 +237,13 @@ def _answer(
     averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
-        novelty=novelty.where(mask_like(good_images, novelty), state.nan),
-        quarantined=~good_images,
+        novelty=novelty.where(mask_like(judged.good, novelty), state.nan),
+        quarantined=judged.bad,
         objective=loss,
         outcome=outcome,
         averages=None if averages is None else averages.clone(),
     )
-    return StepResult(output.where(mask_like(good_images, output), state.nan), record)
+    return StepResult(output.where(mask_like(judged.good, output), state.nan), record)
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
