@@ -242,7 +242,7 @@ class Adapter(nn.Module):
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
             try:
-                result = self._watch.after_batch(images, self._engine.run(images))
+                result = self._watch.after_batch(images, self._engine.run(images), self._engine.run_frozen)
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 if not self._is_first_after_load or isinstance(error, DriftproofError | torch.OutOfMemoryError):
                     raise

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from driftproof.norms import BatchNorm
 from driftproof.quarantine import Quarantine
 
 __all__ = ["State", "Weights"]
+
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class Weights(NamedTuple):
@@ -434,7 +437,7 @@ class State(nn.Module):
 
     def require_gradients(self) -> None:
         """Have exactly the trainable parameters require gradients, whatever the caller has set."""
-        if not all(parameter.requires_grad for parameter in self.trainable):
+        if not all(map(_REQUIRES_GRAD, self.trainable)):
             self.network.model.requires_grad_(False)
             for parameter in self.trainable:
                 parameter.requires_grad_(True)

@@ -19,7 +19,6 @@ from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.components import Step
 from driftproof.errors import ModelError
-from driftproof.gradients import Plain
 from driftproof.memories import Memory
 from driftproof.quarantine import Judgement, mask_like, replace_bad
 from driftproof.record import LazyOutcome, Record, StepResult
@@ -28,7 +27,6 @@ from driftproof.tensor_list import are_finite
 __all__ = ["ObjectiveFn", "train_step"]
 
 ObjectiveFn = Callable[..., Objective]
-_PLAIN = Plain()
 
 
 def train_step(
@@ -124,14 +122,18 @@ def _learn(
             again = make_step(step.images) if memory is None else _recall(memory, make_step)
             current, earlier = again, evaluated[0][1].selected
             current.output = learn_from.output
-        computed = objective_fn(method, current, earlier)
-        evaluated.append((current, computed))
-        gradients = state.distributed.gradients(computed.loss, state.trainable)
+        objective = objective_fn(method, current, earlier)
+        evaluated.append((current, objective))
+        gradients = state.distributed.gradients(objective.loss, state.trainable)
         state.network.restore_batch_norms()
         return gradients
 
     with nullcontext() if memory is None else state.learning(memory):
-        gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
+        if method.gradient is None:
+            gradients = evaluate()
+        else:
+            computed = method.gradient.compute(evaluate, state.trainable)
+            gradients = tuple(map(match_strides, computed, state.trainable))
     learned, objective = evaluated[-1]
     with torch.no_grad():
         gradients, due = _accumulate(method, state, gradients, len(step.images))
@@ -188,7 +190,7 @@ def _learn(
         before.keep_buffers_where(finite, ["health"])
         flags = [finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, held_back]
         outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
-        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome)
+        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
@@ -218,7 +220,7 @@ def _predict_only(method: Method, state: State, step: Step, judged: Judgement, b
     state.health.update(step, nothing)
     before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
-    result = _answer(state, step.output, nothing, novelty, judged, None, outcome)
+    result = _answer(state, step.output, nothing, novelty, judged, None, outcome, before)
     before.commit()
     state.index.add_(finite)
     return result
@@ -232,16 +234,16 @@ def _answer(
     judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
+    before: Backup,
 ) -> StepResult:
     """The answer to the good images, and NaN for the others; called without gradients."""
-    averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
         novelty=novelty.where(mask_like(judged.good, novelty), state.nan),
         quarantined=judged.bad,
         objective=loss,
         outcome=outcome,
-        averages=None if averages is None else averages.clone(),
+        averages=before.for_record(state.health.averages),
     )
     return StepResult(output.where(mask_like(judged.good, output), state.nan), record)
 
@@ -272,7 +274,7 @@ def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], imag
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
     for parameter, gradient in zip(state.trainable, gradients, strict=True):
-        parameter.grad = match_strides(gradient, parameter)
+        parameter.grad = gradient
     try:
         optimizer.step()
     finally:
