@@ -1,41 +1,16 @@
 """Backing up, keeping and undoing the tensors that a step changes."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
+from driftproof.adapter.slots import Slot
 from driftproof.errors import ComponentError, EngineError
 from driftproof.tensor_list import TensorList
 
-__all__ = ["Backup", "Slot", "Storage"]
-
-
-class Slot(NamedTuple):
-    """A place where a tensor is kept: `table[key]`.
-
-    Attributes:
-        name: Its name in a saved state.
-        table: The dictionary that holds it.
-        key: Its key there.
-        group: "parameter" is written in place and undone with a step; "buffer" is replaced and undone with a batch;
-            "model" is written by the wrapped model's own code and never undone.
-        owner: The choice it belongs to.
-    """
-
-    name: str
-    table: dict[str, Any]
-    key: str
-    group: Literal["parameter", "buffer", "model"]
-    owner: str = ""
-
-    @property
-    def tensor(self) -> Tensor | None:
-        """The tensor that is there now."""
-        tensor: Tensor | None = self.table.get(self.key)
-        return tensor
+__all__ = ["Backup", "Storage"]
 
 
 class Storage:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from driftproof.adapter.method import Method
 from driftproof.adapter.predict_step import predict_frozen
-from driftproof.adapter.state import State, Weights
+from driftproof.adapter.state import State
+from driftproof.adapter.weights import Weights, copy_weights, measure_distance, reset_weights, restore_weights
 from driftproof.guards import LOOK_EVERY, Warn
 from driftproof.health import Health
 from driftproof.quarantine import mask_like, replace_bad
@@ -173,7 +174,7 @@ class Watch:
         if self._statistics.probes:
             result = self._judge(replace_bad(images, good), result, trained, same)
         source.rollback()
-        distance = self._state.distance() if self._state.names else logits.new_zeros(())
+        distance = measure_distance(self._state) if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
         if averages is None:
@@ -227,16 +228,16 @@ class Watch:
 
     def reset_weights(self, share: float) -> None:
         """Move the weights this share of the way back to the source; optimizer and health start anew."""
-        self._state.reset_weights(share)
+        reset_weights(self._state, share)
         self._state.health.clear()
         self._actions.append("reset")
 
     def take_snapshot(self) -> Weights:
         """Copy weights and optimizer."""
-        return self._state.copy_weights()
+        return copy_weights(self._state)
 
     def restore(self, snapshot: Weights) -> None:
         """Return to a snapshot; health starts anew."""
-        self._state.restore_weights(Weights(*snapshot))  # a saved one is a plain tuple
+        restore_weights(self._state, Weights(*snapshot))  # a saved one is a plain tuple
         self._state.health.clear()
         self._actions.append("rolled back")
