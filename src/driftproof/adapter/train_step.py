@@ -17,6 +17,7 @@ from driftproof.adapter.objective import Objective, compute_novelty, compute_obj
 from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
+from driftproof.adapter.verdict import judge_step
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.memories import Memory
@@ -149,16 +150,11 @@ def _learn(
                 act.after_step(learned, state)
 
         # Whether to keep it.
-        stepped_ok, loss_ok, logits_ok = are_finite(before.changed_values(), [objective.loss], [step.logits])
-        if due is not None:
-            stepped_ok = torch.where(due, stepped_ok, *are_finite(gradients))
-        finite = loss_ok & stepped_ok
-        finite = finite if memory is None else finite & logits_ok
-        can_learn = method.statistics.can_learn()
-        held_back = state.paused if can_learn is None else state.paused | ~can_learn
-        allowed = finite > held_back  # and not
-        good = allowed & objective.has_signal
-        stepped = good if due is None else good & due
+        selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
+        can_learn, written = method.statistics.can_learn(), before.changed_values()
+        about = (step, objective, judged, selected, written, gradients)
+        verdict = judge_step(method, state, *about, can_learn=can_learn, due=due)
+        finite, allowed, good, stepped, flags, learned_from = verdict
 
         # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
@@ -183,13 +179,10 @@ def _learn(
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
-        learned_from = selected & allowed
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
-        flags = [finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, held_back]
-        outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
+        outcome = LazyOutcome(state.distributed.all_true(flags))
         result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
