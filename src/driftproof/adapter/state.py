@@ -254,7 +254,8 @@ class State(nn.Module):
     def move_teacher(self, momentum: float) -> None:
         """Move the teacher a little towards the adapting network."""
         assert self.teacher is not None  # the method has one
-        ours, theirs = (_float_params(network.model) for network in (self.teacher, self.network))
+        models = (self.teacher.model, self.network.model)
+        ours, theirs = ([one for one in model.parameters() if one.is_floating_point()] for model in models)
         torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
 
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
@@ -306,6 +307,7 @@ class State(nn.Module):
             share: How many of the trainable tensors return, the last ones in the order of the network; the first
                 ones keep their values.
         """
+        assert self.optimizer is not None  # something learns
         with torch.no_grad():
             kept = (1.0 - share) * len(self.names)
             returns = {name: condition & (number >= kept) for number, name in enumerate(self.names)}
@@ -316,7 +318,7 @@ class State(nn.Module):
             if self.teacher is not None:
                 teacher = self.teacher.model.named_parameters()
                 changes += [(now, start[name], returns.get(name, condition)) for name, now in teacher]
-            changes += [(now, first, condition) for now, first in initial_values(self._optimizer)]
+            changes += [(now, first, condition) for now, first in initial_values(self.optimizer)]
             for now, first, returned in changes:
                 now.copy_(torch.where(returned, first, now))
             # The counter and the components follow once it is known whether the step is kept.
@@ -356,11 +358,6 @@ class State(nn.Module):
             for parameter in self.trainable:
                 parameter.requires_grad_(True)
 
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        assert self.optimizer is not None, "nothing learns"
-        return self.optimizer
-
     def rebuild_optimizer(self) -> None:
         """Make a new optimizer, and new sums for accumulated gradients."""
         self.optimizer = None
@@ -395,7 +392,3 @@ class State(nn.Module):
 
 def _either(earlier: Tensor | None, condition: Tensor) -> Tensor:
     return condition if earlier is None else earlier | condition
-
-
-def _float_params(model: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
