@@ -48,8 +48,8 @@ _PIXEL_OPTIONS: dict[str, dict[str, Any]] = {
     "adapt": {"lr": 1e-5},
     "tent": _BLEND,
     "tent+crowd": _BLEND | {"mean_entropy": 0.5},
-    "eata+crowd": _BLEND | {"mean_entropy": 0.5, "fisher_samples": 400, "fisher_batch_size": 2},
-    "swr+crowd": _BLEND | {"mean_entropy": 0.2, "prototypes": False, "drift_samples": 400, "drift_batch_size": 2},
+    "eata+crowd": _BLEND | {"mean_entropy": 0.5, "fisher_samples": 100, "fisher_batch_size": 2},
+    "swr+crowd": _BLEND | {"mean_entropy": 0.2, "prototypes": False, "drift_samples": 100, "drift_batch_size": 2},
 }
 _MARGIN = -0.2
 _AGAINST = {"known": "all known", "right": "right"}
