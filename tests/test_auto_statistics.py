@@ -274,7 +274,7 @@ def test_reset_and_saving_midway_continue_bit_equal(trained, dim, tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, "auto"])
 def test_static_steps_equal_eager_ones(accumulate):
-    options = {"statistics": Auto(window=8), "accumulate": accumulate, "lr": 1e-2}
+    options = {"statistics": Auto(window=8), "accumulate": accumulate, "mean_entropy_over": "auto", "lr": 1e-2}
     eager, static = (make_adapter("tent+crowd", engine=engine, **options) for engine in (EagerEngine, StaticEngine))
     assert_same(run(eager, faulty_stream()), run(static, faulty_stream()))
     assert same_state(state_of(eager), state_of(static))

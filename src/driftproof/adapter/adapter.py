@@ -94,9 +94,9 @@ class Adapter(nn.Module):
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch; None
             takes what goes with the selection ("batch" for UniEnt+, else "selected").
-        mean_entropy_over: Form ȳ over the whole "batch" or over the "selected" samples. "auto" is the selected ones, and
-            the whole batch if its mean prediction has less than 0.98 of the entropy of the frozen network's: classes
-            that the network has come to avoid are not selected.
+        mean_entropy_over: Form ȳ over the whole "batch" or over the "selected" samples. "auto" is the selected ones,
+            and the whole batch if its mean prediction has less than 0.98 of the entropy of the frozen network's:
+            classes that the network has come to avoid are not selected.
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
             `driftproof.scores`), a component, or a function of the step; None is `scores.Unfamiliarity()`.
         guard: What to do when adaptation goes wrong: one of `guards` or several; None warns once, () does nothing.
