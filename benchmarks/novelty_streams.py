@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT, FrostPhotos, corrupt
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.data.scenes import UNKNOWN, SceneImages
 from driftproof.data.scenes.driving import CLEAN, camvid_scenes
@@ -18,7 +18,7 @@ from driftproof.training import load_labeled_scenes
 __all__ = ["LabeledBatch", "open_images", "scenes"]
 
 _CLEAN_IMAGES: dict[str, Callable[[Path], ImageSet]] = {"cifar10-c": cifar10, "cifar100-c": cifar100}
-_WEATHER = (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur")
+_WEATHER = {"camvid-c": (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur"), "camvid-held-out": HELD_OUT}
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,19 @@ def _corrupt_all(clean: ImageSet, limit: int | None, device: torch.device, photo
 
 
 def scenes(
-    data: Path, *, batch: int, limit: int | None, height: int | None, device: torch.device, photos: FrostPhotos
+    images: str,
+    data: Path,
+    *,
+    batch: int,
+    limit: int | None,
+    height: int | None,
+    device: torch.device,
+    photos: FrostPhotos,
 ) -> Callable[[], Iterator[LabeledBatch]]:
-    """Return a function that goes through one round of CamVid's test frames: six kinds of weather of severity 3.
+    """Return a function that goes through one round of CamVid's test frames, in several conditions of severity 3.
 
     Args:
+        images: `camvid-c` for six kinds of weather, `camvid-held-out` for the held-out corruptions.
         data: Folder of CamVid.
         batch: Frames per batch.
         limit: Only so many frames, evenly spaced; None is all.
@@ -105,7 +113,7 @@ def scenes(
     name = SceneImages(read).name
     weather = {
         kind: frames if kind == CLEAN else corrupt(frames, kind, 3, dataset=name, indices=chosen, frost_photos=photos)
-        for kind in _WEATHER
+        for kind in _WEATHER[images]
     }
 
     def iterate() -> Iterator[LabeledBatch]:
