@@ -72,8 +72,9 @@ def format_page(lines: Sequence[Line], protocol: dict[str, Any]) -> str:
         page += [f"## Smallest share that costs more than {LIMIT:g} points {when} the attack", ""]
         page += ["| attack | " + " | ".join(map(_title, columns)) + " |", "|---|" + "---:|" * len(columns)]
         for name in mixed:
-            cells = [breaking_share(_of(lines, name, column), when) for column in columns]
-            page.append(f"| {name} | " + " | ".join("none" if cell is None else f"{cell:.0%}" for cell in cells) + " |")
+            found = [_of(lines, name, column) for column in columns]
+            cells = [_show_share(some, when) if some else "" for some in found]
+            page.append(f"| {name} | " + " | ".join(cells) + " |")
         page += [""]
     return "\n".join([*page, *format_protocol(protocol)])
 
@@ -94,15 +95,16 @@ def format_summary(lines: Sequence[Line], protocol: dict[str, Any]) -> str:
     page += [
         "",
         f"Smallest share of the stream that costs more than {LIMIT:g} points after the attack, and in parentheses",
+        "while it lasts, with guards. Where no share does, the largest that was tried. Empty cells were not run.",
+        "",
     ]
-    page += ["while it lasts, with guards:", ""]
     page += [
         "| attack | " + " | ".join(f"`{method}`" for method, _ in guarded) + " |",
         "|---|" + "---:|" * len(guarded),
     ]
     for name in [name for name in attacks if not ATTACKS[name].whole_batches]:
         found = [_of(lines, name, column) for column in guarded]
-        cells = [f"{_show_share(some, 'after')} ({_show_share(some, 'during')})" for some in found]
+        cells = [f"{_show_share(some, 'after')} ({_show_share(some, 'during')})" if some else "" for some in found]
         page.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*page, *format_protocol(protocol)])
 
@@ -129,8 +131,9 @@ def _describe(lines: Sequence[Line], column: tuple[str, str]) -> str:
 
 
 def _show_share(lines: Sequence[Line], when: str) -> str:
+    """Name the breaking share, or the largest one that was tried and did not break."""
     share = breaking_share(lines, when)
-    return "none" if share is None else f"{share:.0%}"
+    return f"> {max(line['share'] for line in lines):.0%}" if share is None else f"{share:.0%}"
 
 
 def _unattacked(lines: Sequence[Line], columns: Sequence[tuple[str, str]]) -> list[str]:

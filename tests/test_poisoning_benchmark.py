@@ -120,9 +120,6 @@ def test_page_is_filled_from_the_runs(load, monkeypatch, folder, tmp_path, capsy
 def test_security_page_shows_what_was_measured(load):  # noqa: F811
     results, page = ROOT / "results" / "poisoning", (ROOT / "docs" / "security.md").read_text()
     shown = page.partition("<!-- poisoning: start -->")[2].partition("<!-- poisoning: end -->")[0].strip()
-    if not (results / "poisoning.json").exists():
-        assert shown == "Not measured yet."
-        return
     found = json.loads((results / "poisoning.json").read_text())
     assert shown == load("poisoning_page").format_summary(found["runs"], found["protocol"]).strip()
 
@@ -136,4 +133,4 @@ def test_page_names_the_share_from_which_an_attack_works(load):  # noqa: F811
     text = page.format_page(lines, {"images": "some"})
     after, during = text.split("## Smallest share")[1:]
     assert "| noise | 20% |" in after
-    assert "| noise | none |" in during
+    assert "| noise | > 40% |" in during
