@@ -72,9 +72,9 @@ class Quarantine(Component):
         if self.log_scale is not None and not shared and _is_supported(images):
             from driftproof.kernels import triton_quarantine
 
-            rule = {"far": _FAR, "limit": _STEP, "momentum": _MOMENTUM, "votes": votes}
+            rule = {"far": _FAR, "limit": _STEP, "momentum": _MOMENTUM}
             with torch.cuda.device(images.device):
-                good, bad, any_good, log_scale = triton_quarantine.judge(largest, self.log_scale, **rule)
+                good, bad, any_good, log_scale = triton_quarantine.judge(largest, self.log_scale, **rule, votes=votes)
             return Judgement(good, bad, any_good, None, log_scale)
         largest = largest.float().log()
         excess = largest - (_median(largest) if self.log_scale is None else self.log_scale)

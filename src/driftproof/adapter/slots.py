@@ -74,7 +74,7 @@ def iter_slots(
 
 def layer_shapes(networks: Mapping[str, Network]) -> dict[str, tuple[int, ...]]:
     """The shapes of the statistics that the layers of networks keep of the stream."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for prefix, network in networks.items():
         for index, hook in enumerate(network.hooks):
             assert isinstance(hook, BatchNormHook)

@@ -255,7 +255,7 @@ class State(nn.Module):
         """Move the teacher a little towards the adapting network."""
         assert self.teacher is not None  # the method has one
         models = (self.teacher.model, self.network.model)
-        ours, theirs = ([one for one in model.parameters() if one.is_floating_point()] for model in models)
+        ours, theirs = (tuple(one for one in model.parameters() if one.is_floating_point()) for model in models)
         torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
 
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:

@@ -85,11 +85,12 @@ class Backup:
 
     def commit(self) -> None:
         """Copy buffers that were kept to where they have always been; the last thing a step does."""
-        kept = [held for held in self._buffers if held.is_copied]
-        if kept:
-            torch._foreach_copy_([held.original for held in kept], [held.slot.tensor for held in kept])
-        for held in kept:
-            held.put(held.original)
+        kept = [(held, held.slot.tensor, held.original) for held in self._buffers if held.is_copied]
+        originals = [original for _, _, original in kept if original is not None]
+        if originals:
+            torch._foreach_copy_(originals, [now for _, now, _ in kept if now is not None])
+        for held, _, original in kept:
+            held.put(original)
 
     def collect_replaced(self) -> None:
         """Copy tensors that the optimizer put in the place of others into those."""

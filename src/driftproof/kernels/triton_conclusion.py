@@ -24,7 +24,7 @@ def _conclude(
         places = start + tl.arange(0, TILE)
         tile = tl.load(logits + places, mask=places < values, other=0.0).to(tl.float32)
         not_finite += tl.sum(tl.where(tl.abs(tile) < infinity, 0, 1))
-    logits_ok = (not_finite == 0).to(tl.int32)
+    logits_ok = tl.where(not_finite == 0, 1, 0)
     loss_ok = (tl.abs(tl.load(loss).to(tl.float32)) < infinity).to(tl.int32)
     finite = loss_ok * (tl.load(largest).to(tl.float32) < infinity).to(tl.int32)
     signal = (tl.load(has_signal) != 0).to(tl.int32)
