@@ -10,17 +10,7 @@ from driftproof.bench.runner import RunSettings
 from driftproof.errors import StateError
 from driftproof.methods.by_name import _STATISTICS
 from driftproof.statistics import TTN
-from small_bench import (
-    AT_ONCE,
-    OWN,
-    SmallBench,
-    contents,
-    crash_points,
-    ignore,
-    restore,
-    small_jobs,
-    spec_of,
-)
+from small_bench import AT_ONCE, OWN, SmallBench, contents, crash_points, ignore, restore, small_jobs, spec_of
 
 pytestmark = pytest.mark.usefixtures("fast_runs")
 

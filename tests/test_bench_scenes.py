@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 
 from driftproof.bench.jobs import Job, run_job
@@ -15,8 +14,7 @@ from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
 from driftproof.data import FitHeight
-from driftproof.data.scenes import VOID, SourceScenes, camvid, driving
-from driftproof.data.scenes.driving import camvid_scenes
+from driftproof.data.scenes import camvid, driving
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.methods import by_name
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
@@ -25,7 +23,6 @@ from driftproof.statistics import TTN
 from driftproof.streams.datasets import DATASETS
 from small_bench import ignore
 from test_scene_streams import write_camvid
-from test_scenes import GTAV_PALETTE, all_ids_below, random_image, save, save_deep_color, save_palette, write_cityscapes
 
 NETWORK = "deeplabv3plus_resnet50"
 FRAMES = 3
@@ -86,21 +83,6 @@ def test_corrupted_frames_have_clean_labels(files):
     assert len({fact for fact in files.fingerprints(spec) if fact.startswith("images")}) == 1
 
 
-def test_source_scenes_are_deterministic_and_hide_unknown_pixels(files):
-    taught = camvid_scenes(files.data, split="train")
-    source = SourceScenes(taught, batch_size=2, limit=3)
-    first, again = list(source), list(source)
-    assert [len(images) for images, _ in first] == [2, 1]
-    for (images, maps), (same, same_maps) in zip(first, again, strict=True):
-        assert torch.equal(images, same)
-        assert torch.equal(maps, same_maps)
-        assert ((maps < 8) | (maps == VOID)).all()
-    assert sum(len(images) for images, _ in SourceScenes(taught, limit=2)) == 2
-    unlabelled = dataclasses.replace(taught, scenes=tuple(dataclasses.replace(s, labels=None) for s in taught.scenes))
-    with pytest.raises(InputError, match="source scenes with labels"):
-        next(iter(SourceScenes(unlabelled)))
-
-
 def test_preparing_on_test_images_is_refused_for_scenes(files):
     on_test = dataclasses.replace(files, prepared_on_test=("camvid-c",))
     with pytest.raises(InputError, match="source images for camvid-c"):
@@ -137,58 +119,32 @@ def test_segmentation_costs_use_options_of_each_method(files, tmp_path, monkeypa
         run_job(Job(wrong, rounds=1), tmp_path, files, RunSettings(), ignore)
 
 
-# The paper's tables
-
-
-def write_sets(root):
-    """Write a few frames for every split of every dataset; Mapillary's differ in shape."""
-    for number in range(FRAMES):
-        wide = all_ids_below(34, 32, 56, seed=number)
-        for split, folder in (("train", "training"), ("val", "validation")):
-            write_cityscapes(root / "cityscapes", wide, split=split, stem=f"ulm_{number:06}_000019")
-            save(root / "bdd100k/images/10k" / split / f"{number}.jpg", random_image(32, 56, number))
-            save(root / "bdd100k/labels/sem_seg/masks" / split / f"{number}.png", (wide % 19).astype(np.uint8))
-            varying = all_ids_below(66, 32, 40 + 16 * number, seed=number)
-            save(root / "mapillary" / folder / "images" / f"{number}.jpg", random_image(*varying.shape, number))
-            save_palette(root / "mapillary" / folder / "labels" / f"{number}.png", varying, ["808080"] * 66)
-        for each in (number + 1, number + 1 + FRAMES):
-            save(root / "gtav/images" / f"{each:05}.png", random_image(32, 56, each))
-            save_palette(root / "gtav/labels" / f"{each:05}.png", wide, GTAV_PALETTE)
-        save(root / "synthia/RGB" / f"{number}.png", random_image(32, 56, number))
-        channels = np.stack([all_ids_below(23, 32, 56, seed=number)] * 3, axis=-1)
-        save_deep_color(root / "synthia/GT/LABELS" / f"{number}.png", channels)
-    ids = {"trainIds": [[1], [2], [3]], "valIds": [[4], [5], [6]], "testIds": [[7]]}
-    scipy.io.savemat(root / "gtav/split.mat", {name: np.array(each) for name, each in ids.items()})
-
-
 @pytest.fixture(scope="module")
 def all_sets(small_network, tmp_path_factory):
-    """The datasets, read at a fiftieth of the paper's size."""
+    """Small frames in the place of every dataset, whose official files `test_scenes` reads; Mapillary's vary."""
 
-    def smaller(read, root, *, split, size):
+    def read(name, root, *, split, size):
         width = None if size.width is None else size.width // 50
-        return read(root, split=split, size=FitHeight(size.height // 50, width=width))
+        return camvid(root / name, split="train+val+test", size=FitHeight(size.height // 50, width=width))
 
     root = tmp_path_factory.mktemp("roads")
-    write_sets(root / "data")
-    (root / "weights").mkdir()
-    torch.manual_seed(0)
-    for trained_on in ("gtav", "cityscapes"):
-        path = root / "weights" / f"{NETWORK}_{trained_on}.safetensors"
-        save_checkpoint(path, MODELS[NETWORK].build(19), {"arch": NETWORK})
     with pytest.MonkeyPatch.context() as patch:
-        for name, read in list(driving._READERS.items()):
-            patch.setitem(driving._READERS, name, partial(smaller, read))
+        for name in list(driving._READERS):
+            for number, split in enumerate(("train", "val", "test")):
+                width = 40 + 16 * (number if name == "mapillary" else 1)
+                write_camvid(root / "data" / name, (split,), count=1, height=32, width=width, seed=number)
+            patch.setitem(driving._READERS, name, partial(read, name))
+        (root / "weights").mkdir()
+        torch.manual_seed(0)
+        for trained_on in ("gtav", "cityscapes"):
+            path = root / "weights" / f"{NETWORK}_{trained_on}.safetensors"
+            save_checkpoint(path, MODELS[NETWORK].build(19), {"arch": NETWORK})
         yield LocalFiles(root / "data", root / "weights")
 
 
 @pytest.mark.parametrize(
     ("name", "methods", "rounds"),
-    [
-        ("table3", ("bn_adapt", "swr+crowd"), 1),
-        ("s3b", ("cotta",), 1),
-        ("table4", ("tent+crowd",), 2),
-    ],
+    [("table3", ("bn_adapt", "swr+crowd"), 1), ("s3b", ("cotta",), 1), ("table4", ("tent+crowd",), 2)],
 )
 def test_tables_fill_from_incomplete_batches_and_mixed_frame_sizes(all_sets, tmp_path, name, methods, rounds):
     specs = [spec for spec in suite(name).specs() if spec.method in methods]

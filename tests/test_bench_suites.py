@@ -39,9 +39,6 @@ def specs_at(table, row, column):
     return found
 
 
-# The paper's tables
-
-
 def test_every_number_of_the_paper_stands_next_to_one_of_ours():
     printed = {table.reference: table for table in load_tables().values()}
     ours = {table.reference: table for table in TABLES.values() if table.reference}
@@ -90,9 +87,6 @@ def test_entries_use_the_runs_and_rounds_of_their_row_and_column():
         metric, (spec,) = found["energy", "CIFAR-100/SVHN-C FPR@TPR95"]
         assert metric == f"energy/{protocol}/fpr"
         assert (spec.method, spec.images, spec.unknown) == ("tent", "cifar100-c", "svhn-c")
-
-
-# The paper's settings
 
 
 @pytest.mark.parametrize("name", CLASSIFICATION)
@@ -160,9 +154,10 @@ def expected_settings(row, images):
     return *found, *((torch.optim.SGD, 2.5e-4) if on_imagenet else (torch.optim.Adam, RATES.get(base, 1e-3)))
 
 
-@pytest.mark.parametrize(
-    "name", ["table1", "table2", "table5a", "table6", "table7a", "table7b", "s2a", "s2b", "s5", "rules"]
-)
+COMPARED = ("table1", "table2", "table5a", "table6", "table7a", "table7b", "s2a", "s2b", "s5", "rules")
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_hyper_parameters_match_paper(name):
     for entry in TABLES[name].entries:
         for spec in entry.specs:
@@ -253,9 +248,6 @@ def test_specs_use_existing_methods_options_metrics_and_networks(name):
         assert set(spec.measures) <= set(METRICS)
         assert spec.model in MODELS
         assert dataclasses.replace(spec, seed=1).name != spec.name
-
-
-# Names of runs
 
 
 @pytest.mark.parametrize("folder", [path.parent for path in RESULTS.glob("*/runs.parquet")], ids=lambda path: path.name)

@@ -79,17 +79,12 @@ def test_page_fits_the_window(visit, name, size):
 
 
 @SIZES
-def test_every_chart_is_drawn_and_no_text_cut_off(visit, size):
+def test_every_chart_is_drawn_and_the_first_screen_shows_sentence_and_chart(visit, size):
     page = visit("report", size)
     charts = page.locator(".chart").count()
     assert charts == page.locator(".chart svg").count() > 10
     assert page.locator(".chart svg .mark-line path, .chart svg .mark-rect path").count() >= charts
     assert page.evaluate(CUT_OFF) == []
-
-
-@SIZES
-def test_first_screen_shows_sentence_and_chart(visit, size):
-    page = visit("report", size)
     sentence, chart = (page.locator(selector).bounding_box() for selector in (".verdict", "#headline-0 svg"))
     assert sentence["y"] < chart["y"]
     assert chart["y"] + 300 < size[1]

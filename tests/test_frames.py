@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -161,13 +162,6 @@ print(time.perf_counter() - begun, int(peak[1]) / 2**20)
 """
 
 
-class EmptyRun:
-    rows, conditions, protocol = (), (), {"scope": "norm_affine()"}
-
-    def __init__(self, spec):
-        self.spec = spec
-
-
 def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
     domains, rounds, visits, measures = (*DOMAINS, "rain", "dust"), 10, 50, ["error", *(f"m{i}" for i in range(9))]
     specs = [
@@ -175,7 +169,8 @@ def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
         for rate in range(200)
         for seed in range(5)
     ]
-    empty = tabulate_runs(map(EmptyRun, specs), "")
+    nothing = {"rows": (), "conditions": (), "protocol": {"scope": "norm_affine()"}}
+    empty = tabulate_runs([SimpleNamespace(spec=spec, **nothing) for spec in specs], "")
     runs = empty.runs.sort("run").with_columns(visits=pl.lit(visits, pl.Int64), rounds=pl.lit(rounds, pl.Int64))
     columns = [pl.DataFrame({"run": runs["run"]}), pl.DataFrame({"round": range(1, rounds + 1)})]
     columns += [pl.DataFrame({"domain": specs[0].domains}), pl.DataFrame({"measure": measures})]
