@@ -28,20 +28,17 @@ from driftproof.streams import Shuffled, Stored
 from driftproof.streams.datasets import DATASETS
 from rows_on_disk import run_command
 from small_bench import contents
-
-pytestmark = pytest.mark.usefixtures("fast_runs")
+from test_data import write_cifar
 
 
 def pixels(count, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
 
 
-def write_cifar10(root, *, test=12, train=20):
-    home = root / "cifar-10-batches-py"
-    home.mkdir(parents=True)
-    for name, count in {"test_batch": test, "data_batch_1": train}.items():
+def write_cifar10(root):
+    for name, count in {"test_batch": 12, "data_batch_1": 20}.items():
         flat = pixels(count, seed=count).transpose(0, 3, 1, 2).reshape(count, -1)
-        (home / name).write_bytes(pickle.dumps({b"data": flat, b"labels": [index % 10 for index in range(count)]}))
+        write_cifar(root / "cifar-10-batches-py", name, flat, [index % 10 for index in range(count)])
 
 
 def write_cifar10_c(root, *domains, count=12):
@@ -192,8 +189,7 @@ def test_fingerprints_and_pickles_are_those_of_the_files(files):
     assert set(found) == {"weights wrn10_1 cifar10-c", "images cifar10-c fog 5", "images svhn-c fog 5"}
     assert events == ["svhn-c/fog/5"]
     sent = pickle.loads(pickle.dumps(files))
-    assert sent == files
-    assert found == sent.fingerprints(spec)
+    assert (sent, sent.fingerprints(spec)) == (files, found)
     assert len(pickle.dumps(files)) < 2000, "open files are not pickled"
 
 
@@ -269,8 +265,7 @@ def test_run_measures_the_error_of_the_network(finished, files_at):
         assert (row["round"], row["domain"], row["samples"], row["batches"]) == (1, domain, 12, 1)
         assert row["error"] == pytest.approx(100 * float(wrong))
     shared = Store(finished).metadata
-    assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5"}
-    assert shared["commands"][0]["command"].startswith("driftproof bench run table1 --data ")
+    assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5", "commands"}
 
 
 def test_repeated_or_longer_run_continues(finished, files_at, tmp_path, monkeypatch):
@@ -295,9 +290,9 @@ def test_limited_open_run_averages_two_seeds(files_at, tmp_path, capsys):
     capsys.readouterr()
     assert run("compare", tmp_path / "out", "table2", "--json") == 0
     ((number,),) = ([v for v in table["values"] if v["ours"]] for table in json.loads(capsys.readouterr().out))
-    errors = [np.mean([row["error"] for row in cell.rows]) for cell in cells]
-    assert (number["row"], number["column"], number["seeds"]) == ("source", "CIFAR-10-C/Open", 2)
-    assert number["ours"] == pytest.approx(np.mean(errors))
+    mean = pytest.approx(np.mean([row["error"] for cell in cells for row in cell.rows]))
+    expected = {"row": "source", "column": "CIFAR-10-C/Open", "seeds": 2, "reference": 18.27, "ours": mean}
+    assert expected.items() <= number.items()
 
 
 def test_run_rejects_other_settings_and_weights(finished, files_at, capsys, tmp_path):

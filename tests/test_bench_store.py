@@ -16,8 +16,6 @@ from driftproof.errors import StateError
 from driftproof.files import atomic_write
 from small_bench import crash_points, files, restore, spec_of
 
-pytestmark = pytest.mark.usefixtures("fast_runs")
-
 
 class Counter:
     """Minimal stand-in for an adapter: a number that every visit changes."""

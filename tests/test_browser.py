@@ -11,10 +11,7 @@ from test_report import make_results
 
 DESK, PHONE = (1280, 900), (390, 844)
 SIZES = pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-QUIET = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+QUIET = ["--no-sandbox", *(f"--disable-{name}" for name in ("background-networking", "gpu", "quic", "sync"))]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 CUT_OFF = """

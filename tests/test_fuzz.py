@@ -7,8 +7,6 @@ import pytest
 from driftproof.errors import InputError
 from fuzz_readers import READERS, Count, Guarded, Reader, format_page, fuzz
 
-pytestmark = pytest.mark.usefixtures("fast_runs")
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", READERS)

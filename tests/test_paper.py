@@ -1,5 +1,6 @@
 """The paper's numbers against themselves: averages, gains and deviations are computed again from what is printed."""
 
+import itertools
 import statistics
 
 import pytest
@@ -64,6 +65,5 @@ def test_numbers_printed_in_two_tables_agree(name, main, renamed):
     methods = [method for method in here.rows if method in there.rows]
     assert columns
     assert methods
-    for method in methods:
-        for column, elsewhere in columns.items():
-            assert here.rows[method][column] == there.rows[method][elsewhere]
+    for method, (column, elsewhere) in itertools.product(methods, columns.items()):
+        assert here.rows[method][column] == there.rows[method][elsewhere]

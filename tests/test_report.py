@@ -171,7 +171,12 @@ def test_verdict_compares_methods_that_finished_on_the_same_settings(numbers):
     assert course.filter(label="tent", round=2)["event"][0].count("collapsed, rolled back ×12") == 2
 
 
-def test_unhealthy_best_method_is_told(tmp_path):
+def test_unhealthy_best_method_and_folders_without_rows_are_told(tmp_path):
+    write_run(tmp_path / "few", CLOSED, rounds=0)
+    with pytest.raises(InputError, match="no run has written one yet"):
+        write_report(tmp_path / "few", tmp_path / "page.html")
+    write_run(tmp_path / "few", replace(CLOSED, method="eata"), rounds=0, extra=1)
+    assert "No stream has a complete round." in write_report(tmp_path / "few", tmp_path / "page.html").read_text()
     write_run(tmp_path, replace(CLOSED, method="source"), rounds=1, protocol=STATELESS, error=50.0)
     write_run(tmp_path, CLOSED, rounds=3, health=("healthy", "collapsed", "drifting"))
     text = " ".join(write_report(tmp_path, tmp_path / "page.html").read_text().split("</header>")[0].split())
@@ -297,14 +302,6 @@ def test_page_is_one_file_with_everything_escaped(page, numbers):
     (rows, *_) = specs["rounds-0"]["datasets"].values()
     expected = per_round(numbers, "error").filter(column="cifar10-c, closed")
     assert [row["value"] for row in rows] == expected["value"].round(2).to_list()
-
-
-def test_folder_without_rows_is_refused(tmp_path):
-    write_run(tmp_path, CLOSED, rounds=0)
-    with pytest.raises(InputError, match="no run has written one yet"):
-        write_report(tmp_path, tmp_path / "page.html")
-    write_run(tmp_path, replace(CLOSED, method="eata"), rounds=0, extra=1)
-    assert "No stream has a complete round." in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])

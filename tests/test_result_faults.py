@@ -14,7 +14,6 @@ from test_frames import SPECS, write_run
 from test_reader_faults import fuzz
 
 SPEC = SPECS[0]
-pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The results page, claims and cited numbers against the rows they are made of."""
 
-import json
 import re
 import statistics
 from dataclasses import replace
@@ -180,7 +179,4 @@ def test_compare_prints_a_suite_next_to_the_paper(finished, capsys):
         assert "Error after one round" in text
         assert ("50 rounds" in text) == has_others
         assert "in brackets the paper's number" in text
-    assert run_command("bench", "compare", folder, "table2", "--json") == 0
-    (table,) = json.loads(capsys.readouterr().out)
-    tent = [v for v in table["values"] if (v["row"], v["column"]) == ("tent", "CIFAR-10-C/Open")]
-    assert [(value["reference"], value["round"]) for value in tent] == [(27.8, 1)]
+        assert "(27.80)" in text, "TENT's after one open round"
