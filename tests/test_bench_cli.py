@@ -265,7 +265,8 @@ def test_run_measures_the_error_of_the_network(finished, files_at):
         assert (row["round"], row["domain"], row["samples"], row["batches"]) == (1, domain, 12, 1)
         assert row["error"] == pytest.approx(100 * float(wrong))
     shared = Store(finished).metadata
-    assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5", "commands"}
+    assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5"}
+    assert shared["commands"][0]["command"].startswith("driftproof bench run table1 --data ")
 
 
 def test_repeated_or_longer_run_continues(finished, files_at, tmp_path, monkeypatch):

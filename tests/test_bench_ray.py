@@ -99,7 +99,7 @@ def test_stand_in_runs_end_like_local_ones_or_with_their_errors(tmp_path, monkey
     assert events == [], "complete runs are not reported again"
 
 
-def test_interruption_cancels_what_runs(tmp_path, monkeypatch):
+def test_interruption_cancels_what_runs_and_a_missing_ray_is_named(tmp_path, monkeypatch):
     for running, states in ((True, []), (False, ["on", "off"])):
         monkeypatch.setitem(sys.modules, "ray", RayStandIn(running=running))
         with pytest.raises(KeyboardInterrupt):
@@ -109,6 +109,9 @@ def test_interruption_cancels_what_runs(tmp_path, monkeypatch):
         assert sys.modules["ray"].states == states, "what was started is stopped, and nothing else"
     ((task, force),) = sys.modules["ray"].canceled
     assert (force, task.result()) == (True, None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'driftproof\[ray\]'"):
+        run_on_ray([], tmp_path, SmallBench(), AT_ONCE, ignore)
 
 
 def raise_interrupt(event):
@@ -177,12 +180,6 @@ def test_gpu_is_requested_for_cuda_device():
     _, settings = on_ray._make_task(ray, RunSettings(device="cuda:3", save_every=7.0))
     assert settings == RunSettings(device="cuda", save_every=7.0), "a worker sees only its own GPU"
     assert (options["num_cpus"], options["num_gpus"]) == (1, 1)
-
-
-def test_missing_ray_message_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'driftproof\[ray\]'"):
-        run_on_ray([], tmp_path, SmallBench(), AT_ONCE, ignore)
 
 
 def workers(signals, spec):

@@ -53,7 +53,7 @@ def specs_of(name, *wanted):
     return {spec.method: spec for spec in suite(name).specs() if spec.method in wanted}
 
 
-def test_camvid_run_fills_tables(files, tmp_path):
+def test_camvid_run_fills_tables_and_corrupted_frames_have_clean_labels(files, tmp_path):
     specs = specs_of("camvid", "source", "tent+crowd")
     for spec in specs.values():
         run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), ignore)
@@ -69,16 +69,12 @@ def test_camvid_run_fills_tables(files, tmp_path):
     mean = np.mean([row["mean_iou"] for row in rows["source"]])
     assert table.values["source", "Round 1"].ours == pytest.approx(mean)
     assert table.values["ttn", "Round 1"].ours is None
-
-
-def test_corrupted_frames_have_clean_labels(files):
-    spec = specs_of("camvid", "source")["source"]
-    batches = list(files.stream(spec, 1))
+    batches = list(files.stream(specs["source"], 1))
     clean, foggy = batches[0], batches[3]
     assert (clean.domain, foggy.domain) == ("clean", "fog")
     assert torch.equal(clean.labels, foggy.labels)
     assert not torch.equal(clean.images, foggy.images)
-    assert len({fact for fact in files.fingerprints(spec) if fact.startswith("images")}) == 1
+    assert len({fact for fact in files.fingerprints(specs["source"]) if fact.startswith("images")}) == 1
 
 
 def test_preparing_on_test_images_and_unknown_domains_are_refused_before_anything_runs(files, tmp_path):

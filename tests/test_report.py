@@ -89,7 +89,8 @@ def numbers(folder):
 def page(folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
     table = ReportTable("Mine & yours", pl.DataFrame({"method": ["a<b"], "x": ["*1.5 (paper 2)"]}), "A note.")
-    pages = [write_report(where, root / out, tables=[table]) for where, out in ((folder, "a.html"), ([folder], ""))]
+    given = {"a.html": str(folder), "": [folder]}
+    pages = [write_report(where, root / out, tables=[table]) for out, where in given.items()]
     assert [path.name for path in pages] == ["a.html", "index.html"]
     text, again = (path.read_text() for path in pages)
     assert text == again, "equal results give equal pages"
@@ -252,6 +253,8 @@ def test_charts_are_valid_and_save_as_svg_and_png(numbers, tmp_path):
     figures.save(heat, tmp_path / "b.png")
     text = (tmp_path / "a.svg").read_text()
     assert all(f">{label}<" in text for label in ("source", "tent", "tent+crowd", "round"))
+    nothing = figures.line_chart(rounds.select("label", "round", "value", event=pl.lit(None, pl.String)))
+    assert "event" not in json.dumps(figures.to_spec(nothing)["datasets"]), "else hovering would show a null"
     with Image.open(tmp_path / "b.png") as image:
         assert image.width > 1000
     with pytest.raises(Exception, match=r"ends with \.svg or \.png"):
