@@ -39,7 +39,7 @@ test-slow: setup
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: setup
 	PYTHONPATH=tests $(BIN)/python tests/fuzz_readers.py --inputs $(or $(INPUTS),100000) --out results/fuzz
-	DRIFTPROOF_FUZZ=10 $(BIN)/python -m pytest -q tests/test_upload_faults.py
+	DRIFTPROOF_FUZZ=20 $(BIN)/python -m pytest -q tests/test_upload_faults.py
 
 # 100,000 batches, killed again and again, against a run left alone. About half an hour on two busy cores.
 soak: setup

@@ -20,14 +20,17 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module")
-def fast_runs():
-    """Skip fsync, which only matters at a power loss, and keep existing objects out of the runner's `gc.collect`."""
+def pytest_collection_finish(session):
+    """Keep the collected tests out of every later garbage collection, of which there are thousands."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync():
+    """Skip fsync, which only matters at a power loss."""
     with mock.patch.object(os, "fsync"):
         yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

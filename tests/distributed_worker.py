@@ -13,7 +13,7 @@ from cases import CASES, adapter_for, batches, same_state, source_data
 from networks import build, randomize
 
 BATCHES = 5
-TIMEOUT = 5.0
+TIMEOUT = 3.0
 
 
 class DarkImages(dp.selection.Selection):
@@ -89,8 +89,9 @@ def make_model_without_running_statistics():
 
 # Ranks exchange the same numbers for methods that differ in a loss per sample or in the scope only, and some methods
 # are in scenarios of their own.
-_COVERED = ("source", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "tent", "cotta")
-_COVERED += ("tent+crowd", "eata", "swr", "swr+crowd", "come", "rdumb", "cmf")
+_COVERED = ("source", "bn_adapt", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "conjugate+crowd", "tent")
+_COVERED += ("tent+crowd", "tent+unient", "eata", "swr", "swr+crowd", "come", "rdumb", "cmf", "ttaug")
+_COVERED += ("ttn", "cotta", "cotta+crowd", "rotta", "stamp")
 # Name -> (make the adapter, make the stream, number of ranks).
 SCENARIOS = {
     case: (lambda case=case, **more: make_adapter(case, **more), make_stream, 2)

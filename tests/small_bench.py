@@ -30,11 +30,11 @@ def cautious(model, *, lr=1e-3, **options):
     return dp.tent(model, lr=lr, select=dp.ConfidenceDifference() & dp.EntropyBelow(), **options)
 
 
-def random_images(name, count=6, side=8):
+def random_images(name, count=6, side=8, kind=ArraySet):
     """Return images determined by the name, the same in every process."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     pixels = torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
-    return ArraySet(pixels, torch.arange(count) % CLASSES, name=name)
+    return kind(pixels, torch.arange(count) % CLASSES, name=name)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class SmallBench:
 
     def stream(self, spec, rounds, progress):
         settings = {"rounds": rounds, "batch_size": spec.batch_size, "order": Shuffled(spec.seed)}
-        closed = [Domain(name, random_images(f"closed {name}")) for name in spec.domains]
+        closed = [Domain(name, random_images(f"closed {name}", kind=WaitingImages)) for name in spec.domains]
         if spec.method in self.waiting:
-            closed[-1] = Domain(closed[-1].name, WaitingImages(closed[-1].images, self.signals / "go"))
+            closed[-1].images.path = self.signals / "go"
         if spec.unknown is None:
             return Continual(closed, **settings)
         return OpenSet(closed, [Domain(name, random_images(f"unknown {name}")) for name in spec.domains], **settings)
@@ -75,20 +75,16 @@ class SmallBench:
         return {"images": "random"}
 
 
-class WaitingImages:
+class WaitingImages(ArraySet):
     """Images that cannot be read until a file exists, except single images, which streams read for their size."""
 
-    def __init__(self, images, path):
-        self.name, self.labels, self._images, self._path = images.name, images.labels, images, path
-
-    def __len__(self):
-        return len(self._images)
+    path = Path("/")
 
     def batch(self, indices):
         deadline = time.monotonic() + 120
-        while len(indices) > 1 and not self._path.exists() and time.monotonic() < deadline:
+        while len(indices) > 1 and not self.path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self._images.batch(indices)
+        return super().batch(indices)
 
 
 def spec_of(method, *, domains=DOMAINS):
@@ -106,11 +102,7 @@ def ignore(event):
 
 def contents(folder):
     """Return the files that must not depend on interruptions."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for name in ("rows.jsonl", "spec.json")
-        for path in sorted(Path(folder).glob(f"cells/*/{name}"))
-    }
+    return {name: data for name, data in files(folder).items() if name.endswith(("/rows.jsonl", "/spec.json"))}
 
 
 @contextmanager

@@ -32,9 +32,6 @@ from small_bench import AT_ONCE, SmallBench, ignore
 NETWORK = small_network("wide_resnet")
 
 
-# Specs and health in rows
-
-
 class Looks(dp.guards.Guard):
     """Remembers every state it is shown."""
 
@@ -72,17 +69,8 @@ def test_rows_hold_health_and_guard_events_and_print_nothing(tmp_path, name, gua
     written = Store(tmp_path).run(spec).rows
     assert any(row["health/unhealthy"] for row in written), "the learning rate is far too high"
     assert any("guard/fell back" in row and "guard/reset" in row for row in written) == (name is not None)
-
-
-def test_guard_is_part_of_spec():
-    plain = Spec("tent", "random", "tiny", domains=("fog",))
-    digests = [plain.with_options(guard=guard).digest for guard in ("warn", "pause", "fall_back+roll_back")]
-    assert len({plain.digest, *digests}) == 4
     assert repr(benchmark_guards("adapt", {})) == repr(dp.adapt(NETWORK).method.guards)
     assert benchmark_guards("adapt", {"guard": "none"}) == ()
-
-
-# Plans
 
 
 def test_run_shared_by_suites_is_planned_once_with_most_rounds():
@@ -133,9 +121,6 @@ def test_invalid_filter_is_refused(run_filter, message):
         plan_runs(suite("table1"), run_filter)
 
 
-# Costs
-
-
 def costs_of(methods, **options):
     spec = Spec(methods, "random", "tiny", domains=("fog",), batch_size=6, measures=(), task="costs")
     return spec.with_options(**options)
@@ -157,15 +142,12 @@ def test_costs_are_counted_and_measured_for_every_method(tmp_path):
     events.clear()
     run_job(job, tmp_path, SmallBench(), AT_ONCE, events.append)
     assert (run.rows, events) == (rows, []), "a complete run is left alone"
-    for name, value, message in (("trails", 3, "Did you mean trials"), ("trials", 0, "`trials` of at least 1")):
+    for wrong, message in (({"trails": 3}, "Did you mean trials"), ({"trials": 0}, "`trials` of at least 1")):
         with pytest.raises(ConfigurationError, match=message):
-            run_job(Job(costs_of("tent", **{name: value}), 1), tmp_path, SmallBench(), AT_ONCE, ignore)
+            run_job(Job(costs_of("tent", **wrong), 1), tmp_path, SmallBench(), AT_ONCE, ignore)
     guarded = costs_of("tent,swr", **{"swr.guard": "pause"})
     adapters = [tasks._build_adapter(guarded, name, NETWORK, SmallBench(), AT_ONCE) for name in ("tent", "swr")]
     assert [repr(adapter.method.guards) for adapter in adapters] == ["()", "(Pause(),)"]
-
-
-# Overhead of the runner
 
 
 def test_runner_costs_at_most_three_percent_of_a_small_step(tmp_path, monkeypatch):

@@ -92,10 +92,11 @@ PROJECT = {"model": "my_nets:build", "images": "my_data:stream", "unknown": "my_
 WORDS = ("--model", "my_nets:build", "--images", "my_data:stream", "--unknown", "my_data:unknown", "--batch-size", 8)
 
 
-def write_project(folder, **changed):
-    for name, text in (SOURCES | changed).items():
+def write_project(folder, changed=()):
+    for name, text in (SOURCES | dict(changed)).items():
         sys.modules.pop(name, None)
-        (Path(folder) / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").parent.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(text)
 
 
 @pytest.fixture(autouse=True)
@@ -138,18 +139,6 @@ def test_command_and_function_make_the_same_runs(project):
     assert len(Store("words").metadata["commands"]) == 1, "resuming is the same command"
 
 
-def test_stream_is_what_the_function_returns():
-    benchmark = Benchmark(**PROJECT, methods=["source"])
-    (spec,) = benchmark.suite().specs()
-    batches = list(benchmark.files().stream(spec, 1))
-    known = torch.cat([batch.images[batch.known] for batch in batches if batch.domain == "night"])
-    images, labels = load_named("my_data:stream")("night", 5)
-    assert torch.equal(known, torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
-    assert torch.cat([batch.labels[batch.known] for batch in batches]).tolist() == [*labels, *labels]
-    unknown = torch.from_numpy(load_named("my_data:unknown")("day", 5)[:4])
-    assert torch.allclose(batches[0].images[~batches[0].known], unknown.float(), atol=0.5 / 255 + 1e-6)
-
-
 def write_folder(root, classes, count=5):
     for label in range(classes):
         (root / f"class {label}").mkdir(parents=True)
@@ -188,7 +177,7 @@ def test_changed_source_is_a_new_run_and_says_so(project, capsys):
     words = ("--methods", "source,my_methods:cautious", *WORDS, "--out", "out")
     assert run(*words) == 0
     before = {run.spec: run.rows for run in Store("out").runs()}
-    write_project(project, my_methods=SOURCES["my_methods"].replace("lr=0.001", "lr=0.1"))
+    write_project(project, {"my_methods": SOURCES["my_methods"].replace("lr=0.001", "lr=0.1")})
     capsys.readouterr()
     assert run(*words) == 0
     assert "The source of my_methods:cautious has changed: its runs start anew" in capsys.readouterr().err
@@ -198,20 +187,13 @@ def test_changed_source_is_a_new_run_and_says_so(project, capsys):
     assert {spec: after[spec] for spec in before} == before
     assert run(*words) == 0
     assert "changed" not in capsys.readouterr().err
-    own = hash_sources("my_methods:cautious")
-    for name, text in {
-        "helpers/__init__.py": "",
-        "helpers/rates.py": "from . import more",
-        "helpers/more.py": "",
-    }.items():
-        (project / name).parent.mkdir(exist_ok=True)
-        (project / name).write_text(text)
-    write_project(project, my_methods="import torch, helpers.rates\n" + SOURCES["my_methods"])
-    hashes = [own, hash_sources("my_methods:cautious")]
-    for changed in ("rates", "more"):
-        (project / f"helpers/{changed}.py").write_text("from . import more\nRATE = 1\n")
-        hashes.append(hash_sources("my_methods:cautious"))
-    assert len(set(hashes)) == 4, "what a method imports from its folder is part of it"
+    hashes, importing = {hash_sources("my_methods:cautious")}, "import torch, helpers.rates\n" + SOURCES["my_methods"]
+    helpers = {"helpers/__init__": "", "helpers/rates": "from . import more", "helpers/more": ""}
+    for changed in ("my_methods", "helpers/rates", "helpers/more"):
+        helpers[changed] = helpers.get(changed, importing) + "\nRATE = 1\n"
+        write_project(project, helpers)
+        hashes.add(hash_sources("my_methods:cautious"))
+    assert len(hashes) == 4, "what a method imports from its folder is part of it"
     plain = Spec("tent", "cifar10-c", "wrn40_2", domains=("fog",))
     assert "code" not in plain.as_data(), "archived specs keep their digests"
     assert Spec.from_data(new.as_data()) == new != plain
@@ -258,13 +240,6 @@ def test_unusable_model_or_data_is_a_named_error_of_the_cell(changed, error, mes
     assert [type(reason) for reason in caught.value.failures.values()] == [error]
 
 
-def test_model_that_differs_at_every_call_is_refused():
-    benchmark = {**PROJECT, "methods": ["source"], "model": "my_nets:random"}
-    bench.run(**benchmark, out="out")
-    with pytest.raises(StateError, match=r"weights my_nets:random \w+ my_data:stream \w+ was .* and is .* here"):
-        bench.run(**benchmark, out="out", rounds=2)
-
-
 def test_suite_is_a_file_to_fill_in(project, capsys):
     assert [run_command("bench", "new", "my_suite.toml") for _ in range(2)] == [0, 2]
     suite = find_suite("my_suite.toml")
@@ -287,7 +262,7 @@ def test_suite_is_a_file_to_fill_in(project, capsys):
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_own_method_runs_on_every_stream_of_a_suite():
+def test_own_method_runs_on_every_stream_of_a_suite_and_the_stream_is_what_the_function_returns():
     suite = find_suite("table2")
     jobs = plan_runs(suite, RunFilter(methods=["tent", "my_methods:cautious"], images=["cifar10-c"]))
     assert [(job.spec.method, job.spec.setting) for job in jobs] == [
@@ -295,9 +270,18 @@ def test_own_method_runs_on_every_stream_of_a_suite():
     ]  # fmt: skip
     assert {job.spec.code for job in jobs[2:]} == {hash_sources("my_methods:cautious")}
     assert jobs[0].spec in set(suite.specs())
+    benchmark = Benchmark(**PROJECT, methods=["source"])
+    (spec,) = benchmark.suite().specs()
+    batches = list(benchmark.files().stream(spec, 1))
+    known = torch.cat([batch.images[batch.known] for batch in batches if batch.domain == "night"])
+    images, labels = load_named("my_data:stream")("night", 5)
+    assert torch.equal(known, torch.from_numpy(images).permute(0, 3, 1, 2) / 255)
+    assert torch.cat([batch.labels[batch.known] for batch in batches]).tolist() == [*labels, *labels]
+    unknown = torch.from_numpy(load_named("my_data:unknown")("day", 5)[:4])
+    assert torch.allclose(batches[0].images[~batches[0].known], unknown.float(), atol=0.5 / 255 + 1e-6)
 
 
-def test_functions_without_a_name_and_domains_are_refused():
+def test_functions_without_a_name_and_domains_and_models_that_differ_at_every_call_are_refused():
     with pytest.raises(ConfigurationError, match="other processes can import by its name"):
         name_of(lambda model: model)
     with pytest.raises(ConfigurationError, match=r"Define `DOMAINS = \(…\)` in my_nets"):
@@ -306,10 +290,14 @@ def test_functions_without_a_name_and_domains_are_refused():
         Benchmark(**PROJECT, methods=["tent"], options={"tnet": {"lr": 1}}).suite()
     assert name_of(dp.tent) == "driftproof.methods.tent:tent"
     assert find_dataset("my_data:stream").images(Path(), "day", 1).name == "my_data:stream('day', 1)"
+    random = {**PROJECT, "methods": ["source"], "model": "my_nets:random"}
+    bench.run(**random, out="out")
+    with pytest.raises(StateError, match=r"weights my_nets:random \w+ my_data:stream \w+ was .* and is .* here"):
+        bench.run(**random, out="out", rounds=2)
 
 
 SHORTER = {
-    "zip(digits.images,": "zip(digits.images[:300],",
+    "zip(digits.images,": "zip(digits.images[:150],",
     "range(10)": "range(2)",
     "rounds=5": "rounds=1, limit=20",
     '["gaussian_noise", "motion_blur", "fog", "contrast", "pixelate"]': '["contrast"]',
@@ -333,7 +321,8 @@ def test_page_can_be_followed_word_by_word(project, capsys, monkeypatch):
             runpy.run_path(words[0], run_name="__main__")
             continue
         assert program == "driftproof"
-        fewer = ("--limit", 20, "--rounds", 1, "--domains", "contrast") if "--rounds" in words else ()
+        fewer = ("--limit", 20) if "run" in words else ()
+        fewer += ("--rounds", 1, "--domains", "contrast") if "--rounds" in words else ()
         assert run_command(*words, *fewer) == 0
     before = rows_by_method("results")
     assert set(before) == {"source", "tent+crowd", "my_methods:cautious"}

@@ -10,19 +10,7 @@ from driftproof.bench.runner import RunSettings
 from driftproof.errors import StateError
 from driftproof.methods.by_name import _STATISTICS
 from driftproof.statistics import TTN
-from small_bench import (
-    AT_ONCE,
-    OWN,
-    SmallBench,
-    contents,
-    crash_points,
-    ignore,
-    restore,
-    small_jobs,
-    spec_of,
-)
-
-pytestmark = pytest.mark.usefixtures("fast_runs")
+from small_bench import AT_ONCE, OWN, SmallBench, contents, crash_points, ignore, restore, small_jobs, spec_of
 
 
 @pytest.mark.parametrize(("method", "stride"), [(OWN, 4), pytest.param("eata", 1, marks=pytest.mark.slow)])
@@ -90,23 +78,19 @@ class CountedPasses(list):
         return super().__iter__()
 
 
-class CountingBench(SmallBench):
-    def source(self, spec, device):
-        return CountedPasses(super().source(spec, device))
-
-
 def test_statistics_are_prepared_once_per_folder(monkeypatch, tmp_path):
     learned = TTN(momentum=0.1, prior_batches=1, epochs=1, batch_size=10, augment=shifted)
     monkeypatch.setitem(_STATISTICS, "online ttn", learned)
     specs = [spec_of(method, domains=("fog",)) for method in ("ttn", "tent")]
     jobs = [Job(spec.with_options(statistics="online ttn"), 1) for spec in specs]
-    passes, separate = [], {}
+    source, passes, separate = SmallBench.source, [], {}
+    monkeypatch.setattr(SmallBench, "source", lambda *given: CountedPasses(source(*given)))
     for job in jobs:
         monkeypatch.setattr(CountedPasses, "passes", 0)
-        run_locally([job], tmp_path / job.spec.name, CountingBench(), AT_ONCE, ignore)
+        run_locally([job], tmp_path / job.spec.name, SmallBench(), AT_ONCE, ignore)
         passes.append(CountedPasses.passes)
         separate |= contents(tmp_path / job.spec.name)
     monkeypatch.setattr(CountedPasses, "passes", 0)
-    run_locally(jobs, tmp_path / "together", CountingBench(), AT_ONCE, ignore)
+    run_locally(jobs, tmp_path / "together", SmallBench(), AT_ONCE, ignore)
     assert passes == [CountedPasses.passes] * 2
     assert contents(tmp_path / "together") == separate

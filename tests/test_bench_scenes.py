@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 
 from driftproof.bench.jobs import Job, run_job
@@ -15,17 +14,14 @@ from driftproof.bench.results import Results, fill_table
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.store import Store
 from driftproof.data import FitHeight
-from driftproof.data.scenes import VOID, SourceScenes, camvid, driving
-from driftproof.data.scenes.driving import camvid_scenes
+from driftproof.data.scenes import camvid, driving
 from driftproof.errors import ConfigurationError, InputError
 from driftproof.methods import by_name
 from driftproof.models import MODELS, DeepLabV3Plus, save_checkpoint
 from driftproof.paper import suite
 from driftproof.statistics import TTN
-from driftproof.streams.datasets import DATASETS
 from small_bench import ignore
 from test_scene_streams import write_camvid
-from test_scenes import GTAV_PALETTE, all_ids_below, random_image, save, save_deep_color, save_palette, write_cityscapes
 
 NETWORK = "deeplabv3plus_resnet50"
 FRAMES = 3
@@ -48,9 +44,8 @@ def files(small_network, tmp_path_factory):
     write_camvid(root / "data" / "CamVid", ("train", "val", "test"), count=3, height=24, width=32)
     (root / "weights").mkdir()
     torch.manual_seed(0)
-    for trained_on, classes in (("camvid", 8), ("gtav", 19)):
-        model = MODELS[NETWORK].build(classes)
-        save_checkpoint(root / "weights" / f"{NETWORK}_{trained_on}.safetensors", model, {"arch": NETWORK})
+    path = root / "weights" / f"{NETWORK}_camvid.safetensors"
+    save_checkpoint(path, MODELS[NETWORK].build(8), {"arch": NETWORK})
     return LocalFiles(root / "data", root / "weights", use_procedural_frost=True)
 
 
@@ -58,7 +53,7 @@ def specs_of(name, *wanted):
     return {spec.method: spec for spec in suite(name).specs() if spec.method in wanted}
 
 
-def test_camvid_run_fills_tables(files, tmp_path):
+def test_camvid_run_fills_tables_and_corrupted_frames_have_clean_labels(files, tmp_path):
     specs = specs_of("camvid", "source", "tent+crowd")
     for spec in specs.values():
         run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), ignore)
@@ -74,121 +69,64 @@ def test_camvid_run_fills_tables(files, tmp_path):
     mean = np.mean([row["mean_iou"] for row in rows["source"]])
     assert table.values["source", "Round 1"].ours == pytest.approx(mean)
     assert table.values["ttn", "Round 1"].ours is None
-
-
-def test_corrupted_frames_have_clean_labels(files):
-    spec = specs_of("camvid", "source")["source"]
-    batches = list(files.stream(spec, 1))
+    batches = list(files.stream(specs["source"], 1))
     clean, foggy = batches[0], batches[3]
     assert (clean.domain, foggy.domain) == ("clean", "fog")
     assert torch.equal(clean.labels, foggy.labels)
     assert not torch.equal(clean.images, foggy.images)
-    assert len({fact for fact in files.fingerprints(spec) if fact.startswith("images")}) == 1
+    assert len({fact for fact in files.fingerprints(specs["source"]) if fact.startswith("images")}) == 1
 
 
-def test_source_scenes_are_deterministic_and_hide_unknown_pixels(files):
-    taught = camvid_scenes(files.data, split="train")
-    source = SourceScenes(taught, batch_size=2, limit=3)
-    first, again = list(source), list(source)
-    assert [len(images) for images, _ in first] == [2, 1]
-    for (images, maps), (same, same_maps) in zip(first, again, strict=True):
-        assert torch.equal(images, same)
-        assert torch.equal(maps, same_maps)
-        assert ((maps < 8) | (maps == VOID)).all()
-    assert sum(len(images) for images, _ in SourceScenes(taught, limit=2)) == 2
-    unlabelled = dataclasses.replace(taught, scenes=tuple(dataclasses.replace(s, labels=None) for s in taught.scenes))
-    with pytest.raises(InputError, match="source scenes with labels"):
-        next(iter(SourceScenes(unlabelled)))
-
-
-def test_preparing_on_test_images_is_refused_for_scenes(files):
+def test_preparing_on_test_images_and_unknown_domains_are_refused_before_anything_runs(files, tmp_path):
     on_test = dataclasses.replace(files, prepared_on_test=("camvid-c",))
     with pytest.raises(InputError, match="source images for camvid-c"):
         on_test.source(specs_of("camvid", "ttn")["ttn"], "cpu")
     with pytest.raises(ConfigurationError, match="image set with clean test images, but got 'camvid-c'"):
         plan_runs(suite("camvid"), RunFilter(prepared_on_test=["camvid-c"]))
-
-
-def test_unknown_domain_is_reported_before_preparation(files, tmp_path):
     spec, stages = dataclasses.replace(specs_of("camvid", "ttn")["ttn"], domains=("clean", "fogg")), []
     with pytest.raises(ConfigurationError, match="Did you mean fog"):
         run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), lambda event: stages.append(event.stage))
     assert not any("TTN" in stage for stage in stages)
 
 
-def test_segmentation_costs_use_options_of_each_method(files, tmp_path, monkeypatch):
-    scenes = partial(camvid, files.data, split="val")
-    monkeypatch.setitem(
-        DATASETS, "driving-train",
-        dataclasses.replace(
-            DATASETS["camvid-c"], trained_on="gtav", classes=19,
-            images=lambda root, domain, severity, **how: DATASETS["camvid-c"].images(root, "clean", severity),
-            scenes=lambda root, domain: DATASETS["camvid-c"].scenes(root, "clean"), source_scenes=lambda root: scenes(),
-        ),
-    )  # fmt: skip
+def test_segmentation_costs_use_options_of_each_method(all_sets, tmp_path):
     (spec,) = suite("s4").specs()
     spec = spec.with_options(trials=1, warm_up=0)
-    run_job(Job(spec, rounds=1), tmp_path, files, RunSettings(), ignore)
+    run_job(Job(spec, rounds=1), tmp_path, all_sets, RunSettings(), ignore)
     rows = Store(tmp_path).run(spec).rows
     assert [row["domain"] for row in rows] == ["tent", "swr", "cotta", "tent+crowd"]
     assert all(row["milliseconds"] > 0 and row["memory"] > 0 for row in rows)
     wrong = spec.with_options(**{"eata.lr": 1.0})
     with pytest.raises(ConfigurationError, match="option of costs"):
-        run_job(Job(wrong, rounds=1), tmp_path, files, RunSettings(), ignore)
-
-
-# The paper's tables
-
-
-def write_sets(root):
-    """Write a few frames for every split of every dataset; Mapillary's differ in shape."""
-    for number in range(FRAMES):
-        wide = all_ids_below(34, 32, 56, seed=number)
-        for split, folder in (("train", "training"), ("val", "validation")):
-            write_cityscapes(root / "cityscapes", wide, split=split, stem=f"ulm_{number:06}_000019")
-            save(root / "bdd100k/images/10k" / split / f"{number}.jpg", random_image(32, 56, number))
-            save(root / "bdd100k/labels/sem_seg/masks" / split / f"{number}.png", (wide % 19).astype(np.uint8))
-            varying = all_ids_below(66, 32, 40 + 16 * number, seed=number)
-            save(root / "mapillary" / folder / "images" / f"{number}.jpg", random_image(*varying.shape, number))
-            save_palette(root / "mapillary" / folder / "labels" / f"{number}.png", varying, ["808080"] * 66)
-        for each in (number + 1, number + 1 + FRAMES):
-            save(root / "gtav/images" / f"{each:05}.png", random_image(32, 56, each))
-            save_palette(root / "gtav/labels" / f"{each:05}.png", wide, GTAV_PALETTE)
-        save(root / "synthia/RGB" / f"{number}.png", random_image(32, 56, number))
-        channels = np.stack([all_ids_below(23, 32, 56, seed=number)] * 3, axis=-1)
-        save_deep_color(root / "synthia/GT/LABELS" / f"{number}.png", channels)
-    ids = {"trainIds": [[1], [2], [3]], "valIds": [[4], [5], [6]], "testIds": [[7]]}
-    scipy.io.savemat(root / "gtav/split.mat", {name: np.array(each) for name, each in ids.items()})
+        run_job(Job(wrong, rounds=1), tmp_path, all_sets, RunSettings(), ignore)
 
 
 @pytest.fixture(scope="module")
 def all_sets(small_network, tmp_path_factory):
-    """The datasets, read at a fiftieth of the paper's size."""
+    """Small frames in the place of every dataset, whose official files `test_scenes` reads; Mapillary's vary."""
 
-    def smaller(read, root, *, split, size):
+    def read(name, root, *, split, size):
         width = None if size.width is None else size.width // 50
-        return read(root, split=split, size=FitHeight(size.height // 50, width=width))
+        return camvid(root / name, split="train+val+test", size=FitHeight(size.height // 50, width=width))
 
     root = tmp_path_factory.mktemp("roads")
-    write_sets(root / "data")
-    (root / "weights").mkdir()
-    torch.manual_seed(0)
-    for trained_on in ("gtav", "cityscapes"):
-        path = root / "weights" / f"{NETWORK}_{trained_on}.safetensors"
-        save_checkpoint(path, MODELS[NETWORK].build(19), {"arch": NETWORK})
     with pytest.MonkeyPatch.context() as patch:
-        for name, read in list(driving._READERS.items()):
-            patch.setitem(driving._READERS, name, partial(smaller, read))
+        for name in list(driving._READERS):
+            for number, split in enumerate(("train", "val", "test")):
+                width = 40 + 16 * (number if name == "mapillary" else 1)
+                write_camvid(root / "data" / name, (split,), count=1, height=32, width=width, seed=number)
+            patch.setitem(driving._READERS, name, partial(read, name))
+        (root / "weights").mkdir()
+        torch.manual_seed(0)
+        for trained_on in ("gtav", "cityscapes"):
+            path = root / "weights" / f"{NETWORK}_{trained_on}.safetensors"
+            save_checkpoint(path, MODELS[NETWORK].build(19), {"arch": NETWORK})
         yield LocalFiles(root / "data", root / "weights")
 
 
 @pytest.mark.parametrize(
     ("name", "methods", "rounds"),
-    [
-        ("table3", ("bn_adapt", "swr+crowd"), 1),
-        ("s3b", ("cotta",), 1),
-        ("table4", ("tent+crowd",), 2),
-    ],
+    [("table3", ("bn_adapt", "swr+crowd"), 1), ("s3b", ("cotta",), 1), ("table4", ("tent+crowd",), 2)],
 )
 def test_tables_fill_from_incomplete_batches_and_mixed_frame_sizes(all_sets, tmp_path, name, methods, rounds):
     specs = [spec for spec in suite(name).specs() if spec.method in methods]

@@ -189,3 +189,16 @@ def test_precision_of_a_round_is_that_of_its_rows_and_needs_a_common_one(tmp_pat
         _, page = compare_precisions(monkeypatch, capsys, tmp_path / "a", tmp_path / "b", *options)
         head = next(line for line in page.splitlines() if line.startswith("| |"))
         assert head.split(" | ")[1] == (words if round is None else f"a: {words}")
+
+
+@pytest.mark.parametrize("folder", ["classification", "tiny"])
+def test_curves_of_the_figures_follow_from_archived_rows(folder):
+    archive = read_archive(ROOT / "results" / folder)
+    courses = [[round(mean, 6) for mean in round_means(archive, run)] for run in archive[0]]
+    drawn = [
+        json.loads(path.read_text())["numbers"] for path in (ROOT / "results/figures" / folder).glob("rounds-*.json")
+    ]
+    shown = [[round(v, 6) for v in course] for each in drawn for stream in each.values() for course in stream.values()]
+    assert shown
+    assert all(course in courses for course in shown)
+    assert max(map(len, shown)) == max(map(len, courses))

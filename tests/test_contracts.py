@@ -363,8 +363,6 @@ def freeze_garbage():
     """Hide all objects that exist already from the garbage collector, which then finds new ones quickly."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def count_live_tensors():

@@ -81,6 +81,15 @@ def test_subset_of_a_subset_composes_indices(indices, draw):
     assert torch.equal(inner.batch(range(len(again))), whole.batch(expected))
 
 
+def test_fingerprint_covers_every_pixel_and_label():
+    images, labels = pixels(7, 4, 4, 3), list(range(7))
+    changed = images.copy()
+    changed[6, 3, 2, 1] ^= 1
+    sets = [data.ArraySet(each, of) for each, of in ((images, labels), (changed, labels), (images, [0] * 7))]
+    assert len({each.fingerprint() for each in sets}) == 3
+    assert [len(batch) for batch, _ in data.LabeledBatches(sets[0], batch_size=3)] == [3, 3, 1]
+
+
 def test_batch_is_a_copy():
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     data.ArraySet(images).batch([0, 1]).fill_(9)

@@ -207,7 +207,14 @@ def test_layout_precision_and_optimizer_hold_in_static_steps(settings):
     assert_engines_agree(partial(make_adapter, "eata+crowd", **settings), faulty_stream())
 
 
-@pytest.mark.parametrize("case", CAPTURABLE_CASES)
+# Their steps are those of another case, with another loss per sample, scope, number or combination of components.
+SAME_STEPS = ("source", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "conjugate+crowd", "tent", "come", "cmf")
+SAME_STEPS += ("rdumb", "eata", "swr", "tent+unient", "stamp", "ttn")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SAME_STEPS else ()) for case in CAPTURABLE_CASES]
+)
 def test_recorded_step_needs_no_python(case):
     options = {} if case in WITHOUT_LEARNING else {"optimizer": partial(torch.optim.SGD, momentum=0.9)}
     assert_engines_agree(partial(make_adapter, case, **options), faulty_stream(), TapedEngine)

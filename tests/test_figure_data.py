@@ -2,20 +2,17 @@
 
 import itertools
 import json
-import statistics
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from driftproof.bench import load, load_runs
 from driftproof.bench.archive import write_archive
 from driftproof.bench.histograms import BINS, KINDS
 from driftproof.bench.spec import Spec
 from driftproof.paper import suite
 from rows_on_disk import run_command, write_rows
 
-RESULTS = Path(__file__).parents[1] / "results"
 ROUNDS = 3
 SPECS = [spec for spec in suite("rules").specs() if (spec.images, spec.unknown) == ("cifar10-c", None)]
 (MATRIX,) = (spec for spec in suite("gradients").specs() if dict(spec.options)["mixing"])
@@ -117,18 +114,3 @@ def test_results_without_figure_data_are_an_error(tmp_path, capsys):
     for name in ("selection", "scores", "gradients", "curves", "figures"):
         status, _, error = analyze(capsys, name, tmp_path)
         assert (status, f"`analyze {name}` can draw, but found none" in error) == (2, True)
-
-
-@pytest.mark.parametrize("folder", ["classification", "tiny"])
-def test_curves_in_the_repository_follow_from_the_archived_numbers(folder):
-    rounds = dict(load_runs(RESULTS / folder).select("run", "rounds").iter_rows())
-    courses, errors = {}, load(RESULTS / folder).filter(measure="error").partition_by("run", as_dict=True)
-    for (run,), numbers in errors.items():
-        by_round = numbers.partition_by("round", maintain_order=True)
-        means = [statistics.fmean(each["value"]) for each in by_round[: rounds[run]]]
-        courses[run] = [round(mean, 6) for mean in means]
-    drawn = [json.loads(path.read_text())["numbers"] for path in (RESULTS / "figures" / folder).glob("rounds-*.json")]
-    shown = [[round(v, 6) for v in course] for each in drawn for stream in each.values() for course in stream.values()]
-    assert shown
-    assert all(course in courses.values() for course in shown)
-    assert max(map(len, shown)) == max(map(len, courses.values()))

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -153,7 +154,7 @@ begun = time.perf_counter()
 assert load(sys.argv[1]).height == int(sys.argv[2])
 results = Results(sys.argv[1])
 for metric in ("error", "m3"):
-    entries = tuple(TableEntry(spec.name, "x", (spec,), metric, 10) for spec in results.runs)
+    entries = tuple(TableEntry(spec.name, "x", (spec,), metric, 30) for spec in results.runs)
     (filled,) = results.tables([Table("t", "T", entries)])
     assert filled.frame["ours"].is_between(0, 1).all()
 peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())  # getrusage counts the parent's too
@@ -161,25 +162,17 @@ print(time.perf_counter() - begun, int(peak[1]) / 2**20)
 """
 
 
-class EmptyRun:
-    rows, conditions, protocol = (), (), {"scope": "norm_affine()"}
-
-    def __init__(self, spec):
-        self.spec = spec
-
-
-def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path):
-    domains, rounds, visits, measures = (*DOMAINS, "rain", "dust"), 10, 50, ["error", *(f"m{i}" for i in range(9))]
-    specs = [
-        Spec("tent", "x", "y", "z", options=(("lr", rate),), domains=domains, seed=seed)
-        for rate in range(200)
-        for seed in range(5)
-    ]
-    empty = tabulate_runs(map(EmptyRun, specs), "")
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_thousand_runs_load_and_fill_tables_fast_and_small(tmp_path, rounds):
+    visits, measures = 3 * rounds, ["error", *(f"m{i}" for i in range(9))]
+    tried = [(("lr", rate),) for rate in range(1000)]
+    specs = [Spec("tent", "x", "y", "z", options=options, domains=DOMAINS) for options in tried]
+    nothing = {"rows": (), "conditions": (), "protocol": {"scope": "norm_affine()"}}
+    empty = tabulate_runs([SimpleNamespace(spec=spec, **nothing) for spec in specs], "")
     runs = empty.runs.sort("run").with_columns(visits=pl.lit(visits, pl.Int64), rounds=pl.lit(rounds, pl.Int64))
-    columns = [pl.DataFrame({"run": runs["run"]}), pl.DataFrame({"round": range(1, rounds + 1)})]
-    columns += [pl.DataFrame({"domain": specs[0].domains}), pl.DataFrame({"measure": measures})]
-    table = columns[0].join(columns[1], how="cross").join(columns[2], how="cross").join(columns[3], how="cross")
+    table = runs.select("run")
+    for name, values in {"round": range(1, rounds + 1), "domain": DOMAINS, "measure": measures}.items():
+        table = table.join(pl.DataFrame({name: values}), how="cross")
     value = (pl.int_range(pl.len()) * 7919 % 10_000) / 10_000
     table = table.with_columns(value=value, count=pl.lit(10_000, dtype=pl.Int64))
     write_frames(tmp_path, Frames(runs, table.lazy(), empty.histograms))

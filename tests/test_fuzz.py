@@ -12,8 +12,6 @@ from fuzz_readers import READERS, Count, Guarded, Reader, format_page, fuzz
 from rows_on_disk import run_command, write_rows
 from test_frames import SPECS
 
-pytestmark = pytest.mark.usefixtures("fast_runs")
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", READERS)

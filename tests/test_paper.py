@@ -1,5 +1,6 @@
 """The paper's numbers against themselves: averages, gains and deviations are computed again from what is printed."""
 
+import itertools
 import statistics
 
 import pytest
@@ -31,14 +32,10 @@ def test_tables_are_complete_and_gains_and_averages_follow_from_the_numbers(name
                 assert row[average] == pytest.approx(mean, abs=LAST_DIGIT), (method, average)
 
 
-@pytest.mark.parametrize("name", ["T8a_lr", "T8b_bs"])
-def test_deviations_are_sample_standard_deviations(name):
-    for row in paper_table(name).rows.values():
-        *errors, deviation = row.values()
-        assert deviation == pytest.approx(statistics.stdev(errors), abs=LAST_DIGIT)
-
-
-def test_errors_in_the_cost_table_are_means_of_closed_and_open():
+def test_deviations_are_those_of_samples_and_errors_in_the_cost_table_means_of_closed_and_open():
+    for row in (*paper_table("T8a_lr").rows.values(), *paper_table("T8b_bs").rows.values()):
+        *each, deviation = row.values()
+        assert deviation == pytest.approx(statistics.stdev(each), abs=LAST_DIGIT)
     costs, errors = paper_table("T6_cost_cls"), paper_table("T1_rounds50")
     for method, row in costs.rows.items():
         for images in ("CIFAR-10-C", "CIFAR-100-C"):
@@ -64,6 +61,5 @@ def test_numbers_printed_in_two_tables_agree(name, main, renamed):
     methods = [method for method in here.rows if method in there.rows]
     assert columns
     assert methods
-    for method in methods:
-        for column, elsewhere in columns.items():
-            assert here.rows[method][column] == there.rows[method][elsewhere]
+    for method, (column, elsewhere) in itertools.product(methods, columns.items()):
+        assert here.rows[method][column] == there.rows[method][elsewhere]

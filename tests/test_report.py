@@ -75,17 +75,22 @@ def folder(tmp_path_factory):
     return make_results(tmp_path_factory.mktemp("results"))
 
 
-@pytest.fixture(scope="module")
-def numbers(folder):
+def label_numbers(folder):
     frames = read_frames(folder)
     return label_measures(frames.measures, label_runs(frames.runs))
+
+
+@pytest.fixture(scope="module")
+def numbers(folder):
+    return label_numbers(folder)
 
 
 @pytest.fixture(scope="module")
 def page(folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
     table = ReportTable("Mine & yours", pl.DataFrame({"method": ["a<b"], "x": ["*1.5 (paper 2)"]}), "A note.")
-    pages = [write_report(where, root / out, tables=[table]) for where, out in ((folder, "a.html"), ([folder], ""))]
+    given = {"a.html": str(folder), "": [folder]}
+    pages = [write_report(where, root / out, tables=[table]) for out, where in given.items()]
     assert [path.name for path in pages] == ["a.html", "index.html"]
     text, again = (path.read_text() for path in pages)
     assert text == again, "equal results give equal pages"
@@ -97,9 +102,6 @@ def runs_by_hand(folder):
         spec = Spec.from_data(json.loads((home / "spec.json").read_text())["spec"])
         rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
         yield spec, rows[: len(rows) // len(spec.domains) * len(spec.domains)]
-
-
-# Labels and means
 
 
 def test_means_over_domains_and_seeds_equal_a_loop(folder, numbers):
@@ -155,9 +157,6 @@ def test_edited_method_is_another_row_and_edited_images_another_column(tmp_path)
         assert columns is None or set(runs["column"]) == columns
 
 
-# The verdict and the tables
-
-
 def test_verdict_compares_methods_that_finished_on_the_same_settings(numbers):
     main = sections.main_settings(numbers)
     assert set(main["label"]) == {"source", "tent", "tent+crowd", "eata"}, "one method ran on a setting of its own"
@@ -173,7 +172,12 @@ def test_verdict_compares_methods_that_finished_on_the_same_settings(numbers):
     assert course.filter(label="tent", round=2)["event"][0].count("collapsed, rolled back ×12") == 2
 
 
-def test_unhealthy_best_method_is_told(tmp_path):
+def test_unhealthy_best_method_and_folders_without_rows_are_told(tmp_path):
+    write_run(tmp_path / "few", CLOSED, rounds=0)
+    with pytest.raises(InputError, match="no run has written one yet"):
+        write_report(tmp_path / "few", tmp_path / "page.html")
+    write_run(tmp_path / "few", replace(CLOSED, method="eata"), rounds=0, extra=1)
+    assert "No stream has a complete round." in write_report(tmp_path / "few", tmp_path / "page.html").read_text()
     write_run(tmp_path, replace(CLOSED, method="source"), rounds=1, protocol=STATELESS, error=50.0)
     write_run(tmp_path, CLOSED, rounds=3, health=("healthy", "collapsed", "drifting"))
     text = " ".join(write_report(tmp_path, tmp_path / "page.html").read_text().split("</header>")[0].split())
@@ -197,6 +201,9 @@ def test_result_table_marks_best_and_early_rounds(numbers):
     best = min(per_round(numbers, "error").filter(column=closed, round=3)["value"])
     assert [row[closed] for row in cells.values() if row[closed] and row[closed][0] == "*"] == [f"*{best:.2f}"]
     assert cells["tent"]["mean"] is None, "one setting has another method"
+    shown = frame_table(pl.DataFrame({"method": ["x"], "a": ["*1.00 ±0.10"], "b": [2.345], "c": [None]}))
+    words = [next(iter(column.cells)) for column in shown.columns[1:]]
+    assert [(word.plain, str(word.style)) for word in words] == [("1.00 ±0.10", "bold"), ("2.35", ""), ("–", "")]
 
 
 def test_health_table_tells_states_and_guards(numbers):
@@ -218,31 +225,19 @@ def test_histograms_are_shares_over_the_last_round(folder):
     assert found == pytest.approx([100 * count / sum(bins) for count in bins])
 
 
-def test_terminal_table_is_bold_where_starred():
-    table = frame_table(pl.DataFrame({"method": ["tent"], "a": ["*1.00 ±0.10"], "b": [2.345], "c": [None]}))
-    cells = [next(iter(column.cells)) for column in table.columns]
-    assert [(cell.plain, str(cell.style)) for cell in cells[1:]] == [("1.00 ±0.10", "bold"), ("2.35", ""), ("–", "")]
-
-
-# Figures
-
-
 def luminance(color):
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_lines_stand_out_from_light_and_dark_pages():
+def test_lines_stand_out_from_light_and_dark_pages_and_each_other():
     styles = (Path(figures.__file__).parent / "templates" / "page.css").read_text()
     papers = re.findall(r"--paper: (#\w{6});", styles)
     assert len(papers) == 2
     for color, paper in itertools.product(PALETTE, papers):
         light, dark = sorted((luminance(color), luminance(paper)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, f"WCAG asks for 3:1 of graphics, {color}"
-
-
-def test_no_two_of_forty_methods_look_the_same():
     labels = [f"m{index}{rule}" for index in range(20) for rule in ("", "+crowd")]
     styles = [(color, tuple(dashes)) for color, dashes in line_styles(labels).values()]
     assert len(set(styles)) == len(labels)
@@ -258,6 +253,8 @@ def test_charts_are_valid_and_save_as_svg_and_png(numbers, tmp_path):
     figures.save(heat, tmp_path / "b.png")
     text = (tmp_path / "a.svg").read_text()
     assert all(f">{label}<" in text for label in ("source", "tent", "tent+crowd", "round"))
+    nothing = figures.line_chart(rounds.select("label", "round", "value", event=pl.lit(None, pl.String)))
+    assert "event" not in json.dumps(figures.to_spec(nothing)["datasets"]), "else hovering would show a null"
     with Image.open(tmp_path / "b.png") as image:
         assert image.width > 1000
     with pytest.raises(Exception, match=r"ends with \.svg or \.png"):
@@ -277,10 +274,8 @@ def test_long_streams_are_thinned_and_say_so(folder, numbers, tmp_path, page, mo
 
 def test_segmentation_is_drawn_within_domains(tmp_path):
     write_run(tmp_path, replace(CLOSED, measures=("iou",)), rounds=1)
-    frames = read_frames(tmp_path)
-    numbers = label_measures(frames.measures, label_runs(frames.runs))
-    course = sections.domain_course(numbers)
-    assert course["position"].to_list() == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    numbers = label_numbers(tmp_path)
+    assert sections.domain_course(numbers)["position"].to_list() == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
     assert sections.primary_measure(numbers) == ("mean_iou", "mean IoU", False)
     assert "highest mean IoU" in write_report(tmp_path, tmp_path / "a.html").read_text()
     write_run(tmp_path, replace(CLOSED, images="cifar100-c"), rounds=1)
@@ -290,10 +285,7 @@ def test_segmentation_is_drawn_within_domains(tmp_path):
         assert f'id="{name}"' in both
 
 
-# The page
-
-
-def test_page_is_one_file_with_everything(page):
+def test_page_is_one_file_with_everything_escaped(page, numbers):
     assert len(page.encode()) < 3e6
     outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", outside)
@@ -305,12 +297,7 @@ def test_page_is_one_file_with_everything(page):
     assert "some &lt;processor&gt;" in outside
     for name in ("results", "rounds", "stream", "domains", "selection", "novelty", "health", "costs", "protocol"):
         assert f'<section id="{name}">' in outside
-
-
-def test_charts_hold_the_numbers_and_names_are_escaped(page, numbers):
-    assert ODD not in page
-    assert "set<b>" not in page
-    assert "c<d>" not in page
+    assert not any(name in page for name in (ODD, "set<b>", "c<d>"))
     (charts,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', page)
     specs = json.loads(charts)["specs"]
     rows = [row for spec in specs.values() for data in spec["datasets"].values() for row in data]
@@ -318,14 +305,6 @@ def test_charts_hold_the_numbers_and_names_are_escaped(page, numbers):
     (rows, *_) = specs["rounds-0"]["datasets"].values()
     expected = per_round(numbers, "error").filter(column="cifar10-c, closed")
     assert [row["value"] for row in rows] == expected["value"].round(2).to_list()
-
-
-def test_folder_without_rows_is_refused(tmp_path):
-    write_run(tmp_path, CLOSED, rounds=0)
-    with pytest.raises(InputError, match="no run has written one yet"):
-        write_report(tmp_path, tmp_path / "page.html")
-    write_run(tmp_path, replace(CLOSED, method="eata"), rounds=0, extra=1)
-    assert "No stream has a complete round." in write_report(tmp_path, tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])

@@ -3,6 +3,7 @@
 import json
 import os
 
+import polars as pl
 import pytest
 
 from driftproof.bench import load
@@ -13,7 +14,6 @@ from test_frames import SPECS, write_run
 from test_reader_faults import fuzz
 
 SPEC = SPECS[0]
-pytestmark = pytest.mark.usefixtures("fast_runs")
 
 
 @pytest.fixture
@@ -28,18 +28,44 @@ def archive(store, tmp_path):
     return tmp_path / "archive"
 
 
-@pytest.mark.parametrize("name", ["runs", "measures", "histograms"])
-def test_mutated_archives_are_read_or_refused_by_name(archive, name):
-    path = archive / f"{name}.parquet"
-    seeds = [path.read_bytes()]
-    assert fuzz(path, seeds, lambda: load(archive), 150, named="archive") > 100
+def file_of(archive, name):
+    """Return a table of the archive, or a file of the run that it was made of, and the folder to load."""
+    if name.endswith(".parquet"):
+        return archive / name, archive
+    return Store(archive.parent / "store").run(SPEC).folder / name, archive.parent / "store"
 
 
-@pytest.mark.parametrize("name", ["spec.json", "rows.jsonl", "conditions.jsonl"])
-def test_mutated_results_are_read_or_refused(store, name):
-    path = Store(store).run(SPEC).folder / name
-    seeds = [path.read_bytes()]
-    assert fuzz(path, seeds, lambda: load(store), 300, named="xpected") > 100
+FILES = ("runs.parquet", "measures.parquet", "histograms.parquet", "spec.json", "rows.jsonl", "conditions.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_mutated_files_are_read_or_refused(archive, name):
+    path, folder = file_of(archive, name)
+    named, seeds = ("archive" if folder == archive else "xpected"), [path.read_bytes()]
+    assert fuzz(path, seeds, lambda: load(folder), 150, named=named) > 60
+
+
+@pytest.mark.parametrize("name", ["runs.parquet", "spec.json", "rows.jsonl", "conditions.jsonl"])
+def test_pipes_are_refused_without_waiting(archive, name):
+    path, folder = file_of(archive, name)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StateError, match="named pipe"):
+        load(folder)
+
+
+def test_changed_table_of_runs_is_refused_before_it_is_decoded(archive, monkeypatch):
+    """Polars can end the process on a damaged table."""
+    path, expected = archive / "runs.parquet", load(archive)
+    content, metadata = path.read_bytes(), pl.read_parquet_metadata(path)
+    pl.read_parquet(path).write_parquet(path, metadata={"checksums": metadata["checksums"]})
+    assert load(archive).equals(expected), "earlier versions had no seal"
+    monkeypatch.setattr("polars.read_parquet", lambda *_, **__: pytest.fail("it was decoded"))
+    seal = content.index(b"driftproof.sha256")
+    for place in {*range(0, seal, 97), *range(seal + 24, len(content), 13), len(content) - 1}:
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(StateError, match=r"runs\.parquet as it was written, but it changed"):
+            load(archive)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +90,4 @@ def test_rows_of_other_types_are_refused(store, name, line, reason):
     path = Store(store).run(SPEC).folder / name
     path.write_text("".join(f"{json.dumps(line)}\n" for _ in range(6)))
     with pytest.raises(StateError, match=f"store.*{reason}"):
-        load(store)
-
-
-@pytest.mark.parametrize("name", ["spec.json", "rows.jsonl", "conditions.jsonl"])
-def test_pipes_among_results_are_refused_without_waiting(store, name):
-    path = Store(store).run(SPEC).folder / name
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(StateError, match="named pipe"):
         load(store)

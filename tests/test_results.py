@@ -69,27 +69,21 @@ def test_missing_value_is_none(tmp_path):
         Results(tmp_path / "elsewhere")
 
 
-def test_seeds_give_mean_and_deviation_of_those_that_reached_the_round(tmp_path):
-    errors = {seed: random_errors(seed, rounds=seed) for seed in (3, 4, 7)}
-    for seed, rounds in errors.items():
-        write_run(tmp_path, tiny("tent", seed=seed), rounds)
+def test_value_is_mean_and_deviation_of_seeds_that_reached_the_round_and_compared_values_share_them(tmp_path):
+    rounds = {("tent", 3): 3, ("tent", 4): 4, ("tent", 7): 7, ("eata", 4): 3, ("eata", 5): 9}
+    errors = {place: random_errors(index, rounds[place]) for index, place in enumerate(rounds)}
+    for (method, seed), each in errors.items():
+        write_run(tmp_path, tiny(method, seed=seed), each)
     write_run(tmp_path, tiny("tent", seed=8), [[1.0]])
     results = Results(tmp_path)
     for round, seeds in ((3, (3, 4, 7)), (4, (4, 7)), (7, (7,))):
         value = results.value(entry(tiny("tent"), round=round))
-        means = [np.mean(errors[seed][round - 1]) for seed in seeds]
+        means = [np.mean(errors["tent", seed][round - 1]) for seed in seeds]
         assert value.ours == pytest.approx(np.mean(means))
         assert value.deviation == (pytest.approx(np.std(means, ddof=1)) if len(seeds) > 1 else None)
         assert (value.round, [run.seed for run in value.runs]) == (round, list(seeds))
-
-
-def test_compared_values_share_seeds_and_round(tmp_path):
-    rounds = {("tent", 0): 4, ("tent", 1): 2, ("tent", 2): 4, ("eata", 0): 3, ("eata", 1): 3}
-    errors = {place: random_errors(index, rounds[place]) for index, place in enumerate(rounds)}
-    for method, seed in rounds:
-        write_run(tmp_path, tiny(method, seed=seed), errors[method, seed])
-    found = Results(tmp_path).compare([entry(tiny(method), round=50) for method in ("tent", "eata")])
-    assert [value.ours for value in found] == pytest.approx([np.mean(errors[name, 0][2]) for name in ("tent", "eata")])
+    found = results.compare([entry(tiny(method), round=50) for method in ("tent", "eata")])
+    assert [value.ours for value in found] == pytest.approx([np.mean(errors[name, 4][2]) for name in ("tent", "eata")])
     assert all((value.round, value.wanted, value.seeds) == (3, 50, 1) for value in found)
 
 

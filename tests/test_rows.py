@@ -89,7 +89,7 @@ def selection_ratios(every, selected, rejected):
 
 
 @given(domain_batches())
-def test_row_counts_every_sample_once(found):
+def test_row_counts_every_sample_once_and_holds_last_health_and_all_guard_actions(found):
     row, every = compute_row(found, "error", "selection", "crowd"), list(iter_samples(found))
     known = [s for s in every if s.known]
     check_ratios(row, {"error": ([s for s in known if not s.correct], known)}, scale=100)
@@ -99,11 +99,7 @@ def test_row_counts_every_sample_once(found):
     assert (row["round"], row["domain"], row["batches"], row["samples"]) == (3, "fog", len(found), len(every))
     assert row["skipped"] == sum(record.skipped is not None for _, _, record in found)
     assert row["quarantined"] == sum(not s.answered for s in every)
-
-
-@given(domain_batches())
-def test_row_holds_last_health_and_all_guard_actions(found):
-    row, health = compute_row(found), found[-1][2].health
+    health = found[-1][2].health
     assert row["health"] == health.state
     expected = {f"health/{name}": None if math.isnan(value) else value for name, value in vars(health).items()}
     assert {name: row[name] for name in row if name.startswith("health/")} == expected
@@ -210,13 +206,11 @@ def test_quarantined_image_is_wrong_and_not_ranked_but_other_nan_gives_no_rankin
 
 @given(domain_batches())
 def test_histograms_match_reference_and_count_every_sample(found):
-    row, every = compute_row(found, "histograms"), list(iter_samples(found))
-    kinds = {"correct": [], "wrong": [], "unknown": []}
-    for sample in every:
+    row, kinds = compute_row(found, "histograms"), {"correct": [], "wrong": [], "unknown": []}
+    for sample in iter_samples(found):
         kinds["unknown" if not sample.known else "correct" if sample.correct else "wrong"].append(sample)
-    for (name, score), (kind, chosen) in itertools.product(
-        {"confidence": "msp", "confidence_difference": "novelty"}.items(), kinds.items()
-    ):
+    scores = {"confidence": "msp", "confidence_difference": "novelty"}
+    for (name, score), (kind, chosen) in itertools.product(scores.items(), kinds.items()):
         counts = row[f"histogram/{name}/{kind}"]
         assert sum(counts) == len(chosen)
         # In single precision a score may fall on the other side of an edge.
@@ -225,7 +219,7 @@ def test_histograms_match_reference_and_count_every_sample(found):
         assert (distance <= np.diff(edges(name))[0] / 2 + 1e-6).all()
 
 
-def test_slightly_negative_change_is_binned_below_zero():
+def test_slightly_negative_change_is_binned_below_zero_and_unknown_metrics_are_named():
     logits, known = torch.tensor([[2.0, 0.0], [2.0, 0.0], [math.nan, 0.0]]), torch.tensor([True, True, True])
     batch = StreamBatch(torch.zeros(3, 3, 2, 2), torch.tensor([0, 0, 0]), "fog", 1, known)
     record = Record(known, torch.tensor([1e-9, 0.0, math.nan]), quarantined=~known)
@@ -233,8 +227,5 @@ def test_slightly_negative_change_is_binned_below_zero():
     counts, zero = row["histogram/confidence_difference/correct"], edges("confidence_difference").index(0.0)
     assert (counts[zero - 1], counts[zero], sum(counts)) == (1, 1, 2)
     assert row["crowd/rejected"] == pytest.approx(2 / 3), "NaN counts as a loss of confidence"
-
-
-def test_unknown_metric_suggests_nearest():
     with pytest.raises(ConfigurationError, match=r"known metric, but got 'errors'\. Did you mean error"):
         compute_row([], "errors")

@@ -1,12 +1,15 @@
 """Streams of scenes: label maps compared with a pixel loop, order, rounds, lazy reading, corruptions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from driftproof.data import Corrupted
-from driftproof.data.scenes import UNKNOWN, VOID, FitHeight, Scene, SceneImages, Scenes, camvid, frames
+from driftproof.data.scenes import UNKNOWN, VOID, FitHeight, Scene, SceneImages, Scenes, SourceScenes, camvid, frames
+from driftproof.data.scenes.driving import camvid_scenes
 from driftproof.errors import InputError
 from driftproof.streams import Continual, Prefetcher, SceneDomain, make_scene_domain
 
@@ -48,6 +51,22 @@ def test_label_maps_and_masks_equal_a_pixel_loop(tmp_path):
         assert labels[index, row, column] == expected
         assert known[index, row, column] == (name in KNOWN)
         assert labeled[index, row, column] == (name is not None)
+
+
+def test_source_scenes_are_deterministic_and_hide_unknown_pixels(tmp_path):
+    write_camvid(tmp_path / "CamVid", ("train",), count=3)
+    taught = camvid_scenes(tmp_path, split="train")
+    source = SourceScenes(taught, batch_size=2, limit=3)
+    first, again = list(source), list(source)
+    assert [len(images) for images, _ in first] == [2, 1]
+    for (images, maps), (same, same_maps) in zip(first, again, strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(maps, same_maps)
+        assert ((maps < 8) | (maps == VOID)).all()
+    assert sum(len(images) for images, _ in SourceScenes(taught, limit=2)) == 2
+    unlabeled = replace(taught, scenes=tuple(replace(scene, labels=None) for scene in taught.scenes))
+    with pytest.raises(InputError, match="source scenes with labels"):
+        next(iter(SourceScenes(unlabeled)))
 
 
 def test_domains_repeat_in_order_with_a_smaller_last_batch(scenes):

@@ -31,7 +31,7 @@ def check(results, steps):
 
 
 def test_short_soak(tmp_path):
-    check(soak(tmp_path, 120, 3, seed=5), 120)
+    check(soak(tmp_path, 60, 2, seed=5), 60)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The results page, claims and cited numbers against the rows they are made of."""
 
-import json
 import re
 import statistics
 from dataclasses import replace
@@ -56,10 +55,10 @@ def pick(name, **fields):
 def finished(tmp_path_factory):
     """A folder with an archive of table 1 on CIFAR-10-C after 50 rounds, and the means of its runs by round."""
     root, means = tmp_path_factory.mktemp("results"), {}
-    scores = {f"{n}/{p}/auroc": 60.0 for n in ("msp", "max_logit", "energy") for p in ("including", "excluding")}
-    scores |= {f"{name.removesuffix('auroc')}fpr": 40.0 for name in scores}
-    scores |= {f"confidence_difference/{p}/auroc": 80.0 for p in ("including", "excluding")}
-    scores |= {f"confidence_difference/{p}/fpr": 50.0 for p in ("including", "excluding")}
+    names = [f"{name}/{kind}/" for name in ("msp", "max_logit", "energy") for kind in ("including", "excluding")]
+    scores = {f"{name}auroc": 60.0 for name in names} | {f"{name}fpr": 40.0 for name in names}
+    names = [f"confidence_difference/{kind}/" for kind in ("including", "excluding")]
+    scores |= {f"{name}auroc": 80.0 for name in names} | {f"{name}fpr": 50.0 for name in names}
     for spec in pick("table1", images="cifar10-c"):
         more = scores if "scores" in spec.measures and spec.unknown else {}
         means[spec] = write_run(root / "store", spec, 2 if spec.method in STATELESS else 50, error_of(spec), **more)
@@ -72,18 +71,13 @@ def claims_of(folder):
     return {claim.text.split(":")[0].split(",")[0]: claim for claim in evaluate_claims([Results(folder)])}
 
 
-# The page
-
-
 def test_page_shows_our_numbers_the_papers_and_the_difference(finished):
     folder, means = finished
     archives = load_archives(folder)
     text = render_results_page(folder, folder / "RESULTS.md", archives, Citations(archives, folder))
     names = {"tent": "TENT", "tent+crowd": "TENT + Ours", "source": "Source", "bn_adapt": "BN Adapt"}
-    for heading, paper, round in (
-        ("Error after 50 rounds", "T1_rounds50", 50),
-        ("Error after one round", "T2_round1", 1),
-    ):
+    places = (("Error after 50 rounds", "T1_rounds50", 50), ("Error after one round", "T2_round1", 1))
+    for heading, paper, round in places:
         section = text.split(f"### {heading}\n")[1].split("\n#")[0]
         lines = {cells[1].strip(): cells for line in section.splitlines() if (cells := line.split("|"))[1:]}
         for spec, by_round in means.items():
@@ -127,10 +121,9 @@ def test_archives_are_ordered_and_subsets_add_only_new_tables(tmp_path):
     assert "![x](results/figures/x.svg)\n\nHere. A curve." in text
     assert re.search(r"## A\n\n<!-- results:[^>]*-->1\d\.\d<!-- /results -->.*\n\n\| a card \|", text)
     (tmp_path / "results" / "figures" / "x.json").write_text("[1]")
+    archives = load_archives(tmp_path / "results")
     with pytest.raises(InputError, match=r"x\.json to be a JSON object"):
-        render_results_page(
-            tmp_path / "results", tmp_path / "R.md", load_archives(tmp_path / "results"), {"claims": ""}
-        )
+        render_results_page(tmp_path / "results", tmp_path / "R.md", archives, {"claims": ""})
     with pytest.raises(InputError, match="archives in subfolders"):
         load_archives(tmp_path / "results" / "notes")
 
@@ -164,9 +157,6 @@ def test_pages_are_up_to_date():
         assert text == render_placeholders(text, citations), f"`make results` fills in {page} anew"
 
 
-# Claims; the archives of the repository have examples of all notes
-
-
 def test_claims_compare_the_last_common_round_and_seeds(tmp_path):
     specs = {spec.method: spec for spec in pick("table1", images="cifar10-c", unknown=None)}
     for spec, rounds, error in (
@@ -189,7 +179,4 @@ def test_compare_prints_a_suite_next_to_the_paper(finished, capsys):
         assert "Error after one round" in text
         assert ("50 rounds" in text) == has_others
         assert "in brackets the paper's number" in text
-    assert run_command("bench", "compare", folder, "table2", "--json") == 0
-    (table,) = json.loads(capsys.readouterr().out)
-    tent = [v for v in table["values"] if (v["row"], v["column"]) == ("tent", "CIFAR-10-C/Open")]
-    assert [(value["reference"], value["round"]) for value in tent] == [(27.8, 1)]
+        assert "(27.80," in text, "TENT's after one open round"

@@ -80,7 +80,7 @@ def send_all(client, bodies):
 def test_mutated_images_are_answered_or_refused(client):
     rng = random.Random(0)
     seeds = [encode(random_pixels(0), kind) for kind in KINDS]
-    bodies = ((mutate(seeds[index % len(seeds)], rng), {"Content-Type": "image/any"}) for index in range(SCALE * 140))
+    bodies = ((mutate(seeds[index % len(seeds)], rng), {"Content-Type": "image/any"}) for index in range(SCALE * 70))
     answered, sent = send_all(client, bodies)
     assert 0 < answered < sent
 
@@ -94,7 +94,7 @@ def test_mutated_json_is_answered_or_refused(client):
 
     bodies = (
         (mutate(write(image), rng) if index % 2 else write(image, mutate(image, rng)), {"Content-Type": JSON})
-        for index in range(SCALE * 60)
+        for index in range(SCALE * 30)
     )
     answered, sent = send_all(client, bodies)
     assert 0 < answered < sent
@@ -111,7 +111,7 @@ def test_mutated_forms_are_answered_or_refused(client):
         "multipart/form-data; charset=x; boundary=edge",
     ]
     bodies = (
-        (mutate(form, rng), {"Content-Type": types[0 if index % 5 else index % 3]}) for index in range(SCALE * 60)
+        (mutate(form, rng), {"Content-Type": types[0 if index % 5 else index % 3]}) for index in range(SCALE * 30)
     )
     answered, sent = send_all(client, bodies)
     assert 0 < answered < sent
@@ -121,7 +121,7 @@ def test_mutated_states_are_refused_and_change_nothing(client):
     rng = random.Random(3)
     _, _, state = client.request("GET", "/state", headers=AUTHORIZED)
     with closing(KeptConnection(client)) as connection:
-        for _ in range(SCALE * 40):
+        for _ in range(SCALE * 20):
             changed = mutate(state, rng)
             if changed != state:
                 _, content = connection.send("PUT", "/state", changed, AUTHORIZED)

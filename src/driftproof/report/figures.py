@@ -64,6 +64,9 @@ def line_chart(
     `high` for a band, and `event`, a text where something happened, marked with a cross. Hovering shows all columns.
     `known` are all labels of a report, so that each has one color in all figures.
     """
+    if "event" in frame.columns:
+        has_events = frame["event"].is_not_null().any()
+        frame = frame.with_columns(pl.col("event").fill_null("–")) if has_events else frame.drop("event")
     labels = frame["label"].unique(maintain_order=True).to_list()
     styles, is_number = line_styles(labels if known is None else known), frame[x].dtype.is_numeric()
     colors, dashes = ([styles[label][part] for label in labels] for part in (0, 1))
@@ -89,8 +92,8 @@ def line_chart(
     if baseline is not None:
         rule = alt.Chart(pl.DataFrame({"at": [baseline]})).mark_rule(color="currentColor", opacity=0.5)
         layers.append(rule.encode(y=alt.Y("at:Q")))
-    if "event" in frame.columns and frame["event"].is_not_null().any():
-        cross = base.transform_filter("datum.event != null").mark_point(shape="cross", angle=45, size=110, filled=True)
+    if "event" in frame.columns:
+        cross = base.transform_filter("datum.event != '–'").mark_point(shape="cross", angle=45, size=110, filled=True)
         layers.append(cross.encode(y=vertical, tooltip=tips))
     if not is_static:
         near = alt.selection_point(fields=["label", x], on="pointerover", nearest=True, empty=False, clear="pointerout")

@@ -38,7 +38,7 @@ class ReportTable(NamedTuple):
 
 
 def write_report(
-    folders: Path | Sequence[Path], out: Path, *, title: str | None = None, tables: Sequence[ReportTable] = ()
+    folders: str | Path | Sequence[Path], out: Path, *, title: str | None = None, tables: Sequence[ReportTable] = ()
 ) -> Path:
     """Write the report of results folders or archives, and return the path of the page.
 
@@ -48,7 +48,7 @@ def write_report(
         title: Of the page; None names the folders.
         tables: Further tables, shown after the results.
     """
-    paths = [folders] if isinstance(folders, Path) else list(folders)
+    paths = [Path(folders)] if isinstance(folders, str | Path) else list(folders)
     frames, shared = read_frames(*paths), [Store(path).metadata for path in paths]
     if not frames.runs["visits"].sum():
         raise InputError(f"Expected rows in {paths[0]}, but no run has written one yet. Repeat `driftproof bench run`.")
