@@ -10,7 +10,8 @@ Every line of the plan is a part of a suite, with the options of `driftproof ben
 
 Runs start in the order of the plan, those of a line in the order of its methods. A run whose next round would not end
 in time is left, and the next one has its turn; the same command resumes what is there. Lines with a limit have a
-results folder of their own, as `driftproof bench leaderboard` reads them.
+results folder of their own, as `driftproof bench leaderboard` reads them. Costs are measured as users have them: pass
+`--fuse`.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from driftproof.adapter.engines import compiled
 from driftproof.bench.execute import execute
 from driftproof.bench.jobs import Job
 from driftproof.bench.local_files import LocalFiles
@@ -134,6 +136,8 @@ def list_domains(parts: Sequence[Part], device: str) -> list[tuple[str, str, int
 def work(arguments: argparse.Namespace, turn: "Synchronized[int]", deadline: float) -> None:
     """Make the corrupted images that nobody has made, then run what nobody has run, until the deadline."""
     torch.set_num_threads(arguments.threads)
+    if not arguments.fuse:
+        compiled.can_compile = lambda device: False  # steps are captured as they are; they round the same
     parts = read_plan(arguments.plan, arguments.out)
     files = LocalFiles(arguments.data, arguments.weights, arguments.frost, device=arguments.device)
     domains, jobs = list_domains(parts, arguments.device), [(part, job) for part in parts for job in part.jobs]
@@ -197,6 +201,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--fuse", action="store_true", help="fuse batch norms; tracing the networks takes longer than a round of TENT"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of each process")
     return parser.parse_args()
 
