@@ -10,8 +10,7 @@ Every line of the plan is a part of a suite, with the options of `driftproof ben
 
 Runs start in the order of the plan, those of a line in the order of its methods. A run whose next round would not end
 in time is left, and the next one has its turn; the same command resumes what is there. Lines with a limit have a
-results folder of their own, as `driftproof bench leaderboard` reads them. Costs are measured as users have them: pass
-`--fuse`.
+results folder of their own, as `driftproof bench leaderboard` reads them.
 """
 
 import argparse
