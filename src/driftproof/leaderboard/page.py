@@ -24,9 +24,9 @@ all others the defaults of their functions.
 
 Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
-one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class; `adapt` has the
-library's default), else the confidence difference where it compares with the source network, else one minus the largest
-probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
+one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class, `sentinel` the energy
+of its second network; `adapt` has the library's default), else the confidence difference where it compares with the
+source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
 number of round 3 in a table that shows a later one. Bold is the best of a column. Methods that have
 neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's tables](reproducing.md) stand
 in where a method was run there only; they measured no scores (–)."""
