@@ -26,10 +26,10 @@ Every number is measured while adapting and is a mean over the corruptions, in %
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
 one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class, `sentinel` the energy
 of its second network; `adapt` has the library's default), else the confidence difference where it compares with the
-source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
-number of round 3 in a table that shows a later one. Bold is the best of a column. Methods that have
-neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's tables](reproducing.md) stand
-in where a method was run there only; they measured no scores (–)."""
+source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the
+standard deviation over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a
+column. Methods that have neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's
+tables](reproducing.md) stand in where a method was run there only; they measured no scores (–)."""
 
 _LIMITS = {"openset_small": 2000, "openset_single": 500}
 """Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
