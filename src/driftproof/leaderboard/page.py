@@ -176,10 +176,7 @@ def _format(cell: _Cell, metric: str, best: float | None) -> str:
     value = cell.value
     if value.ours is None:
         return "not run" if value.round is None else "–"
-    if metric == "peak_memory":
-        text = format_number(value.ours / 2**20, 0)
-    else:
-        text = format_number(value.ours, 1 if metric == "step/milliseconds" else 2)
-    deviation = "" if value.deviation is None or metric == "peak_memory" else f" ±{format_number(value.deviation, 2)}"
+    text = format_number(value.ours, {"milliseconds": 1, "peak_mebibytes": 0}.get(metric, 2))
+    deviation = "" if value.deviation is None else f" ±{format_number(value.deviation, 2)}"
     text = f"**{text}**" if value.complete and value.ours == best else text
     return f"{text}{deviation}{'' if value.complete else f' @{value.round}'}{' *' * _is_part(cell)}"
