@@ -81,7 +81,8 @@ results: setup
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
 	$(BIN)/python benchmarks/pictures.py
-	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/classification --out docs/leaderboard.md
+	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/sentinel/proof results/classification \
+	  --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

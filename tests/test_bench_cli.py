@@ -266,7 +266,10 @@ def test_run_measures_the_error_of_the_network(finished, files_at):
         assert row["error"] == pytest.approx(100 * float(wrong))
     shared = Store(finished).metadata
     assert set(shared) >= {"weights wrn40_2 cifar10-c", "images cifar10-c gaussian_noise 5"}
-    assert shared["commands"][0]["command"].startswith("driftproof bench run table1 --data ")
+    command = shared["commands"][0]["command"]
+    assert command.startswith("driftproof bench run table1 --data ")
+    assert command.endswith("--out .../out")
+    assert str(files_at[1].parent) not in command, "folders of a machine are not recorded"
 
 
 def test_repeated_or_longer_run_continues(finished, files_at, tmp_path, monkeypatch):

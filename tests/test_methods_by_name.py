@@ -1,5 +1,8 @@
 """Methods by name, as commands and benchmarks build them."""
 
+import inspect
+from pathlib import Path
+
 import pytest
 
 import driftproof as dp
@@ -22,6 +25,11 @@ def test_method_name_builds_method_with_paper_settings(name):
     else:
         with pytest.raises(ConfigurationError, match="known method"):
             build_method(f"{name}+crowd", NETWORK, {})
+
+
+def test_published_methods_are_said_in_sixty_lines():
+    files = {name: Path(inspect.getfile(inspect.unwrap(method))) for name, method in METHODS.items()}
+    assert {name for name, file in files.items() if len(file.read_text().splitlines()) > 60} <= {"sentinel"}
 
 
 def test_options_are_keywords_of_method_and_selection():

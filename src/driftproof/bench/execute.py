@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from driftproof.bench.benchmark import Benchmark
@@ -19,7 +19,7 @@ from driftproof.methods.by_name import parse_method
 from driftproof.named import is_own, load_named, name_of
 from driftproof.validation import check_choice
 
-__all__ = ["execute", "run"]
+__all__ = ["execute", "hide_folders", "run"]
 
 _EXECUTORS = {"local": run_locally, "ray": run_on_ray}
 
@@ -94,11 +94,22 @@ def execute(
     run_jobs(ready, out, resources, settings, callback, failures)
 
 
+def hide_folders(word: str) -> str:
+    """Return a word of a command without the folders of an absolute path: results are shared, machines are not.
+
+    Examples:
+        >>> hide_folders("/home/me/data"), hide_folders("--out=/tmp/runs"), hide_folders("runs/first")
+        ('.../data', '--out=.../runs', 'runs/first')
+    """
+    option, equals, path = word.rpartition("=")
+    return f"{option}{equals}.../{PurePath(path).name}" if PurePath(path).is_absolute() else word
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401  # any argument
-    """Return functions as their names and paths as text."""
+    """Return functions as their names, and paths as text."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return name_of(value) if callable(value) else str(value) if isinstance(value, Path) else value
+    return name_of(value) if callable(value) else hide_folders(str(value)) if isinstance(value, str | Path) else value
 
 
 def _changed_functions(store: Store, jobs: Sequence[Job]) -> set[str]:

@@ -40,7 +40,8 @@ class RunSettings:
     """How a run is executed; none of this is part of its spec.
 
     Attributes:
-        save_every: Seconds between snapshots. A killed run loses at most this, and the domain it was in.
+        save_every: Seconds between snapshots, besides those after each round. A killed run loses at most this, and the
+            domain it was in.
         engine: Execution engine of a step: `auto`, `eager`, `compile` or `graph`.
         precision: Precision of the forward and backward passes; None leaves torch's defaults.
         channels_last: Whether images use the channels-last memory format.
@@ -148,7 +149,7 @@ def run_stream(context: RunContext) -> None:
             row = metrics.compute() | (log.take_counts() if log else {})
             rows.append(row)
             conditions.append(monitor.measure() | constant)
-            if done == total or time.monotonic() - started >= settings.save_every:
+            if done % (total // context.rounds) == 0 or time.monotonic() - started >= settings.save_every:
                 run.commit(rows, conditions, adapter)
                 started, rows, conditions = time.monotonic(), [], []
             context.report("measured", done, total, row)

@@ -100,7 +100,7 @@ def run_command(
     ] = False,
 ) -> None:
     """Run suites, or methods on a model and images; repeat the command to resume, or with more rounds to continue."""
-    from driftproof.bench.execute import execute
+    from driftproof.bench.execute import execute, hide_folders
     from driftproof.bench.runner import RunSettings
     from driftproof.cli.bench_progress import progress_display
 
@@ -137,7 +137,7 @@ def run_command(
             execute(
                 jobs, files, out, settings=settings, callback=on_progress, executor=executor,
                 metadata=metadata | files.metadata(),
-                command=shlex.join(["driftproof", *context.obj]),
+                command=shlex.join(["driftproof", *map(hide_folders, context.obj)]),
                 notify=lambda sentence: typer.echo(sentence, err=True),
             )  # fmt: skip
         except ExecutionError as error:

@@ -24,12 +24,12 @@ all others the defaults of their functions.
 
 Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
-one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class; `adapt` has the
-library's default), else the confidence difference where it compares with the source network, else one minus the largest
-probability. Next to it is the AUROC by the energy of the answer. ± is the standard deviation over seeds; `@3` marks a
-number of round 3 in a table that shows a later one. Bold is the best of a column. Methods that have
-neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's tables](reproducing.md) stand
-in where a method was run there only; they measured no scores (–)."""
+one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest class, `sentinel` the energy
+of its second network; `adapt` has the library's default), else the confidence difference where it compares with the
+source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the
+standard deviation over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a
+column. Methods that have neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's
+tables](reproducing.md) stand in where a method was run there only; they measured no scores (–)."""
 
 _LIMITS = {"openset_small": 2000, "openset_single": 500}
 """Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
@@ -53,7 +53,7 @@ def render_page(archives: Sequence[Results]) -> str:
     suites = [build() for build in SUITES.values()]
     parts = [_INTRODUCTION, _describe_costs(suites, archives)]
     for suite in suites:
-        parts += [f"## {suite.title}", suite.note, _command(suite)]
+        parts += [f"## {suite.title}", suite.note, _command(suite.name)]
         parts += [_render_table(suite, table, archives) for table in suite.tables]
     return "\n\n".join(parts) + "\n"
 
@@ -64,21 +64,21 @@ def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str
     seconds: dict[tuple[str, str], float] = {}
     for results in archives:
         known = {results.runs[run].name for run in listed if run in results.runs}
-        table = results.frames.runs.select("run", "seconds", "hardware", "engine", "precision")
-        for run, time, *how in table.iter_rows():
+        for run, time, machine in results.frames.runs.select("run", "seconds", "hardware").iter_rows():
             if run in known:
-                place = run, ", ".join(str(word) for word in how if word)
-                seconds[place] = max(seconds.get(place, 0.0), time)
+                seconds[run, machine] = max(seconds.get((run, machine), 0.0), time)
     by_machine: dict[str, float] = {}
     for (_, machine), time in seconds.items():
         by_machine[machine] = by_machine.get(machine, 0.0) + time
     times = "; ".join(f"{format_duration(time)} on {machine}" for machine, time in sorted(by_machine.items()))
+    whole = [suite.name for suite in suites if suite.name not in _LIMITS]
     return (
         f"The times of all {len(listed)} runs add up to {times or 'nothing yet'}. Runs that share a device wait for "
-        "each other, so the device needed less. `driftproof bench run` takes any part of a suite with `--methods`, "
-        "`--images`, `--open` or `--closed`, `--rounds` and `--seeds` (`--seeds 1,2` adds two), and resumes what is "
-        "there. `benchmarks/leaderboard.py` runs such parts in several processes on one device, within a time limit. "
-        "`driftproof bench leaderboard FOLDER…` writes this page from what was run."
+        "each other, so the device needed less. One command runs all but the small batches, which need a folder of "
+        f"their own:\n\n{_command(whole[0], ' ' + ' '.join(whole[1:]))}\n\n"
+        "It resumes what is there, and takes any part with `--methods`, `--images`, `--open` or `--closed`, `--rounds` "
+        "and `--seeds` (`--seeds 1,2` adds two). `benchmarks/leaderboard.py` runs such parts in several processes on "
+        "one device, within a time limit. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
     )
 
 
@@ -131,7 +131,7 @@ def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], r
     if missing:
         names = "every method" if len(missing) == len(rows) else ", ".join(missing)
         chosen = _choose(table, missing)
-        yield f"Not run, or not to the end: {names}. To run what is missing:\n\n{_command(suite, chosen)}"
+        yield f"Not run, or not to the end: {names}. To run what is missing:\n\n{_command(suite.name, chosen)}"
 
 
 def _choose(table: Table, rows: Sequence[str]) -> str:
@@ -141,11 +141,11 @@ def _choose(table: Table, rows: Sequence[str]) -> str:
     return f"{methods} --images {next(iter(specs.values())).images} --rounds {table.entries[0].round}"
 
 
-def _command(suite: Suite, chosen: str = "") -> str:
-    limit = _LIMITS.get(suite.name)
+def _command(suite: str, chosen: str = "") -> str:
+    limit = _LIMITS.get(suite)
     out = "runs/leaderboard" if limit is None else f"runs/leaderboard-{limit} --limit {limit}"
     options = f"--data data --weights weights --out {out} --device cuda --precision bf16 --channels-last"
-    return f"```bash\ndriftproof bench run {suite.name}{chosen} {options}\n```"
+    return f"```bash\ndriftproof bench run {suite}{chosen} {options}\n```"
 
 
 def _has_enough(row: Mapping[str, _Cell]) -> bool:
@@ -176,10 +176,7 @@ def _format(cell: _Cell, metric: str, best: float | None) -> str:
     value = cell.value
     if value.ours is None:
         return "not run" if value.round is None else "–"
-    if metric == "peak_memory":
-        text = format_number(value.ours / 2**20, 0)
-    else:
-        text = format_number(value.ours, 1 if metric == "step/milliseconds" else 2)
-    deviation = "" if value.deviation is None or metric == "peak_memory" else f" ±{format_number(value.deviation, 2)}"
+    text = format_number(value.ours, {"milliseconds": 1, "peak_mebibytes": 0}.get(metric, 2))
+    deviation = "" if value.deviation is None else f" ±{format_number(value.deviation, 2)}"
     text = f"**{text}**" if value.complete and value.ours == best else text
     return f"{text}{deviation}{'' if value.complete else f' @{value.round}'}{' *' * _is_part(cell)}"

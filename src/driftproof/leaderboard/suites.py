@@ -20,7 +20,7 @@ __all__ = ["SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
 _FIELDS = {field.name for field in fields(Spec)}
-_TIMED_TOGETHER = 8
+_TIMED_TOGETHER = 4
 """Methods that take turns in one run of `costs`."""
 
 
