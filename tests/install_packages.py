@@ -1,12 +1,14 @@
-"""Install every package in a folder in a new environment and run the README's example there.
+"""Install every package in a folder in new environments and run the README's example there.
 
-    python tests/install_packages.py dist [--python python3.13]
+    python tests/install_packages.py dist [--python python3.10 python3.13] [--torch 2.6.0] [--out results/packages]
 
-torch has the version of constraints.txt, everything else the newest that fits, as a user would get. What the wheel
-has to hold besides Python files is looked for in the installed package. `make packages` runs this.
+torch has the version of constraints.txt, or those of --torch; everything else is the newest that fits, as a user would
+get. What the wheel has to hold besides Python files is looked for in the installed package. `make packages` runs this.
 """
 
 import argparse
+import json
+import platform
 import re
 import subprocess
 import sys
@@ -27,6 +29,8 @@ missing = [pattern for pattern in sys.argv[1:] if not list(home.glob(pattern))]
 sys.exit(f"Missing in the installed package: {missing}" if missing else 0)
 """
 
+VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__)"
+
 
 def find_example() -> str:
     """Return the first Python block of the README."""
@@ -34,37 +38,64 @@ def find_example() -> str:
 
 
 def find_torch() -> str:
-    """Return the pinned requirement of torch."""
-    return re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[0]
+    """Return the pinned version of torch."""
+    return re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[0]
 
 
-def check_package(package: Path, python: str) -> None:
-    """Install a package in a new environment and run the example in an empty folder."""
+def check_package(package: Path, python: str, torch: str) -> dict[str, str]:
+    """Install a package in a new environment, run the example in an empty folder, and return what was used."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", f"{folder}/venv"], check=True)
         inside, work = f"{folder}/venv/bin/python", Path(folder, "work")
         work.mkdir()
-        for requirement in (find_torch(), str(package.resolve())):
+        for requirement in (f"torch=={torch}", str(package.resolve())):
             subprocess.run([inside, "-m", "pip", "install", "--quiet", requirement], check=True)
         subprocess.run([inside, "-c", LOOK, *DATA_FILES], check=True, cwd=work)
-        for command in ([inside, "-c", find_example()], [f"{folder}/venv/bin/driftproof", "--version"]):
+        said = {}
+        program = f"{folder}/venv/bin/driftproof"
+        for name, command in {
+            "versions": [inside, "-c", VERSIONS],
+            "example": [inside, "-c", find_example()],
+            "command": [program, "--version"],
+            "help": [program, "adapt", "--help"],
+        }.items():
             output = subprocess.run(command, check=True, cwd=work, capture_output=True, text=True).stdout
-            print(output.splitlines()[-1])
-    print(f"{package.name} works with {python}: {time.monotonic() - started:.0f} s")
+            said[name] = output.splitlines()[-1]
+    used = dict(zip(("python", "torch"), said["versions"].split(), strict=True))
+    row = {"package": package.name} | used | {"example": said["example"], "seconds": f"{time.monotonic() - started:.0f}"}
+    print(*row.values(), sep=" | ", flush=True)
+    return row
+
+
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
+    """Write what was installed with what, as JSON and as a table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "packages.json").write_text(json.dumps({"machine": platform.platform(), "rows": rows}, indent=2) + "\n")
+    names = ["package", "python", "torch", "example", "seconds"]
+    lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    about = "Each package in a new environment; the last line that the README's example printed there."
+    (folder / "packages.md").write_text(f"# Where the packages install\n\n{about}\n\n{text}\n\n{platform.platform()}\n")
 
 
 def main() -> None:
     """Check all packages of a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--python", nargs="+", default=[sys.executable])
+    parser.add_argument("--torch", nargs="+", default=[find_torch()])
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     packages = sorted((*options.folder.glob("*.whl"), *options.folder.glob("*.tar.gz")))
     if not packages:
         sys.exit(f"Expected packages in {options.folder}, but found none. `make packages` builds them.")
-    for package in packages:
-        check_package(package, options.python)
+    rows = []
+    for torch in options.torch:
+        for python in options.python:
+            rows += [check_package(package, python, torch) for package in packages]
+            if options.out:
+                write_rows(options.out, rows)
 
 
 if __name__ == "__main__":

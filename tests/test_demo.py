@@ -58,7 +58,7 @@ def test_same_seed_trains_the_same_network(garments):
 
 
 def test_batches_of_the_world_hold_a_fifth_bags(garments):
-    batches = list(streams._mix_batches(garments, "fog", 200, torch.Generator().manual_seed(0)))
+    batches = list(streams.mix_batches(garments, "fog", 200, torch.Generator().manual_seed(0)))
     assert [(len(labels), int((labels < 0).sum())) for _, labels in batches] == [(125, 25)] * 2
 
 
@@ -66,7 +66,7 @@ def test_errors_of_the_world_are_those_of_a_plain_loop(world, model, garments):
     generator, wrong, adapter = torch.Generator().manual_seed(0), {}, dp.adapt(model)
     for name in ("gaussian_noise", "frost"):
         wrong[name] = [0, 0]
-        for pixels, labels in streams._mix_batches(garments, name, 200, generator):
+        for pixels, labels in streams.mix_batches(garments, name, 200, generator):
             images = pixels.float() / 255
             with torch.no_grad():
                 answers = model(images), adapter(images)

@@ -184,7 +184,7 @@ def my_project(monkeypatch, tmp_path):
 
 
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
-REFERENCE = [*sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "docs" / "methods.md"]
+REFERENCE = [*sorted((ROOT / "docs").glob("reference/*.md")), *sorted((ROOT / "docs").glob("methods/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
