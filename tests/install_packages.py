@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -42,40 +43,43 @@ def find_torch() -> str:
     return re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[0]
 
 
-def check_package(package: Path, python: str, torch: str) -> dict[str, str]:
-    """Install a package in a new environment, run the example in an empty folder, and return what was used."""
-    started = time.monotonic()
+def check_packages(packages: list[Path], python: str, torch: str) -> Iterator[dict[str, str]]:
+    """Install packages one after the other in a new environment, run the example there, and yield what was used."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", f"{folder}/venv"], check=True)
         inside, work = f"{folder}/venv/bin/python", Path(folder, "work")
         work.mkdir()
-        for requirement in (f"torch=={torch}", str(package.resolve())):
-            subprocess.run([inside, "-m", "pip", "install", "--quiet", requirement], check=True)
-        subprocess.run([inside, "-c", LOOK, *DATA_FILES], check=True, cwd=work)
-        said = {}
-        program = f"{folder}/venv/bin/driftproof"
-        for name, command in {
-            "versions": [inside, "-c", VERSIONS],
-            "example": [inside, "-c", find_example()],
-            "command": [program, "--version"],
-            "help": [program, "adapt", "--help"],
-        }.items():
-            output = subprocess.run(command, check=True, cwd=work, capture_output=True, text=True).stdout
-            said[name] = output.splitlines()[-1]
-    used = dict(zip(("python", "torch"), said["versions"].split(), strict=True))
-    row = {"package": package.name} | used | {"example": said["example"], "seconds": f"{time.monotonic() - started:.0f}"}
-    print(*row.values(), sep=" | ", flush=True)
-    return row
+        for package in packages:
+            started = time.monotonic()
+            subprocess.run([inside, "-m", "pip", "uninstall", "--quiet", "--yes", "driftproof"], check=True)
+            requirements = [f"torch=={torch}", str(package.resolve())]
+            subprocess.run([inside, "-m", "pip", "install", "--quiet", *requirements], check=True)
+            installed = time.monotonic()
+            subprocess.run([inside, "-c", LOOK, *DATA_FILES], check=True, cwd=work)
+            said, program = {}, f"{folder}/venv/bin/driftproof"
+            for name, command in {
+                "versions": [inside, "-c", VERSIONS],
+                "example": [inside, "-c", find_example()],
+                "command": [program, "--version"],
+                "help": [program, "adapt", "--help"],
+            }.items():
+                output = subprocess.run(command, check=True, cwd=work, capture_output=True, text=True).stdout
+                said[name] = output.splitlines()[-1]
+            row = dict(zip(("python", "torch"), said["versions"].split(), strict=True))
+            times = {"install, s": f"{installed - started:.0f}", "smoke test, s": f"{time.monotonic() - installed:.0f}"}
+            row = {"package": package.name} | row | {"example": said["example"]} | times
+            print(*row.values(), sep=" | ", flush=True)
+            yield row
 
 
 def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
     """Write what was installed with what, as JSON and as a table."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "packages.json").write_text(json.dumps({"machine": platform.platform(), "rows": rows}, indent=2) + "\n")
-    names = ["package", "python", "torch", "example", "seconds"]
+    names = list(rows[0])
     lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    about = "Each package in a new environment; the last line that the README's example printed there."
+    about = "The README's example ran with each; its last line is shown. The sdist is installed after the wheel."
     (folder / "packages.md").write_text(f"# Where the packages install\n\n{about}\n\n{text}\n\n{platform.platform()}\n")
 
 
@@ -93,9 +97,10 @@ def main() -> None:
     rows = []
     for torch in options.torch:
         for python in options.python:
-            rows += [check_package(package, python, torch) for package in packages]
-            if options.out:
-                write_rows(options.out, rows)
+            for row in check_packages(packages, python, torch):
+                rows.append(row)
+                if options.out:
+                    write_rows(options.out, rows)
 
 
 if __name__ == "__main__":
