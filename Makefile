@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages tasks bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
 
 setup: $(READY)
 
@@ -73,6 +73,10 @@ bench-demo: setup
 	$(BIN)/python benchmarks/demo_pictures.py --results results/demo
 	PATH=$(BIN):$$PATH $(BIN)/python benchmarks/animation.py
 
+# Five tasks of a new user, from the docs alone, in a new environment with the wheel of `make packages`.
+tasks: setup
+	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks
+
 # Runs the notebooks and stores what they print.
 notebooks: setup
 	cd examples/notebooks && ../../$(BIN)/python run.py
@@ -94,6 +98,7 @@ results: setup
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/method_pages.py
 	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/classification --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
@@ -133,4 +138,4 @@ bench-poisoning: setup
 	  --device $(or $(DEVICE),cpu) --workers $(or $(WORKERS),1)
 
 clean:
-	rm -rf $(VENV) site site-screenshots .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site site-screenshots tasks-environment .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -2,7 +2,7 @@
 
 python benchmarks/animation.py [--out docs/images/demo.svg] [-- COMMAND …]
 
-The command runs in a pseudo-terminal. Waiting is shortened, nothing else is changed. Viewers who ask for less motion see
+The command runs in a pseudo-terminal. Time runs faster, nothing else is changed. Viewers who ask for less motion see
 the last screen.
 """
 
@@ -25,8 +25,8 @@ from driftproof.files import atomic_write
 
 COLUMNS, ROWS = 92, 34
 CELL, LINE, MARGIN = 7.83, 17, 14
-MAX_GAP, HOLD, TYPING = 0.35, 7.0, 0.05
-"""Seconds: the longest wait that is shown, how long the last screen stays, and a typed letter."""
+LENGTH, HOLD, TYPING, APART = 12.0, 8.0, 0.06, 0.15
+"""Seconds: how long the command seems to take, how long its last screen stays, a typed letter, and between screens."""
 
 COLORS = {
     "default": "#d6dde4", "black": "#5c6773", "red": "#ff7a6b", "green": "#8fd16f", "brown": "#f0c75e",
@@ -64,18 +64,15 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
 def draw_screens(written: Iterable[tuple[float, bytes]], prompt: str) -> list[Frame]:
     """Return what a terminal shows after each piece, after a prompt that is typed letter by letter."""
     screen = pyte.Screen(COLUMNS, ROWS)
-    stream, frames, now, before = pyte.ByteStream(screen), [], 0.0, 0.0
-    for letter in ["$ ", *prompt, "\r\n"]:
+    stream, typed, shown = pyte.ByteStream(screen), [], []
+    for place, letter in enumerate(["$ ", *prompt, "\r\n"]):
         stream.feed(letter.encode())
-        frames.append(Frame(now, _draw_lines(screen)))
-        now += TYPING
+        typed.append(Frame(place * TYPING, _draw_lines(screen)))
     for at, piece in written:
-        now, before = now + min(at - before, MAX_GAP), at
         stream.feed(piece)
-        lines = _draw_lines(screen)
-        if lines != frames[-1].lines:
-            frames.append(Frame(now, lines))
-    return frames
+        shown.append(Frame(at, _draw_lines(screen)))
+    faster = min(1.0, LENGTH / shown[-1].at)
+    return typed + thin([Frame(typed[-1].at + faster * at, lines) for at, lines in shown])
 
 
 def _draw_lines(screen: Any) -> tuple[str, ...]:  # noqa: ANN401  # pyte has no types
@@ -143,11 +140,11 @@ def write_animation(frames: Sequence[Frame], path: Path, *, title: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
-def thin(frames: Sequence[Frame], every: float) -> list[Frame]:
-    """Return frames at least so many seconds apart, and the last one."""
+def thin(frames: Sequence[Frame]) -> list[Frame]:
+    """Return frames that differ and are far enough apart, and the last one."""
     kept: list[Frame] = []
     for frame in frames[:-1]:
-        if not kept or frame.at - kept[-1].at >= every:
+        if not kept or (frame.at - kept[-1].at >= APART and frame.lines != kept[-1].lines):
             kept.append(frame)
     return [*kept, frames[-1]]
 
@@ -158,7 +155,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/demo.svg"))
     parser.add_argument("command", nargs="*", default=["driftproof", "demo"])
     options = parser.parse_args()
-    frames = thin(draw_screens(record(options.command), shlex.join(options.command)), 0.1)
+    frames = draw_screens(record(options.command), shlex.join(options.command))
     write_animation(frames, options.out, title=f"{shlex.join(options.command)} in a terminal")
     print(f"{options.out}: {len(frames)} screens, {frames[-1].at:.0f} s, {options.out.stat().st_size / 1000:.0f} kB")
 

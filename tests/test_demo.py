@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,20 @@ def test_recorded_curves_are_those_of_the_archive(tmp_path):
     )
     assert json.loads(RECORDED.read_text())["curves"]["tent"][-1] == pytest.approx(rows["value"].mean(), abs=0.005)
     assert rows.select(pl.len()).item() == 15
+
+
+def test_page_about_the_demo_shows_the_rows_of_five_seeds(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    seeds = runpy.run_path(str(ROOT / "benchmarks" / "demo_seeds.py"))
+    runs = json.loads((ROOT / "results" / "demo" / "demo.json").read_text())["runs"]
+    page = (ROOT / "docs" / "demo.md").read_text()
+    assert [run["seed"] for run in runs] == [0, 1, 2, 3, 4]
+    assert all(table in page for table in seeds["format_tables"](runs).values()), "`make bench-demo`"
+    assert [seeds["find_exceptions"](run) for run in runs] == [[]] * 5
+    found = json.loads((ROOT / "results" / "demo" / "pictures.json").read_text())
+    for kind in ("alarms", "rejected"):
+        for number in found[kind].values():
+            assert f"{number:.0f} %" in page
 
 
 def test_command_prints_tables_and_writes_the_page(world, tmp_path, monkeypatch, capsys):
