@@ -121,10 +121,18 @@ def test_page_about_the_demo_shows_the_rows_of_five_seeds(monkeypatch):
     assert [run["seed"] for run in runs] == [0, 1, 2, 3, 4]
     assert all(table in page for table in seeds["format_tables"](runs).values()), "`make bench-demo`"
     assert [seeds["find_exceptions"](run) for run in runs] == [[]] * 5
+    before, after = zip(*map(seeds["mean_errors"], runs), strict=True)
+    flagged = [run["bags"] for run in runs]
+    words = [f"{min(numbers):.0f} to {max(numbers):.0f} %" for numbers in (before, after, flagged)]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the mean error falls from {words[0]} to {words[1]}, and {words[2]} of the images flagged" in readme
+    lost = [row["source"] - row["tent"] for run in runs for row in run["hostile"][2:]]
+    assert f"TENT loses {min(lost):.0f} to {max(lost):.0f} points" in page
     found = json.loads((ROOT / "results" / "demo" / "pictures.json").read_text())
     for kind in ("alarms", "rejected"):
         for number in found[kind].values():
             assert f"{number:.0f} %" in page
+    assert f"Of {found['batches']} batches, {found['batches with a step']} had a step" in page
 
 
 def test_command_prints_tables_and_writes_the_page(world, tmp_path, monkeypatch, capsys):
