@@ -92,7 +92,9 @@ def _draw_lines(screen: Any) -> tuple[str, ...]:  # noqa: ANN401  # pyte has no 
 
 
 def _color(name: str) -> str:
-    return COLORS.get(name.removeprefix("bright"), f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else COLORS["default"])
+    return COLORS.get(
+        name.removeprefix("bright"), f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else COLORS["default"]
+    )
 
 
 def _draw_run(column: int, style: str, text: str) -> str:
@@ -102,7 +104,8 @@ def _draw_run(column: int, style: str, text: str) -> str:
         return ""
     color, _, weight = style.partition(" ")
     place = f'x="{column * CELL:.1f}" textLength="{len(text) * CELL:.1f}"'
-    return f'<text {place} fill="{color}"{" font-weight=" + chr(34) + weight + chr(34) if weight else ""}>{escape(text)}</text>'
+    bold = f' font-weight="{weight}"' if weight else ""
+    return f'<text {place} fill="{color}"{bold}>{escape(text)}</text>'
 
 
 def write_animation(frames: Sequence[Frame], path: Path, *, title: str) -> None:
@@ -130,8 +133,8 @@ def write_animation(frames: Sequence[Frame], path: Path, *, title: str) -> None:
     )
     symbols = "".join(f'<g id="{name}">{line}</g>' for line, name in known.items())
     text = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.1f} {height}" width="{width:.0f}" height="{height}" '
-        f'role="img" aria-label="{escape(title)}"><title>{escape(title)}</title><style>{style}</style>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.1f} {height}" '
+        f'width="{width:.0f}" height="{height}" role="img" aria-label="{escape(title)}"><title>{escape(title)}</title><style>{style}</style>'
         f'<defs>{symbols}</defs><rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>'
         f'<svg x="{MARGIN}" y="{MARGIN}" width="{COLUMNS * CELL:.1f}" height="{ROWS * LINE}">'
         f'<g class="f">{"".join(strips)}</g></svg></svg>\n'

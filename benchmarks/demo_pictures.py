@@ -119,7 +119,8 @@ def summarize(batches: Sequence[Batch]) -> dict[str, Any]:
         "rate": RATE,
         "alarms": {kind: 100 * float(alarmed[where].float().mean()) for kind, where in kinds.items()},
         "rejected": {
-            kind: 100 * float(rejected[where].float().mean()) for kind, where in {"garments": ~bags, "bags": bags}.items()
+            kind: 100 * float(rejected[where].float().mean())
+            for kind, where in {"garments": ~bags, "bags": bags}.items()
         },
         "batches": len(batches),
         "batches with a step": len(learned),
@@ -188,7 +189,9 @@ def draw_alarm(found: dict[str, Any]) -> alt.LayerChart:
     edge = alt.Chart(pl.DataFrame({"at": [change]})).mark_rule(strokeDash=[5, 4], color="black", opacity=0.5)
     names = pl.DataFrame({"at": [change - 6, change + 6], "name": list(STRETCH), "top": [1.0, 1.0]})
     texts = [
-        alt.Chart(names[[index]]).mark_text(align=align, fontSize=13, fontWeight=600, y=8).encode(x="at:Q", text="name:N")
+        alt.Chart(names[[index]])
+        .mark_text(align=align, fontSize=13, fontWeight=600, y=8)
+        .encode(x="at:Q", text="name:N")
         for index, align in enumerate(("right", "left"))
     ]
     layers = [dots, rules.encode(x="from:Q", x2="to:Q", y="at:Q"), edge.encode(x="at:Q"), *texts]

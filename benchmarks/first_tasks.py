@@ -77,7 +77,11 @@ def run_task(task: Task, folder: Path, environment: Path, wheel: Path) -> Iterat
             blocks = read_blocks(page)
             for number in numbers:
                 for command in list_commands(blocks[number], folder, f"{Path(page).stem}_{number}.py"):
-                    run = re.sub(r"driftproof(?=\[|'| |$)", str(wheel.resolve()), command) if "pip " in command else command
+                    run = (
+                        re.sub(r"driftproof(?=\[|'| |$)", str(wheel.resolve()), command)
+                        if "pip " in command
+                        else command
+                    )
                     started = time.monotonic()
                     if command.startswith("driftproof serve"):
                         server = subprocess.Popen(run, shell=True, cwd=folder, env=path, start_new_session=True)
@@ -121,8 +125,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/tasks"))
-    parser.add_argument("--environment", type=Path, default=Path("tasks-environment"), help="A new folder, outside of git.")
-    parser.add_argument("--torch", default=next(iter(re.findall(r"^torch==(\S+)", Path("constraints.txt").read_text(), re.M))))
+    parser.add_argument(
+        "--environment", type=Path, default=Path("tasks-environment"), help="A new folder, outside of git."
+    )
+    parser.add_argument(
+        "--torch", default=next(iter(re.findall(r"^torch==(\S+)", Path("constraints.txt").read_text(), re.M)))
+    )
     options = parser.parse_args()
     started = time.monotonic()
     if not (options.environment / "bin" / "python").exists():
@@ -133,7 +141,11 @@ def main() -> None:
     folder = options.environment / "work"
     folder.mkdir(exist_ok=True)
     found = {task.question: list(run_task(task, folder, options.environment, options.wheel)) for task in TASKS}
-    versions = run_command("bin/python -c 'import sys, torch; print(sys.version.split()[0], torch.__version__)'", options.environment, dict(os.environ))
+    versions = run_command(
+        "bin/python -c 'import sys, torch; print(sys.version.split()[0], torch.__version__)'",
+        options.environment,
+        dict(os.environ),
+    )
     protocol = {
         "python, torch": versions.strip(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load average at the end": f"{os.getloadavg()[0]:.1f}",
@@ -143,9 +155,20 @@ def main() -> None:
     parts += ["| task | commands | seconds |", "|---|---:|---:|"]
     parts += [f"| {name} | {len(rows)} | {sum(row['seconds'] for row in rows):.0f} |" for name, rows in found.items()]
     for name, rows in found.items():
-        parts += ["", f"## {name}", "", "| page | command | seconds | last line that it printed |", "|---|---|---:|---|"]
+        parts += [
+            "",
+            f"## {name}",
+            "",
+            "| page | command | seconds | last line that it printed |",
+            "|---|---|---:|---|",
+        ]
         for row in rows:
-            cells = [row["page"], f"`{row['command']}`", f"{row['seconds']:.1f}", row["output"].replace("|", "\\|")[:100]]
+            cells = [
+                row["page"],
+                f"`{row['command']}`",
+                f"{row['seconds']:.1f}",
+                row["output"].replace("|", "\\|")[:100],
+            ]
             parts.append(f"| {' | '.join(cells)} |")
     page = "\n".join([*parts, *format_protocol(protocol)])
     write_results(options.out, "tasks", {"protocol": protocol, "setup": setup, "tasks": found}, tasks=page)

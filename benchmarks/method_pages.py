@@ -36,8 +36,8 @@ TABLES = (*OPEN_SET["openset"]().tables, *PAPER["table1"]().tables, *PAPER["s3"]
 
 OWN_PAGES = {"sentinel": "[Sentinel](../sentinel.md) has its pictures and numbers."}
 NOTE = (
-    "*CIFAR-10-C at severity 5, {stream}, WRN-40-2, batches of 200, never reset, seed 0. Left: error on known images in "
-    "round 1, corruption by corruption; `source` is the network as trained, `bn_adapt` learns nothing.{right}*"
+    "*CIFAR-10-C at severity 5, {stream}, WRN-40-2, batches of 200, never reset, seed 0. Left: error on known images "
+    "in round 1, corruption by corruption; `source` is the network as trained, `bn_adapt` learns nothing.{right}*"
 )
 RIGHT = " Right: the mean over the corruptions, round by round, as far as it was run."
 
@@ -97,7 +97,9 @@ def find_settings(spec: Spec) -> str:
         for name, value in spec.options
         if name not in ("novelty", "mean_entropy") and not (name in defaults and defaults[name].default == value)
     }
-    return ", ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in differing.items())
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in differing.items()
+    )
 
 
 def _without_scores(spec: Spec) -> Spec:
@@ -111,7 +113,9 @@ def draw(shown: Sequence[Series]) -> alt.HConcatChart:
     own = [label for label in labels if label not in REFERENCES]
     colors = dict(zip(REFERENCES, (PALETTE[9], PALETTE[4]), strict=True)) | dict(zip(own, COLORS, strict=False))
     scale = alt.Scale(domain=labels, range=[colors[label] for label in labels])
-    legend = alt.Legend(title=None, orient="bottom", columns=6, symbolType="stroke", symbolSize=300, symbolStrokeWidth=3)
+    legend = alt.Legend(
+        title=None, orient="bottom", columns=6, symbolType="stroke", symbolSize=300, symbolStrokeWidth=3
+    )
     color = alt.Color("label:N", sort=None, scale=scale, legend=legend)
     dash = alt.condition(f"indexof({list(REFERENCES)}, datum.label) >= 0", alt.value([5, 4]), alt.value([1, 0]))
     y = alt.Y("value:Q", title="error, %", scale=alt.Scale(zero=True))
@@ -168,7 +172,8 @@ def render(name: str, series: Sequence[Series], picture: str | None) -> str:
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
         parts.append(
             "In %, means over fifteen corruptions, WRN-40-2, one seed. AUROC is by the score that the "
-            "[leaderboard](../leaderboard.md) names. `+crowd` is with the paper's selection, `select=dp.ConfidenceDifference()`."
+            "[leaderboard](../leaderboard.md) names. `+crowd` is with the paper's selection, "
+            "`select=dp.ConfidenceDifference()`."
         )
         settings = {f"`{each.label}` {each.settings}" for each in series if each.settings}
         parts += [f"Settings other than the defaults: {'; '.join(sorted(settings))}."] * bool(settings)
@@ -200,9 +205,7 @@ def iter_pages(folder: Path) -> Iterator[tuple[str, list[Series], list[Series]]]
         shown = pick_shown(series)
         if shown:
             others = [
-                each
-                for each in found
-                if each.label in REFERENCES and each.label != name and each[1:3] == shown[0][1:3]
+                each for each in found if each.label in REFERENCES and each.label != name and each[1:3] == shown[0][1:3]
             ]
             yield name, series, [*others, *shown]
         else:

@@ -198,14 +198,20 @@ def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_projec
 
 def test_example_project_has_what_the_examples_import(tmp_path, monkeypatch):
     """The file of the home page, with a network that is not trained."""
-    (text,) = re.findall(r'^```python title="my_project.py"\n(.*?)^```', (ROOT / "docs/index.md").read_text(), re.M | re.S)
+    (text,) = re.findall(
+        r'^```python title="my_project.py"\n(.*?)^```', (ROOT / "docs/index.md").read_text(), re.M | re.S
+    )
     network = importlib.import_module("driftproof.demo.network")
     monkeypatch.setattr(network, "train_network", lambda *_: network.build_network())
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     exec(compile(text, "my_project.py", "exec"), names)
     docs = "".join((ROOT / page).read_text() for page in PAGES)
-    imported = {name for line in re.findall(r"^from my_project import (.*?)(?:  #.*)?$", docs, re.M) for name in line.split(", ")}
+    imported = {
+        name
+        for line in re.findall(r"^from my_project import (.*?)(?:  #.*)?$", docs, re.M)
+        for name in line.split(", ")
+    }
     assert imported - set(names) == {"data"}
     assert set(re.findall(r"my_project:(\w+)", docs)) <= set(names)
     assert len(list((tmp_path / "photos").glob("*/*.png"))) == 400

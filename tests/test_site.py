@@ -1,7 +1,7 @@
 """The documentation and the demo's page in a real browser: on a desk and on a phone, light and dark.
 
-Every page is checked by axe-core (contrast, alternative texts, labels, structure) and for sideways scrolling. `make pages`
-runs this, with screenshots in `site-screenshots`.
+Every page is checked by axe-core (contrast, alternative texts, labels, structure) and for sideways scrolling.
+`make pages` runs this, with screenshots in `site-screenshots`.
 """
 
 import functools
@@ -24,8 +24,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 FAR_RIGHT = """
-[...document.querySelectorAll("main *, body > section *")].filter(each => each.getBoundingClientRect().right > innerWidth + 1
-    && !each.closest("pre, .md-typeset__scrollwrap, .highlight, svg, table, .table")).map(each => each.outerHTML.slice(0, 80))
+[...document.querySelectorAll("main *, body > section *")]
+    .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
+    .filter(each => !each.closest("pre, .md-typeset__scrollwrap, .highlight, svg, table, .table"))
+    .map(each => each.outerHTML.slice(0, 80))
 """
 
 pytestmark = pytest.mark.slow

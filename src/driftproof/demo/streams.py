@@ -82,7 +82,12 @@ class Hostile:
 
 
 def run_world(
-    model: nn.Module, garments: Garments, *, seed: int = 0, count: int = 1000, progress: Progress = lambda share, note: None
+    model: nn.Module,
+    garments: Garments,
+    *,
+    seed: int = 0,
+    count: int = 1000,
+    progress: Progress = lambda share, note: None,
 ) -> World:
     """Adapt to fifteen corruptions one after the other. A fifth of the images are bags.
 
