@@ -134,7 +134,8 @@ def write_animation(frames: Sequence[Frame], path: Path, *, title: str) -> None:
     symbols = "".join(f'<g id="{name}">{line}</g>' for line, name in known.items())
     text = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.1f} {height}" '
-        f'width="{width:.0f}" height="{height}" role="img" aria-label="{escape(title)}"><title>{escape(title)}</title><style>{style}</style>'
+        f'width="{width:.0f}" height="{height}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title><style>{style}</style>"
         f'<defs>{symbols}</defs><rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>'
         f'<svg x="{MARGIN}" y="{MARGIN}" width="{COLUMNS * CELL:.1f}" height="{ROWS * LINE}">'
         f'<g class="f">{"".join(strips)}</g></svg></svg>\n'

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from PIL import Image, ImageOps
@@ -187,12 +187,13 @@ def draw_alarm(found: dict[str, Any]) -> alt.LayerChart:
     dots = dots.encode(x=x, y=y, color=color, shape=shape)
     rules = alt.Chart(pl.DataFrame(levels)).mark_rule(strokeWidth=2.5, color=PALETTE[0])
     edge = alt.Chart(pl.DataFrame({"at": [change]})).mark_rule(strokeDash=[5, 4], color="black", opacity=0.5)
-    names = pl.DataFrame({"at": [change - 6, change + 6], "name": list(STRETCH), "top": [1.0, 1.0]})
+    names = pl.DataFrame({"at": [change - 6, change + 6], "name": list(STRETCH)})
+    sides: tuple[Literal["left", "right"], ...] = ("right", "left")
     texts = [
         alt.Chart(names[[index]])
-        .mark_text(align=align, fontSize=13, fontWeight=600, y=8)
+        .mark_text(align=side, fontSize=13, fontWeight=600, y=8)
         .encode(x="at:Q", text="name:N")
-        for index, align in enumerate(("right", "left"))
+        for index, side in enumerate(sides)
     ]
     layers = [dots, rules.encode(x="from:Q", x2="to:Q", y="at:Q"), edge.encode(x="at:Q"), *texts]
     return alt.LayerChart(layer=layers, width=620, height=260)

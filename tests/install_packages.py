@@ -73,14 +73,22 @@ def check_packages(packages: list[Path], python: str, torch: str) -> Iterator[di
 
 
 def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
-    """Write what was installed with what, as JSON and as a table."""
+    """Write what was installed with what, as JSON and as a table; rows of other versions stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "packages.json").write_text(json.dumps({"machine": platform.platform(), "rows": rows}, indent=2) + "\n")
+    path, tried = folder / "packages.json", {tuple(list(row.values())[:3]) for row in rows}
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [*(row for row in before if tuple(list(row.values())[:3]) not in tried), *rows]
+    rows.sort(key=lambda row: ([int(part) for part in row["python"].split(".")], row["torch"], row["package"]))
+    path.write_text(
+        json.dumps({"machine": f"{platform.system()}, {platform.machine()}", "rows": rows}, indent=2) + "\n"
+    )
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     about = "The README's example ran with each; its last line is shown. The sdist is installed after the wheel."
-    (folder / "packages.md").write_text(f"# Where the packages install\n\n{about}\n\n{text}\n\n{platform.platform()}\n")
+    (folder / "packages.md").write_text(
+        f"# Where the packages install\n\n{about}\n\n{text}\n\n{f'{platform.system()}, {platform.machine()}'}\n"
+    )
 
 
 def main() -> None:
