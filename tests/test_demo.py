@@ -16,7 +16,7 @@ from driftproof.cli import main
 from driftproof.demo import streams
 from driftproof.demo.garments import CLASSES, load_garments
 from driftproof.demo.network import train_network
-from driftproof.demo.page import hostile_table, world_table, write_demo_page
+from driftproof.demo.page import _embed_some, hostile_table, world_table, write_demo_page
 from driftproof.demo.recorded import RECORDED, record_curves
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +101,12 @@ def test_page_shows_the_numbers_and_needs_nothing_else(world, tmp_path):
     assert "31.5" in text
     assert hostile_table(hostile)["TENT"][0] == 31.5
     assert not re.search(r"""(src|href)=["']?https?:""", text)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 16, 17, 40])
+def test_page_shows_each_image_once(world, count):
+    pictures = _embed_some(world.unfamiliar[:count])
+    assert len({id(each) for each, _ in pictures}) == len(pictures) == min(count, 16)
 
 
 def test_recorded_curves_are_those_of_the_archive(tmp_path):
