@@ -58,12 +58,13 @@ def read_blocks(page: str) -> list[Block]:
     return [Block(*each) for each in found]
 
 
-def list_commands(block: Block, folder: Path, name: str) -> list[str]:
-    """Save a block of Python and return how it is run, or return the commands of the others."""
+def list_commands(block: Block, later: Sequence[Block], folder: Path, name: str) -> list[str]:
+    """Save a block of Python and return how it is run, unless a later block does; return the commands of the others."""
     if block.language == "python":
         path = folder / (block.title or name)
         path.write_text(block.text, encoding="utf-8")
-        return [f"python {path.name}"]
+        command = f"python {path.name}"
+        return [] if any(command in other.text for other in later) else [command]
     return [line for line in block.text.replace("\\\n", "").splitlines() if line.strip()]
 
 
@@ -76,7 +77,9 @@ def run_task(task: Task, folder: Path, environment: Path, wheel: Path) -> Iterat
         for page, numbers in task.pages:
             blocks = read_blocks(page)
             for number in numbers:
-                for command in list_commands(blocks[number], folder, f"{Path(page).stem}_{number}.py"):
+                for command in list_commands(
+                    blocks[number], blocks[number + 1 :], folder, f"{Path(page).stem}_{number}.py"
+                ):
                     run = (
                         re.sub(r"driftproof(?=\[|'| |$)", str(wheel.resolve()), command)
                         if "pip " in command

@@ -87,7 +87,7 @@ def test_pages_are_readable_and_fit_the_window(browser, site, size, scheme):  # 
         if screenshots:
             path = Path(screenshots) / f"{name.replace('/', '-')}-{size[0]}-{scheme}.png"
             page.screenshot(path=path, full_page=True)
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("words", ["ViT", "timm", "collapse", "learning rate", "TENT", "docker"])
