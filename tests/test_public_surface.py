@@ -308,6 +308,15 @@ def test_readme_quotes_the_leaderboard_and_the_speed():
     assert "three do not hold in our runs, and three hold in most cases only" in readme
 
 
+def test_readme_names_the_versions_that_were_installed():
+    rows = json.loads((ROOT / "results" / "packages" / "packages.json").read_text())["rows"]
+    tried = {tuple(".".join(row[name].split(".")[:2]) for name in ("python", "torch")) for row in rows}
+    assert tried == {("3.10", "2.6"), ("3.12", "2.13"), ("3.13", "2.13")}
+    assert len({row["package"].rpartition(".")[2] for row in rows}) == 2
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "with Python 3.10 and torch 2.6, and with Python 3.12 and 3.13 and torch 2.13." in readme
+
+
 def test_documents_quote_the_times_of_the_archives():
     page = (ROOT / "docs" / "reproducing.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \| ([\d.]+) \|$", page, flags=re.MULTILINE)
