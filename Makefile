@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs results notebooks packages bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages tasks bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
 
 setup: $(READY)
 
@@ -54,11 +54,28 @@ lint: setup
 docs: setup
 	$(BIN)/mkdocs build --strict
 
-# Wheel and sdist, each installed in a new environment of INSTALL_PYTHON, with the README's example run there.
+# Documentation and the demo's page in Chromium, wide and narrow, light and dark: contrast, alternative texts, width.
+pages: setup
+	mkdir -p site-screenshots
+	DRIFTPROOF_SCREENSHOTS=site-screenshots $(BIN)/python -m pytest -m slow tests/test_site.py
+
+# Wheel and sdist, each installed in new environments of INSTALL_PYTHON, with the README's example run there.
+# INSTALL_PYTHON='python3.10 python3.13' and INSTALL_TORCH='2.6.0' try others.
 packages: setup
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
-	$(BIN)/python tests/install_packages.py dist --python $(or $(INSTALL_PYTHON),$(BIN)/python)
+	$(BIN)/python tests/install_packages.py dist --python $(or $(INSTALL_PYTHON),$(BIN)/python) \
+	  $(if $(INSTALL_TORCH),--torch $(INSTALL_TORCH)) $(addprefix --out ,$(INSTALL_OUT))
+
+# The demo for five seeds, its pictures, and the animation of the README.
+bench-demo: setup
+	$(BIN)/python benchmarks/demo_seeds.py --out results/demo
+	$(BIN)/python benchmarks/demo_pictures.py --results results/demo
+	PATH=$(BIN):$$PATH $(BIN)/python benchmarks/animation.py
+
+# Five tasks of a new user, from the docs alone, in a new environment with the wheel of `make packages`.
+tasks: setup
+	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks
 
 # Runs the notebooks and stores what they print.
 notebooks: setup
@@ -81,6 +98,7 @@ results: setup
 	$(BIN)/python benchmarks/precision.py results/speed/defaults results/classification --round 5 \
 	  --out results/speed/precision-later.md
 	$(BIN)/python benchmarks/pictures.py
+	$(BIN)/python benchmarks/method_pages.py
 	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/sentinel/proof results/classification \
 	  --out docs/leaderboard.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
@@ -121,4 +139,4 @@ bench-poisoning: setup
 	  --device $(or $(DEVICE),cpu) --workers $(or $(WORKERS),1)
 
 clean:
-	rm -rf $(VENV) site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site site-screenshots tasks-environment .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

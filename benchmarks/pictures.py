@@ -168,6 +168,7 @@ def write_picture(chart: Any, path: Path) -> None:  # noqa: ANN401  # any chart 
     chart.padding = {"left": 12, "right": 24, "top": 8, "bottom": 8}
     save(chart, path)
     text = re.sub('font-family="[^"]*"', 'font-family="Arial, Helvetica, sans-serif"', path.read_text(encoding="utf-8"))
+    text = re.sub(r' aria-label="[^"]*" role="graphics-symbol" aria-roledescription="point"', "", text)  # hundreds
     with atomic_write(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 

@@ -78,6 +78,21 @@ def test_precision_pages_follow_from_archived_rows(monkeypatch, capsys, page, fo
     assert compare_precisions(monkeypatch, capsys, *words) == (0, (SPEED / f"{page}.md").read_text() + "\n")
 
 
+def test_pages_of_methods_follow_from_archived_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    module = runpy.run_path(str(ROOT / "benchmarks" / "method_pages.py"))
+    pages = {name: module["render"](name, series, f"{name}.svg" if shown else None)
+             for name, series, shown in module["iter_pages"](ROOT / "results")}  # fmt: skip
+    assert sorted(f"{name}.md" for name in pages) == sorted(path.name for path in (ROOT / "docs/methods").glob("*"))
+    for name, text in pages.items():
+        assert (ROOT / "docs" / "methods" / f"{name}.md").read_text() == text, "`make results`"
+        assert (ROOT / "docs" / "images" / "methods" / f"{name}.svg").exists() == (".svg" in text)
+    archive = read_archive(ROOT / "results" / "classification")
+    wanted = {"method": "tent+crowd", "images": "cifar10-c", "seed": 0, "unknown": "svhn-c"}
+    (run,) = (run for run, spec in archive[0].items() if wanted.items() <= spec.items())
+    assert f"| {round_means(archive, run)[-1]:.1f} (round 50) |" in pages["tent"]
+
+
 @pytest.mark.parametrize("images", ["cifar10-c", "cifar100-c"])
 def test_tent_scores_match_collapse_to_one_class(images, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

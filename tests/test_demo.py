@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from driftproof.cli import main
 from driftproof.demo import streams
 from driftproof.demo.garments import CLASSES, load_garments
 from driftproof.demo.network import train_network
-from driftproof.demo.page import hostile_table, world_table, write_demo_page
+from driftproof.demo.page import _embed_some, hostile_table, world_table, write_demo_page
 from driftproof.demo.recorded import RECORDED, record_curves
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +59,7 @@ def test_same_seed_trains_the_same_network(garments):
 
 
 def test_batches_of_the_world_hold_a_fifth_bags(garments):
-    batches = list(streams._mix_batches(garments, "fog", 200, torch.Generator().manual_seed(0)))
+    batches = list(streams.mix_batches(garments, "fog", 200, torch.Generator().manual_seed(0)))
     assert [(len(labels), int((labels < 0).sum())) for _, labels in batches] == [(125, 25)] * 2
 
 
@@ -66,7 +67,7 @@ def test_errors_of_the_world_are_those_of_a_plain_loop(world, model, garments):
     generator, wrong, adapter = torch.Generator().manual_seed(0), {}, dp.adapt(model)
     for name in ("gaussian_noise", "frost"):
         wrong[name] = [0, 0]
-        for pixels, labels in streams._mix_batches(garments, name, 200, generator):
+        for pixels, labels in streams.mix_batches(garments, name, 200, generator):
             images = pixels.float() / 255
             with torch.no_grad():
                 answers = model(images), adapter(images)
@@ -102,6 +103,12 @@ def test_page_shows_the_numbers_and_needs_nothing_else(world, tmp_path):
     assert not re.search(r"""(src|href)=["']?https?:""", text)
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 16, 17, 40])
+def test_page_shows_each_image_once(world, count):
+    pictures = _embed_some(world.unfamiliar[:count])
+    assert len({id(each) for each, _ in pictures}) == len(pictures) == min(count, 16)
+
+
 def test_recorded_curves_are_those_of_the_archive(tmp_path):
     record_curves(ROOT / "results" / "classification", tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(RECORDED.read_text())
@@ -110,6 +117,28 @@ def test_recorded_curves_are_those_of_the_archive(tmp_path):
     )
     assert json.loads(RECORDED.read_text())["curves"]["tent"][-1] == pytest.approx(rows["value"].mean(), abs=0.005)
     assert rows.select(pl.len()).item() == 15
+
+
+def test_page_about_the_demo_shows_the_rows_of_five_seeds(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    seeds = runpy.run_path(str(ROOT / "benchmarks" / "demo_seeds.py"))
+    runs = json.loads((ROOT / "results" / "demo" / "demo.json").read_text())["runs"]
+    page = (ROOT / "docs" / "demo.md").read_text()
+    assert [run["seed"] for run in runs] == [0, 1, 2, 3, 4]
+    assert all(table in page for table in seeds["format_tables"](runs).values()), "`make bench-demo`"
+    assert [seeds["find_exceptions"](run) for run in runs] == [[]] * 5
+    before, after = zip(*map(seeds["mean_errors"], runs), strict=True)
+    flagged = [run["bags"] for run in runs]
+    words = [f"{min(numbers):.0f} to {max(numbers):.0f} %" for numbers in (before, after, flagged)]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the mean error falls from {words[0]} to {words[1]}, and {words[2]} of the images flagged" in readme
+    lost = [row["source"] - row["tent"] for run in runs for row in run["hostile"][2:]]
+    assert f"TENT loses {min(lost):.0f} to {max(lost):.0f} points" in page
+    found = json.loads((ROOT / "results" / "demo" / "pictures.json").read_text())
+    for kind in ("alarms", "rejected"):
+        for number in found[kind].values():
+            assert f"{number:.0f} %" in page
+    assert f"Of {found['batches']} batches, {found['batches with a step']} had a step" in page
 
 
 def test_command_prints_tables_and_writes_the_page(world, tmp_path, monkeypatch, capsys):

@@ -184,7 +184,7 @@ def my_project(monkeypatch, tmp_path):
 
 
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
-REFERENCE = [*sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "docs" / "methods.md"]
+REFERENCE = [*sorted((ROOT / "docs").glob("reference/*.md")), *sorted((ROOT / "docs").glob("methods/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -194,6 +194,27 @@ def test_code_blocks_of_documentation_run(page, tmp_path, monkeypatch, my_projec
         if "import timm" in block:
             request.getfixturevalue("timm")
         exec(compile(block, page, "exec"), {})
+
+
+def test_example_project_has_what_the_examples_import(tmp_path, monkeypatch):
+    """The file of the home page, with a network that is not trained."""
+    (text,) = re.findall(
+        r'^```python title="my_project.py"\n(.*?)^```', (ROOT / "docs/index.md").read_text(), re.M | re.S
+    )
+    network = importlib.import_module("driftproof.demo.network")
+    monkeypatch.setattr(network, "train_network", lambda *_: network.build_network())
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    exec(compile(text, "my_project.py", "exec"), names)
+    docs = "".join((ROOT / page).read_text() for page in PAGES)
+    imported = {
+        name
+        for line in re.findall(r"^from my_project import (.*?)(?:  #.*)?$", docs, re.M)
+        for name in line.split(", ")
+    }
+    assert imported - set(names) == {"data"}
+    assert set(re.findall(r"my_project:(\w+)", docs)) <= set(names)
+    assert len(list((tmp_path / "photos").glob("*/*.png"))) == 400
 
 
 def test_documentation_builds(tmp_path):
@@ -284,6 +305,15 @@ def test_readme_quotes_the_leaderboard_and_the_speed():
     verdicts = [line.split("|")[2] for line in claims.partition("<!-- /results -->")[0].splitlines()[4:] if "|" in line]
     assert [sum(word in verdict for verdict in verdicts) for word in ("does not hold", " cases")] == [3, 3]
     assert "three do not hold in our runs, and three hold in most cases only" in readme
+
+
+def test_readme_names_the_versions_that_were_installed():
+    rows = json.loads((ROOT / "results" / "packages" / "packages.json").read_text())["rows"]
+    tried = {tuple(".".join(row[name].split(".")[:2]) for name in ("python", "torch")) for row in rows}
+    assert tried == {("3.10", "2.6"), ("3.12", "2.13"), ("3.13", "2.13")}
+    assert len({row["package"].rpartition(".")[2] for row in rows}) == 2
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert "with Python 3.10 and torch 2.6, and with Python 3.12 and 3.13 and torch 2.13." in readme
 
 
 def test_documents_quote_the_times_of_the_archives():

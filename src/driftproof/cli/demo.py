@@ -15,6 +15,7 @@ _LINES = """\
   adapter = dp.adapt(model)
   for images in stream:
       logits, record = adapter.step(images)"""
+_WIDTH = 34  # of what stands left of the bars, so that these do not move
 
 
 def demo_command(
@@ -34,11 +35,16 @@ def demo_command(
     from driftproof.report.tables import frame_table
 
     garments = load_garments()
-    with progress_bar() as progress:
+    with progress_bar(bar_width=20) as progress:
 
-        def advance(name: str) -> Callable[[float], None]:
-            task = progress.add_task(name, total=100)
-            return lambda share: progress.update(task, completed=round(100 * share))
+        def advance(name: str) -> Callable[[float, str], None]:
+            task = progress.add_task(f"{name:{_WIDTH}}", total=100)
+
+            def update(share: float, note: str) -> None:
+                text = note if note and share < 1 else name
+                progress.update(task, completed=round(100 * share), description=f"{text:{_WIDTH}}")
+
+            return update
 
         model = train_network(garments.train, garments.train_labels, seed=seed, progress=advance("train a network"))
         world = run_world(model, garments, seed=seed, progress=advance("let the world change"))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,7 @@ def print_json(content: object) -> None:
 
 def make_table(*headings: str) -> Table:
     """Return a table that wraps its cells on a narrow terminal instead of truncating them."""
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table

@@ -13,12 +13,12 @@ __all__ = ["progress_bar"]
 
 
 @contextmanager
-def progress_bar() -> "Iterator[Progress]":
+def progress_bar(bar_width: int = 40) -> "Iterator[Progress]":
     """Show progress bars on stderr, so that stdout stays clean for scripts."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from driftproof.cli.bounded_progress import BoundedProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width), MofNCompleteColumn(), TimeRemainingColumn())
     with BoundedProgress(*columns, console=Console(stderr=True)) as progress:
         yield progress

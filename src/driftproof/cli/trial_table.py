@@ -47,10 +47,7 @@ def print_trials(trials: Sequence[Trial], outcomes: Sequence[Outcome], advice: R
     if any(trial.auroc is not None for trial in trials):
         columns["AUROC"] = ["–" if trial.auroc is None else f"{trial.auroc:.1%}" for trial in trials]
     if any(trial.summary.actions for trial in trials):
-        columns["guards"] = [
-            ", ".join(f"{action} {count}×" for action, count in trial.summary.actions.items()) or "–"
-            for trial in trials
-        ]
+        columns["guards"] = [_format_actions(trial) for trial in trials]
     columns["ms/image"] = [f"{trial.milliseconds:.1f}" for trial in trials]
     print_table(list(columns), list(zip(*columns.values(), strict=True)))
     if quarantined := trials[-1].summary.quarantined:

@@ -24,7 +24,7 @@ def build_network() -> nn.Sequential:
 
 
 def train_network(
-    images: Tensor, labels: Tensor, *, seed: int = 0, progress: Callable[[float], None] = lambda share: None
+    images: Tensor, labels: Tensor, *, seed: int = 0, progress: Callable[[float, str], None] = lambda share, note: None
 ) -> nn.Module:
     """Train on clean images, and return the network in evaluation mode.
 
@@ -32,7 +32,7 @@ def train_network(
         images: 8-bit images, (N, 3, 32, 32).
         labels: Their classes.
         seed: Of the initial weights and the order of the images.
-        progress: Called with the share that is done.
+        progress: Called with the share that is done and the loss.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -44,8 +44,9 @@ def train_network(
         for step, chosen in enumerate(torch.split(order, _BATCH)):
             batch = images[chosen].float() / 255
             optimizer.zero_grad()
-            F.cross_entropy(network(batch if step % 2 else batch.flip(3)), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(network(batch if step % 2 else batch.flip(3)), labels[chosen])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            progress((step + 1) / steps)
+            progress((step + 1) / steps, f"train a network: loss {float(loss.detach()):.2f}")
     return network.eval()

@@ -79,8 +79,8 @@ def hostile_table(hostile: Sequence[Hostile]) -> pl.DataFrame:
 def _embed_some(unfamiliar: Sequence[Unfamiliar]) -> list[tuple[Unfamiliar, str]]:
     """Return evenly spaced images of a stream with their data URLs, enlarged."""
     image_module = require("PIL.Image", "Writing a page of images")
-    count = len(unfamiliar)
-    chosen = [unfamiliar[count * index // _SHOWN] for index in range(min(_SHOWN, count))]
+    shown = min(_SHOWN, len(unfamiliar))
+    chosen = [unfamiliar[len(unfamiliar) * index // shown] for index in range(shown)]
     pictures = []
     for each in chosen:
         image = image_module.fromarray(each.image.permute(1, 2, 0).numpy())

@@ -12,7 +12,7 @@ from driftproof.corruptions import CORRUPTIONS, corrupt, procedural_frost
 from driftproof.demo.garments import Garments
 from driftproof.methods import adapt, source, tent
 
-__all__ = ["SEVERITY", "WATCHED", "Domain", "Hostile", "Unfamiliar", "World", "run_hostile", "run_world"]
+__all__ = ["SEVERITY", "WATCHED", "Domain", "Hostile", "Unfamiliar", "World", "mix_batches", "run_hostile", "run_world"]
 
 SEVERITY = 5
 WATCHED = 10
@@ -22,7 +22,8 @@ _BATCH, _BAGS = 100, 25
 _HIGH_RATE = 0.3  # 300 times TENT's
 _SINGLE_IMAGES, _REPEATS = 300, 2
 
-Progress = Callable[[float], None]
+Progress = Callable[[float, str], None]
+"""Called with the share that is done, and with what was found last."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,12 @@ class Hostile:
 
 
 def run_world(
-    model: nn.Module, garments: Garments, *, seed: int = 0, count: int = 1000, progress: Progress = lambda share: None
+    model: nn.Module,
+    garments: Garments,
+    *,
+    seed: int = 0,
+    count: int = 1000,
+    progress: Progress = lambda share, note: None,
 ) -> World:
     """Adapt to fifteen corruptions one after the other. A fifth of the images are bags.
 
@@ -90,7 +96,7 @@ def run_world(
         garments: Test images and bags.
         seed: Of the choice and the order of the images.
         count: Known images of each corruption, a multiple of 100.
-        progress: Called with the share that is done.
+        progress: Called with the share that is done and what was found last.
     """
     generator = torch.Generator().manual_seed(seed)
     adapter, frozen = adapt(model), source(model)
@@ -98,7 +104,7 @@ def run_world(
     unfamiliar: list[Unfamiliar] = []
     for index, name in enumerate(CORRUPTIONS):
         errors = torch.zeros(2)
-        for pixels, labels in _mix_batches(garments, name, count, generator):
+        for pixels, labels in mix_batches(garments, name, count, generator):
             images, is_known = pixels.float() / 255, labels >= 0
             before = frozen(images).argmax(dim=1)
             logits, record = adapter.step(images)
@@ -110,13 +116,14 @@ def run_world(
                 for value, place in zip(novelty.tolist(), places.tolist(), strict=True)
             ]
         domains.append(Domain(name, *(100 * errors / count).tolist()))
-        progress((index + 1) / len(CORRUPTIONS))
+        note = f"{name.replace('_', ' ')}: error {domains[-1].source:.0f} → {domains[-1].adapted:.0f} %"
+        progress((index + 1) / len(CORRUPTIONS), note)
     bags = 100 * sum(each.is_bag for each in unfamiliar) / len(unfamiliar)
     return World(domains, unfamiliar, bags, record.health.state)
 
 
 def run_hostile(
-    model: nn.Module, garments: Garments, *, seed: int = 0, progress: Progress = lambda share: None
+    model: nn.Module, garments: Garments, *, seed: int = 0, progress: Progress = lambda share, note: None
 ) -> list[Hostile]:
     """Run TENT and `adapt` on streams that are hard for adapters.
 
@@ -124,7 +131,7 @@ def run_hostile(
         model: The trained network.
         garments: Test images.
         seed: Of the order of the images.
-        progress: Called with the share that is done.
+        progress: Called with the share that is done and what was found last.
     """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(garments.test), generator=generator)
@@ -139,7 +146,7 @@ def run_hostile(
         adapters = (source(model), tent(model, guard=(), **options), adapt(model, **options))
         images, labels = garments.test[order].float() / 255, garments.test_labels[order]
         found.append(Hostile(name, *(_accuracy(adapter, images, labels, size) for adapter in adapters)))
-        progress((index + 1) / len(streams))
+        progress((index + 1) / len(streams), f"TENT {found[-1].tent:.0f} %, dp.adapt {found[-1].adapted:.0f} %")
     return found
 
 
@@ -148,7 +155,7 @@ def _accuracy(adapter: Adapter, images: Tensor, labels: Tensor, size: int) -> fl
     return 100 * float((predicted == labels).float().mean())
 
 
-def _mix_batches(
+def mix_batches(
     garments: Garments, corruption: str, count: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield corrupted images and labels, −1 for bags, in random order."""

@@ -1,4 +1,4 @@
-"""The one call for people who do not know test-time adaptation."""
+"""adapt: the one call for people who do not know test-time adaptation."""
 
 from torch import nn
 from typing_extensions import Unpack

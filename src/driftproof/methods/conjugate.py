@@ -1,4 +1,4 @@
-"""Conjugate pseudo-labels."""
+"""Conjugate: learn from conjugate pseudo-labels."""
 
 from torch import nn
 from typing_extensions import Unpack
