@@ -87,7 +87,14 @@ def _corrupt_all(clean: ImageSet, limit: int | None, device: torch.device, photo
 
 
 def scenes(
-    data: Path, *, batch: int, limit: int | None, height: int | None, device: torch.device, photos: FrostPhotos
+    data: Path,
+    *,
+    batch: int,
+    limit: int | None,
+    height: int | None,
+    device: torch.device,
+    photos: FrostPhotos,
+    weather: Sequence[str] = _WEATHER,
 ) -> Callable[[], Iterator[LabeledBatch]]:
     """Return a function that goes through one round of CamVid's test frames: six kinds of weather of severity 3.
 
@@ -98,18 +105,19 @@ def scenes(
         height: Height to resize the frames to; None is the stored one.
         device: Where the frames are corrupted and kept.
         photos: For the corruption frost.
+        weather: Other corruptions, or `CLEAN`.
     """
     read = camvid_scenes(data, split="val+test", height=height)
     chosen = torch.linspace(0, len(read) - 1, min(limit or len(read), len(read))).long()
     frames, maps = (tensor[chosen].to(device) for tensor in load_labeled_scenes(read))
     name = SceneImages(read).name
-    weather = {
+    skies = {
         kind: frames if kind == CLEAN else corrupt(frames, kind, 3, dataset=name, indices=chosen, frost_photos=photos)
-        for kind in _WEATHER
+        for kind in weather
     }
 
     def iterate() -> Iterator[LabeledBatch]:
-        for kind, pixels in weather.items():
+        for kind, pixels in skies.items():
             for part, labels in zip(torch.split(pixels, batch), torch.split(maps, batch), strict=True):
                 labels = labels.long()
                 yield LabeledBatch(kind, part.float() / 255, labels.masked_fill(labels == UNKNOWN, -1))

@@ -19,11 +19,14 @@ from driftproof.models import build_model
 
 def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     """The methods to time, by name."""
+    blended = {"detector_share": None, "mean_entropy": 0.1}
+    slim = {"mean_entropy": 0.1, "detector": dp.detectors.Sentinel(momentum=1.0)}
     return {
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
-        "sentinel": (dp.sentinel, {}),
-        "sentinel, everything learns": (dp.sentinel, {"scope": dp.scopes.everything(), "lr": 1e-4}),
-        "sentinel, no mirror": (dp.sentinel, {"members": "network+detector+source"}),
+        "sentinel": (dp.sentinel, blended),
+        "sentinel, frozen network for the average": (dp.sentinel, slim),
+        "the same, no mirror image": (dp.sentinel, {**slim, "members": "network+detector+source"}),
+        "batch statistics in the sentinel": (dp.sentinel, {}),
         "paf_kip": (dp.paf_kip, {}),
     }
 
@@ -59,7 +62,23 @@ def measure(
     found = {"ms": round(statistics.median(times), 3), "ms_min": round(min(times), 3), "seconds_to_capture": ready}
     if cuda:
         found["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
+        found["kernels"] = profile(adapter, images)
     return found
+
+
+def profile(adapter: dp.Adapter, images: torch.Tensor, steps: int = 5) -> dict[str, Any]:
+    """Number and time of a step's kernels, and the ones that take longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            adapter(images)
+        torch.cuda.synchronize()
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    longest = [(event.key[:90], event.count / steps, event.self_device_time_total / steps / 1e3) for event in events]
+    return {
+        "number": sum(count for _, count, _ in longest),
+        "ms": round(sum(ms for *_, ms in longest), 3),
+        "longest": [f"{ms:.3f} ms, {count:g} times: {name}" for name, count, ms in longest[:25]],
+    }
 
 
 def main() -> None:
@@ -77,7 +96,7 @@ def main() -> None:
             found[name] = measure(make, options, device, arguments.trials)
         except Exception as error:  # one that fails says why, and the others are still measured
             found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-        print(name, found[name], flush=True)
+        print(name, {key: value for key, value in found[name].items() if key != "kernels"}, flush=True)
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -22,6 +22,7 @@ class Sentinel:
     lr: float = 1e-3
     repel: float = 2.0
     view: str = "none"
+    teacher_view: str = ""
     momentum: float = 0.999
     pull: float = 0.0
     teacher: bool = True
@@ -52,6 +53,7 @@ class Learner:
     momentum: float = 0.0
     first: str = "none"
     second: str = "flip"
+    spread: str = "known"
 
 
 def entropy(log_p: Tensor) -> Tensor:
@@ -189,7 +191,8 @@ class SentinelJob(Job):
         losses = entropy(log_p)
         with torch.no_grad():
             if choice.teacher:
-                teacher = self.teacher(images if choice.view != "crop" else self.see(images, choice.view))
+                usual = "crop" if choice.view == "crop" else "none"
+                teacher = self.teacher(self.see(images, choice.teacher_view or usual))
                 theirs = entropy(teacher.log_softmax(dim=1))
                 self.store("teacher", teacher)
             else:
@@ -306,7 +309,10 @@ class LearnerJob(Job):
             losses = -(target * log_p).sum(dim=1)
         loss = mean_over(losses, weights)
         if choice.mean_entropy:
-            mean = (p * known.float().unsqueeze(1)).sum(dim=0) / known.sum().clamp(min=1)
+            counted = known
+            if choice.spread != "known":  # the surer group, while there are two
+                counted = self.read("below_cut").bool() | (self.read("separation") < 2.75 + 48 / len(images))
+            mean = (p * counted.float().unsqueeze(1)).sum(dim=0) / counted.sum().clamp(min=1)
             mean = torch.lerp(mean, self.marginal, choice.smooth)
             weight = choice.mean_entropy / (1 - choice.smooth)
             loss = loss + weight * (mean * mean.clamp(min=1e-12).log()).sum()

@@ -129,6 +129,7 @@ class State(nn.Module):
             rule = method.detector.statistics or method.statistics
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
         self.detection: Detection | None = None
+        self._source_pass: tuple[Tensor, Tensor | None] | None = None
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -253,14 +254,23 @@ class State(nn.Module):
             view=self._method.view,
             student_view=student_view,
             detection=self.detection,
+            source_pass=self._source_pass,
             generator=generator,
             side_stream=side_stream,
         )
 
     def detect(self, images: Tensor, good: Tensor) -> None:
         """Have the detector judge a batch, for all steps that are made of it."""
-        if self._method.detector is not None and self.detector is not None:
-            self.detection = self._method.detector.detect(images, self.detector, good)
+        detector = self._method.detector
+        if detector is None or self.detector is None:
+            return
+        if detector.needs_source:  # the steps of the batch share the pass
+            with torch.no_grad():
+                wanted = self._needs_source_features
+                self._source_pass = self.source.try_features(images) if wanted else (self.source(images), None)
+            self.detection = detector.detect(images, self.detector, good, self._source_pass[0])
+        else:
+            self.detection = detector.detect(images, self.detector, good)
 
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
@@ -318,8 +328,8 @@ class State(nn.Module):
         """Drop what is still held of a step."""
         if self.reset_condition is not None:
             self.reset_condition = self._return_condition = None
-        if self.detection is not None:
-            self.detection = None
+        if self.detection is not None or self._source_pass is not None:
+            self.detection = self._source_pass = None
         for network in (self.network, self.source, self.teacher, self.detector):
             if network is not None:
                 network.rollback()
