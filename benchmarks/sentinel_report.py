@@ -56,7 +56,8 @@ def combine(parts: dict[str, Tensor], letters: str) -> Tensor | None:
 
 
 COMBINATIONS = (
-    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "fs", "lsf", "lsfg", "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
+    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "fs", "lsf", "lsfg",
+    "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
 )  # fmt: skip
 

@@ -49,7 +49,8 @@ def run(
                 confusion.update(predicted, labels.masked_fill(labels < 0, 255))
                 kinds = torch.where(predicted == labels, 0, 1).masked_fill(labels < 0, 2)  # right, wrong, unknown
                 scores.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
-            assert confusion is not None and scores is not None  # no domain is empty
+            assert confusion is not None  # no domain is empty
+            assert scores is not None
             yield {
                 "round": number,
                 "domain": domain,
@@ -93,7 +94,7 @@ def main() -> None:
     classes = int(model(next(stream()).images[:1]).shape[1])
     arguments.out.mkdir(parents=True, exist_ok=True)
     protocol = {
-        "stream": "held-out corruptions" if arguments.held_out else "weather",
+        "stream": "held-out" if arguments.held_out else "weather",
         "severity": 3,
         "frames": arguments.images,
         "batch": arguments.batch,
@@ -106,17 +107,12 @@ def main() -> None:
     }
     for name in arguments.methods:
         make, chosen = METHODS[name]
-        path = (
-            arguments.out
-            / f"{'held-out' if arguments.held_out else 'weather'}-{name.replace('+', '-').replace(' ', '-')}.jsonl"
-        )
+        file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(" ", "-")
         adapter = make(model, precision=arguments.precision, channels_last=arguments.channels_last, **chosen)
         begun = time.perf_counter()
-        with path.open("w") as file:
-            file.write(
-                json.dumps({"method": name, "options": {key: str(value) for key, value in chosen.items()}} | protocol)
-                + "\n"
-            )
+        described = {"method": name, "options": {key: str(value) for key, value in chosen.items()}}
+        with (arguments.out / file_name).open("w") as file:
+            file.write(json.dumps(described | protocol) + "\n")
             for row in run(adapter, stream, 1 if name == "source" else arguments.rounds, classes):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
