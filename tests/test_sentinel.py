@@ -82,6 +82,35 @@ def test_sentinel_by_hand(model, mirror):
     assert sure + unknown < 5 * 12, "some samples must have taken no part"
 
 
+class AskingItself(Sentinel):
+    """Runs the moving average even where it is the frozen network."""
+
+    def __init__(self, **choices):
+        super().__init__(**choices)
+        self.needs_source = False
+
+
+@pytest.mark.parametrize(
+    ("network", "novelty"), [("wide_resnet", "cosine"), ("wide_resnet", "detector"), ("segmentation", "detector")]
+)
+def test_average_that_stands_still_is_the_frozen_network(network, novelty):
+    """At momentum 1 the pass of the frozen network serves, once for all that read it."""
+    choices = {"lr": 0.1, "threshold": 0.75, "momentum": 1.0, "images_per_step": 1}
+    adapters = [
+        sentinel_for(build(network).double(), make(**choices), novelty=novelty) for make in (Sentinel, AskingItself)
+    ]
+    passes = []
+    adapters[0].source.register_forward_hook(lambda *_: passes.append(1))
+    for number, images in enumerate(double_stream(4), start=1):
+        ours, theirs = (adapter(images) for adapter in adapters)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        torch.testing.assert_close(adapters[0].last.novelty, adapters[1].last.novelty, rtol=0, atol=1e-9)
+        assert len(passes) == number
+    affine = [adapter.method.detector.affine for adapter in adapters]
+    assert not torch.equal(affine[0], adapters[0].method.detector.average)
+    torch.testing.assert_close(*affine, rtol=0, atol=1e-9)
+
+
 def test_sentinel_shares_every_parameter_with_the_frozen_network(model):
     adapter = sentinel_for(model)
     for images in double_stream(2):
@@ -202,6 +231,14 @@ def test_small_batches_wait_for_each_other(model):
     # The first step of Adam is the learning rate in the direction of the gradient's sign.
     step = (start - moved.affine) / 0.1
     torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)
+
+
+def test_every_pixel_counts_as_an_image():
+    """A frame has more samples than a step waits for."""
+    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=64))
+    start = adapter.method.detector.affine.clone()
+    adapter(batches(1, size=2)[0])
+    assert not torch.equal(adapter.method.detector.affine, start)
 
 
 def test_sentinel_is_not_trusted_while_its_scores_form_one_group(model):

@@ -69,7 +69,8 @@ class Sentinel(Detector):
         mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them.
         min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
             this + 48/n standard deviations apart; 0 trusts the sentinel always.
-        images_per_step: Gradients of smaller batches wait for each other until they come from so many images.
+        images_per_step: Gradients of smaller batches wait for each other until they come from so many images; a pixel
+            counts as one where every pixel has a label.
         statistics: See `Detector`.
 
     Reference:
@@ -150,7 +151,7 @@ class Sentinel(Detector):
             novelty = -upcast(logits).logsumexp(dim=1)
             known = (repel <= 0) | ~self._is_trusted(novelty, network)
             start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
-            self._step(gradient, start, network.distributed.global_count(len(images)))
+            self._step(gradient, start, network.distributed.global_count(novelty.numel()))
             return Detection(known, novelty, logits)
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
@@ -186,9 +187,9 @@ class Sentinel(Detector):
             return torch.ones_like(scores[0], dtype=torch.bool)
         return fit_otsu(scores).separation >= self.min_separation + _FEW / len(scores)
 
-    def _step(self, gradient: Tensor, start: Tensor, images: int) -> None:
+    def _step(self, gradient: Tensor, start: Tensor, samples: int) -> None:
         """A step of Adam, where one is due and its gradient is finite; the buffers are replaced."""
-        total, number = self.waiting + images * gradient, self.num_waiting + images
+        total, number = self.waiting + samples * gradient, self.num_waiting + samples
         finite, due = total.isfinite().all(), number >= self.images_per_step
         gradient, stepped, count = total / number, finite & due, self.count + 1
         mean = torch.lerp(self.mean, gradient, 1 - _BETAS[0])
