@@ -19,14 +19,11 @@ from driftproof.models import build_model
 
 def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     """The methods to time, by name."""
-    blended = {"detector_share": None, "mean_entropy": 0.1}
-    slim = {"mean_entropy": 0.1, "detector": dp.detectors.Sentinel(momentum=1.0)}
     return {
+        "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
-        "sentinel": (dp.sentinel, blended),
-        "sentinel, frozen network for the average": (dp.sentinel, slim),
-        "the same, no mirror image": (dp.sentinel, {**slim, "members": "network+detector+source"}),
-        "batch statistics in the sentinel": (dp.sentinel, {}),
+        "sentinel, no mirror image": (dp.sentinel, {"members": "network+detector+source"}),
+        "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
     }
 

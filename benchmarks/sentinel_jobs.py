@@ -152,6 +152,14 @@ class Job:
             self.counter.zero_()
         torch.cuda.synchronize()
 
+    def cut(self, steps: int) -> bool:
+        """Keep the rounds that so many steps finished; whether there is one."""
+        self.rounds = min(self.rounds, steps // self.stream.steps)
+        self.total = self.rounds * self.stream.steps
+        torch.cuda.synchronize()
+        self.results = {name: value[: self.total] for name, value in self.results.items()}
+        return self.rounds > 0
+
     def advance(self) -> None:
         """Go on by one batch."""
         if self.graph is not None:
@@ -338,7 +346,8 @@ def run_together(jobs: list[Job], start: float, deadline: float) -> bool:
             jobs[0].cuda_stream.synchronize()
             if time.time() - start > deadline:
                 print("out of time", flush=True)
-                return False
+                finished = [job.cut(number + 1) for job in jobs]
+                return all(finished)
     if jobs[0].cuda_stream is not None:
         torch.cuda.synchronize()
     return True

@@ -9,6 +9,7 @@ _SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-
 _CHOSEN = replace(_SECOND, name="chosen", known="all")
 _ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
 _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
+_STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 
 PLANS = {
@@ -154,6 +155,22 @@ PLANS = {
         "sentinels": [_BLENDED, replace(_BLENDED, name="pulled", pull=1e-3)],
         "before_other_sentinels": 1,
         "learners": [replace(_FOURTH, name="lambda0.1", mean_entropy=0.1)],
+    },
+    "fifth": {
+        "sentinels": [
+            replace(_STILL, name="pull0"),
+            replace(_STILL, name="pull1e-3", pull=1e-3),
+            replace(_STILL, name="pull2e-3", pull=2e-3),
+            replace(_STILL, name="pull5e-3", pull=5e-3),
+        ],
+        "learners": [],
+    },
+    "fifth_learners": {
+        "sentinels": [],
+        "learners": [
+            replace(_FOURTH, name="lr2e-3", sentinel="none", lr=2e-3),
+            replace(_FOURTH, name="lr2e-3_pull2e-2", sentinel="none", lr=2e-3, pull=2e-2),
+        ],
     },
     "final": {
         "sentinels": [Sentinel("flip", view="flip")],

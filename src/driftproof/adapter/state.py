@@ -321,8 +321,14 @@ class State(nn.Module):
             self.num_steps.mul_(~(self._return_condition & stepped))
         if self._accumulated:
             self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
-            for total, gradient in zip(self._accumulated.values(), gradients, strict=True):
-                total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
+            totals = self.accumulated_grads
+            if len({tensor.dtype for tensor in (*totals, *gradients)}) == 1:  # few operations for many tensors
+                waiting = torch.where(stepped, 0.0, torch.where(good, flatten(gradients), flatten(totals)))
+                parts = waiting.split([total.numel() for total in totals])
+                torch._foreach_copy_(totals, [part.view_as(total) for part, total in zip(parts, totals, strict=True)])
+            else:
+                for total, gradient in zip(totals, gradients, strict=True):
+                    total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""

@@ -17,7 +17,7 @@ from driftproof.adapter.objective import Objective, compute_novelty, compute_obj
 from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.components import Step
+from driftproof.components import Step, flatten
 from driftproof.errors import ModelError
 from driftproof.gradients import Plain
 from driftproof.memories import Memory
@@ -149,7 +149,7 @@ def _learn(
         # Whether to keep it.
         stepped_ok, loss_ok, logits_ok = are_finite(before.changed_values(), [objective.loss], [step.logits])
         if due is not None:
-            stepped_ok = torch.where(due, stepped_ok, *are_finite(gradients))
+            stepped_ok = torch.where(due, stepped_ok, *are_finite([flatten(gradients)]))
         finite = loss_ok & stepped_ok
         finite = finite if memory is None else finite & logits_ok
         can_learn = method.statistics.can_learn()
