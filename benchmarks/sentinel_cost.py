@@ -83,12 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--only", nargs="+", choices=tuple(variants()), default=tuple(variants()))
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     found: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "driftproof": dp.__version__}
     found["network"] = "WRN-40-2, batch 200, bf16, channels last, captured"
-    for name, (make, options) in variants().items():
+    for name in arguments.only:
+        make, options = variants()[name]
         try:
             found[name] = measure(make, options, device, arguments.trials)
         except Exception as error:  # one that fails says why, and the others are still measured
