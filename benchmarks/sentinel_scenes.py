@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--height", type=int)
     parser.add_argument("--frost", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision")
     parser.add_argument("--channels-last", action="store_true")
     arguments = parser.parse_args()
@@ -108,7 +109,8 @@ def main() -> None:
     for name in arguments.methods:
         make, chosen = METHODS[name]
         file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(" ", "-")
-        adapter = make(model, precision=arguments.precision, channels_last=arguments.channels_last, **chosen)
+        settings = {key: getattr(arguments, key) for key in ("engine", "precision", "channels_last")}
+        adapter = make(model, **settings, **chosen)
         begun = time.perf_counter()
         described = {"method": name, "options": {key: str(value) for key, value in chosen.items()}}
         with (arguments.out / file_name).open("w") as file:
