@@ -56,7 +56,11 @@ def measure(
         if cuda:
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start) / (10 if cuda else 1))
-    found = {"ms": round(statistics.median(times), 3), "ms_min": round(min(times), 3), "seconds_to_capture": ready}
+    found: dict[str, Any] = {
+        "ms": round(statistics.median(times), 3),
+        "ms_min": round(min(times), 3),
+        "seconds_to_capture": ready,
+    }
     if cuda:
         found["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
         found["kernels"] = profile(adapter, images)

@@ -8,7 +8,7 @@ which the network has never seen. Error of garments and AUROC of bags in percent
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -118,7 +118,7 @@ def main() -> None:
         "driftproof": dp.__version__,
         "rows": {},
     }
-    methods = {
+    methods: dict[str, Callable[[nn.Module], dp.Adapter]] = {
         "source": lambda model: dp.source(model, novelty="energy"),
         "tent+crowd": lambda model: dp.tent(model, select=dp.ConfidenceDifference(), novelty="energy"),
         "sentinel": dp.sentinel,

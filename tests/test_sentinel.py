@@ -358,3 +358,69 @@ def test_every_variant_of_the_search_can_be_built_and_differs(model):
     defaults = dp.sentinel(model, guard=()).method.describe()
     assert methods["sentinel"] == str(sorted(defaults.items()))
     assert len(set(methods.values())) == len(methods)
+
+
+# --- many small buffers -----------------------------------------------------------------------------------------------
+
+
+class Counters(dp.after.After):
+    """Buffers of several shapes and types, all replaced in every step."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = [(), (3,), (2, 5), (200, 100)]
+        for number, shape in enumerate(shapes):
+            self.register_buffer(f"real_{number}", torch.zeros(shape))
+            self.register_buffer(f"whole_{number}", torch.zeros(shape, dtype=torch.int64))
+
+    def after_step(self, step, state):
+        for name, buffer in list(self.named_buffers()):
+            setattr(self, name, buffer + 1)
+
+
+def test_buffers_that_are_kept_together_are_all_kept_or_all_undone():
+    """As if each had its own condition, whatever its size and type."""
+    adapter = dp.tent(build("wide_resnet"), after=Counters(), guard=())
+    stream = batches(3)
+    counters = adapter.method.after[-1]
+    homes = {name: buffer.data_ptr() for name, buffer in counters.named_buffers()}
+    for images, expected in ((stream[0], 1), (stream[1] * math.nan, 1), (stream[1], 2), (stream[2], 3)):
+        adapter(images)
+        for name, buffer in counters.named_buffers():
+            assert torch.equal(buffer, torch.full_like(buffer, expected)), name
+            assert buffer.data_ptr() == homes[name], f"{name} has moved, and a captured step would miss it"
+
+
+@pytest.mark.parametrize("types", [(torch.float64,), (torch.float32, torch.float64)])
+def test_gradients_that_wait_are_summed_whatever_their_types(types):
+    """A step every third batch, of the mean of three gradients: SGD by hand."""
+    torch.manual_seed(0)
+    layers = [nn.LayerNorm(4, dtype=kind) for kind in types]
+    model = CastingLayers(layers)
+    adapter = dp.tent(model, lr=0.1, accumulate=3, optimizer=torch.optim.SGD, mean_entropy=0.0, guard=())
+    start = [parameter.detach().clone() for layer in layers for parameter in layer.parameters()]
+    stream = [torch.randn(6, 4, dtype=torch.float64) for _ in range(3)]
+    total = [torch.zeros_like(parameter) for parameter in start]
+    for images in stream:
+        loss = torch.distributions.Categorical(logits=model(images)).entropy().mean()
+        gradients = torch.autograd.grad(loss, [p for layer in layers for p in layer.parameters()])
+        total = [sum_ + gradient for sum_, gradient in zip(total, gradients, strict=True)]
+        adapter(images)
+    ours = list(adapter.state.trainable)
+    for parameter, first, gradient in zip(ours, start, total, strict=True):
+        torch.testing.assert_close(parameter.detach(), first - 0.1 * gradient / 3, rtol=1e-5, atol=1e-7)
+    assert all(not waiting.any() for waiting in adapter.state.accumulated_grads)
+
+
+class CastingLayers(nn.Module):
+    """Layers of several types after each other, then classes."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.classifier = nn.Linear(4, 3, dtype=torch.float64)
+
+    def forward(self, images):
+        for layer in self.layers:
+            images = layer(images.to(layer.weight.dtype))
+        return self.classifier(images.double())

@@ -324,7 +324,7 @@ class State(nn.Module):
             totals = self.accumulated_grads
             if len({tensor.dtype for tensor in (*totals, *gradients)}) == 1:  # few operations for many tensors
                 waiting = torch.where(stepped, 0.0, torch.where(good, flatten(gradients), flatten(totals)))
-                parts = waiting.split([total.numel() for total in totals])
+                parts = torch.split(waiting, [total.numel() for total in totals])
                 torch._foreach_copy_(totals, [part.view_as(total) for part, total in zip(parts, totals, strict=True)])
             else:
                 for total, gradient in zip(totals, gradients, strict=True):

@@ -160,8 +160,8 @@ class Backup:
             if owners is not None and slot.owner not in owners:
                 continue
             if slot.tensor is not held.tensor:
-                if held.is_small:
-                    small[slot.tensor.dtype].append(held)
+                if held.tensor is not None and held.is_small:
+                    small[held.tensor.dtype].append(held)
                 else:
                     self._keep_buffer(held, condition)
             elif held.is_written and slot.group == "buffer":
@@ -233,7 +233,7 @@ def _keep_together(group: list[_Held], condition: Tensor) -> None:
     news = [held.slot.tensor.detach() for held in group if held.slot.tensor is not None]
     olds = [held.tensor for held in group if held.tensor is not None]
     kept = torch.where(condition, flatten(news), flatten(olds))
-    for held, part, old in zip(group, kept.split([old.numel() for old in olds]), olds, strict=True):
+    for held, part, old in zip(group, torch.split(kept, [old.numel() for old in olds]), olds, strict=True):
         held.put(part.view(old.shape))
 
 
