@@ -5,10 +5,10 @@
 Three groups of contestants; `--only` chooses among them, and `--limits-only` leaves out what has no limit:
 
 - eager: the eager engine against hand-written loops, all with PyTorch's default precision and memory layout.
-- captured: CUDA graphs in tf32 and bf16, channels last; with `--compile` also the engine "compile".
 - resnet50: as eager, for a ResNet-50 at 224 × 224, of torchvision where it is installed.
+- captured: CUDA graphs in tf32 and bf16, channels last; with `--compile` also the engine "compile".
 
-The contestants of a network take turns in one process; medians are compared. A timed run is several steps in a row with
+The contestants of a group take turns in one process; medians are compared. A timed run is several steps in a row with
 one synchronization at the end; the time of a single synchronized step is reported separately. Two floors bound a
 perfectly fused step: the bytes it moves over the measured bandwidth, and its multiplications over the measured rate of
 large matrix products. With `--out`, each part of the results is written as soon as it is known.
@@ -35,7 +35,7 @@ from third_party import import_torchvision
 
 Step = Callable[[Tensor], Tensor]
 
-GROUPS = ("eager", "captured", "resnet50")
+GROUPS = ("eager", "resnet50", "captured")
 RATIOS = {
     "tf32: tent+crowd, captured / plain loop": ("tf32 graph tent+crowd", "plain loop", 0.42),
     "bf16: tent+crowd, captured / plain loop": ("bf16 graph tent+crowd", "plain loop", 0.25),
@@ -54,7 +54,7 @@ RATIOS = {
 MEMORY = "tf32: peak memory, tent+crowd, captured / plain loop"
 HEALTH = {
     f"{precision}: {method} with health / without, both captured": (precision, method)
-    for precision in ("tf32", "bf16")
+    for precision in ("bf16", "tf32")
     for method in ("tent", "tent+crowd")
 }
 LIMITS = {name: limit for name, (_, _, limit) in RATIOS.items()} | {MEMORY: 1.10} | dict.fromkeys(HEALTH, LIMIT)
@@ -213,13 +213,11 @@ def compute_ratios(times: dict[str, float], peaks: dict[str, int | None]) -> dic
     return ratios | {MEMORY: ours / theirs} if ours and theirs else ratios
 
 
-def measure_health(make_network: Callable[[], nn.Module], images: Tensor) -> dict[str, float]:
-    """Return what health costs, as ratios of times of captured steps."""
+def measure_health(make_network: Callable[[], nn.Module], images: Tensor) -> Iterator[tuple[str, float]]:
+    """Yield what health costs, as ratios of times of captured steps, each with its name."""
     settings: dict[str, Any] = {"engine": "graph", "channels_last": True}
-    return {
-        name: measure_health_cost(make_network, images, select="crowd" in method, precision=precision, **settings)
-        for name, (precision, method) in HEALTH.items()
-    }
+    for name, (precision, method) in HEALTH.items():
+        yield name, measure_health_cost(make_network, images, select="crowd" in method, precision=precision, **settings)
 
 
 def profile_kernels(make_network: Callable[[], nn.Module], images: Tensor) -> dict[str, dict[str, float]]:
@@ -276,32 +274,33 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     results: dict[str, Any] = {"protocol": protocol, "ratios": {}, "ms": {}, "ms alone": {}}
     results |= {"floors": {}, "peak": {}, "kernels": {}}
-    steps = make_eager(make_network) if "eager" in groups else {}
-    if "captured" in groups:
-        steps |= make_captured(make_network, engines, limits_only=arguments.limits_only)
-    if steps:
-        protocol["network"] = f"WRN-40-2, batch {arguments.batch}"
-        check_same_outputs(steps, images)
-        results["ms"] |= time_all(steps, images, trials=arguments.trials, row=ROW)
-        results["ratios"] |= compute_ratios(results["ms"], {})
+    make_steps: dict[str, Callable[[], dict[str, Step]]] = {
+        "eager": lambda: make_eager(make_network),
+        "resnet50": lambda: make_eager(lambda: build_resnet50().to(device), "ResNet-50, "),
+        "captured": lambda: make_captured(make_network, engines, limits_only=arguments.limits_only),
+    }
+    for group in [group for group in make_steps if group in groups]:
+        is_large, steps = group == "resnet50", make_steps[group]()
+        if is_large:
+            kind = type(build_resnet50()).__module__
+            protocol["second network"] = f"{kind}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
+        else:
+            protocol["network"] = f"WRN-40-2, batch {arguments.batch}"
+        batch, row = (torch.rand(RESNET_BATCH, 3, 224, 224, device=device), RESNET_ROW) if is_large else (images, ROW)
+        check_same_outputs(steps, batch)
+        times = time_all(steps, batch, trials=arguments.trials, row=row)
+        results["ratios"] |= compute_ratios(times, {})  # of contestants that took turns
+        results["ms"] = times | results["ms"]
         yield results
-        if not arguments.limits_only:
-            results["ms alone"] |= time_all(steps, images, trials=arguments.trials, row=1)
-    del steps
-    if "resnet50" in groups:
-        torch.cuda.empty_cache()
-        large = torch.rand(RESNET_BATCH, 3, 224, 224, device=device)
-        steps = make_eager(lambda: build_resnet50().to(device), "ResNet-50, ")
-        results["ms"] |= time_all(steps, large, trials=arguments.trials, row=RESNET_ROW)
-        results["ratios"] |= compute_ratios(results["ms"], {})
-        protocol["second network"] = f"{type(build_resnet50()).__module__}.ResNet-50, batch {RESNET_BATCH}, 224 × 224"
-        del steps, large
-        yield results
+        if not arguments.limits_only and not is_large:
+            results["ms alone"] = time_all(steps, batch, trials=arguments.trials, row=1) | results["ms alone"]
+        del steps, batch
     if "captured" in groups:
+        for name, ratio in measure_health(make_network, images):
+            results["ratios"][name] = ratio
+            yield results
         results["peak"] = measure_peaks(make_network, images, engines)
-        results["ratios"] |= compute_ratios(results["ms"], results["peak"])
-        yield results
-        results["ratios"] |= measure_health(make_network, images)
+        results["ratios"] |= compute_ratios({}, results["peak"])
         yield results
         if not arguments.limits_only:
             results["floors"] = compute_floors(make_network(), images)

@@ -169,6 +169,20 @@ def test_channels_last_holds_in_captured_steps(case):
     assert num_graphs(adapter) == 1
 
 
+@pytest.mark.parametrize("case", ["tent", "tent+crowd", "ttn"])
+def test_health_that_replayed_frozen_passes_show_equals_that_of_eager_ones(case):
+    """They come after batches 5, 10 and 20; the third time they are replayed, unless statistics have a history."""
+    stream = to_cuda(batches(20))
+    stream[19][2] = torch.nan
+    eager, graph = (make_adapter(case, engine) for engine in ("eager", "graph"))
+    for images in stream:
+        expected, actual = (adapter.step(images).record.averages for adapter in (eager, graph))
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7, equal_nan=True)
+    assert eager.last.quarantined.sum() == 1
+    assert len(graph._engine._frozen) == (case != "ttn")
+    assert all(graph._engine._frozen.values()), "captured"
+
+
 @uses_dynamo
 @pytest.mark.parametrize("case", ["ttn", "tent+crowd", "eata", "swr+crowd", "cotta"])
 def test_compiled_and_captured_steps_agree(case):

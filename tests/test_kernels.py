@@ -18,6 +18,7 @@ from driftproof.kernels import (
     is_supported,
     new_counters,
     ops,
+    runs_triton,
     traced_interpolated_batch_norm,
 )
 from driftproof.kernels.fusion import fuse
@@ -356,10 +357,13 @@ def test_operators_pass_opcheck(case, adds, device):
 @pytest.fixture
 def set_smoke_test(monkeypatch):
     """A machine with Triton installed; sets what compiling a kernel does there."""
-    can_compile.cache_clear()
+    cached = (can_compile, runs_triton, availability._find_error)
+    for function in cached:
+        function.cache_clear()
     monkeypatch.setattr(availability, "find_spec", lambda name: name)
     yield lambda smoke_test: monkeypatch.setattr(availability, "_smoke_test", smoke_test)
-    can_compile.cache_clear()
+    for function in cached:
+        function.cache_clear()
 
 
 def raising(error):

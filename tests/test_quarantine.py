@@ -18,6 +18,7 @@ from fault_injection import run, use_engine
 from networks import build
 
 BAD = 5
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def damage_pixel(value, images):
@@ -222,6 +223,7 @@ def judge_slowly(largest, log_scale):
     return good, log_scale + 0.1 * sum(moves) / len(largest)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 @given(
     largest=st.lists(
         st.sampled_from([0.0, 0.4, 1.0, 7.0, 30.0, 255.0, 1e8, math.inf, math.nan]), min_size=1, max_size=12
@@ -229,14 +231,17 @@ def judge_slowly(largest, log_scale):
     log_scale=st.sampled_from([None, -0.5, 0.0, 4.7]),
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=4),
 )
-def test_judgement_and_replacement_equal_a_slow_reference(largest, log_scale, shape):
-    images = -torch.tensor(largest).view(-1, *[1] * len(shape)).expand(-1, *shape).clone()
+def test_judgement_and_replacement_equal_a_slow_reference(device, largest, log_scale, shape):
+    images = -torch.tensor(largest, device=device).view(-1, *[1] * len(shape)).expand(-1, *shape).clone()
     quarantine = Quarantine()
-    quarantine.log_scale = None if log_scale is None else torch.tensor(log_scale)
-    good, logs = quarantine.judge(images)
-    quarantine.update(logs, Distributed())
+    quarantine.log_scale = None if log_scale is None else torch.tensor(log_scale, device=device)
+    judged = quarantine.judge(images)
+    good = judged.good
+    quarantine.update(judged, Distributed())
     expected, next_log_scale = judge_slowly(largest, log_scale)
     assert good.tolist() == expected
+    assert judged.bad.tolist() == [not one for one in expected]
+    assert bool(judged.any_good) == any(expected)
     assert float(quarantine.log_scale) == pytest.approx(next_log_scale, rel=1e-5, abs=1e-6)
     replaced = replace_bad(images, good)
     assert replaced.shape == images.shape
@@ -246,3 +251,28 @@ def test_judgement_and_replacement_equal_a_slow_reference(largest, log_scale, sh
             assert torch.equal(one, original if is_good else first)
     else:
         assert not replaced.isfinite().any()
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [1, 7, 200, 4096])
+def test_kernels_agree_with_pytorch(size, layout, dtype):
+    images = torch.rand(size, 3, 9, 7, dtype=dtype).to(memory_format=layout)
+    images[size // 3 :: 5] *= 255
+    images[size // 2 :: 11, 1, 2, 3] = torch.nan
+    answers = {}
+    for device in ("cpu", "cuda"):
+        quarantine = Quarantine()
+        quarantine.log_scale = torch.tensor(0.1, device=device)
+        judged = quarantine.judge(images.to(device))
+        assert (judged.log_scale is not None) == (device == "cuda"), "the kernels run"
+        quarantine.update(judged, Distributed())
+        replaced = replace_bad(images.to(device), judged.good).cpu()
+        assert replaced.is_contiguous(memory_format=layout)
+        scores = (judged.good.tolist(), judged.bad.tolist(), bool(judged.any_good))
+        answers[device] = scores, replaced.where(replaced.isfinite(), 7), float(quarantine.log_scale)
+    ours, theirs = answers.values()
+    assert ours[0] == theirs[0]
+    assert torch.equal(ours[1], theirs[1])
+    assert ours[2] == pytest.approx(theirs[2], rel=1e-5)

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from driftproof.components import Component, Step
 from driftproof.distributed import Distributed
+from driftproof.kernels import runs_triton
 from driftproof.network import Network
 from driftproof.predictions import entropy, log_probabilities, mean_prediction, mean_prediction_entropy
 
 __all__ = ["HealthMonitor"]
 
 _WINDOW, _LEAST = 2000, 0.05
+_MOST_CLASSES, _DTYPES = 1024, (torch.float32, torch.bool)
 _FEW, _CONCENTRATED, _MOVED = 32, 0.67, 0.4
 _COMPARED, _GAP, _ENOUGH = 0.5, 0.3, 16
 """Weights of what only extra passes show, since there are few of them. Fewer samples than `_ENOUGH` weigh less."""
@@ -55,14 +57,20 @@ class HealthMonitor(Component):
         p, ranks = step.probabilities, step.distributed
         if self.compares != step.used_source:
             self.compares = step.used_source
-        averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages.clone()
+        averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages
         if self.trained is None:
             self.trained = torch.zeros_like(averages[: step.classes])
-        parts = [p, selected]
+        compared: tuple[Tensor, ...] = ()
         if step.used_source:
-            parts += [step.source_probabilities, step.logits.argmax(dim=1) != step.source_classes]
-        now = _means(parts, ranks)
+            compared = (step.source_probabilities, step.logits.argmax(dim=1) != step.source_classes)
         weight = min(1.0, max(_LEAST, ranks.global_count(selected.numel()) / _WINDOW))
+        if ranks.size == 1 and _is_supported(averages, p, selected, *compared):
+            from driftproof.kernels import triton_conclusion
+
+            with torch.cuda.device(p.device):
+                self.averages = triton_conclusion.blend_averages(averages, p, selected, *compared, weight=weight)
+            return
+        now, averages = _means([p, selected, *compared], ranks), averages.clone()
         averages[: len(now)].lerp_(now, weight)
         self.averages = averages
 
@@ -109,6 +117,14 @@ class HealthMonitor(Component):
         now = torch.cat([self.averages[:half], source, torch.stack([distance, gap]).to(source.dtype)])
         finite = now[:-2].isfinite().all() & gap.isfinite()
         self.averages.copy_(torch.where(finite, now, self.averages))
+
+
+def _is_supported(averages: Tensor, p: Tensor, selected: Tensor, *compared: Tensor) -> bool:
+    """Whether the kernel takes them: predictions of images for not too many classes, in single precision."""
+    if not p.is_cuda or p.ndim != 2 or p.shape[1] > _MOST_CLASSES:
+        return False
+    single = averages.dtype == p.dtype == torch.float32 and all(one.dtype in _DTYPES for one in compared)
+    return single and all(one.is_contiguous() for one in (p, selected, *compared)) and runs_triton(p.device)
 
 
 def _empty(like: Tensor, size: int) -> Tensor:

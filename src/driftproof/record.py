@@ -54,6 +54,7 @@ class LazyOutcome:
 
     Args:
         flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; held back.
+            Others may follow.
     """
 
     def __init__(self, flags: Tensor) -> None:
@@ -61,7 +62,7 @@ class LazyOutcome:
 
     @cached_property
     def _outcome(self) -> Outcome:
-        finite, has_signal, stepped, images, logits, loss, held_back = self.flags.tolist()
+        finite, has_signal, stepped, images, logits, loss, held_back, *_ = self.flags.tolist()
         checks = {"images": images, "logits": logits, "loss": loss, "held_back": held_back}
         reason = skip_reason(finite=finite, has_signal=has_signal, **checks)
         return Outcome(stepped, reason)

@@ -1,20 +1,15 @@
 """The adapter: a model that keeps learning from the stream it predicts on."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter import snapshot, state_file
 from driftproof.adapter.copies import restore_buffers
-from driftproof.adapter.describe import format_repr
-from driftproof.adapter.engines import EagerEngine, make_engine
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
@@ -31,11 +26,12 @@ from driftproof.adapter.method import (
 from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
+from driftproof.adapter.state_holder import StateHolder
 from driftproof.adapter.stream_statistics import RecentImages, list_batches, unwrap_with
 from driftproof.adapter.watch import Watch
 from driftproof.after import After
 from driftproof.augment import Augment
-from driftproof.components import Component, PrepareContext, Progress, SourceBatches
+from driftproof.components import PrepareContext, Progress, SourceBatches
 from driftproof.detectors import Detector
 from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
@@ -44,7 +40,7 @@ from driftproof.guards import Guard
 from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
-from driftproof.network import LogitsAccessor, Network, Precision, tf32_mode
+from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
 from driftproof.problems import describe_batch_mistake
 from driftproof.record import Record, StepResult
@@ -58,7 +54,7 @@ from driftproof.validation import check_choice, check_keywords
 __all__ = ["Adapter"]
 
 
-class Adapter(nn.Module):
+class Adapter(StateHolder):
     """A model that keeps learning from the unlabeled stream it predicts on.
 
     Every call predicts, then takes one step. The model that is passed in is copied and never touched; a second copy
@@ -124,8 +120,6 @@ class Adapter(nn.Module):
         >>> adapter(torch.rand(4, 3, 6, 6)).shape, adapter.last.kept
         (torch.Size([4, 5]), 1.0)
     """
-
-    _lock: AbstractContextManager[Any]
 
     @check_keywords
     def __init__(
@@ -242,7 +236,7 @@ class Adapter(nn.Module):
                 images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
             try:
-                result = self._watch.after_batch(images, self._engine.run(images))
+                result = self._watch.after_batch(images, self._engine.run(images), self._engine.run_frozen)
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 if not self._is_first_after_load or isinstance(error, DriftproofError | torch.OutOfMemoryError):
                     raise
@@ -375,155 +369,6 @@ class Adapter(nn.Module):
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(self._requires_grad[name])
         return plain
-
-    # --- what it holds ------------------------------------------------------------------------------------------------
-
-    @property
-    def last(self) -> Record:
-        """What happened to the last batch."""
-        if self._last is None:
-            raise CallOrderError("Expected a batch before its record is read.")
-        return self._last
-
-    @property
-    def network(self) -> Network:
-        """The adapting network θ_a."""
-        return self.state.network
-
-    @property
-    def source(self) -> Network:
-        """The frozen network θ_o."""
-        return self.state.source
-
-    @property
-    def statistics(self) -> Statistics:
-        """The statistics of the adapting network."""
-        return self.method.statistics
-
-    @property
-    def select(self) -> Selection | None:
-        """The selection; None learns from all samples."""
-        return self.method.select
-
-    @property
-    def seed(self) -> int:
-        """Seed of all random numbers."""
-        return self.state.seed
-
-    @property
-    def distributed(self) -> Distributed:
-        """The ranks that share each batch."""
-        return self.state.distributed
-
-    @property
-    def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that train, by their names in the model."""
-        return dict(zip(self.state.names, self.state.trainable, strict=True))
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer at work; `reset`, `load` and `to` make a new one."""
-        if self.state.optimizer is None:
-            raise CallOrderError("Nothing trains, so there is no optimizer.")
-        return self.state.optimizer
-
-    @property
-    def prepared(self) -> bool:
-        """Whether every component has the source data it needs; if not, `prepare` comes before the first batch."""
-        return all(component.prepared for component in self._components)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.state.device
-
-    @property
-    def _components(self) -> list[Component]:
-        return list(self.method.components.values())
-
-    # --- its state ----------------------------------------------------------------------------------------------------
-
-    @synchronized
-    def state_dict(self, /, **kwargs: object) -> dict[str, Tensor]:  # type: ignore[override]  # flat and complete
-        """Everything that has changed since the start, as copies: what `load_state_dict` needs to continue exactly."""
-        if kwargs:
-            raise StateError("An adapter's state is no part of another module's: `save` and `load` the adapter itself.")
-        return snapshot.get_state(self.method, self.state)
-
-    @synchronized
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
-        """Continue from a `state_dict` of the same method on the same source model; any other is refused whole."""
-        self._engine.invalidate()
-        snapshot.set_state(self.method, self.state, state)
-        self._watch.forget_snapshots()
-        self._recent.clear()
-        self._last = None
-        self._ranks_checked, self._is_first_after_load = False, True
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
-        self.distributed.rank_zero(lambda: state_file.write(self.state_dict(), Path(path)), self.device)
-
-    def load(self, path: str | Path) -> Self:
-        """Continue from a file that `save` wrote; returns the adapter.
-
-        The file is checked whole first: one that is damaged or belongs to another method or model raises `StateError`,
-        and the adapter stays as it is.
-        """
-        model_bytes = sum(parameter.nbytes for parameter in self.source.model.parameters())
-        self.load_state_dict(state_file.read(Path(path), self.device, model_bytes=model_bytes))
-        return self
-
-    def __repr__(self) -> str:
-        return format_repr(self.method, self.state, engine=self.engine, channels_last=self.channels_last)
-
-    def train(self, mode: bool = True) -> Self:
-        """Change nothing: what an adapter learns, and how its layers normalize, does not depend on the mode."""
-        return self
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Change nothing: the scope decides what trains."""
-        return self
-
-    @synchronized
-    @torch.inference_mode(mode=False)
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._engine.invalidate()
-        self._recent.clear()
-        with self.state.moving():
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    # --- copies -------------------------------------------------------------------------------------------------------
-
-    @synchronized
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Adapter":
-        # Under the lock, so that no other thread steps meanwhile.
-        self.network.detach_all()
-        duplicate = type(self).__new__(type(self))
-        memo[id(self)] = duplicate
-        duplicate.__setstate__({name: copy.deepcopy(value, memo) for name, value in self._copied().items()})
-        return duplicate
-
-    @synchronized
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy, since pickle reads it after the lock is released.
-        self.network.detach_all()
-        return copy.deepcopy(self._copied())
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = ForkSafeLock()
-        self._recent = RecentImages()
-        self.state.drop_storage()
-        self._engine = self._make_engine()
-
-    def _copied(self) -> dict[str, Any]:
-        # A copy makes its own engine: graphs and compiled code refer to this adapter's tensors. Images are no state.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_lock", "_recent")}
-
-    def _make_engine(self) -> EagerEngine:
-        return make_engine(self.engine, self.method, self.state, channels_last=self.channels_last)
 
 
 def _named_parameters(model: object) -> list[tuple[str, nn.Parameter]]:

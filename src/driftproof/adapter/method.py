@@ -28,7 +28,7 @@ from driftproof.regularizers import Regularizer
 from driftproof.scopes import Nothing, Scope
 from driftproof.scores import Unfamiliarity, make_novelty
 from driftproof.selection import Selection
-from driftproof.statistics import Auto, Statistics
+from driftproof.statistics import Auto, Batch, Statistics
 from driftproof.teacher import EMA
 
 __all__ = ["AdapterOptions", "EngineName", "MakeOptimizer", "Method", "Novelty", "Schedule", "check_engine_options"]
@@ -163,6 +163,12 @@ class Method:
         named |= {f"after_{number}": component for number, component in enumerate(self.after)}
         named |= {"novelty": self.novelty} if isinstance(self.novelty, Component) else {}
         return {name: component for name, component in named.items() if component is not None}
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether both networks normalize with statistics of the whole batch and nothing else."""
+        rules = (self.statistics, self.source_statistics or self.statistics)
+        return all(type(rule) is Batch and rule.of is None for rule in rules)
 
     @property
     def dynamic_reason(self) -> str | None:

@@ -28,7 +28,7 @@ def predict_step(method: Method, state: State, images: Tensor) -> StepResult:
     """
     before = state.storage.backup()
     try:
-        good, _ = state.quarantine.judge(images)
+        good, bad, *_ = state.quarantine.judge(images)
         images = replace_bad(images, good)
         if method.statistics.wants_trial:
             method.statistics.on_batch(state.make_step(images))
@@ -48,7 +48,7 @@ def predict_step(method: Method, state: State, images: Tensor) -> StepResult:
         record = Record(
             selected=torch.zeros_like(step.weights, dtype=torch.bool),
             novelty=novelty.where(mask_like(good, novelty), math.nan),
-            quarantined=~good,
+            quarantined=bad,
             averages=None if averages is None else averages.clone(),
         )
         return StepResult(output.detach().where(mask_like(good, output), math.nan), record)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
+from driftproof.adapter.slots import Slot
 from driftproof.adapter.state import State
 from driftproof.adapter.state_checks import (
     check_counters,
@@ -24,7 +25,6 @@ from driftproof.adapter.state_checks import (
     is_finite,
     same_kind,
 )
-from driftproof.adapter.storage import Slot
 from driftproof.errors import StateError
 
 __all__ = ["checksum", "digest", "fingerprint", "get_state", "read_meta", "set_state"]

@@ -2,9 +2,10 @@
 
 import copy
 import math
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +19,20 @@ from driftproof.adapter.optimizers import (
     iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.storage import Slot, Storage
+from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
+from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step, flatten
+from driftproof.components import Component, Detection, Step
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
-from driftproof.network import BatchNormHook, LogitsAccessor, Network, Precision
-from driftproof.norms import BatchNorm
+from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.quarantine import Quarantine
 
-__all__ = ["State", "Weights"]
+__all__ = ["State"]
 
-
-class Weights(NamedTuple):
-    """A copy of what a step moves.
-
-    Attributes:
-        parameters: Of the adapting network and the teacher.
-        optimizer: The optimizer's state; None where nothing learns.
-        num_steps: How many steps led there.
-    """
-
-    parameters: list[Tensor]
-    optimizer: dict[str, Any] | None
-    num_steps: Tensor
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 class State(nn.Module):
@@ -146,7 +135,7 @@ class State(nn.Module):
         self._return_condition: Tensor | None = None
         self._storage: Storage | None = None
         self.find_parameters()
-        self._build_optimizer()
+        self.rebuild_optimizer()
         resetting = [one for one in method.after if one.resets]
         if resetting and self.optimizer is not None and not has_known_start(self.optimizer):
             raise ConfigurationError(
@@ -154,7 +143,7 @@ class State(nn.Module):
                 f"but got {type(self.optimizer).__name__}."
             )
         self.reset_components()
-        self._starting_shapes = dict(self._iter_own_shapes())
+        self._starting_shapes = component_shapes(self.components)
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -175,49 +164,14 @@ class State(nn.Module):
 
     def slots(self) -> Iterator[Slot]:
         """Every place where a tensor is kept that may change, each with its name."""
-        model = self.network.model
-        for name in self.names:
-            path, _, leaf = name.rpartition(".")
-            yield Slot(f"model.{name}", model.get_submodule(path)._parameters, leaf, "parameter")
-        yield from _own_buffers("model", model)
-        if self.teacher is not None:
-            for path, module in self.teacher.model.named_modules():
-                for name in module._parameters:
-                    yield Slot(_join("teacher", path, name), module._parameters, name, "parameter")
-            yield from _own_buffers("teacher", self.teacher.model)
-        for choice, component in self.components.items():
-            for path, module in component.named_modules():
-                for name in module._parameters:
-                    yield Slot(_join(choice, path, name), module._parameters, name, "parameter", choice)
-                for name in module._buffers:
-                    yield Slot(_join(choice, path, name), module._buffers, name, "buffer", choice)
-        for prefix, network in self.networks.items():
-            for path, module in network.hooks.named_modules():
-                for name in module._buffers:
-                    yield Slot(_join(f"{prefix}_statistics", path, name), module._buffers, name, "buffer", prefix)
-        if self._accumulated:
-            for number, name in enumerate(self.names):
-                yield Slot(f"accumulated.{name}", self._accumulated, str(number), "parameter")
+        return iter_slots(self.names, self.networks, self.components, self._accumulated)
 
     def fixed_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of buffers that never change theirs: statistics of layers, and what our components start with.
 
-        Others come with the first images, whose shape they may have. Those of a user's component may grow.
+        Others come with the first images, whose shape they may have.
         """
-        shapes = dict(self._starting_shapes)
-        for prefix, network in self.networks.items():
-            for index, hook in enumerate(network.hooks):
-                assert isinstance(hook, BatchNormHook)
-                for name in hook._buffers.keys() & {"mean", "variance"}:
-                    shapes[_join(f"{prefix}_statistics", str(index), name)] = (hook.layer.num_features,)
-        return shapes
-
-    def _iter_own_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        for choice, component in self.components.items():
-            for path, module in component.named_modules():
-                if type(module).__module__.partition(".")[0] == "driftproof":
-                    shapes = ((name, buffer.shape) for name, buffer in module._buffers.items() if buffer is not None)
-                    yield from ((_join(choice, path, name), tuple(shape)) for name, shape in shapes)
+        return self._starting_shapes | layer_shapes(self.networks)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that a step may change: all slots, the optimizer's state and the counters."""
@@ -310,7 +264,8 @@ class State(nn.Module):
     def move_teacher(self, momentum: float) -> None:
         """Move the teacher a little towards the adapting network."""
         assert self.teacher is not None  # the method has one
-        ours, theirs = (_float_params(network.model) for network in (self.teacher, self.network))
+        models = (self.teacher.model, self.network.model)
+        ours, theirs = (tuple(one for one in model.parameters() if one.is_floating_point()) for model in models)
         torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
 
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
@@ -353,11 +308,11 @@ class State(nn.Module):
                 now.copy_(start)
             restore_buffers(self.network.model, self.source.model)
             if self.teacher is not None:
-                self._reset_teacher()
+                self.reset_teacher()
             for counter in (self.index, self.num_steps, self.accumulated_batches, self.paused):
                 counter.zero_()
         self.guard_counters.clear()
-        self._build_optimizer()
+        self.rebuild_optimizer()
         self.reset_components()
 
     def reset_where(self, condition: Tensor, share: Tensor | float = 1.0) -> None:
@@ -368,6 +323,7 @@ class State(nn.Module):
             share: How many of the trainable tensors return, the last ones in the order of the network; the first
                 ones keep their values.
         """
+        assert self.optimizer is not None  # something learns
         with torch.no_grad():
             kept = (1.0 - share) * len(self.names)
             returns = {name: condition & (number >= kept) for number, name in enumerate(self.names)}
@@ -378,51 +334,13 @@ class State(nn.Module):
             if self.teacher is not None:
                 teacher = self.teacher.model.named_parameters()
                 changes += [(now, start[name], returns.get(name, condition)) for name, now in teacher]
-            changes += [(now, first, condition) for now, first in initial_values(self._optimizer)]
+            changes += [(now, first, condition) for now, first in initial_values(self.optimizer)]
             for now, first, returned in changes:
                 now.copy_(torch.where(returned, first, now))
             # The counter and the components follow once it is known whether the step is kept.
             whole = condition & (kept <= 0)
             self.reset_condition = _either(self.reset_condition, condition)
             self._return_condition = _either(self._return_condition, whole)
-
-    @torch.no_grad()
-    def reset_weights(self, share: float) -> None:
-        """Move the weights this share of the way to the source, with a new optimizer; components stay as they are."""
-        torch._foreach_lerp_(list(self.trainable), list(self.source_parameters), share)
-        if self.teacher is not None:
-            self._reset_teacher()
-        self.num_steps.mul_(int(share < 1.0))
-        self.accumulated_batches.zero_()
-        self._build_optimizer()
-
-    @torch.no_grad()
-    def copy_weights(self) -> "Weights":
-        """Copy the weights of the networks and the optimizer's state."""
-        optimizer = None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict())
-        parameters = [parameter.clone() for parameter in self._moving_parameters()]
-        return Weights(parameters, optimizer, self.num_steps.clone())
-
-    @torch.no_grad()
-    def restore_weights(self, weights: "Weights") -> None:
-        """Return to copied weights; gradients that wait for a step are dropped."""
-        torch._foreach_copy_(self._moving_parameters(), [one.to(self.device) for one in weights.parameters])
-        self.num_steps.copy_(weights.num_steps)
-        self.accumulated_batches.zero_()
-        self._build_optimizer()
-        if self.optimizer is not None and weights.optimizer is not None:
-            load_optimizer_state(self.optimizer, weights.optimizer)
-
-    def _moving_parameters(self) -> list[Tensor]:
-        teacher = [] if self.teacher is None else list(self.teacher.model.parameters())
-        return [*self.trainable, *teacher]
-
-    def distance(self) -> Tensor:
-        """How far the weights moved from the source, relative to their norm."""
-        start = flatten(self.source_parameters)
-        moved, length = torch.linalg.vector_norm(flatten(self.trainable) - start), torch.linalg.vector_norm(start)
-        distance: Tensor = moved / length.clamp(min=torch.finfo(start.dtype).tiny)
-        return distance
 
     def reset_components(self) -> None:
         """Return the components and the statistics of the stream to their start."""
@@ -433,7 +351,8 @@ class State(nn.Module):
                 component.reset_state(self.network, self.trainable)
         self._storage = None
 
-    def _reset_teacher(self) -> None:
+    def reset_teacher(self) -> None:
+        """Return the teacher to the source."""
         assert self.teacher is not None
         source = dict(self.source.model.named_parameters(remove_duplicate=False))
         for name, parameter in self.teacher.model.named_parameters():
@@ -450,17 +369,12 @@ class State(nn.Module):
 
     def require_gradients(self) -> None:
         """Have exactly the trainable parameters require gradients, whatever the caller has set."""
-        if not all(parameter.requires_grad for parameter in self.trainable):
+        if not all(map(_REQUIRES_GRAD, self.trainable)):
             self.network.model.requires_grad_(False)
             for parameter in self.trainable:
                 parameter.requires_grad_(True)
 
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        assert self.optimizer is not None, "nothing learns"
-        return self.optimizer
-
-    def _build_optimizer(self) -> None:
+    def rebuild_optimizer(self) -> None:
         """Make a new optimizer, and new sums for accumulated gradients."""
         self.optimizer = None
         self._accumulated: dict[str, Tensor] = {}
@@ -484,7 +398,7 @@ class State(nn.Module):
         sums = self._accumulated
         yield
         self.find_parameters()
-        self._build_optimizer()
+        self.rebuild_optimizer()
         if self.optimizer is not None and saved is not None:
             load_optimizer_state(self.optimizer, saved)
             self._accumulated = {
@@ -492,21 +406,5 @@ class State(nn.Module):
             }
 
 
-def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
-    """The buffers that a model's own code may write; batch-norm statistics are constants of the source model."""
-    for path, module in model.named_modules():
-        if not isinstance(module, BatchNorm):
-            for name in module._buffers:
-                yield Slot(_join(prefix, path, name), module._buffers, name, "model", "model")
-
-
 def _either(earlier: Tensor | None, condition: Tensor) -> Tensor:
     return condition if earlier is None else earlier | condition
-
-
-def _float_params(model: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in model.parameters() if parameter.is_floating_point()]
-
-
-def _join(*parts: str) -> str:
-    return ".".join(filter(None, parts))

@@ -2,45 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
+from driftproof.adapter.slots import Slot
 from driftproof.components import flatten
 from driftproof.errors import ComponentError, EngineError
 from driftproof.tensor_list import TensorList
 
-__all__ = ["Backup", "Slot", "Storage"]
+__all__ = ["Backup", "Storage"]
 
 _SMALL = 1 << 14
 """Tensors of at most so many values are worth a copy to treat many of them at once."""
-
-
-class Slot(NamedTuple):
-    """A place where a tensor is kept: `table[key]`.
-
-    Attributes:
-        name: Its name in a saved state.
-        table: The dictionary that holds it.
-        key: Its key there.
-        group: "parameter" is written in place and undone with a step; "buffer" is replaced and undone with a batch;
-            "model" is written by the wrapped model's own code and never undone.
-        owner: The choice it belongs to.
-    """
-
-    name: str
-    table: dict[str, Any]
-    key: str
-    group: Literal["parameter", "buffer", "model"]
-    owner: str = ""
-
-    @property
-    def tensor(self) -> Tensor | None:
-        """The tensor that is there now."""
-        tensor: Tensor | None = self.table.get(self.key)
-        return tensor
 
 
 class Storage:
@@ -107,16 +82,18 @@ class Backup:
         if not capturing:  # then no kernel has run, and every value is still what it was
             self._storage.values.restore(self._values)
 
+    def for_record(self, tensor: Tensor | None) -> Tensor | None:
+        """What a record may keep of a buffer: the tensor itself if `commit` copies it to its place, else a copy."""
+        if tensor is None or any(held.slot.tensor is tensor and held.is_copied for held in self._buffers):
+            return tensor
+        return tensor.clone()
+
     def commit(self) -> None:
         """Copy buffers that were kept to where they have always been; the last thing a step does."""
-        pairs = [(held, held.slot.tensor, held.original) for held in self._buffers]
-        kept = [
-            (held, now, original)
-            for held, now, original in pairs
-            if now is not original and now is not None and original is not None and now.shape == original.shape
-        ]
-        if kept:
-            torch._foreach_copy_([original for _, _, original in kept], [now for _, now, _ in kept])
+        kept = [(held, held.slot.tensor, held.original) for held in self._buffers if held.is_copied]
+        originals = [original for _, _, original in kept if original is not None]
+        if originals:
+            torch._foreach_copy_(originals, [now for _, now, _ in kept if now is not None])
         for held, _, original in kept:
             held.put(original)
 
@@ -221,6 +198,12 @@ class _Held:
         if new is None or old is None or self.slot.group == "model" or new.numel() > _SMALL:
             return False
         return new.shape == old.shape and new.dtype == old.dtype and new.device == old.device
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether another tensor is there now, whose values belong into the one that was there before the step."""
+        now, original = self.slot.tensor, self.original
+        return now is not original and now is not None and original is not None and now.shape == original.shape
 
     @property
     def is_written(self) -> bool:

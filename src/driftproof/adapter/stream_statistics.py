@@ -87,7 +87,7 @@ def unwrap_with(
     plain = network.to_plain_module()
     if not of_training:
         with torch.inference_mode(False), torch.no_grad(), tf32_mode(network.precision):
-            good = [images[state.quarantine.judge(images)[0]] for images in batches]
+            good = [images[state.quarantine.judge(images).good] for images in batches]
             good = [images for images in good if len(images)]
             masks = [None if rule.of is None else rule.sample_mask(state.make_step(images)) for images in good]
             state.finish_step()

@@ -17,18 +17,17 @@ from driftproof.adapter.objective import Objective, compute_novelty, compute_obj
 from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.components import Step, flatten
+from driftproof.adapter.verdict import judge_step
+from driftproof.components import Step
 from driftproof.errors import ModelError
-from driftproof.gradients import Plain
 from driftproof.memories import Memory
-from driftproof.quarantine import mask_like, replace_bad
+from driftproof.quarantine import Judgement, mask_like, replace_bad
 from driftproof.record import LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 
 __all__ = ["ObjectiveFn", "train_step"]
 
 ObjectiveFn = Callable[..., Objective]
-_PLAIN = Plain()
 
 
 def train_step(
@@ -54,23 +53,23 @@ def train_step(
     make_step = make_step or _share_generator(state)
     before = state.storage.backup()
     try:
-        good, largest = state.quarantine.judge(images)
-        images = replace_bad(images, good)
+        judged = state.quarantine.judge(images, shared=state.distributed.size > 1)
+        images = replace_bad(images, judged.good)
         if method.statistics.wants_trial:
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
-        state.detect(images, good)  # before the adapting network runs, so that one graph is alive at a time
+        state.detect(images, judged.good)  # before the adapting network runs, so that one graph is alive at a time
         with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
             step = make_step(images)
-        state.quarantine.update(largest, state.distributed)
+        state.quarantine.update(judged, state.distributed)
         before.keep_buffers("quarantine")
         with torch.no_grad():
             step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
-            result = _learn(method, state, step, good, before, make_step, objective)
+            result = _learn(method, state, step, judged, before, make_step, objective)
         else:
-            result = _predict_only(method, state, step, good, before)
+            result = _predict_only(method, state, step, judged, before)
     except BaseException:
         before.restore()
         state.finish_step(failed=True)
@@ -94,7 +93,7 @@ def _learn(
     method: Method,
     state: State,
     step: Step,
-    good_images: Tensor,
+    judged: Judgement,
     before: Backup,
     make_step: Callable[..., Step],
     objective_fn: ObjectiveFn,
@@ -119,19 +118,23 @@ def _learn(
 
     def evaluate() -> tuple[Tensor, ...]:
         if not evaluated:
-            current, earlier = learn_from, _per_sample(good_images, step) if learn_from is step else None
+            current, earlier = learn_from, _per_sample(judged.good, step) if learn_from is step else None
         else:
             again = make_step(step.images) if memory is None else _recall(memory, make_step)
             current, earlier = again, evaluated[0][1].selected
             current.output = learn_from.output
-        computed = objective_fn(method, current, earlier)
-        evaluated.append((current, computed))
-        gradients = state.distributed.gradients(computed.loss, state.trainable)
+        objective = objective_fn(method, current, earlier)
+        evaluated.append((current, objective))
+        gradients = state.distributed.gradients(objective.loss, state.trainable)
         state.network.restore_batch_norms()
         return gradients
 
     with nullcontext() if memory is None else state.learning(memory):
-        gradients = (method.gradient or _PLAIN).compute(evaluate, state.trainable)
+        if method.gradient is None:
+            gradients = evaluate()
+        else:
+            computed = method.gradient.compute(evaluate, state.trainable)
+            gradients = tuple(map(match_strides, computed, state.trainable))
     learned, objective = evaluated[-1]
     with torch.no_grad():
         gradients, due = _accumulate(method, state, gradients, len(step.images))
@@ -147,16 +150,11 @@ def _learn(
                 act.after_step(learned, state)
 
         # Whether to keep it.
-        stepped_ok, loss_ok, logits_ok = are_finite(before.changed_values(), [objective.loss], [step.logits])
-        if due is not None:
-            stepped_ok = torch.where(due, stepped_ok, *are_finite([flatten(gradients)]))
-        finite = loss_ok & stepped_ok
-        finite = finite if memory is None else finite & logits_ok
-        can_learn = method.statistics.can_learn()
-        held_back = state.paused if can_learn is None else state.paused | ~can_learn
-        allowed = finite > held_back  # and not
-        good = allowed & objective.has_signal
-        stepped = good if due is None else good & due
+        selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
+        can_learn, written = method.statistics.can_learn(), before.changed_values()
+        about = (step, objective, judged, selected, written, gradients)
+        verdict = judge_step(method, state, *about, can_learn=can_learn, due=due)
+        finite, allowed, good, stepped, flags, learned_from = verdict
 
         # Keep it, or none of it.
         before.keep_buffers_where(finite, ["memory"])
@@ -181,14 +179,11 @@ def _learn(
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        selected = objective.selected if learn_from is step else _per_sample(good_images, step)
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
-        learned_from = selected & allowed
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
-        flags = [finite, objective.has_signal, stepped, good_images.any(), logits_ok, loss_ok, held_back]
-        outcome = LazyOutcome(state.distributed.all_true(torch.stack(flags)))
-        result = _answer(state, output, learned_from, novelty, good_images, objective.loss.detach(), outcome)
+        outcome = LazyOutcome(state.distributed.all_true(flags))
+        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
@@ -207,9 +202,9 @@ def _recalling(state: State, memory: Memory | None) -> AbstractContextManager[No
     return nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied)
 
 
-def _predict_only(method: Method, state: State, step: Step, good_images: Tensor, before: Backup) -> StepResult:
+def _predict_only(method: Method, state: State, step: Step, judged: Judgement, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
-    finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), good_images.any()]))
+    finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), judged.any_good]))
     for component in method.components.values():
         component.on_batch(step)
     before.keep_buffers_where(finite)
@@ -218,7 +213,7 @@ def _predict_only(method: Method, state: State, step: Step, good_images: Tensor,
     state.health.update(step, nothing)
     before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
-    result = _answer(state, step.output, nothing, novelty, good_images, None, outcome)
+    result = _answer(state, step.output, nothing, novelty, judged, None, outcome, before)
     before.commit()
     state.index.add_(finite)
     return result
@@ -229,21 +224,21 @@ def _answer(
     output: Tensor,
     selected: Tensor,
     novelty: Tensor,
-    good_images: Tensor,
+    judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
+    before: Backup,
 ) -> StepResult:
     """The answer to the good images, and NaN for the others; called without gradients."""
-    averages = state.health.averages  # None if the first batch was undone
     record = Record(
         selected=selected,
-        novelty=novelty.where(mask_like(good_images, novelty), state.nan),
-        quarantined=~good_images,
+        novelty=novelty.where(mask_like(judged.good, novelty), state.nan),
+        quarantined=judged.bad,
         objective=loss,
         outcome=outcome,
-        averages=None if averages is None else averages.clone(),
+        averages=before.for_record(state.health.averages),
     )
-    return StepResult(output.where(mask_like(good_images, output), state.nan), record)
+    return StepResult(output.where(mask_like(judged.good, output), state.nan), record)
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
@@ -272,7 +267,7 @@ def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], imag
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
     for parameter, gradient in zip(state.trainable, gradients, strict=True):
-        parameter.grad = match_strides(gradient, parameter)
+        parameter.grad = gradient
     try:
         optimizer.step()
     finally:

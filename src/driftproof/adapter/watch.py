@@ -1,5 +1,6 @@
 """Reads the health of an adapter from time to time and lets its guards act."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from driftproof.adapter.method import Method
 from driftproof.adapter.predict_step import predict_frozen
-from driftproof.adapter.state import State, Weights
+from driftproof.adapter.state import State
+from driftproof.adapter.weights import Weights, copy_weights, measure_distance, reset_weights, restore_weights
 from driftproof.guards import LOOK_EVERY, Warn
 from driftproof.health import Health
 from driftproof.quarantine import mask_like, replace_bad
@@ -26,6 +28,9 @@ _FOR_STATISTICS = 'Shuffle the stream, or pass `statistics="auto"`, which suits 
 _FOR_WEIGHTS = (
     "Lower the learning rate, pass `select=ConfidenceDifference()`, or have it undone with `guard=guards.RollBack()`."
 )
+
+
+RunFrozen = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class PendingFlag:
@@ -109,8 +114,14 @@ class Watch:
         counters = self._state.guard_counters
         counters[name] = max(counters.get(name, 0), self.num_batches + batches)
 
-    def after_batch(self, images: Tensor, result: StepResult) -> StepResult:
-        """Count a batch, let the guards act if it is time, and return what to answer."""
+    def after_batch(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
+        """Count a batch, let the guards act if it is time, and return what to answer.
+
+        Args:
+            images: The batch.
+            result: What its step answered.
+            run_frozen: Runs the frozen network on it, as `EagerEngine.run_frozen` does.
+        """
         if not self._guards:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1
@@ -126,7 +137,7 @@ class Watch:
         measures |= self._statistics.probes and number == _PROBE
         is_asked = self._statistics.probes and self._read_asked()
         if measures:
-            result = self._measure(images, result)
+            result = self._measure(images, result, run_frozen)
         elif is_asked:
             result = self._probe(images, result)
         if measures or number % LOOK_EVERY == 0 or (number < LOOK_EVERY and count > _SMALL):
@@ -155,18 +166,15 @@ class Watch:
         self._state.guard_counters["of_training"] = int(health.blames_statistics)
 
     @torch.no_grad()
-    def _measure(self, images: Tensor, result: StepResult) -> StepResult:
+    def _measure(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
         """Compare with the frozen network; the record then shows it."""
         source, good = self._state.source, ~result.record.quarantined
-        images = replace_bad(images, good)
-        same = source(images)
-        with source.statistics_of_training():
-            trained = source(images)
+        same, trained = run_frozen(images, good)
         logits = result.logits.where(mask_like(good, same), same)
         if self._statistics.probes:
-            result = self._judge(images, result, trained, same)
+            result = self._judge(replace_bad(images, good), result, trained, same)
         source.rollback()
-        distance = self._state.distance() if self._state.names else logits.new_zeros(())
+        distance = measure_distance(self._state) if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
         if averages is None:
@@ -220,16 +228,16 @@ class Watch:
 
     def reset_weights(self, share: float) -> None:
         """Move the weights this share of the way back to the source; optimizer and health start anew."""
-        self._state.reset_weights(share)
+        reset_weights(self._state, share)
         self._state.health.clear()
         self._actions.append("reset")
 
     def take_snapshot(self) -> Weights:
         """Copy weights and optimizer."""
-        return self._state.copy_weights()
+        return copy_weights(self._state)
 
     def restore(self, snapshot: Weights) -> None:
         """Return to a snapshot; health starts anew."""
-        self._state.restore_weights(Weights(*snapshot))  # a saved one is a plain tuple
+        restore_weights(self._state, Weights(*snapshot))  # a saved one is a plain tuple
         self._state.health.clear()
         self._actions.append("rolled back")

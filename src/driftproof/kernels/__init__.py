@@ -3,7 +3,7 @@
 import torch
 
 from driftproof.kernels.arrival_counters import new_counters
-from driftproof.kernels.availability import DTYPES, can_compile, is_supported
+from driftproof.kernels.availability import DTYPES, can_compile, is_supported, runs_triton
 from driftproof.kernels.batch_norm_ops import traced_interpolated_batch_norm
 from driftproof.kernels.eager_batch_norm import batch_norm, interpolated_batch_norm
 
@@ -15,6 +15,7 @@ __all__ = [
     "is_supported",
     "new_counters",
     "ops",
+    "runs_triton",
     "traced_interpolated_batch_norm",
 ]
 

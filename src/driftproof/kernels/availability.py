@@ -9,7 +9,7 @@ from torch import Tensor
 
 from driftproof.kernels.arrival_counters import zero_counters
 
-__all__ = ["DTYPES", "can_compile", "is_supported"]
+__all__ = ["DTYPES", "can_compile", "is_supported", "runs_triton"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of activations that the kernels read."""
@@ -17,32 +17,45 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def can_compile(device: torch.device) -> bool:
-    """Return whether Triton is installed and compiles for a CUDA device.
+    """Return whether Triton is installed and compiles for a CUDA device; warns where it is and does not."""
+    error = None if find_spec("triton") is None else _find_error(device)
+    if error is not None:
+        warnings.warn(
+            f"Batch norms run PyTorch's kernels, unfused, because Triton cannot compile ours: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return runs_triton(device)
+
+
+@cache
+def runs_triton(device: torch.device) -> bool:
+    """Return what `can_compile` returns, and say nothing."""
+    return find_spec("triton") is not None and _find_error(device) is None
+
+
+def is_supported(x: Tensor) -> bool:
+    """Return whether the kernels read `x` as it is: (N, C, H, W), channels last, on a CUDA device that runs them."""
+    # Most inputs of a GPU that has no use for the kernels are recognized by their layout.
+    if not x.is_cuda or x.ndim != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return x.dtype in DTYPES and can_compile(x.device)
+
+
+@cache
+def _find_error(device: torch.device) -> str | None:
+    """Return what goes wrong if Triton compiles a kernel; None if nothing does.
 
     Triton needs more than PyTorch: a C compiler and Python's headers at run time, and compute capability 7. It reports
     a missing one only when it compiles a kernel, so this compiles one.
     """
-    if find_spec("triton") is None:
-        return False
     try:
         _smoke_test(device)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton, the C compiler and the driver raise exceptions of their own
-        warnings.warn(
-            f"Batch norms run PyTorch's kernels, unfused, because Triton cannot compile ours: "
-            f"{str(error).strip() or type(error).__name__}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
-def is_supported(x: Tensor) -> bool:
-    """Return whether the kernels read `x` as it is: (N, C, H, W), channels last, on a CUDA device that runs them."""
-    is_image = x.is_cuda and x.ndim == 4 and x.dtype in DTYPES
-    return is_image and x.is_contiguous(memory_format=torch.channels_last) and can_compile(x.device)
+        return str(error).strip() or type(error).__name__
+    return None
 
 
 def _smoke_test(device: torch.device) -> None:

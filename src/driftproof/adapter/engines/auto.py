@@ -43,6 +43,10 @@ class AutoEngine(EagerEngine):
         warn_caller(f'Steps run eagerly, which is slower: {reason} Pass `engine="eager"` to silence this.')
         return super().run(images)
 
+    def run_frozen(self, images: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagerEngine.run_frozen`, captured where steps are."""
+        return super().run_frozen(images, good) if self._captured is None else self._captured.run_frozen(images, good)
+
     def invalidate(self) -> None:
         """Drop captured steps."""
         if self._captured is not None:

@@ -67,6 +67,10 @@ class CompiledEngine(EagerEngine):
         with self._use_compiled(images), self._named_errors():
             return self._graph.run(images) if captures else super().run(images)
 
+    def run_frozen(self, images: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagerEngine.run_frozen`, captured where steps are; the frozen network is compiled for steps alone."""
+        return self._graph.run_frozen(images, good)
+
     def invalidate(self) -> None:
         """Forget the graphs; compiled code looks up where tensors are."""
         self._graph.invalidate()

@@ -1,13 +1,16 @@
 """Steps captured in CUDA graphs: one launch for a whole step."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from driftproof.adapter.engines.eager import run_frozen
+from driftproof.adapter.engines.shapes import shape_key
 from driftproof.adapter.engines.static import StaticEngine, StaticStep
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
@@ -15,6 +18,8 @@ from driftproof.errors import ConfigurationError, EngineError
 from driftproof.record import StepResult
 
 __all__ = ["CudaGraphEngine", "reject_dynamic", "require_cuda", "supports_cuda_graphs"]
+
+_Result = TypeVar("_Result")
 
 
 class CudaGraphEngine(StaticEngine):
@@ -27,10 +32,12 @@ class CudaGraphEngine(StaticEngine):
 
     def __init__(self, method: Method, state: State, **options: Any) -> None:  # noqa: ANN401  # relayed
         super().__init__(method, state, **options)
+        self._captures_frozen = method.uses_batch_statistics
         self._clear_graphs()
 
     def _clear_graphs(self) -> None:
         self._graphs: dict[StaticStep, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        self._frozen: dict[StaticStep, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]] | None] = {}
         # Graphs of one adapter never run at once and keep nothing from run to run, so they share their memory.
         self._pool: Any = None
 
@@ -38,6 +45,28 @@ class CudaGraphEngine(StaticEngine):
         """As `EagerEngine.run`, replayed."""
         require_cuda(self.state.device)
         return super().run(images)
+
+    @torch.no_grad()
+    def run_frozen(self, images: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """As `EagerEngine.run_frozen`; for a shape whose step is replayed, replayed from the third time on."""
+        static = self._steps.get(shape_key(images))
+        if static not in self._graphs or not self._captures_frozen:
+            return super().run_frozen(images, good)
+        if static not in self._frozen:
+            self._frozen[static] = None
+            return super().run_frozen(images, good)
+        captured = self._frozen[static]
+        if captured is None:
+            try:
+                # The step left the batch, with its bad images replaced, where the next one will be.
+                captured = self._capture(partial(run_frozen, self.state.source, static.images))
+            except EngineError:
+                self._captures_frozen = False
+                return super().run_frozen(images, good)
+            self._frozen[static] = captured
+        graph, logits = captured
+        graph.replay()
+        return logits
 
     def invalidate(self) -> None:
         """Forget every graph, once the last replay has finished."""
@@ -55,7 +84,7 @@ class CudaGraphEngine(StaticEngine):
         if step.objective is not self._objective_fn(step):
             return self._warm_up(step)
         if step not in self._graphs:
-            self._graphs[step] = self._capture(step)
+            self._graphs[step] = self._capture(partial(step.run, self.method, self.state), step.generator)
         graph, result = self._graphs[step]
         graph.replay()
         return result.clone()
@@ -72,9 +101,12 @@ class CudaGraphEngine(StaticEngine):
             tensor.record_stream(current)
         return result
 
-    def _capture(self, step: StaticStep) -> tuple[torch.cuda.CUDAGraph, StepResult]:
+    def _capture(
+        self, run: Callable[[], _Result], generator: torch.Generator | None = None
+    ) -> tuple[torch.cuda.CUDAGraph, _Result]:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(step.generator)
+        if generator is not None:
+            graph.register_generator_state(generator)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
@@ -82,7 +114,7 @@ class CudaGraphEngine(StaticEngine):
                 # Threads that load data may allocate meanwhile; only this one must not.
                 stream = _shared_stream("capture", self.state.device)
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
-                    result = step.run(self.method, self.state)
+                    result = run()
         except Exception as error:
             self.invalidate()
             raise _to_engine_error(error) from error

@@ -1,0 +1,70 @@
+"""Copying, restoring and measuring the weights of an adapter, for its guards."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from driftproof.adapter.optimizers import load_optimizer_state
+from driftproof.adapter.state import State
+from driftproof.components import flatten
+
+__all__ = ["Weights", "copy_weights", "measure_distance", "reset_weights", "restore_weights"]
+
+
+class Weights(NamedTuple):
+    """A copy of what a step moves.
+
+    Attributes:
+        parameters: Of the adapting network and the teacher.
+        optimizer: The optimizer's state; None where nothing learns.
+        num_steps: How many steps led there.
+    """
+
+    parameters: list[Tensor]
+    optimizer: dict[str, Any] | None
+    num_steps: Tensor
+
+
+@torch.no_grad()
+def copy_weights(state: State) -> Weights:
+    """Copy the weights of the networks and the optimizer's state."""
+    optimizer = None if state.optimizer is None else copy.deepcopy(state.optimizer.state_dict())
+    parameters = [parameter.clone() for parameter in _moving_parameters(state)]
+    return Weights(parameters, optimizer, state.num_steps.clone())
+
+
+@torch.no_grad()
+def restore_weights(state: State, weights: Weights) -> None:
+    """Return to copied weights; gradients that wait for a step are dropped."""
+    torch._foreach_copy_(_moving_parameters(state), [one.to(state.device) for one in weights.parameters])
+    state.num_steps.copy_(weights.num_steps)
+    state.accumulated_batches.zero_()
+    state.rebuild_optimizer()
+    if state.optimizer is not None and weights.optimizer is not None:
+        load_optimizer_state(state.optimizer, weights.optimizer)
+
+
+@torch.no_grad()
+def reset_weights(state: State, share: float) -> None:
+    """Move the weights this share of the way to the source, with a new optimizer; components stay as they are."""
+    torch._foreach_lerp_(list(state.trainable), list(state.source_parameters), share)
+    if state.teacher is not None:
+        state.reset_teacher()
+    state.num_steps.mul_(int(share < 1.0))
+    state.accumulated_batches.zero_()
+    state.rebuild_optimizer()
+
+
+def measure_distance(state: State) -> Tensor:
+    """How far the weights moved from the source, relative to their norm."""
+    start = flatten(state.source_parameters)
+    moved, length = torch.linalg.vector_norm(flatten(state.trainable) - start), torch.linalg.vector_norm(start)
+    distance: Tensor = moved / length.clamp(min=torch.finfo(start.dtype).tiny)
+    return distance
+
+
+def _moving_parameters(state: State) -> list[Tensor]:
+    teacher = [] if state.teacher is None else list(state.teacher.model.parameters())
+    return [*state.trainable, *teacher]
