@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from driftproof.corruptions import CORRUPTIONS, FrostPhotos, corrupt
+from driftproof.corruptions import CORRUPTIONS, HELD_OUT, FrostPhotos, corrupt
 from driftproof.data import ImageSet, cifar10, cifar100
 from driftproof.data.scenes import UNKNOWN, SceneImages
 from driftproof.data.scenes.driving import CLEAN, camvid_scenes
@@ -18,7 +18,7 @@ from driftproof.training import load_labeled_scenes
 __all__ = ["LabeledBatch", "open_images", "scenes"]
 
 _CLEAN_IMAGES: dict[str, Callable[[Path], ImageSet]] = {"cifar10-c": cifar10, "cifar100-c": cifar100}
-_WEATHER = (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur")
+_WEATHER = {"camvid-c": (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur"), "camvid-held-out": HELD_OUT}
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def _corrupt_all(clean: ImageSet, limit: int | None, device: torch.device, photo
 
 
 def scenes(
+    images: str,
     data: Path,
     *,
     batch: int,
@@ -94,30 +95,29 @@ def scenes(
     height: int | None,
     device: torch.device,
     photos: FrostPhotos,
-    weather: Sequence[str] = _WEATHER,
 ) -> Callable[[], Iterator[LabeledBatch]]:
-    """Return a function that goes through one round of CamVid's test frames: six kinds of weather of severity 3.
+    """Return a function that goes through one round of CamVid's test frames, in several conditions of severity 3.
 
     Args:
+        images: `camvid-c` for six kinds of weather, `camvid-held-out` for the held-out corruptions.
         data: Folder of CamVid.
         batch: Frames per batch.
         limit: Only so many frames, evenly spaced; None is all.
         height: Height to resize the frames to; None is the stored one.
         device: Where the frames are corrupted and kept.
         photos: For the corruption frost.
-        weather: Other corruptions, or `CLEAN`.
     """
     read = camvid_scenes(data, split="val+test", height=height)
     chosen = torch.linspace(0, len(read) - 1, min(limit or len(read), len(read))).long()
     frames, maps = (tensor[chosen].to(device) for tensor in load_labeled_scenes(read))
     name = SceneImages(read).name
-    skies = {
+    weather = {
         kind: frames if kind == CLEAN else corrupt(frames, kind, 3, dataset=name, indices=chosen, frost_photos=photos)
-        for kind in weather
+        for kind in _WEATHER[images]
     }
 
     def iterate() -> Iterator[LabeledBatch]:
-        for kind, pixels in skies.items():
+        for kind, pixels in weather.items():
             for part, labels in zip(torch.split(pixels, batch), torch.split(maps, batch), strict=True):
                 labels = labels.long()
                 yield LabeledBatch(kind, part.float() / 255, labels.masked_fill(labels == UNKNOWN, -1))

@@ -43,12 +43,12 @@ def load_network(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, P
     return build_from_checkpoint(path).to(arguments.device).eval(), path
 
 
-def measure_rows(name: str, rows: list[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Measure rows with one network."""
+def measure_rows(name: str, rows: list[str], arguments: argparse.Namespace) -> None:
+    """Measure rows with one network, and write each as it comes."""
     model, weights = load_network(name, arguments)
     wanted = sorted({ROWS[row].domain for row in rows})
     domains = load_domains(arguments.data, wanted, device=arguments.device, count=arguments.images)
-    by_name, results = {domain.name: domain for domain in domains}, {}
+    by_name, results = {domain.name: domain for domain in domains}, dict[str, dict[str, Any]]()
     has_command = arguments.command and all(map(importlib.util.find_spec, ("typer", "rich", "PIL")))
     for title in rows:
         row = ROWS[title]
@@ -57,9 +57,10 @@ def measure_rows(name: str, rows: list[str], arguments: argparse.Namespace) -> d
             found["command"] = measure_command(by_name[row.domain], weights, device=arguments.device)
         found["failures"] = find_failures(row, found)
         results[title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
+        others = read_results(arguments.out).get(name, {})  # read now: another process may have written meanwhile
+        write_json(arguments.out / f"rows-{name}.json", others | results)
         numbers = ", ".join(f"{column} {found[column]:.1f}" for column in COLUMNS if found.get(column) is not None)
         print(f"{name}, {title}: {numbers}. {'; '.join(found['failures'])}", flush=True)
-    return results
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -101,9 +102,7 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
     for name in arguments.networks:
-        measured = measure_rows(name, rows, arguments)
-        others = read_results(arguments.out).get(name, {})  # read now: another process may have written meanwhile
-        write_json(arguments.out / f"rows-{name}.json", others | measured)
+        measure_rows(name, rows, arguments)
     results = read_results(arguments.out)
     protocol = {
         "images": f"CIFAR-10 test, the first {arguments.images}",

@@ -18,7 +18,7 @@ import torch
 
 import driftproof as dp
 from driftproof.bench.environment import hardware
-from driftproof.corruptions import HELD_OUT, find_frost_photos, procedural_frost
+from driftproof.corruptions import find_frost_photos, procedural_frost
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.models import build_from_checkpoint
 from novelty_streams import LabeledBatch, scenes
@@ -88,9 +88,9 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     photos = procedural_frost() if arguments.held_out else find_frost_photos(arguments.frost)
-    options: dict[str, Any] = {"weather": HELD_OUT} if arguments.held_out else {}
-    options |= {"batch": arguments.batch, "limit": arguments.images, "height": arguments.height}
-    stream = scenes(arguments.data, device=device, photos=photos, **options)
+    options: dict[str, Any] = {"batch": arguments.batch, "limit": arguments.images, "height": arguments.height}
+    images = "camvid-held-out" if arguments.held_out else "camvid-c"
+    stream = scenes(images, arguments.data, device=device, photos=photos, **options)
     model = build_from_checkpoint(arguments.weights).to(device)
     classes = int(model(next(stream()).images[:1]).shape[1])
     arguments.out.mkdir(parents=True, exist_ok=True)

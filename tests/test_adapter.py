@@ -101,6 +101,21 @@ def test_mean_entropy_over_selected_averages_selected_samples(model):
         assert adapter.last.loss == pytest.approx(sample + 0.7 * float((mean * mean.log()).sum()), rel=1e-4)
 
 
+@pytest.mark.parametrize("bias", [0.0, 2.0])
+def test_mean_entropy_over_auto_takes_the_whole_batch_where_predictions_concentrate(model, bias):
+    images, losses = batches(1)[0], {}
+    options = {"scope": dp.scopes.everything(), "optimizer": partial(torch.optim.SGD, lr=1e-9), "mean_entropy": 0.7}
+    for over in ("auto", "batch", "selected"):
+        adapter = compose(model, select=Half(), mean_entropy_over=over, **options)
+        adapter(images)
+        with torch.no_grad():
+            list(adapter.network.model.parameters())[-1][0] += bias  # the classifier's: it prefers the first class
+        adapter(images)
+        losses[over] = adapter.last.loss
+    assert losses["batch"] != pytest.approx(losses["selected"], rel=1e-3)
+    assert losses["auto"] == pytest.approx(losses["batch" if bias else "selected"], rel=1e-5)
+
+
 def test_mean_entropy_defaults_to_the_value_of_the_selection(model):
     crowd = dp.ConfidenceDifference()
     assert dp.tent(model).method.mean_entropy == 0.0

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import driftproof as dp
 from cases import batches, same_state, state_of
 from driftproof.adapter.engines import EagerEngine, StaticEngine
+from driftproof.corruptions import corrupt
 from driftproof.distributed import Distributed
 from driftproof.statistics import Auto
 from driftproof.statistics.base import ProbedLogits
@@ -273,7 +274,7 @@ def test_reset_and_saving_midway_continue_bit_equal(trained, dim, tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, "auto"])
 def test_static_steps_equal_eager_ones(accumulate):
-    options = {"statistics": Auto(window=8), "accumulate": accumulate, "lr": 1e-2}
+    options = {"statistics": Auto(window=8), "accumulate": accumulate, "mean_entropy_over": "auto", "lr": 1e-2}
     eager, static = (make_adapter("tent+crowd", engine=engine, **options) for engine in (EagerEngine, StaticEngine))
     assert_same(run(eager, faulty_stream()), run(static, faulty_stream()))
     assert same_state(state_of(eager), state_of(static))
@@ -305,6 +306,20 @@ def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, cou
         source = (model(images).argmax(1) == labels).float().mean()
     answers = torch.cat([adapter(batch) for batch in images.split(size)])
     assert float((answers.argmax(1) == labels).float().mean()) >= float(source) - 0.01
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.1])
+def test_adapt_with_a_far_too_high_rate_ends_near_the_source(trained, lr):
+    """Classes that the network has come to avoid come back: the mean prediction is that of all samples."""
+    model, images, labels = trained
+    images, labels = corrupt((255 * images[:500]).round().byte(), "gaussian_blur", 5).float() / 255, labels[:500]
+    adapter = dp.adapt(model, lr=lr)
+    for _ in range(5):
+        run(adapter, images.split(100))
+    answers = torch.cat([adapter(batch) for batch in 2 * images.split(100)])
+    with torch.no_grad():
+        source = float((model(images).argmax(1) == labels).float().mean())
+    assert float((answers.argmax(1) == labels.repeat(2)).float().mean()) > source - 0.02
 
 
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"window": 0}])

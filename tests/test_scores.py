@@ -130,7 +130,7 @@ class Gated(nn.Module):
         return self.head(features * self.gate(features.flatten(1)).sigmoid()[..., None, None]).flatten(1)
 
 
-@pytest.mark.parametrize(("network", "name"), [(Gated, "entropy"), (SegmentationNet, "msp")])
+@pytest.mark.parametrize(("network", "name"), [(Gated, "entropy"), (SegmentationNet, "energy")])
 def test_default_without_a_linear_classifier_is_a_score_of_logits(network, name):
     network, stream = randomize(network()), list(torch.rand(3, 4, 3, 16, 16))
     assert torch.equal(run(crowd(network), stream), run(crowd(network, novelty=name), stream))

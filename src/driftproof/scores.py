@@ -254,9 +254,8 @@ class Unfamiliarity(NoveltyScore):
     """The default: the best score measured of those that cost no forward pass.
 
     Where the method compares with the frozen network, or learns nothing, it is the frozen network's. If the classifier
-    is linear, it is the entropy of cosines, else the entropy, and for pixels 1 − the largest probability. Other methods
-    get the adapted network's energy, and for pixels 1 − the largest probability; `"cosine_entropy"` is better there and
-    costs a pass.
+    is linear, it is the entropy of cosines, else the entropy, and for pixels the energy. Other methods get the adapted
+    network's energy; `"cosine_entropy"` is better for images and costs a pass.
     """
 
     needs_features = True
@@ -267,7 +266,7 @@ class Unfamiliarity(NoveltyScore):
         learned = not step.always_at_source
         logits = step.source_logits if learned and step.used_source else step.logits
         if logits.ndim > 2:
-            return msp(logits)
+            return energy(logits)
         if learned and not step.used_source:
             # −ln Σ_k exp z_k = ln ŷ^k − z_k for every k: a third of the operations.
             return step.log_probabilities.detach().amax(dim=1) - upcast(logits.detach()).amax(dim=1)

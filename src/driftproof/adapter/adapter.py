@@ -90,7 +90,9 @@ class Adapter(StateHolder):
         source_statistics: What θ_o normalizes with; None is the same as the adapting network.
         average_over: Divide the weighted loss by the number of selected samples or by the size of the batch; None
             takes what goes with the selection ("batch" for UniEnt+, else "selected").
-        mean_entropy_over: Form ȳ over the whole batch or over the selected samples.
+        mean_entropy_over: Form ȳ over the whole "batch" or over the "selected" samples. "auto" is the selected ones,
+            and the whole batch if its mean prediction has less than 0.98 of the entropy of the frozen network's:
+            classes that the network has come to avoid are not selected.
         novelty: What `last.novelty` holds: the name of a score, such as "energy" or "adapted_msp" (see
             `driftproof.scores`), a component, or a function of the step; None is `scores.Unfamiliarity()`.
         guard: What to do when adaptation goes wrong: one of `guards` or several; None warns once, () does nothing.
@@ -144,7 +146,7 @@ class Adapter(StateHolder):
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
         average_over: Literal["selected", "batch"] | None = None,
-        mean_entropy_over: Literal["selected", "batch"] = "batch",
+        mean_entropy_over: Literal["selected", "batch", "auto"] = "batch",
         novelty: str | Novelty | None = None,
         guard: Guard | Sequence[Guard] | None = None,
         logits: LogitsAccessor | None = None,

@@ -47,7 +47,7 @@ _OUTPUTS: dict[str, type[Output]] = {
 }
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "average_over": ("selected", "batch"),
-    "mean_entropy_over": ("selected", "batch"),
+    "mean_entropy_over": ("selected", "batch", "auto"),
     "output": tuple(_OUTPUTS),
     "statistics": ("auto",),
     "source_statistics": ("auto",),
@@ -63,7 +63,7 @@ class AdapterOptions(TypedDict, total=False):
     accumulate: int | Literal["auto"]
     source_statistics: Statistics | Literal["auto"] | None
     average_over: Literal["selected", "batch"] | None
-    mean_entropy_over: Literal["selected", "batch"]
+    mean_entropy_over: Literal["selected", "batch", "auto"]
     view: Augment | None
     output: OutputName | Output
     novelty: str | Novelty | None
@@ -101,7 +101,7 @@ class Method:
     output: Output | None = None
     novelty: Novelty = field(default_factory=Unfamiliarity)
     average_over: Literal["selected", "batch"] = "selected"
-    mean_entropy_over: Literal["selected", "batch"] = "batch"
+    mean_entropy_over: Literal["selected", "batch", "auto"] = "batch"
     guards: tuple[Guard, ...] = ()
 
     def __post_init__(self) -> None:

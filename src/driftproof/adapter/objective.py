@@ -13,6 +13,8 @@ from driftproof.selection import SampleWeights
 
 __all__ = ["Objective", "compute_novelty", "compute_objective"]
 
+_CONCENTRATED = 0.98
+
 
 class Objective(NamedTuple):
     """What a batch has to teach.
@@ -105,8 +107,22 @@ def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> 
 
 def _averaged_samples(method: Method, step: Step) -> Tensor | None:
     """Which samples the mean prediction is of, as weights; None is all of them."""
+    if method.mean_entropy_over == "batch":
+        return _valid_samples(method, step)
     if method.mean_entropy_over == "selected":
         return step.weights
+    valid = _valid_samples(method, step)
+    return torch.where(_is_concentrated(step), torch.ones_like(step.weights) if valid is None else valid, step.weights)
+
+
+def _is_concentrated(step: Step) -> Tensor:
+    """Whether the batch's predictions are on fewer classes than the frozen network's."""
+    pair = step.probabilities.detach(), step.source_probabilities
+    ours, source = (mean_prediction_entropy(p, distributed=step.distributed) for p in pair)
+    return ours < _CONCENTRATED * source
+
+
+def _valid_samples(method: Method, step: Step) -> Tensor | None:
     valid = None if method.select is None else method.select.valid_mask(step)
     remembered = None if method.memory is None else method.memory.weights(step)
     if valid is None or remembered is None:

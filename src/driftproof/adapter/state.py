@@ -22,7 +22,7 @@ from driftproof.adapter.optimizers import (
 from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step
+from driftproof.components import Component, Detection, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor

@@ -101,7 +101,8 @@ def scenes_command(
     names = None if unknown is None else [name.strip() for name in unknown.split(",") if name.strip()]
     scenes = load_scenes(folder, dataset, data, split, names, height, width)
     network = load_model(model, weights, classes, resolve_preprocessing(mean=mean, std=std))
-    adapter = build_method(method, move_model(network, target), options)
+    # The threshold of the alarm is a share of certainty, which an energy is not.
+    adapter = build_method(method, move_model(network, target), {"novelty": "msp"} | options)
     outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
     _check_class_count(outputs, palette, scenes.name)

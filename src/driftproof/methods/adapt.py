@@ -23,7 +23,8 @@ def adapt(
     TENT with selection by confidence difference, with changes for safety. Statistics choose their share
     (`statistics.Auto`) and hold back in small batches and class-ordered streams. The learning rate is half of TENT's,
     a step is taken for every 64 images, and each step pulls the weights a little towards the source. The mean-entropy
-    term is over selected samples. If adaptation still goes wrong, the frozen network answers and the weights roll back.
+    term is over selected samples, and over all of them where predictions concentrate on few classes. If adaptation
+    still goes wrong, the frozen network answers and the weights roll back.
 
     Args:
         model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
@@ -45,7 +46,7 @@ def adapt(
         "statistics": "auto",
         "accumulate": "auto",
         "after": PullToSource(1e-3),
-        "mean_entropy_over": "selected",
+        "mean_entropy_over": "auto",
         "guard": (FallBack(), RollBack()),
     }
     return tent(model, lr=lr, select=select or ConfidenceDifference(), **(chosen | options))
