@@ -33,12 +33,13 @@ from driftproof.bench.plan import RunFilter, plan_runs
 from driftproof.bench.runner import ProgressEvent, RunSettings
 from driftproof.corruptions import find_frost_photos
 from driftproof.errors import DriftproofError
-from driftproof.leaderboard import SUITES
+from driftproof.leaderboard import SENTINEL_SUITES, SUITES
 from driftproof.streams.datasets import find_dataset
 from driftproof.validation import check_choice
 
 _SAVE_EVERY = 20.0
 """Seconds between snapshots: written after every domain they took a tenth of a short run."""
+_SUITES = {**SUITES, **SENTINEL_SUITES}
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Watch:
 def parse_line(line: str, out: Path) -> Part:
     """Read a line of the plan."""
     parser = argparse.ArgumentParser(prog="plan", add_help=False)
-    parser.add_argument("suite", choices=list(SUITES))
+    parser.add_argument("suite", choices=list(_SUITES))
     parser.add_argument("--table")
     parser.add_argument("--row", dest="rows", action="append", default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[])
@@ -95,7 +96,7 @@ def parse_line(line: str, out: Path) -> Part:
     for name in ("--rounds", "--limit", "--trials"):
         parser.add_argument(name, type=int)
     chosen = vars(parser.parse_args(shlex.split(line)))
-    suite, rows, name = SUITES[chosen.pop("suite")](), chosen.pop("rows"), chosen.pop("table")
+    suite, rows, name = _SUITES[chosen.pop("suite")](), chosen.pop("rows"), chosen.pop("table")
     if name is not None:
         check_choice(f"table of {suite.name}", name, [table.name for table in suite.tables])
         suite = replace(suite, tables=tuple(table for table in suite.tables if table.name == name))

@@ -20,10 +20,10 @@ from driftproof.models import build_model
 def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     """The methods to time, by name."""
     return {
-        "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
         "sentinel": (dp.sentinel, {}),
-        "sentinel, everything learns": (dp.sentinel, {"scope": dp.scopes.everything(), "lr": 1e-4}),
-        "sentinel, no mirror": (dp.sentinel, {"members": "network+detector+source"}),
+        "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
+        "sentinel, no mirror image": (dp.sentinel, {"members": "network+detector+source"}),
+        "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
     }
 
@@ -56,10 +56,30 @@ def measure(
         if cuda:
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start) / (10 if cuda else 1))
-    found = {"ms": round(statistics.median(times), 3), "ms_min": round(min(times), 3), "seconds_to_capture": ready}
+    found: dict[str, Any] = {
+        "ms": round(statistics.median(times), 3),
+        "ms_min": round(min(times), 3),
+        "seconds_to_capture": ready,
+    }
     if cuda:
         found["peak_mib"] = round((torch.cuda.max_memory_allocated() - before) / 2**20)
+        found["kernels"] = profile(adapter, images)
     return found
+
+
+def profile(adapter: dp.Adapter, images: torch.Tensor, steps: int = 5) -> dict[str, Any]:
+    """Number and time of a step's kernels, and the ones that take longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            adapter(images)
+        torch.cuda.synchronize()
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    longest = [(event.key[:90], event.count / steps, event.self_device_time_total / steps / 1e3) for event in events]
+    return {
+        "number": sum(count for _, count, _ in longest),
+        "ms": round(sum(ms for *_, ms in longest), 3),
+        "longest": [f"{ms:.3f} ms, {count:g} times: {name}" for name, count, ms in longest[:25]],
+    }
 
 
 def main() -> None:
@@ -67,17 +87,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trials", type=int, default=12)
+    parser.add_argument("--only", nargs="+", choices=tuple(variants()), default=tuple(variants()))
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     found: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "driftproof": dp.__version__}
     found["network"] = "WRN-40-2, batch 200, bf16, channels last, captured"
-    for name, (make, options) in variants().items():
+    for name in arguments.only:
+        make, options = variants()[name]
         try:
             found[name] = measure(make, options, device, arguments.trials)
         except Exception as error:  # one that fails says why, and the others are still measured
             found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-        print(name, found[name], flush=True)
+        print(name, {key: value for key, value in found[name].items() if key != "kernels"}, flush=True)
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -22,6 +22,7 @@ class Sentinel:
     lr: float = 1e-3
     repel: float = 2.0
     view: str = "none"
+    teacher_view: str = ""
     momentum: float = 0.999
     pull: float = 0.0
     teacher: bool = True
@@ -52,6 +53,7 @@ class Learner:
     momentum: float = 0.0
     first: str = "none"
     second: str = "flip"
+    spread: str = "known"
 
 
 def entropy(log_p: Tensor) -> Tensor:
@@ -150,6 +152,14 @@ class Job:
             self.counter.zero_()
         torch.cuda.synchronize()
 
+    def cut(self, steps: int) -> bool:
+        """Keep the rounds that so many steps finished; whether there is one."""
+        self.rounds = min(self.rounds, steps // self.stream.steps)
+        self.total = self.rounds * self.stream.steps
+        torch.cuda.synchronize()
+        self.results = {name: value[: self.total] for name, value in self.results.items()}
+        return self.rounds > 0
+
     def advance(self) -> None:
         """Go on by one batch."""
         if self.graph is not None:
@@ -189,7 +199,8 @@ class SentinelJob(Job):
         losses = entropy(log_p)
         with torch.no_grad():
             if choice.teacher:
-                teacher = self.teacher(images if choice.view != "crop" else self.see(images, choice.view))
+                usual = "crop" if choice.view == "crop" else "none"
+                teacher = self.teacher(self.see(images, choice.teacher_view or usual))
                 theirs = entropy(teacher.log_softmax(dim=1))
                 self.store("teacher", teacher)
             else:
@@ -306,7 +317,10 @@ class LearnerJob(Job):
             losses = -(target * log_p).sum(dim=1)
         loss = mean_over(losses, weights)
         if choice.mean_entropy:
-            mean = (p * known.float().unsqueeze(1)).sum(dim=0) / known.sum().clamp(min=1)
+            counted = known
+            if choice.spread != "known":  # the surer group, while there are two
+                counted = self.read("below_cut").bool() | (self.read("separation") < 2.75 + 48 / len(images))
+            mean = (p * counted.float().unsqueeze(1)).sum(dim=0) / counted.sum().clamp(min=1)
             mean = torch.lerp(mean, self.marginal, choice.smooth)
             weight = choice.mean_entropy / (1 - choice.smooth)
             loss = loss + weight * (mean * mean.clamp(min=1e-12).log()).sum()
@@ -332,7 +346,8 @@ def run_together(jobs: list[Job], start: float, deadline: float) -> bool:
             jobs[0].cuda_stream.synchronize()
             if time.time() - start > deadline:
                 print("out of time", flush=True)
-                return False
+                finished = [job.cut(number + 1) for job in jobs]
+                return all(finished)
     if jobs[0].cuda_stream is not None:
         torch.cuda.synchronize()
     return True

@@ -8,6 +8,9 @@ _BASE = Learner("base")
 _SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)
 _CHOSEN = replace(_SECOND, name="chosen", known="all")
 _ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
+_BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
+_STILL = replace(_BLENDED, momentum=1.0)
+_FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 
 PLANS = {
     "dry": {
@@ -121,6 +124,52 @@ PLANS = {
             replace(_CHOSEN, name="chosen_ens_sharp", loss="ens", temperature=0.5, diff=False),
             replace(_CHOSEN, name="chosen_alpha0.4", alpha=(0.4, 0.4)),
             replace(_SECOND, name="nothing", known="all", diff=False),
+        ],
+    },
+    "fourth": {
+        "sentinels": [
+            _BLENDED,
+            replace(_BLENDED, name="frozen_average", momentum=1.0),
+            replace(_BLENDED, name="crop", view="crop"),
+            replace(_BLENDED, name="crop_frozen_average", view="crop", teacher_view="none", momentum=1.0),
+            replace(_BLENDED, name="repel4", repel=4.0, open_only=True),
+            replace(_BLENDED, name="image", view="none", open_only=True),
+            replace(_BLENDED, name="lr2e-3", lr=2e-3, open_only=True),
+            replace(_BLENDED, name="threshold0.3", threshold=0.3, open_only=True),
+            replace(_BLENDED, name="blend0.2", alpha=0.2, open_only=True),
+            replace(_BLENDED, name="frozen_average_repel4", momentum=1.0, repel=4.0, open_only=True),
+        ],
+        "before_other_sentinels": 3,
+        "learners": [
+            replace(_FOURTH, name="lambda0.1", mean_entropy=0.1),
+            _FOURTH,
+            replace(_FOURTH, name="lambda0.1_frozen_average", sentinel="frozen_average", mean_entropy=0.1),
+            replace(_FOURTH, name="surer_mean", spread="below_cut"),
+            replace(_FOURTH, name="lambda0.25", mean_entropy=0.25),
+            replace(_FOURTH, name="all_lambda0.1", diff=False, mean_entropy=0.1),
+            replace(_FOURTH, name="below_cut", known="below_cut", mean_entropy=0.1),
+            replace(_FOURTH, name="lr5e-4", lr=5e-4, mean_entropy=0.1),
+        ],
+    },
+    "long": {
+        "sentinels": [_BLENDED, replace(_BLENDED, name="pulled", pull=1e-3)],
+        "before_other_sentinels": 1,
+        "learners": [replace(_FOURTH, name="lambda0.1", mean_entropy=0.1)],
+    },
+    "fifth": {
+        "sentinels": [
+            replace(_STILL, name="pull0"),
+            replace(_STILL, name="pull1e-3", pull=1e-3),
+            replace(_STILL, name="pull2e-3", pull=2e-3),
+            replace(_STILL, name="pull5e-3", pull=5e-3),
+        ],
+        "learners": [],
+    },
+    "fifth_learners": {
+        "sentinels": [],
+        "learners": [
+            replace(_FOURTH, name="lr2e-3", sentinel="none", lr=2e-3),
+            replace(_FOURTH, name="lr2e-3_pull2e-2", sentinel="none", lr=2e-3, pull=2e-2),
         ],
     },
     "final": {

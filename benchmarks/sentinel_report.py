@@ -56,7 +56,8 @@ def combine(parts: dict[str, Tensor], letters: str) -> Tensor | None:
 
 
 COMBINATIONS = (
-    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
+    "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "fs", "lsf", "lsfg",
+    "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
 )  # fmt: skip
 
@@ -67,12 +68,19 @@ def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     frozen = job.stream.frozen[1.0, 1.0][0].log_softmax(dim=2).repeat(job.rounds, 1, 1)
     errors = {"sentinel": by_round(job, log_p), "bn_adapt": by_round(job, frozen)[:1]}
     found: dict[str, Any] = {"errors": errors, "auroc_energy": auroc_by_round(job, job.results["energy"])}
+    energy = job.results["energy"]
+    for number, view in enumerate(("frozen", "mirrored")):  # of the source network with the sentinel's statistics
+        logits = job.stream.frozen.get((job.choice.alpha, job.choice.alpha), (None, None))[number]
+        if logits is not None:
+            mixed = energy - logits.logsumexp(dim=2).repeat(job.rounds, 1)
+            found[f"auroc_with_{view}"] = auroc_by_round(job, mixed)
     found["auroc_entropy"] = auroc_by_round(job, -(log_p.exp() * log_p).sum(dim=2))
     if "teacher" in job.results:
         teacher = job.results["teacher"].log_softmax(dim=2)
         errors["teacher"] = by_round(job, teacher)
         errors["sum3"] = by_round(job, log_p + teacher + frozen)
         found["auroc_teacher"] = auroc_by_round(job, -job.results["teacher"].logsumexp(dim=2))
+        found["auroc_with_teacher"] = auroc_by_round(job, energy - job.results["teacher"].logsumexp(dim=2))
     for name in ("not_repelled", "attract", "below_cut"):
         found[name] = shares(job, job.results[name])
     separation = job.results["separation"]

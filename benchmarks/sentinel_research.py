@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.models import build_from_checkpoint
 from sentinel_jobs import Learner, LearnerJob, Sentinel, SentinelJob, run_frozen, run_together
@@ -68,6 +69,7 @@ def main() -> None:
     ) -> None:
         line = {"kind": kind, "set": place[0], "stream": place[1], "choice": dataclasses.asdict(choice), **found}
         line |= {"limit": arguments.limit, "rounds": arguments.rounds, "seconds": round(seconds, 2)}
+        line |= {"hardware": hardware(device), "torch": torch.__version__}
         with arguments.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -135,7 +135,7 @@ def adapter_for(case, model, *, segmentation=False, prepared=True, **settings):
         options.setdefault("detector", dp.detectors.Sentinel(lr=1e-1, threshold=0.85, momentum=0.9, images_per_step=12))
         options.setdefault("statistics", dp.statistics.Batch())
         options.setdefault("accumulate", 1)
-        options.setdefault("known", True)
+        options.setdefault("select", dp.selection.Known() & dp.ConfidenceDifference())
     adapter = getattr(dp, name)(model, **options)
     return adapter.prepare(source_data(segmentation=segmentation)) if prepared else adapter
 

@@ -39,7 +39,8 @@ def affine_of(network):
 
 def sentinel_for(model, detector=None, **options):
     detector = detector or Sentinel(lr=0.1, threshold=0.75, momentum=0.9, images_per_step=1)
-    options = {"statistics": dp.statistics.Batch(), "accumulate": 1, "guard": (), "known": True, **options}
+    select = Known() & dp.ConfidenceDifference()
+    options = {"statistics": dp.statistics.Batch(), "accumulate": 1, "guard": (), "select": select, **options}
     return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **options)
 
 
@@ -80,6 +81,35 @@ def test_sentinel_by_hand(model, mirror):
     sure, unknown = (sum(group) for group in zip(*groups, strict=True))
     assert sure > 0 < unknown
     assert sure + unknown < 5 * 12, "some samples must have taken no part"
+
+
+class AskingItself(Sentinel):
+    """Runs the moving average even where it is the frozen network."""
+
+    def __init__(self, **choices):
+        super().__init__(**choices)
+        self.needs_source = False
+
+
+@pytest.mark.parametrize(
+    ("network", "novelty"), [("wide_resnet", "cosine"), ("wide_resnet", "detector"), ("segmentation", "detector")]
+)
+def test_average_that_stands_still_is_the_frozen_network(network, novelty):
+    """At momentum 1 the pass of the frozen network serves, once for all that read it."""
+    choices = {"lr": 0.1, "threshold": 0.75, "momentum": 1.0, "images_per_step": 1}
+    adapters = [
+        sentinel_for(build(network).double(), make(**choices), novelty=novelty) for make in (Sentinel, AskingItself)
+    ]
+    passes = []
+    adapters[0].source.register_forward_hook(lambda *_: passes.append(1))
+    for number, images in enumerate(double_stream(4), start=1):
+        ours, theirs = (adapter(images) for adapter in adapters)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        torch.testing.assert_close(adapters[0].last.novelty, adapters[1].last.novelty, rtol=0, atol=1e-9)
+        assert len(passes) == number
+    affine = [adapter.method.detector.affine for adapter in adapters]
+    assert not torch.equal(affine[0], adapters[0].method.detector.average)
+    torch.testing.assert_close(*affine, rtol=0, atol=1e-9)
 
 
 def test_sentinel_shares_every_parameter_with_the_frozen_network(model):
@@ -204,6 +234,14 @@ def test_small_batches_wait_for_each_other(model):
     torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)
 
 
+def test_every_pixel_counts_as_an_image():
+    """A frame has more samples than a step waits for."""
+    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=64))
+    start = adapter.method.detector.affine.clone()
+    adapter(batches(1, size=2)[0])
+    assert not torch.equal(adapter.method.detector.affine, start)
+
+
 def test_sentinel_is_not_trusted_while_its_scores_form_one_group(model):
     images = double_stream(1, size=64)[0]
     trusting, doubting = (
@@ -320,3 +358,69 @@ def test_every_variant_of_the_search_can_be_built_and_differs(model):
     defaults = dp.sentinel(model, guard=()).method.describe()
     assert methods["sentinel"] == str(sorted(defaults.items()))
     assert len(set(methods.values())) == len(methods)
+
+
+# --- many small buffers -----------------------------------------------------------------------------------------------
+
+
+class Counters(dp.after.After):
+    """Buffers of several shapes and types, all replaced in every step."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = [(), (3,), (2, 5), (200, 100)]
+        for number, shape in enumerate(shapes):
+            self.register_buffer(f"real_{number}", torch.zeros(shape))
+            self.register_buffer(f"whole_{number}", torch.zeros(shape, dtype=torch.int64))
+
+    def after_step(self, step, state):
+        for name, buffer in list(self.named_buffers()):
+            setattr(self, name, buffer + 1)
+
+
+def test_buffers_that_are_kept_together_are_all_kept_or_all_undone():
+    """As if each had its own condition, whatever its size and type."""
+    adapter = dp.tent(build("wide_resnet"), after=Counters(), guard=())
+    stream = batches(3)
+    counters = adapter.method.after[-1]
+    homes = {name: buffer.data_ptr() for name, buffer in counters.named_buffers()}
+    for images, expected in ((stream[0], 1), (stream[1] * math.nan, 1), (stream[1], 2), (stream[2], 3)):
+        adapter(images)
+        for name, buffer in counters.named_buffers():
+            assert torch.equal(buffer, torch.full_like(buffer, expected)), name
+            assert buffer.data_ptr() == homes[name], f"{name} has moved, and a captured step would miss it"
+
+
+@pytest.mark.parametrize("types", [(torch.float64,), (torch.float32, torch.float64)])
+def test_gradients_that_wait_are_summed_whatever_their_types(types):
+    """A step every third batch, of the mean of three gradients: SGD by hand."""
+    torch.manual_seed(0)
+    layers = [nn.LayerNorm(4, dtype=kind) for kind in types]
+    model = CastingLayers(layers)
+    adapter = dp.tent(model, lr=0.1, accumulate=3, optimizer=torch.optim.SGD, mean_entropy=0.0, guard=())
+    start = [parameter.detach().clone() for layer in layers for parameter in layer.parameters()]
+    stream = [torch.randn(6, 4, dtype=torch.float64) for _ in range(3)]
+    total = [torch.zeros_like(parameter) for parameter in start]
+    for images in stream:
+        loss = torch.distributions.Categorical(logits=model(images)).entropy().mean()
+        gradients = torch.autograd.grad(loss, [p for layer in layers for p in layer.parameters()])
+        total = [sum_ + gradient for sum_, gradient in zip(total, gradients, strict=True)]
+        adapter(images)
+    ours = list(adapter.state.trainable)
+    for parameter, first, gradient in zip(ours, start, total, strict=True):
+        torch.testing.assert_close(parameter.detach(), first - 0.1 * gradient / 3, rtol=1e-5, atol=1e-7)
+    assert all(not waiting.any() for waiting in adapter.state.accumulated_grads)
+
+
+class CastingLayers(nn.Module):
+    """Layers of several types after each other, then classes."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.classifier = nn.Linear(4, 3, dtype=torch.float64)
+
+    def forward(self, images):
+        for layer in self.layers:
+            images = layer(images.to(layer.weight.dtype))
+        return self.classifier(images.double())

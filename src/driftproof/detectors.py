@@ -28,19 +28,25 @@ class Detector(Component):
 
     Args:
         statistics: What its batch-norm layers normalize with; None is what the adapting network uses.
+
+    Attributes:
+        needs_source: Whether `detect` is given the frozen network's logits.
     """
+
+    needs_source = False
 
     def __init__(self, statistics: StatisticsRule | None = None) -> None:
         super().__init__()
         self.statistics = statistics
 
-    def detect(self, images: Tensor, network: Network, good: Tensor) -> Detection:
+    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
         """Judge a batch, and learn from it.
 
         Args:
             images: The batch.
             network: The detector's own network.
             good: Which images to learn from, (N,).
+            source_logits: The frozen network's logits, for a detector that `needs_source`.
         """
         raise NotImplementedError
 
@@ -58,12 +64,13 @@ class Sentinel(Detector):
         lr: Learning rate.
         repel: α, the weight of the entropy that is raised.
         threshold: τ as a share of ln C.
-        momentum: Share of itself the moving average keeps at each step.
+        momentum: Share of itself the moving average keeps at each step; 1 is the frozen network, at no pass of its own.
         pull: Share of the way back to the source after each step.
         mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them.
         min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
             this + 48/n standard deviations apart; 0 trusts the sentinel always.
-        images_per_step: Gradients of smaller batches wait for each other until they come from so many images.
+        images_per_step: Gradients of smaller batches wait for each other until they come from so many images; a pixel
+            counts as one where every pixel has a label.
         statistics: See `Detector`.
 
     Reference:
@@ -107,6 +114,7 @@ class Sentinel(Detector):
         self.lr, self.repel, self.threshold = lr, repel, threshold
         self.momentum, self.pull, self.mirror, self.min_separation = momentum, pull, mirror, min_separation
         self.images_per_step = images_per_step
+        self.needs_source = momentum == 1
         self._sizes: dict[str, int] = {}
         for name in ("affine", "average", "mean", "square", "count", "waiting", "num_waiting"):
             self.register_buffer(name, None)
@@ -126,7 +134,7 @@ class Sentinel(Detector):
         self.mean, self.square, self.waiting = (torch.zeros_like(start) for _ in range(3))
         self.count, self.num_waiting = start.new_zeros(()), start.new_zeros(())
 
-    def detect(self, images: Tensor, network: Network, good: Tensor) -> Detection:
+    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
         """Judge a batch, and learn from it."""
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
@@ -134,7 +142,7 @@ class Sentinel(Detector):
             log_p = log_probabilities(logits)
             losses = entropy(log_p)
             with torch.no_grad():
-                averaged = self._predict_average(network, images)
+                averaged = self._predict_average(network, images) if source_logits is None else source_logits
                 attract, repel = self._weigh(log_p.detach(), averaged, good)
             (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
             network.restore_batch_norms()
@@ -143,7 +151,7 @@ class Sentinel(Detector):
             novelty = -upcast(logits).logsumexp(dim=1)
             known = (repel <= 0) | ~self._is_trusted(novelty, network)
             start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
-            self._step(gradient, start, network.distributed.global_count(len(images)))
+            self._step(gradient, start, network.distributed.global_count(novelty.numel()))
             return Detection(known, novelty, logits)
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
@@ -179,9 +187,9 @@ class Sentinel(Detector):
             return torch.ones_like(scores[0], dtype=torch.bool)
         return fit_otsu(scores).separation >= self.min_separation + _FEW / len(scores)
 
-    def _step(self, gradient: Tensor, start: Tensor, images: int) -> None:
+    def _step(self, gradient: Tensor, start: Tensor, samples: int) -> None:
         """A step of Adam, where one is due and its gradient is finite; the buffers are replaced."""
-        total, number = self.waiting + images * gradient, self.num_waiting + images
+        total, number = self.waiting + samples * gradient, self.num_waiting + samples
         finite, due = total.isfinite().all(), number >= self.images_per_step
         gradient, stepped, count = total / number, finite & due, self.count + 1
         mean = torch.lerp(self.mean, gradient, 1 - _BETAS[0])

@@ -265,11 +265,11 @@ class Unfamiliarity(NoveltyScore):
         """Return the score of each sample or pixel."""
         learned = not step.always_at_source
         logits = step.source_logits if learned and step.used_source else step.logits
+        if logits.ndim > 2:
+            return energy(logits)
         if learned and not step.used_source:
             # −ln Σ_k exp z_k = ln ŷ^k − z_k for every k: a third of the operations.
             return step.log_probabilities.detach().amax(dim=1) - upcast(logits.detach()).amax(dim=1)
-        if logits.ndim > 2:
-            return energy(logits)
         network, has_features = (
             (step.source, step.has_source_features) if learned else (step.network, step.has_features)
         )

@@ -22,7 +22,7 @@ from driftproof.adapter.optimizers import (
 from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step
+from driftproof.components import Component, Detection, Step, flatten
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
@@ -118,6 +118,7 @@ class State(nn.Module):
             rule = method.detector.statistics or method.statistics
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
         self.detection: Detection | None = None
+        self._source_pass: tuple[Tensor, Tensor | None] | None = None
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -207,14 +208,23 @@ class State(nn.Module):
             view=self._method.view,
             student_view=student_view,
             detection=self.detection,
+            source_pass=self._source_pass,
             generator=generator,
             side_stream=side_stream,
         )
 
     def detect(self, images: Tensor, good: Tensor) -> None:
         """Have the detector judge a batch, for all steps that are made of it."""
-        if self._method.detector is not None and self.detector is not None:
-            self.detection = self._method.detector.detect(images, self.detector, good)
+        detector = self._method.detector
+        if detector is None or self.detector is None:
+            return
+        if detector.needs_source:  # the steps of the batch share the pass
+            with torch.no_grad():
+                wanted = self._needs_source_features
+                self._source_pass = self.source.try_features(images) if wanted else (self.source(images), None)
+            self.detection = detector.detect(images, self.detector, good, self._source_pass[0])
+        else:
+            self.detection = detector.detect(images, self.detector, good)
 
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
@@ -266,15 +276,21 @@ class State(nn.Module):
             self.num_steps.mul_(~(self._return_condition & stepped))
         if self._accumulated:
             self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
-            for total, gradient in zip(self._accumulated.values(), gradients, strict=True):
-                total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
+            totals = self.accumulated_grads
+            if len({tensor.dtype for tensor in (*totals, *gradients)}) == 1:  # few operations for many tensors
+                waiting = torch.where(stepped, 0.0, torch.where(good, flatten(gradients), flatten(totals)))
+                parts = torch.split(waiting, [total.numel() for total in totals])
+                torch._foreach_copy_(totals, [part.view_as(total) for part, total in zip(parts, totals, strict=True)])
+            else:
+                for total, gradient in zip(totals, gradients, strict=True):
+                    total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
         if self.reset_condition is not None:
             self.reset_condition = self._return_condition = None
-        if self.detection is not None:
-            self.detection = None
+        if self.detection is not None or self._source_pass is not None:
+            self.detection = self._source_pass = None
         for network in (self.network, self.source, self.teacher, self.detector):
             if network is not None:
                 network.rollback()

@@ -8,7 +8,7 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective
 from driftproof.adapter.state import State
-from driftproof.components import Step
+from driftproof.components import Step, flatten
 from driftproof.kernels import runs_triton
 from driftproof.quarantine import Judgement
 from driftproof.tensor_list import are_finite
@@ -76,7 +76,7 @@ def judge_step(
         return Verdict(finite, allowed, good, good, flags, learned_from)
     stepped_ok, loss_ok, logits_ok = are_finite(written, [objective.loss], [step.logits])
     if due is not None:
-        stepped_ok = torch.where(due, stepped_ok, *are_finite(gradients))
+        stepped_ok = torch.where(due, stepped_ok, *are_finite([flatten(gradients)]))
     finite = loss_ok & stepped_ok
     finite = finite if method.memory is None else finite & logits_ok
     held_back = state.paused if can_learn is None else state.paused | ~can_learn

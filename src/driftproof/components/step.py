@@ -30,6 +30,7 @@ class Step:
             batch itself. The frozen network always sees the batch.
         student_view: The same for the adapting network alone, in place of `view`.
         detection: What the method's detector says of the batch; None without one.
+        source_pass: The frozen network's logits and features where it ran already; None runs it on demand.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
 
@@ -70,6 +71,7 @@ class Step:
         view: Augment | None = None,
         student_view: Augment | None = None,
         detection: Detection | None = None,
+        source_pass: tuple[Tensor, Tensor | None] | None = None,
         generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -92,8 +94,10 @@ class Step:
         self._needs_source_features = needs_source_features
         self._features: Tensor | None = None
         self._source_features: Tensor | None = None
+        if source_pass is not None:
+            self.source_logits, self._source_features = source_pass
         with (
-            nullcontext() if side_stream is None else self._run_source_on(side_stream),
+            nullcontext() if side_stream is None or source_pass is not None else self._run_source_on(side_stream),
             nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)),
         ):
             seen = self.draw_view() if student_view is None else student_view(images, self.generator)

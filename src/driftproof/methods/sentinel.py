@@ -1,20 +1,16 @@
 """Sentinel: one copy learns what is unknown, another learns to predict."""
 
-from functools import reduce
-from operator import and_
-
 from torch import nn
 from typing_extensions import Unpack
 
 from driftproof.adapter import Adapter
 from driftproof.after import PullToSource
 from driftproof.detectors import Sentinel
-from driftproof.losses import Entropy, Loss
-from driftproof.methods._build import MethodOptions, build_adapter
+from driftproof.losses import Entropy
+from driftproof.methods._build import MethodOptions, build_adapter, with_defaults
 from driftproof.outputs import LogMean
-from driftproof.scopes import norm_affine
-from driftproof.selection import ConfidenceDifference, Known, Selection
-from driftproof.statistics import Batch, WindowedBlend
+from driftproof.selection import ConfidenceDifference, Selection
+from driftproof.statistics import WindowedBlend
 from driftproof.validation import check_keywords
 
 __all__ = ["sentinel"]
@@ -22,31 +18,19 @@ __all__ = ["sentinel"]
 
 @check_keywords
 def sentinel(
-    model: nn.Module,
-    *,
-    lr: float = 1e-3,
-    pull: float = 1e-2,
-    share: float = 0.3,
-    members: str = "network+mirror+detector+source",
-    known: bool = False,
-    difference: bool = True,
-    detector_lr: float = 1e-3,
-    detector_share: float | None = 1.0,
-    repel: float = 2.0,
-    loss: Loss | None = None,
-    select: Selection | None = None,
+    model: nn.Module, *, lr: float = 1e-3, pull: float = 1e-2, share: float = 0.3,
+    members: str = "network+mirror+detector+source", detector_lr: float = 1e-3, detector_share: float | None = None,
+    detector_momentum: float = 1.0, detector_pull: float = 0.0, repel: float = 2.0, select: Selection | None = None,
     **options: Unpack[MethodOptions],
-) -> Adapter:
+) -> Adapter:  # fmt: skip
     """TENT with selection and source statistics, beside a copy that learns to tell known samples from unknown ones.
 
     The *sentinel* lowers the entropy of what it is sure of and raises that of the rest (`detectors.Sentinel`). Its
     energy is the novelty, and its opinion counts in the answer. The *learner* minimizes the entropy of samples whose
-    confidence did not fall (`ConfidenceDifference`). It mixes source statistics in, and each step pulls it towards the
-    source. The answer is the mean of log-probabilities of the learner on the images and their mirror images, of the
-    sentinel on the mirror images, and of the frozen network.
+    confidence did not fall. It mixes source statistics in, and each step pulls it towards the source. The answer is the
+    mean of log-probabilities: the learner's of images and mirror images, the sentinel's of the latter, the source's.
 
-    Open choices taken: the defaults come from the four held-out corruptions of CIFAR-10-C and CIFAR-100-C;
-    `docs/sentinel.md` has every variant that was tried.
+    Open choices taken: the defaults come from four held-out corruptions; `docs/sentinel.md` has every variant tried.
 
     Args:
         model: The trained model.
@@ -54,45 +38,23 @@ def sentinel(
         pull: Share of the way back to the source after each step.
         share: α, the share of the stream in the learner's statistics.
         members: Whose predictions are averaged, joined by a plus sign; see `outputs.LogMean`.
-        known: Whether to learn only from samples that the sentinel takes for known. On the held-out corruptions that
-            cost more known samples than it kept unknown ones out.
-        difference: Whether samples must not have lost confidence to be learned from.
         detector_lr: The sentinel's learning rate.
-        detector_share: The share of the batch in the sentinel's statistics; None is the learner's.
+        detector_share: The share of the stream in the sentinel's statistics; None is the learner's.
+        detector_momentum: Of the sentinel's moving average; 1 is the frozen network, which saves a pass.
+        detector_pull: Share of the way back to the source after each of the sentinel's steps.
         repel: The weight of the entropy that the sentinel raises.
-        loss: Replaces the entropy.
-        select: Which samples to learn from, in place of `known` and `difference`.
+        select: Which samples to learn from; None is `ConfidenceDifference()`.
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
-        >>> import torch
-        >>> import driftproof as dp
+        >>> import torch, driftproof as dp
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
-        >>> adapter = dp.sentinel(model)
-        >>> adapter(torch.rand(8, 3, 4, 4)).shape, adapter.last.novelty.shape
-        (torch.Size([8, 5]), torch.Size([8]))
+        >>> dp.sentinel(model)(torch.rand(8, 3, 4, 4)).shape
+        torch.Size([8, 5])
     """
-    own_statistics = None if detector_share is None else _blend(detector_share)
-    chosen: MethodOptions = {
-        "statistics": WindowedBlend(share),
-        "detector": Sentinel(lr=detector_lr, repel=repel, statistics=own_statistics),
-        "output": LogMean(members.split("+")),
-        "accumulate": "auto",
-        **options,
-    }
-    chosen["novelty"] = options.get("novelty") or "detector"
-    rules = [*([Known()] if known else []), *([ConfidenceDifference()] if difference else [])]
-    return build_adapter(
-        model,
-        loss=loss or Entropy(),
-        default_scope=norm_affine(),
-        lr=lr,
-        select=select or (reduce(and_, rules) if rules else None),
-        default_mean_entropy=ConfidenceDifference.mean_entropy,
-        own_after=[PullToSource(pull)],
-        **chosen,
-    )
-
-
-def _blend(share: float) -> Batch | WindowedBlend:
-    return Batch() if share == 1.0 else WindowedBlend(share)
+    blend, own = WindowedBlend(share), None if detector_share is None else WindowedBlend(detector_share)
+    detector = Sentinel(lr=detector_lr, repel=repel, momentum=detector_momentum, pull=detector_pull, statistics=own)
+    answer, select = LogMean(members.split("+")), select or ConfidenceDifference()
+    options = with_defaults(options, statistics=blend, detector=detector, output=answer, accumulate="auto")
+    options["novelty"] = options.get("novelty") or "detector"
+    return build_adapter(model, loss=Entropy(), lr=lr, select=select, own_after=[PullToSource(pull)], **options)

@@ -1,0 +1,125 @@
+"""The sentinel on driving scenes: mean IoU over rounds, and how well it finds unknown and wrong pixels.
+
+CamVid's test frames in six kinds of weather, or with `--held-out` under the four held-out corruptions, severity 3.
+Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain.
+
+    python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet18_camvid.safetensors --out DIR
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import driftproof as dp
+from driftproof.bench.environment import hardware
+from driftproof.corruptions import find_frost_photos, procedural_frost
+from driftproof.metrics import BinnedScores, ConfusionMatrix
+from driftproof.models import build_from_checkpoint
+from novelty_streams import LabeledBatch, scenes
+
+_BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
+_SLOW = {"lr": 1e-5, "detector_lr": 1e-5, "pull": 1e-4}
+METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
+    "source": (dp.source, {"novelty": "msp"}),
+    "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
+    "sentinel": (dp.sentinel, {}),
+    "sentinel 1e-4": (dp.sentinel, {"lr": 1e-4, "detector_lr": 1e-4}),
+    "sentinel 1e-5": (dp.sentinel, _SLOW),
+}
+
+
+def run(
+    adapter: dp.Adapter, stream: Callable[[], Iterator[LabeledBatch]], rounds: int, classes: int
+) -> Iterator[dict[str, Any]]:
+    """Adapt for several rounds, and yield what each domain came to."""
+    for number in range(1, rounds + 1):
+        for domain, batches in groupby(stream(), key=lambda batch: batch.domain):
+            confusion = scores = None
+            for batch in batches:
+                predicted = adapter(batch.images).argmax(dim=1)
+                labels, novelty = batch.labels, adapter.last.novelty
+                confusion = confusion or ConfusionMatrix(classes, device=labels.device)
+                scores = scores or BinnedScores(3, device=labels.device)
+                confusion.update(predicted, labels.masked_fill(labels < 0, 255))
+                kinds = torch.where(predicted == labels, 0, 1).masked_fill(labels < 0, 2)  # right, wrong, unknown
+                scores.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
+            assert confusion is not None  # no domain is empty
+            assert scores is not None
+            yield {
+                "round": number,
+                "domain": domain,
+                "miou": round(100 * confusion.mean_iou(), 3),
+                "auroc_unknown": round(100 * _auroc(scores, (0, 1), 2), 3),
+                "auroc_wrong": round(100 * scores.auroc(0, 1), 3),
+                "kept": round(float(adapter.last.kept), 4),
+            }
+
+
+def _auroc(scores: BinnedScores, positives: tuple[int, ...], negative: int) -> float:
+    """The area for several groups of positives, weighted by how many samples each has."""
+    sizes = [int(scores.histogram(group).sum()) for group in positives]
+    areas = [size * scores.auroc(group, negative) for group, size in zip(positives, sizes, strict=True) if size]
+    return sum(areas) / max(1, sum(sizes))
+
+
+def main() -> None:
+    """Run every chosen method, and write each row as it comes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=80)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--height", type=int)
+    parser.add_argument("--frost", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--precision")
+    parser.add_argument("--channels-last", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    photos = procedural_frost() if arguments.held_out else find_frost_photos(arguments.frost)
+    options: dict[str, Any] = {"batch": arguments.batch, "limit": arguments.images, "height": arguments.height}
+    images = "camvid-held-out" if arguments.held_out else "camvid-c"
+    stream = scenes(images, arguments.data, device=device, photos=photos, **options)
+    model = build_from_checkpoint(arguments.weights).to(device)
+    classes = int(model(next(stream()).images[:1]).shape[1])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    protocol = {
+        "stream": "held-out" if arguments.held_out else "weather",
+        "severity": 3,
+        "frames": arguments.images,
+        "batch": arguments.batch,
+        "height": arguments.height,
+        "weights": arguments.weights.stem,
+        "precision": arguments.precision,
+        "hardware": hardware(device),
+        "torch": torch.__version__,
+        "driftproof": dp.__version__,
+    }
+    for name in arguments.methods:
+        make, chosen = METHODS[name]
+        file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(" ", "-")
+        settings = {key: getattr(arguments, key) for key in ("engine", "precision", "channels_last")}
+        adapter = make(model, **settings, **chosen)
+        begun = time.perf_counter()
+        described = {"method": name, "options": {key: str(value) for key, value in chosen.items()}}
+        with (arguments.out / file_name).open("w") as file:
+            file.write(json.dumps(described | protocol) + "\n")
+            for row in run(adapter, stream, 1 if name == "source" else arguments.rounds, classes):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                print(name, row, f"{time.perf_counter() - begun:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
