@@ -213,6 +213,26 @@ def test_nan_logits_are_skipped_and_leave_the_state_unchanged(case):
     assert adapter.last.skipped is None
 
 
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_loss_is_the_mean_over_selected_samples(number):
+    class TheFirst(dp.selection.Selection):
+        def weights(self, step):
+            return (torch.arange(len(step.weights)) < number).to(step.weights.dtype)
+
+    logits, record = dp.tent(build("wide_resnet"), select=TheFirst()).step(batches(1)[0])
+    assert record.loss == pytest.approx(float(dp.scores.entropy(logits)[:number].mean()), rel=1e-5)
+
+
+def test_gradients_that_the_caller_left_are_ignored():
+    adapters = [dp.tent(build("wide_resnet"), lr=1e-2) for _ in range(2)]
+    for images in batches(3):
+        for parameter in adapters[0].trainable_parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        assert torch.equal(*(adapter(images) for adapter in adapters))
+    assert same_state(*map(state_of, adapters))
+    assert all(parameter.grad is None for parameter in adapters[0].parameters())
+
+
 @pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam, torch.optim.RMSprop])
 def test_infinite_learning_rate_is_undone(model, make):
     adapter = dp.tent(model, lr=1e-3, optimizer=make)

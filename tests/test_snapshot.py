@@ -270,6 +270,19 @@ def test_tensors_of_every_dtype_are_saved_and_checked(tmp_path):
         dp.tent(model).load(tmp_path / "state")
 
 
+def test_counters_are_saved_and_reset(model):
+    def count(adapter):
+        return [int(getattr(adapter.state, name)) for name in ("index", "num_steps", "accumulated_batches", "paused")]
+
+    adapter, other = (dp.tent(model, accumulate=2, guard=()) for _ in range(2))
+    for images in batches(5):
+        adapter(images)
+    adapter.state.paused.fill_(True)
+    other.load_state_dict(adapter.state_dict())
+    assert count(adapter) == count(other) == [5, 2, 1, 1]
+    assert count(other.reset()) == [0, 0, 0, 0]
+
+
 def test_learning_rate_is_saved(model, tmp_path):
     adapter = make_adapted(model)
     adapter.optimizer.param_groups[0]["lr"] = 0.123
