@@ -204,7 +204,7 @@ def test_mistake_has_to_be_named_where_it_is_made_and_only_there(load):
 
 
 @pytest.mark.parametrize(
-    ("plain", "ends", "failures"), [(20.0, "collapsed", 0), (20.0, "drifting", 1), (60.0, "healthy", 2)]
+    ("plain", "ends", "failures"), [(20.0, "collapsed", 0), (20.0, "drifting", 1), (71.0, "healthy", 2)]
 )
 def test_collapsing_row_needs_a_collapse_and_a_health_that_says_so(load, plain, ends, failures):
     rows = load("safety_rows")
