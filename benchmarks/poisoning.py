@@ -107,7 +107,8 @@ def load_poison(folder: Path, cell: Cell, make: Callable[[], Tensor]) -> Tensor:
     """Return the attacker's images of a cell, which are made once and kept in the folder."""
     path = folder / "images" / f"{cell.name.replace(' ', '_')}-{cell.share}.pt"
     if path.exists():
-        return torch.load(path, weights_only=True)
+        kept: Tensor = torch.load(path, weights_only=True)
+        return kept
     images = make()
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as unfinished:
