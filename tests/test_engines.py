@@ -777,7 +777,7 @@ def failing_capture(monkeypatch):
     """A device whose captures fail; yields the warm-ups and captures that were tried."""
     tried = []
 
-    def capture(engine, run, generator):
+    def capture(engine, run, generator=None):
         tried.append("capture")
         raise cuda_graph._to_engine_error(RuntimeError("operation not permitted when stream is capturing"))
 
