@@ -320,7 +320,7 @@ def test_documents_quote_the_measured_safety():
     short = [points for points in lost if points > 1]
     behind = [row["plain"] - row["adapt"] for row in rows if any("plain method" in each for each in row["failures"])]
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"([table](results/safety/safety.md)) | {len(rows) - len(short)} of {len(rows)} |" in readme
+    assert f"([table](results/safety/safety.md)) | {len(rows) - len(short)} of {len(rows)}; " in readme
     assert f"In {len(rows) - len(short)} of {len(rows)} rows ({len(networks['small'])} streams, two networks)" in safety
     assert not short or f"it is up to {max(short):.1f} points below" in safety
     assert not behind or f"behind plain `tent+crowd` in {len(behind)}, by up to {max(behind):.1f} points" in safety

@@ -102,7 +102,7 @@ def scenes_command(
     scenes = load_scenes(folder, dataset, data, split, names, height, width)
     network = load_model(model, weights, classes, resolve_preprocessing(mean=mean, std=std))
     # The threshold of the alarm is a share of certainty, which an energy is not.
-    adapter = build_method(method, move_model(network, target), {"novelty": "msp"} | options)
+    adapter = build_method(method, move_model(network, target), {"novelty": "msp", **options})
     outputs = _count_outputs(adapter, scenes.extent)
     palette = scenes.palette or default_palette(outputs)
     _check_class_count(outputs, palette, scenes.name)
