@@ -1,6 +1,7 @@
 import gc
 import importlib
 import os
+import signal
 from unittest import mock
 
 import hypothesis
@@ -24,6 +25,14 @@ def pytest_collection_finish(session):
     """Keep the collected tests out of every later garbage collection, of which there are thousands."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals():
+    """Heed the signals that a shell has background commands ignore: some tests send them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

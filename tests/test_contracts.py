@@ -372,7 +372,7 @@ def count_live_tensors():
 
 
 def assert_no_growth(adapter, images, steps):
-    for _ in range(5):
+    for _ in range(7):  # not ten: a record that guards have looked at holds a tensor less
         adapter(images)
     before = count_live_tensors()
     for _ in range(steps):
