@@ -217,3 +217,15 @@ def test_curves_of_the_figures_follow_from_archived_rows(folder):
     assert shown
     assert all(course in courses for course in shown)
     assert max(map(len, shown)) == max(map(len, courses))
+
+
+def test_readme_quotes_the_leaderboard():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    rows = [
+        [cell.strip(" *") for cell in line.split("|")[1:-1]]
+        for line in (ROOT / "docs/leaderboard.md").read_text().splitlines()
+    ]
+    adapt, sentinel = ([row for row in rows if row[:1] == [name] and len(row) == 8] for name in ("adapt", "sentinel"))
+    assert f"| {float(adapt[0][2]):.1f} %, {float(sentinel[0][2]):.1f} % |" in readme
+    scores = [float(row[3]) for row in sentinel[:2]]
+    assert f"(`dp.sentinel`, in one round: {scores[0]:.1f} % and {scores[1]:.1f} %)" in readme

@@ -410,8 +410,8 @@ BROKEN = {
     NotSeeded: r"after `reset\(\)`.* draw from `step.generator`",
     Unsaved: "continue from a saved state, but: Expected `adapter.prepare",
     RegisteredLate: "Keep all state in buffers of `__init__`",
-    # Eager batches are at the same address only now and then.
-    CachedByAddress: "a static step with CachedByAddress to equal the eager one|CachedByAddress to .*results differ",
+    # Which batches are at the same address changes: the cached one may be the one with NaN.
+    CachedByAddress: "a static step with CachedByAddress to equal the eager one|CachedByAddress.* (results differ|NaN)",
     Branching: "per_sample to stay on the device, but it uses aten._local_scalar_dense.*`torch.where`",
     Indexing: "weights to stay on the device, but it uses aten.index.*`dynamic_reason`",
     Unstable: "a copy of Unstable to have the same `repr`",
