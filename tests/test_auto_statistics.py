@@ -65,7 +65,7 @@ class RecordingAuto(Auto):
         return answer
 
 
-@pytest.mark.parametrize("size", [1, 4, 16, 48])
+@pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 48)), 16])
 @torch.no_grad()
 def test_answers_and_cap_equal_a_slow_reference(trained, size):
     """Also batches of one: they are normalized with running statistics, which remember 32 images."""

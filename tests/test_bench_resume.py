@@ -26,7 +26,7 @@ def test_run_killed_at_a_file_operation_ends_with_same_bytes(tmp_path, method, s
         assert not list(folder.rglob("*.part"))
 
 
-@pytest.mark.parametrize("save_every", [0.0, 1e9])
+@pytest.mark.parametrize("save_every", [0.0, pytest.param(1e9, marks=pytest.mark.slow)])
 def test_interrupted_run_resumes(tmp_path, save_every):
     jobs = small_jobs(2, methods=["source", "tent", OWN])
     run_locally(jobs, tmp_path / "whole", SmallBench(), AT_ONCE, ignore)

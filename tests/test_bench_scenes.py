@@ -126,7 +126,11 @@ def all_sets(small_network, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "methods", "rounds"),
-    [("table3", ("bn_adapt", "swr+crowd"), 1), ("s3b", ("cotta",), 1), ("table4", ("tent+crowd",), 2)],
+    [
+        ("table3", ("bn_adapt", "swr+crowd"), 1),
+        pytest.param("s3b", ("cotta",), 1, marks=pytest.mark.slow),
+        pytest.param("table4", ("tent+crowd",), 2, marks=pytest.mark.slow),
+    ],
 )
 def test_tables_fill_from_incomplete_batches_and_mixed_frame_sizes(all_sets, tmp_path, name, methods, rounds):
     specs = [spec for spec in suite(name).specs() if spec.method in methods]

@@ -121,7 +121,10 @@ def test_images_as_in_training_have_no_problems(model, images):
     assert dp.check(TrainedOnNormalized(model), normalize(images)) == []
 
 
-@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize(
+    "corruption",
+    [pytest.param(name, marks=pytest.mark.slow if index % 3 else ()) for index, name in enumerate(CORRUPTIONS)],
+)
 def test_corruptions_are_not_taken_for_mistakes(model, pixels, corruption):
     shifted = corrupt(pixels, corruption, 5, frost_photos=procedural_frost()).float() / 255
     found = messages(model, shifted) + messages(TrainedOnNormalized(model), normalize(shifted))
