@@ -10,7 +10,7 @@ from torch import nn
 
 import driftproof as dp
 from cases import adapter_for, batches, same_state, source_data, state_of
-from driftproof.network import Network
+from driftproof.network import Network, frozen_conv
 from fault_injection import make_adapter, run
 from networks import NORM_NETWORKS, WideResNet, build, randomize
 
@@ -187,6 +187,13 @@ class LinearConvNet(nn.Module):
         return self.head(self.second(self.first(self.norm(x)) + 1).mean(dim=(2, 3)))
 
 
+@pytest.fixture
+def any_input_is_large(monkeypatch):
+    """Have frozen convolutions spare every input, however small."""
+    monkeypatch.setattr(frozen_conv, "_MIN_BYTES", 0)
+
+
+@pytest.mark.usefixtures("any_input_is_large")
 def test_frozen_convolution_saves_no_input():
     images = batches(1)[0]
     saved = saved_shapes(dp.tent(LinearConvNet()), images)
@@ -195,6 +202,24 @@ def test_frozen_convolution_saves_no_input():
     assert (6, 7, 6, 6) in saved_shapes(dp.ent(LinearConvNet()), images), "a trained weight needs it"
 
 
+def test_convolutions_of_small_inputs_are_those_of_torch():
+    adapter, images = dp.tent(LinearConvNet()), batches(1)[0]
+    for _ in range(2):
+        assert (6, 7, 6, 6) in saved_shapes(adapter, images), "to save it costs less than to do without"
+
+
+@pytest.mark.usefixtures("any_input_is_large")
+def test_backward_of_a_frozen_convolution_copies_nothing():
+    network = Network(nn.Sequential(nn.Conv2d(4, 6, 3).requires_grad_(False), nn.Flatten()))
+    output = network(torch.rand(3, 4, 8, 8, requires_grad=True))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        output.backward(torch.ones_like(output))
+    names = {event.name for event in profile.events()}
+    assert "aten::convolution_backward" in names
+    assert not names & {"aten::clone", "aten::contiguous"}
+
+
+@pytest.mark.usefixtures("any_input_is_large")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_frozen_convolutions_have_the_gradients_of_pytorch(dtype):
     layers = [

@@ -21,8 +21,8 @@ _MIN_BYTES = 2**26
 class FrozenConvs:
     """The plain convolutions of a model, which save their input only while their weight requires a gradient.
 
-    On a GPU, run eagerly, inputs below 64 MiB are not worth the host time of an autograd function written in Python.
-    After one pass over images of a size, such layers run their own forward.
+    Run eagerly, inputs below 64 MiB are not worth the time of an autograd function written in Python. After one pass
+    over images of a size, such layers run their own forward.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,9 +38,7 @@ class FrozenConvs:
             images: The batch.
             is_compiled: Whether the pass is compiled; captured ones are recognized.
         """
-        if not images.is_cuda:
-            return
-        now = (images.shape, is_compiled or torch.cuda.is_current_stream_capturing())
+        now = (images.shape, is_compiled or _is_capturing(images))
         if now != self._matched:
             self._matched, self._is_settled = now, now[1]
             self._replace()
@@ -123,9 +121,11 @@ def plain_conv_forward(layer: nn.Conv2d, input: Tensor) -> Tensor:
 
 
 def _is_worth_it(x: Tensor) -> bool:
-    if not x.is_cuda or torch.compiler.is_compiling():
-        return True
-    return x.numel() * x.element_size() >= _MIN_BYTES or torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or x.nbytes >= _MIN_BYTES or _is_capturing(x)
+
+
+def _is_capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _FrozenWeightConv(torch.autograd.Function):
@@ -148,17 +148,11 @@ class _FrozenWeightConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         (weight,) = ctx.saved_tensors
-        (shape, strides), (stride, padding, dilation, groups) = ctx.layout, ctx.window
+        stride, padding, dilation, groups = ctx.window
+        # The kernel reads the input's shape and strides, never its values. It would copy a tensor that is not dense.
+        shaped_like_input = grad_output.new_empty_strided(*ctx.layout)
         grad_input, _, _ = torch.ops.aten.convolution_backward(
-            *(grad_output, _shape_only_input(shape, strides, grad_output), weight, None),
+            *(grad_output, shaped_like_input, weight, None),
             *(stride, padding, dilation, False, [0] * len(stride), groups, [True, False, False]),
         )
         return (grad_input, None, None, None, None, None, None)
-
-
-def _shape_only_input(shape: torch.Size, strides: tuple[int, ...], grad_output: Tensor) -> Tensor:
-    """A stand-in for the input: the kernel reads its shape and strides, never its values."""
-    # On a CUDA device a tensor expanded from one element would be copied into real memory.
-    if grad_output.is_cuda:
-        return grad_output.new_empty_strided(shape, strides)
-    return grad_output.new_empty(1).expand(shape)
