@@ -4,9 +4,17 @@
 
 With `--compile`, `tent` also runs with `engine="compile"`, without and with selection. All contestants take turns,
 batch by batch, in one process. The medians are compared; `LIMITS` has the largest ratios allowed.
+
+Selection needs a second forward pass. Where two hand-written passes already take longer than its limit allows, because
+a backward pass to the affine parameters is cheap there, their ratio is the limit: see `SECOND_PASS`.
+
+glibc returns freed memory to the system after some steps and not after others, depending on what else the process
+holds, and whoever comes next pays for the page faults: up to a quarter of a step, the same contestant many or none from
+one run to the next. So it is told to keep freed memory, for all contestants alike.
 """
 
 import argparse
+import ctypes
 import platform
 import sys
 from collections.abc import Callable
@@ -32,10 +40,21 @@ LIMITS = {
     "tent+crowd, compiled / tent+crowd": 1.0,
     "tent+crowd, compiled / tent": 1.35,
 }
+SECOND_PASS = ("tent+crowd / tent", "tent+crowd by hand", "by hand")
+"""A ratio whose limit is at least that of these two."""
 HEALTH = {"tent with health / without": False, "tent+crowd with health / without": True}
 """What health costs: whether steps select."""
 
 WARM_UP = 5  # compiling starts with the third batch
+
+
+def keep_freed_memory() -> bool:
+    """Have the allocator keep what is freed for the next step; returns whether it can."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    trim_threshold, mmap_max = -1, -4  # of malloc.h
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(trim_threshold, 2**31 - 1) and mallopt(mmap_max, 0))
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
@@ -70,12 +89,11 @@ def format_tables(results: dict[str, Any]) -> str:
     """Return the times and the ratios as Markdown."""
     lines = ["| | ms |", "|---|---:|"]
     lines += [f"| {name} | {1e3 * median:.2f} |" for name, median in results["median_seconds"].items()]
-    limits = LIMITS | dict.fromkeys(HEALTH, LIMIT)
     return "\n".join(
         [
             *lines,
             "",
-            *format_ratios(results["ratios"], limits),
+            *format_ratios(results["ratios"], results["limits"]),
             *format_protocol(results["protocol"]),
         ]
     )
@@ -92,24 +110,28 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="also measure the engine 'compile'")
     parser.add_argument("--out", type=Path, help="folder for step.json and the tables in step.md")
     arguments = parser.parse_args()
+    keeps_freed_memory = keep_freed_memory()
     medians, costs = measure(arguments)
     pairs = {name: name.split(" / ") for name in LIMITS}
     ratios = {name: medians[one] / medians[other] for name, (one, other) in pairs.items() if one in medians} | costs
+    limited, one, other = SECOND_PASS
+    limits = LIMITS | dict.fromkeys(HEALTH, LIMIT) | {limited: max(LIMITS[limited], medians[one] / medians[other])}
     protocol = {
         "network": f"WRN-{arguments.depth}-{arguments.width}",
         "batch": arguments.batch,
         "rounds": arguments.rounds,
         "device": arguments.device,
         "threads": torch.get_num_threads(),
+        "freed memory": "kept" if keeps_freed_memory else "as the system does",
         "torch": torch.__version__,
         "driftproof": dp.__version__,
         "machine": platform.machine(),
     }
-    results = {"protocol": protocol, "median_seconds": medians, "ratios": ratios}
+    results = {"protocol": protocol, "median_seconds": medians, "ratios": ratios, "limits": limits}
     print(format_tables(results))
     if arguments.out:
         write_results(arguments.out, "step", results, step=format_tables(results))
-    return 0 if all(ratio <= LIMITS.get(name, LIMIT) for name, ratio in ratios.items()) else 1
+    return 0 if all(ratio <= limits[name] for name, ratio in ratios.items()) else 1
 
 
 if __name__ == "__main__":
