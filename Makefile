@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages tasks bench-step bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
+.PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages tasks bench-step bench-unchanged bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
 
 setup: $(READY)
 
@@ -105,6 +105,10 @@ results: setup
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
+
+# The results of every method, bit for bit those of COMMIT? Some minutes.
+bench-unchanged: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/unchanged.py $(or $(COMMIT),main)
 
 bench-corruptions: setup
 	$(BIN)/python benchmarks/corruptions.py
