@@ -14,7 +14,7 @@ from driftproof.errors import CallOrderError, ConfigurationError, DistributedErr
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Distributed", "RankGroup", "RankInfo"]
+__all__ = ["Distributed", "RankGroup", "RankInfo", "has_other_leaves"]
 
 RankGroup: TypeAlias = "Literal['all'] | ProcessGroup | None"
 
@@ -208,14 +208,22 @@ class Distributed:
             return self.broadcast(rows)
         return self._all_reduce(self._place_rows(rows.detach())[0])
 
-    def gradients(self, objective: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the gradients of an objective of the global batch, each laid out like its parameter."""
+    def gradients(
+        self, objective: Tensor, parameters: Sequence[Tensor], *, has_others: bool = True
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of an objective of the global batch, each laid out like its parameter.
+
+        Args:
+            objective: The same on every rank.
+            parameters: Leaves of its graph.
+            has_others: Whether the graph may have other leaves, which get no gradient. To tell them takes host time.
+        """
         # Every rank holds the same objective and the backward of `sum` is a sum again, so each takes 1/size of it.
         share = objective if self.size == 1 else objective / self.size
         # Into `grad` and out of it: `torch.autograd.grad` takes several times as long over many parameters on the host.
         _clear_gradients(parameters)
         try:
-            share.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+            share.backward(inputs=parameters if has_others else None)  # type: ignore[no-untyped-call]
             found = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
         finally:
             _clear_gradients(parameters)
@@ -295,6 +303,21 @@ class _AllReduceSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         return ctx.all_reduce(gradient), None
+
+
+def has_other_leaves(loss: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether the graph of a loss ends in other leaves than parameters, such as a module that the model borrows."""
+    known = {id(parameter) for parameter in parameters}
+    seen: set[Any] = {None}
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            if node.name().endswith("AccumulateGrad") and id(node.variable) not in known:
+                return True
+            waiting += [before for before, _ in node.next_functions]
+    return False
 
 
 def _clear_gradients(parameters: Sequence[Tensor]) -> None:

@@ -8,8 +8,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["TensorList", "are_finite"]
+__all__ = ["TensorList", "are_finite", "where_each"]
 
+_SMALL = 1 << 14
+"""Tensors of at most so many values are worth a copy to treat many of them at once."""
 _ALIGNMENT = 64
 """In bytes: kernels that read several values at once want tensors to start at multiples of this."""
 
@@ -91,6 +93,38 @@ def are_finite(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
         flags = iter(finite.unbind())
         found = [[next(flags) for _ in group] for group in groups]
         return tuple(reduce(torch.logical_and, group) if group else torch.ones_like(finite[0]) for group in found)
+
+
+def where_each(condition: Tensor, chosen: Sequence[Tensor] | float, others: Sequence[Tensor]) -> list[Tensor]:
+    """Apply `torch.where` to each pair, in a handful of operations: running statistics alone are hundreds of tensors.
+
+    Args:
+        condition: A 0-d boolean tensor.
+        chosen: What to take where it holds: tensors shaped like the others, or a number.
+        others: What to take elsewhere.
+
+    Examples:
+        >>> where_each(torch.tensor(True), 0.0, [torch.ones(2), torch.ones(1)])
+        [tensor([0., 0.]), tensor([0.])]
+    """
+    found, groups = list(others), defaultdict[object, list[int]](list)
+    for place, other in enumerate(others):
+        alike = isinstance(chosen, float) or (chosen[place].dtype, chosen[place].device) == (other.dtype, other.device)
+        groups[(other.dtype, other.device) if alike and other.numel() <= _SMALL else place].append(place)
+    for places in groups.values():
+        olds = [others[place] for place in places]
+        news = chosen if isinstance(chosen, float) else [chosen[place] for place in places]
+        if len(places) == 1:
+            found[places[0]] = torch.where(condition, news if isinstance(news, float) else news[0], olds[0])
+            continue
+        kept = torch.where(condition, news if isinstance(news, float) else _flatten(news), _flatten(olds))
+        for place, part, old in zip(places, torch.split(kept, [old.numel() for old in olds]), olds, strict=True):
+            found[place] = part.view(old.shape)
+    return found
+
+
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _can_relocate(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> bool:

@@ -22,13 +22,14 @@ from driftproof.adapter.optimizers import (
 from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step, flatten
-from driftproof.distributed import Distributed
+from driftproof.components import Component, Detection, Step
+from driftproof.distributed import Distributed, has_other_leaves
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.quarantine import Quarantine
+from driftproof.tensor_list import where_each
 
 __all__ = ["State"]
 
@@ -261,6 +262,13 @@ class State(nn.Module):
 
     # --- what a step does ---------------------------------------------------------------------------------------------
 
+    def gradients(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the trainable parameters."""
+        if self._has_other_leaves is None:
+            self._has_other_leaves = has_other_leaves(loss, self.trainable)
+        others = self._has_other_leaves or any(map(_REQUIRES_GRAD, self._component_parameters))
+        return self.distributed.gradients(loss, self.trainable, has_others=others)
+
     def move_teacher(self, momentum: float) -> None:
         """Move the teacher a little towards the adapting network."""
         assert self.teacher is not None  # the method has one
@@ -276,14 +284,8 @@ class State(nn.Module):
             self.num_steps.mul_(~(self._return_condition & stepped))
         if self._accumulated:
             self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
-            totals = self.accumulated_grads
-            if len({tensor.dtype for tensor in (*totals, *gradients)}) == 1:  # few operations for many tensors
-                waiting = torch.where(stepped, 0.0, torch.where(good, flatten(gradients), flatten(totals)))
-                parts = torch.split(waiting, [total.numel() for total in totals])
-                torch._foreach_copy_(totals, [part.view_as(total) for part, total in zip(parts, totals, strict=True)])
-            else:
-                for total, gradient in zip(totals, gradients, strict=True):
-                    total.copy_(torch.where(stepped, 0.0, torch.where(good, gradient, total)))
+            waiting = where_each(good, gradients, self.accumulated_grads)
+            torch._foreach_copy_(self.accumulated_grads, where_each(stepped, 0.0, waiting))
 
     def finish_step(self, *, failed: bool = False) -> None:
         """Drop what is still held of a step."""
@@ -365,6 +367,8 @@ class State(nn.Module):
         """Look up the trainable parameters, after the networks have moved."""
         self.trainable = tuple(self.network.model.get_parameter(name) for name in self.names)
         self.source_parameters = tuple(self.source.model.get_parameter(name) for name in self.names)
+        self._component_parameters = tuple(self.components.parameters())
+        self._has_other_leaves: bool | None = None  # known once a step has made a graph
         self.require_gradients()
 
     def require_gradients(self) -> None:

@@ -1,6 +1,5 @@
 """Backing up, keeping and undoing the tensors that a step changes."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
@@ -8,14 +7,10 @@ from torch import Tensor
 
 from driftproof.adapter.optimizers import HostState, iter_tensors
 from driftproof.adapter.slots import Slot
-from driftproof.components import flatten
 from driftproof.errors import ComponentError, EngineError
-from driftproof.tensor_list import TensorList
+from driftproof.tensor_list import TensorList, where_each
 
 __all__ = ["Backup", "Storage"]
-
-_SMALL = 1 << 14
-"""Tensors of at most so many values are worth a copy to treat many of them at once."""
 
 
 class Storage:
@@ -131,14 +126,15 @@ class Backup:
             condition: Whether to keep them.
             owners: Whose buffers; None is everybody's.
         """
-        small: dict[torch.dtype, list[_Held]] = defaultdict(list)
+        replaced: list[tuple[_Held, Tensor, Tensor]] = []
         for held in self._buffers:
             slot = held.slot
             if owners is not None and slot.owner not in owners:
                 continue
-            if slot.tensor is not held.tensor:
-                if held.tensor is not None and held.is_small:
-                    small[held.tensor.dtype].append(held)
+            new, old = slot.tensor, held.tensor
+            if new is not old:
+                if slot.group == "buffer" and new is not None and old is not None and new.shape == old.shape:
+                    replaced.append((held, (new.detach() if new.requires_grad else new).to(old.dtype), old))
                 else:
                     self._keep_buffer(held, condition)
             elif held.is_written and slot.group == "buffer":
@@ -146,15 +142,16 @@ class Backup:
                     f"Expected `{slot.owner}` to replace its buffer `{slot.key}`, but it wrote into it, which "
                     f"cannot be undone. Assign a new tensor: `self.{slot.key} = ...`."
                 )
-        for group in small.values():
-            _keep_together(group, condition)
+        if replaced:
+            # A component's own tensors stay as they were until `commit`, so that a later error can undo this.
+            kept = where_each(condition, [new for _, new, _ in replaced], [old for _, _, old in replaced])
+            for (held, _, _), tensor in zip(replaced, kept, strict=True):
+                held.put(tensor)
 
     def _keep_buffer(self, held: "_Held", condition: Tensor) -> None:
         new, old, is_model = held.slot.tensor, held.tensor, held.slot.group == "model"
-        if new is not None and old is not None and new.shape == old.shape:
-            value = (new.detach() if new.requires_grad else new).to(old.dtype)
-            # A component's own tensor stays as it was until `commit`, so that a later error can undo this.
-            held.put(old.copy_(value) if is_model else torch.where(condition, value, old))
+        if is_model and new is not None and old is not None and new.shape == old.shape:
+            held.put(old.copy_(new.detach()))
             return
         if _is_capturing(self._storage.device):
             raise EngineError(
@@ -192,14 +189,6 @@ class _Held:
         self._version = 0 if tensor is None else tensor._version
 
     @property
-    def is_small(self) -> bool:
-        """Whether a component's tensor was replaced by one like it that is cheap to copy."""
-        new, old = self.slot.tensor, self.tensor
-        if new is None or old is None or self.slot.group == "model" or new.numel() > _SMALL:
-            return False
-        return new.shape == old.shape and new.dtype == old.dtype and new.device == old.device
-
-    @property
     def is_copied(self) -> bool:
         """Whether another tensor is there now, whose values belong into the one that was there before the step."""
         now, original = self.slot.tensor, self.original
@@ -209,15 +198,6 @@ class _Held:
     def is_written(self) -> bool:
         """Whether anything was written into the tensor since."""
         return self.tensor is not None and self.tensor._version != self._version
-
-
-def _keep_together(group: list[_Held], condition: Tensor) -> None:
-    """As `torch.where` for each, in a handful of operations: running statistics alone are hundreds of tensors."""
-    news = [held.slot.tensor.detach() for held in group if held.slot.tensor is not None]
-    olds = [held.tensor for held in group if held.tensor is not None]
-    kept = torch.where(condition, flatten(news), flatten(olds))
-    for held, part, old in zip(group, torch.split(kept, [old.numel() for old in olds]), olds, strict=True):
-        held.put(part.view(old.shape))
 
 
 def _is_capturing(device: torch.device) -> bool:

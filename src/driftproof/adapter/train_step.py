@@ -125,7 +125,7 @@ def _learn(
             current.output = learn_from.output
         objective = objective_fn(method, current, earlier)
         evaluated.append((current, objective))
-        gradients = state.distributed.gradients(objective.loss, state.trainable)
+        gradients = state.gradients(objective.loss)
         state.network.restore_batch_norms()
         return gradients
 

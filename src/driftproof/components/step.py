@@ -256,7 +256,7 @@ class Step:
     def _zero_at_source(self, change: Tensor) -> Tensor:
         if isinstance(self.at_source, bool):
             return torch.zeros_like(change) if self.at_source else change
-        return torch.where(self.at_source, torch.zeros_like(change), change)
+        return torch.where(self.at_source, 0.0, change)
 
     def draw_view(self) -> Tensor:
         """A fresh random view of the batch, as `view=` makes them; the batch itself without one."""
