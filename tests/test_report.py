@@ -125,6 +125,15 @@ def test_means_over_domains_and_seeds_equal_a_loop(folder, numbers):
     assert last.select("round", "domain", "value").rows() == [(2, row["domain"], row["error"]) for row in rows[-3:]]
 
 
+def test_seeds_are_averaged_by_their_mean(tmp_path):
+    """Of three seeds, the median is another number."""
+    for seed, error in enumerate((10.0, 20.0, 60.0)):
+        write_run(tmp_path, replace(CLOSED, seed=seed), rounds=1, error=error)
+    numbers = label_numbers(tmp_path)
+    assert per_round(numbers, "error")["value"].to_list() == [pytest.approx(30)]
+    assert per_domain(numbers, "error")["value"].to_list() == [pytest.approx(30)] * len(CLOSED.domains)
+
+
 def test_labels_name_what_differs_and_order_is_the_registry(tmp_path):
     for rate in (0.1, 0.02):
         write_run(tmp_path, replace(CLOSED, options=(("lr", rate),)), rounds=1)

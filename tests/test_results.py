@@ -87,6 +87,14 @@ def test_value_is_mean_and_deviation_of_seeds_that_reached_the_round_and_compare
     assert all((value.round, value.wanted, value.seeds) == (3, 50, 1) for value in found)
 
 
+def test_several_runs_of_a_seed_are_averaged_by_their_mean(tmp_path):
+    """Of three runs, the median is another number."""
+    specs = [tiny("tent", batch_size=size) for size in (50, 100, 200)]
+    for spec, error in zip(specs, (10.0, 20.0, 60.0), strict=True):
+        write_run(tmp_path, spec, [[error] * 3])
+    assert Results(tmp_path).value(TableEntry("tent", "all", tuple(specs))).ours == pytest.approx(30)
+
+
 def test_several_runs_are_averaged_per_seed_that_all_have(tmp_path):
     closed, opened = tiny("tent"), tiny("tent", unknown="svhn-c")
     errors = {

@@ -9,7 +9,7 @@ from driftproof.errors import ModelError
 from driftproof.problems import blocking_problems, copy_problem
 from driftproof.scopes import Scope
 
-__all__ = ["make_adapting_and_frozen", "restore_buffers", "share_parameters"]
+__all__ = ["make_adapting_and_frozen", "restore_buffers", "restore_model", "share_parameters"]
 
 
 def make_adapting_and_frozen(
@@ -46,6 +46,15 @@ def make_adapting_and_frozen(
 def share_parameters(model: nn.Module) -> nn.Module:
     """Copy a model that has no hooks yet; the copy has the same parameters, and buffers of its own."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def restore_model(model: nn.Module, start: nn.Module) -> None:
+    """Return the parameters and the buffers of a model to those of a copy of it."""
+    values = dict(start.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        if parameter is not values[name]:
+            parameter.copy_(values[name])
+    restore_buffers(model, start)
 
 
 def restore_buffers(model: nn.Module, start: nn.Module) -> None:

@@ -78,7 +78,8 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
             getattr(state, name).fill_(meta["counters"][name])
     state.guard_counters = dict(meta["guard_counters"])
     state.seed = meta["seed"]
-    state.replace_optimizer(optimizer)
+    state.optimizer = optimizer
+    state.drop_storage()
 
 
 def read_meta(saved: Mapping[str, Tensor]) -> dict[str, Any]:

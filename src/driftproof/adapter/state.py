@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import make_adapting_and_frozen, restore_buffers, share_parameters
+from driftproof.adapter.copies import make_adapting_and_frozen, restore_model, share_parameters
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
     build_optimizer,
@@ -293,9 +293,8 @@ class State(nn.Module):
             self.reset_condition = self._return_condition = None
         if self.detection is not None or self._source_pass is not None:
             self.detection = self._source_pass = None
-        for network in (self.network, self.source, self.teacher, self.detector):
-            if network is not None:
-                network.rollback()
+        for network in self.networks.values():
+            network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors
             self.network.detach_all()
         else:
@@ -306,11 +305,9 @@ class State(nn.Module):
     def reset(self) -> None:
         """Return to exactly the starting point; what `prepare` found stays."""
         with torch.inference_mode(False), torch.no_grad():
-            for now, start in zip(self.trainable, self.source_parameters, strict=True):
-                now.copy_(start)
-            restore_buffers(self.network.model, self.source.model)
-            if self.teacher is not None:
-                self.reset_teacher()
+            for network in (self.network, self.teacher):
+                if network is not None:
+                    restore_model(network.model, self.source.model)
             for counter in (self.index, self.num_steps, self.accumulated_batches, self.paused):
                 counter.zero_()
         self.guard_counters.clear()
@@ -353,14 +350,6 @@ class State(nn.Module):
                 component.reset_state(self.network, self.trainable)
         self._storage = None
 
-    def reset_teacher(self) -> None:
-        """Return the teacher to the source."""
-        assert self.teacher is not None
-        source = dict(self.source.model.named_parameters(remove_duplicate=False))
-        for name, parameter in self.teacher.model.named_parameters():
-            parameter.copy_(source[name])
-        restore_buffers(self.teacher.model, self.source.model)
-
     # --- parameters and optimizer -------------------------------------------------------------------------------------
 
     def find_parameters(self) -> None:
@@ -389,11 +378,6 @@ class State(nn.Module):
             if self._method.accumulate != 1:
                 sums = (torch.zeros_like(parameter, requires_grad=False) for parameter in self.trainable)
                 self._accumulated = {str(number): total for number, total in enumerate(sums)}
-
-    def replace_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Use an optimizer with another state."""
-        self.optimizer = optimizer
-        self._storage = None
 
     @contextmanager
     def moving(self) -> Iterator[None]:

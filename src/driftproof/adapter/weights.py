@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from driftproof.adapter.copies import restore_model
 from driftproof.adapter.optimizers import load_optimizer_state
 from driftproof.adapter.state import State
 from driftproof.components import flatten
@@ -51,7 +52,7 @@ def reset_weights(state: State, share: float) -> None:
     """Move the weights this share of the way to the source, with a new optimizer; components stay as they are."""
     torch._foreach_lerp_(list(state.trainable), list(state.source_parameters), share)
     if state.teacher is not None:
-        state.reset_teacher()
+        restore_model(state.teacher.model, state.source.model)
     state.num_steps.mul_(int(share < 1.0))
     state.accumulated_batches.zero_()
     state.rebuild_optimizer()
