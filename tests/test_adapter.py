@@ -781,3 +781,32 @@ def test_repr_of_records(model):
     source(batches(1)[0])
     assert source.last.loss is None
     assert "loss=none, no step" in repr(source.last)
+
+
+class BorrowedHead(nn.Module):
+    """Ends in a layer that it does not own, which requires gradients."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.norm, self._head = nn.BatchNorm2d(3), (head,)
+
+    def __deepcopy__(self, memo):
+        copied = BorrowedHead(self._head[0])
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def forward(self, x):
+        return self._head[0](self.norm(x).mean(dim=(2, 3)))
+
+
+def test_only_trainable_parameters_get_gradients():
+    """Also of a graph with other leaves, where they must be told apart."""
+    head = nn.Linear(3, 4)
+    for adapter in (dp.tent(BorrowedHead(head)), dp.tent(build("wide_resnet"))):
+        before = [one.clone() for one in adapter.state.trainable]
+        for images in batches(2):
+            adapter(images)
+        assert not all(map(torch.equal, before, adapter.state.trainable)), "it learned"
+        leaves = [*head.parameters(), *adapter.network.parameters(), *adapter.source.parameters()]
+        assert all(leaf.grad is None for leaf in leaves)
+    assert all(leaf.requires_grad for leaf in head.parameters())
