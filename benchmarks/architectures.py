@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -242,8 +242,8 @@ def list_architectures(only: list[str]) -> tuple[list[tuple[str, str]], list[str
     return found, skipped
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run all architectures and print a line for each."""
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run all architectures and print a line for each; yields all results so far after each."""
     device = torch.device(arguments.device)
     start = time.perf_counter()
     architectures, skipped = list_architectures(arguments.only)
@@ -260,16 +260,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             results = "; ".join(each)
         print(f"[{number}/{len(architectures)}] {name}: {results}", flush=True)
         collect_garbage(device)
-    protocol = {
-        "hardware": hardware(device),
-        "torch": torch.__version__,
-        **{name: str(getattr(sys.modules.get(name), "__version__", "missing")) for name in LIBRARIES},
-        "driftproof": dp.__version__,
-        "method": "tent+crowd",
-        "steps": STEPS,
-        "seconds": round(time.perf_counter() - start),
-    }
-    return {"protocol": protocol, "counts": count_results(rows), "architectures": rows, "skipped": skipped}
+        protocol = {
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            **{name: str(getattr(sys.modules.get(name), "__version__", "missing")) for name in LIBRARIES},
+            "driftproof": dp.__version__,
+            "method": "tent+crowd",
+            "steps": STEPS,
+            "seconds": round(time.perf_counter() - start),
+        }
+        yield {"protocol": protocol, "counts": count_results(rows), "architectures": rows, "skipped": skipped}
 
 
 def count_results(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -315,13 +315,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="architectures whose name contains this")
     parser.add_argument("--out", type=Path, help="folder for architectures.json and the tables in architectures.md")
     arguments = parser.parse_args()
-    found = measure(arguments)
-    print("", format_tables(found), sep="\n")
-    if arguments.out:
-        write_results(arguments.out, "architectures", found, architectures=format_tables(found))
+    found: dict[str, Any] = {"architectures": []}
+    for found in measure(arguments):
+        if arguments.out:
+            write_results(arguments.out, "architectures", found, architectures=format_tables(found))
     if not found["architectures"]:
         print("No architecture was run.")
         return 2
+    print("", format_tables(found), sep="\n")
     return 1 if any(counts["failed"] for counts in found["counts"].values()) else 0
 
 
