@@ -81,6 +81,7 @@ class State(nn.Module):
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
     detector: Network | None
+    _has_other_leaves: bool | None
 
     def __init__(
         self,
@@ -357,7 +358,7 @@ class State(nn.Module):
         self.trainable = tuple(self.network.model.get_parameter(name) for name in self.names)
         self.source_parameters = tuple(self.source.model.get_parameter(name) for name in self.names)
         self._component_parameters = tuple(self.components.parameters())
-        self._has_other_leaves: bool | None = None  # known once a step has made a graph
+        self._has_other_leaves = None  # known once a step has made a graph
         self.require_gradients()
 
     def require_gradients(self) -> None:
