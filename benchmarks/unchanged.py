@@ -60,7 +60,7 @@ def largest_difference(one: Recording, other: Recording) -> tuple[float, str] | 
             found.append((float("inf"), name))
         elif not torch.equal(a.nan_to_num(), b.nan_to_num()):
             a, b = a.double().nan_to_num(), b.double().nan_to_num()
-            found.append((float((a - b).abs().max() / b.abs().max().clamp(min=1e-12)), name))
+            found.append((float((a - b).abs().max() / torch.stack([a, b]).abs().max()), name))
     return max(found, default=None)
 
 
