@@ -1,5 +1,6 @@
 """What health costs: steps with it, and the same steps without."""
 
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ def measure_health_cost(
     images: Tensor,
     *,
     select: bool,
+    clock: Callable[[], float] = time.perf_counter,
     **settings: Any,  # noqa: ANN401  # passed on
 ) -> float:
     """Return the mean time of a step with the default guard over that of a step that keeps no health.
@@ -28,6 +30,7 @@ def measure_health_cost(
         make_network: Builds the network.
         images: The batch that every step gets; the two take turns.
         select: Whether to select by confidence difference.
+        clock: Returns the time in seconds.
         **settings: Of the adapters.
     """
     chosen = dp.ConfidenceDifference() if select else None
@@ -37,7 +40,8 @@ def measure_health_cost(
     steps = {"with": partial(watched, images), "without": partial(unwatched, images)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Adaptation is")  # images are random
-        timings = time_steps(steps, trials=STEPS, warm_up=WARM_UP, synchronize=synchronizer(images.device))
+        wait = synchronizer(images.device)
+        timings = time_steps(steps, trials=STEPS, warm_up=WARM_UP, synchronize=wait, clock=clock)
     return timings["with"].mean / timings["without"].mean
 
 
