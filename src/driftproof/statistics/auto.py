@@ -44,7 +44,8 @@ class Auto(InterpolatedStatistics):
       stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
       statistics of training. When the mean prediction moves from batch to batch by more than chance explains, by 0.1 +
       √(C / πN) in total variation, α does not rise for a while either: one batch for every 0.03 beyond. That needs
-      batches of 32. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
+      batches of 32. In smaller ones, α falls to zero while two images of a batch have the same class more often than
+      two of the stream, by 0.15. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
       and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the
       expected entropy. If the surer half of the predictions becomes much less sure just after α has risen, by 0.06 ln
       C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics should
@@ -64,8 +65,8 @@ class Auto(InterpolatedStatistics):
     then after 4 batches more, after 16 more, and so on.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
-    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
-    have hardly moved are better left alone.
+    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
+    network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below a quarter of `share`, since where nothing has shifted learning can only do
@@ -87,7 +88,8 @@ class Auto(InterpolatedStatistics):
         alpha: α, as a tensor of one element.
         cap: The largest α for now, likewise.
         vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
-        moved: How much more the mean prediction moves from batch to batch than chance explains, likewise.
+        moved: How much more the mean prediction moves from batch to batch than chance explains, or two images of a
+            small batch are alike, likewise.
         pace: The usual shift of the first layer, the batches since the last extra pass, how many to wait for the next,
             how many are left in which α does not fall for few classes, how many there were, and whether the cap is 1
             in them, (6,).
