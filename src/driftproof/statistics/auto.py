@@ -45,11 +45,11 @@ class Auto(InterpolatedStatistics):
       statistics of training. When the mean prediction moves from batch to batch by more than chance explains, by 0.1 +
       √(C / πN) in total variation, α does not rise for a while either: one batch for every 0.03 beyond. That needs
       batches of 32. In smaller ones, α falls to zero while two images of a batch have the same class more often than
-      two of the stream, by 0.15. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
-      and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the
-      expected entropy. If the surer half of the predictions becomes much less sure just after α has risen, by 0.06 ln
-      C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics should
-      have helped.
+      two of the stream, by 0.15. Predictions are those of the frozen network where the method runs it. A mixture mixes
+      classes up and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α /
+      0.12) of the expected entropy. If the surer half of the predictions becomes much less sure just after α has risen,
+      by 0.06 ln C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics
+      should have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
     try α = 1 and α = `share`. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean
