@@ -9,7 +9,7 @@ from driftproof.alarm.known_mixture import fit_known_scores
 
 __all__ = ["KnownQuantile"]
 
-_FEW_UNKNOWN, _MANY_UNKNOWN = 0.2, 0.4
+_FEW_UNKNOWN, _MANY_UNKNOWN = 0.15, 0.35
 """Shares of unknown images. Below the first, which a fit also finds where there are none, all scores count as known.
 
 From the second on, the fitted quantile of the known ones is taken.

@@ -20,7 +20,7 @@ __all__ = ["Auto"]
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _ALIKE = 0.15
-_LEAST_CAP = 0.25
+_LEAST_CAP = 0.35
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -69,7 +69,7 @@ class Auto(InterpolatedStatistics):
     network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below a quarter of `share`, since where nothing has shifted learning can only do
+    learned either while the cap is below 0.35 of `share`, since where nothing has shifted learning can only do
     harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
     the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
     follows α too, and falls with the number of images below `window`.
