@@ -176,7 +176,7 @@ class DeferredRecord(Record):
         vars(self)["_compute"] = compute
 
     @cached_property
-    def novelty(self) -> Tensor:  # type: ignore[override]  # a field of other records
+    def novelty(self) -> Tensor:
         """How unfamiliar each sample is."""
         return vars(self).pop("_compute")()  # type: ignore[no-any-return]
 
