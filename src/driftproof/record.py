@@ -178,7 +178,9 @@ class DeferredRecord(Record):
     @cached_property
     def novelty(self) -> Tensor:
         """How unfamiliar each sample is."""
-        return vars(self).pop("_compute")()  # type: ignore[no-any-return]
+        novelty: Tensor = vars(self)["_compute"]()
+        vars(self)["_compute"] = lambda: novelty  # lets the batch go; another thread may be here too
+        return novelty
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Record, tuple(getattr(self, field.name) for field in fields(Record))
