@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, required=True, help="folder of the source weights")
     parser.add_argument("--domains", choices=tuple(DOMAINS), default="five")
     parser.add_argument("--limit", type=int, help="only the first so many known images of each domain")
-    parser.add_argument("--sources", type=int, default=2000, help="source images to calibrate on")
+    parser.add_argument("--sources", type=int, default=5000, help="source images to calibrate on")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder for alarms-DOMAINS.json and .md")
     arguments = parser.parse_args()

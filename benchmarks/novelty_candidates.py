@@ -38,6 +38,10 @@ class AllScores(NoveltyScore):
 
     names: tuple[str, ...] = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._default = scores.Unfamiliarity()
+
     def forward(self, step: Step) -> Tensor:
         """Return all scores; a method that learns nothing has one network and gets one pass."""
         found = {"confidence_difference": torch.zeros_like(step.weights)}
@@ -49,6 +53,7 @@ class AllScores(NoveltyScore):
             found["confidence_difference"] = 0 - step.confidence_change
         found |= frozen | {f"adapted_{name}": value for name, value in adapted.items()}
         found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found, step.classes)
+        found = {"default": self._default(step), **found}
         type(self).names = tuple(found)
         return torch.stack(list(found.values()), dim=-1)
 

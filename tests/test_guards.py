@@ -96,7 +96,7 @@ def test_pause_stops_the_weights_and_reset_starts_them_again(model, stream):
             adapter(images)
             assert not adapter.last.stepped
             assert adapter.last.kept == 0
-            assert adapter.last.skipped.startswith("learning is held back: by a guard")
+            assert adapter.last.skipped.startswith("learning is held back: a guard")
         assert are_equal(reached, weights(adapter))
         assert are_equal(start, weights(adapter.reset()))
 
@@ -128,6 +128,22 @@ def test_fall_back_uses_statistics_of_training_where_those_of_the_stream_are_at_
         answer, expected = adapter(images), source(images)
         assert torch.equal(answer, expected) == (number >= 10), "two measurements show that the classes change"
     assert "fell back" in adapter.last.actions
+
+
+@pytest.mark.parametrize("select", [None, dp.ConfidenceDifference()])
+@pytest.mark.parametrize("act", ["reset", "restore"])
+def test_statistics_that_collapsed_weights_have_spoiled_are_replaced(model, stream, select, act):
+    statistics = dp.statistics.Blend(0.5, momentum=0.1, start="source")
+    adapter = dp.tent(model, statistics=statistics, select=select, guard=())
+    healthy = adapter._watch.take_snapshot()
+    run(adapter, stream[:4])
+    for hook in adapter.network.hooks:
+        hook.variance.mul_(1e4)
+    if act == "reset":
+        adapter._watch.reset_weights(1.0)
+    else:
+        adapter._watch.restore(healthy)
+    assert torch.equal(adapter.predict(stream[4]).logits, adapter.source(stream[4]))
 
 
 def test_roll_back_restores_weights_and_optimizer_and_goes_further_back_each_time(model, stream, monkeypatch):

@@ -14,6 +14,7 @@ from torch import nn
 import driftproof as dp
 from cases import batches, same_state, state_of
 from driftproof import scores
+from driftproof.record import Record
 from networks import SegmentationNet, build, randomize
 
 REFERENCES = {
@@ -107,14 +108,44 @@ def run(adapter, images):
     return adapter.last.novelty
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(crowd, "cosine_entropy"), (dp.bn_adapt, "cosine_entropy"), (dp.tent, "adapted_energy")]
-)
-def test_default_is_the_best_score_that_costs_no_pass(make, name, model, monkeypatch):
-    adapter, stream = make(model, guard=()), batches(3)
-    if make is not crowd:
-        monkeypatch.setattr(adapter.source, "forward", lambda images: pytest.fail("the frozen network ran"))
-    assert torch.equal(run(adapter, stream), run(make(model, guard=(), novelty=name), stream))
+@pytest.mark.parametrize("make", [crowd, dp.bn_adapt, dp.tent])
+def test_default_is_the_frozen_networks_entropy_of_cosines(make, model):
+    stream = batches(3)
+    assert torch.equal(run(make(model, guard=()), stream), run(make(model, guard=(), novelty="cosine_entropy"), stream))
+
+
+@pytest.mark.parametrize("make", [dp.bn_adapt, dp.tent])
+def test_default_costs_no_pass_unless_it_is_read(make, model, monkeypatch):
+    adapter = make(model, guard=())
+    forward, passes = adapter.source.forward, []
+    monkeypatch.setattr(adapter.source, "forward", lambda images: (passes.append(len(images)), forward(images))[1])
+    for images in batches(3):
+        adapter(images)
+    assert not passes
+    record = adapter.last
+    novelty = record.novelty
+    assert passes == ([] if make is dp.bn_adapt else [len(images)]), "of the batch that was read"
+    assert record.novelty is novelty, "the second reading is free"
+
+
+def test_deferred_novelty_is_nan_where_an_image_was_quarantined_and_is_copied_as_a_tensor(model):
+    adapter = dp.tent(model, guard=())
+    images = batches(1)[0].clone()
+    images[1, 0, 0, 0] = torch.nan
+    record = copy.deepcopy(adapter.step(images).record)
+    assert type(record) is Record
+    assert (
+        record.novelty.isnan().tolist() == record.quarantined.tolist() == [index == 1 for index in range(len(images))]
+    )
+
+
+def test_record_that_is_read_later_has_the_novelty_of_its_own_batch(model):
+    adapter, (first, second) = dp.tent(model, guard=()), batches(2)
+    record = adapter.step(first).record
+    adapter(second)
+    expected = dp.tent(model, guard=(), novelty="cosine_entropy").step(first).record.novelty
+    assert torch.equal(record.novelty, expected)
+    assert torch.equal(dp.tent(model, guard=()).predict(first).record.novelty, expected)
 
 
 class Gated(nn.Module):

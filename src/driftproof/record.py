@@ -1,6 +1,7 @@
 """What happened to one batch."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -8,11 +9,20 @@ from torch import Tensor
 
 from driftproof.health import Health
 
-__all__ = ["LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
+__all__ = ["DeferredRecord", "LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
+
+
+_HOLDS = {
+    "paused": "a guard has paused it",
+    "unshifted": "the images hardly differ from training's",
+    "unbalanced": "predictions fall into few classes, or did until now, as with class-ordered images",
+    "unconfirmed": "only one extra pass so far speaks for the stream's statistics",
+}
+"""Why learning is held back, in the order of the flags."""
 
 
 def skip_reason(
-    *, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool, held_back: bool
+    *, finite: bool, has_signal: bool, images: bool, logits: bool, loss: bool, holds: Sequence[bool] = ()
 ) -> str | None:
     """Why a batch changed nothing, or None.
 
@@ -22,10 +32,12 @@ def skip_reason(
         images: Whether any image was good.
         logits: Whether the model's logits were.
         loss: Whether the loss was.
-        held_back: Whether learning is held back.
+        holds: Whether a guard holds learning back; then, where the statistics can, whether they do since nothing has
+            shifted, since predictions are not balanced, and since a second pass has to confirm the first.
     """
-    if finite and held_back:
-        return "learning is held back: by a guard, for class-ordered images, or because nothing has shifted"
+    reasons = [reason for reason, is_so in zip(_HOLDS.values(), holds, strict=False) if is_so]
+    if finite and reasons:
+        return f"learning is held back: {'; '.join(reasons)}"
     if finite:
         return None if has_signal else "nothing was selected"
     if not images:
@@ -53,18 +65,25 @@ class LazyOutcome:
     """An outcome that is fetched from the device on first access.
 
     Args:
-        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; held back.
+        flags: Booleans, in this order: finite, has_signal, stepped; images, logits and loss finite; paused by a guard.
             Others may follow.
+        holds: Why the statistics hold learning back, in the order of `skip_reason`; None where they never do.
     """
 
-    def __init__(self, flags: Tensor) -> None:
+    def __init__(self, flags: Tensor, holds: Tensor | None = None) -> None:
         self.flags = flags
+        self.holds = holds
+
+    def clone(self) -> "LazyOutcome":
+        """Copy the flags, which the next replay of a captured step overwrites."""
+        return LazyOutcome(self.flags.clone(), None if self.holds is None else self.holds.clone())
 
     @cached_property
     def _outcome(self) -> Outcome:
-        finite, has_signal, stepped, images, logits, loss, held_back, *_ = self.flags.tolist()
-        checks = {"images": images, "logits": logits, "loss": loss, "held_back": held_back}
-        reason = skip_reason(finite=finite, has_signal=has_signal, **checks)
+        finite, has_signal, stepped, images, logits, loss, paused, *_ = self.flags.tolist()
+        holds = [paused] if self.holds is None else [paused, *self.holds.tolist()]
+        checks = {"images": images, "logits": logits, "loss": loss}
+        reason = skip_reason(finite=finite, has_signal=has_signal, **checks, holds=holds)
         return Outcome(stepped, reason)
 
     @property
@@ -87,7 +106,8 @@ class Record:
     Attributes:
         selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns;
             with a memory, the samples offered to it.
-        novelty: How unfamiliar each sample is, same shape; larger is more novel.
+        novelty: How unfamiliar each sample is, same shape; larger is more novel. The default score of a method that
+            learns without the frozen network costs a pass of it, when it is first read.
         quarantined: Boolean mask of the images that were kept out, (N,): not finite, or far outside what the stream has
             shown. Their logits and novelty are NaN.
         objective: The loss as a 0-d tensor; None where nothing learns.
@@ -141,6 +161,31 @@ class Record:
         return f"Record(seen={self.seen}, kept={self.kept:.3f}, loss={loss}, {outcome})"
 
 
+class DeferredRecord(Record):
+    """A record whose novelty needs a pass of the frozen network, which runs when the novelty is first read.
+
+    It keeps the batch until then.
+
+    Args:
+        record: What the step found.
+        compute: Runs the pass and returns the novelty.
+    """
+
+    def __init__(self, record: Record, compute: Callable[[], Tensor]) -> None:
+        vars(self).update({name: value for name, value in vars(record).items() if name != "novelty"})
+        vars(self)["_compute"] = compute
+
+    @cached_property
+    def novelty(self) -> Tensor:
+        """How unfamiliar each sample is."""
+        novelty: Tensor = vars(self)["_compute"]()
+        vars(self)["_compute"] = lambda: novelty  # lets the batch go; another thread may be here too
+        return novelty
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, tuple(getattr(self, field.name) for field in fields(Record))
+
+
 class StepResult(NamedTuple):
     """The answer to a batch and its record, which belong together whatever other threads do.
 
@@ -156,7 +201,7 @@ class StepResult(NamedTuple):
         """Copy all tensors: the next replay of a captured step overwrites them."""
         record, outcome = self.record, self.record.outcome
         if isinstance(outcome, LazyOutcome):
-            outcome = LazyOutcome(outcome.flags.clone())
+            outcome = outcome.clone()
         tensors: dict[str, Any] = {
             name: tensor.clone() for name, tensor in vars(record).items() if isinstance(tensor, Tensor)
         }

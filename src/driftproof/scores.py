@@ -38,6 +38,7 @@ __all__ = [
     "make_novelty",
     "max_logit",
     "msp",
+    "score_unfamiliarity",
 ]
 
 Of = Literal["frozen", "adapted"]
@@ -251,11 +252,10 @@ class Detected(NoveltyScore):
 
 
 class Unfamiliarity(NoveltyScore):
-    """The default: the best score measured of those that cost no forward pass.
+    """The default: the frozen network's, of `score_unfamiliarity`.
 
-    Where the method compares with the frozen network, or learns nothing, it is the frozen network's. If the classifier
-    is linear, it is the entropy of cosines, else the entropy, and for pixels the energy. Other methods get the adapted
-    network's energy; `"cosine_entropy"` is better for images and costs a pass.
+    A step of a method that learns without the frozen network computes the adapted network's energy. Its record runs the
+    frozen network when the novelty is first read, unless the batch is shared by several ranks.
     """
 
     needs_features = True
@@ -264,20 +264,33 @@ class Unfamiliarity(NoveltyScore):
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
         learned = not step.always_at_source
-        logits = step.source_logits if learned and step.used_source else step.logits
-        if logits.ndim > 2:
-            return energy(logits)
-        if learned and not step.used_source:
+        if learned and step.used_source:
+            features = step.source_features if step.has_source_features else None
+            return score_unfamiliarity(step.source, step.source_logits, features)
+        if learned and step.logits.ndim == 2:
             # −ln Σ_k exp z_k = ln ŷ^k − z_k for every k: a third of the operations.
-            return step.log_probabilities.detach().amax(dim=1) - upcast(logits.detach()).amax(dim=1)
-        network, has_features = (
-            (step.source, step.has_source_features) if learned else (step.network, step.has_features)
-        )
-        features = (step.source_features if learned else step.features) if has_features else None
-        rows = network.classifier_rows
-        if rows is None or features is None or rows.shape != (step.classes, features.shape[1]):
-            return entropy(logits)
-        return _scaled_entropy(_cosines(features, _classifier_directions(network, features)))
+            return step.log_probabilities.detach().amax(dim=1) - upcast(step.logits.detach()).amax(dim=1)
+        if learned:
+            return energy(step.logits)
+        return score_unfamiliarity(step.network, step.logits, step.features if step.has_features else None)
+
+
+def score_unfamiliarity(network: Network, logits: Tensor, features: Tensor | None) -> Tensor:
+    """Return the best score measured of one network's pass: the entropy of cosines, and the energy for pixels.
+
+    Where the classifier is not linear, or has no feature vector, it is the entropy.
+
+    Args:
+        network: Its classifier's rows are compared with the features.
+        logits: (N, C), or (N, C, H, W) for pixels.
+        features: The classifier's input; None where it is not known.
+    """
+    if logits.ndim > 2:
+        return energy(logits)
+    rows = network.classifier_rows
+    if rows is None or features is None or rows.shape != (logits.shape[1], features.shape[1]):
+        return entropy(logits)
+    return _scaled_entropy(_cosines(features, _classifier_directions(network, features)))
 
 
 def _classifier_directions(network: Network, features: Tensor) -> Tensor:

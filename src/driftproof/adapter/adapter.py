@@ -23,7 +23,7 @@ from driftproof.adapter.method import (
     resolve_output,
     resolve_statistics,
 )
-from driftproof.adapter.predict_step import predict_step
+from driftproof.adapter.predict_step import predict_step, score_frozen
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.state_holder import StateHolder
@@ -43,9 +43,10 @@ from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
 from driftproof.problems import describe_batch_mistake
-from driftproof.record import Record, StepResult
+from driftproof.record import DeferredRecord, Record, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
+from driftproof.scores import Unfamiliarity
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
@@ -246,6 +247,7 @@ class Adapter(StateHolder):
                     f"Expected a state that fits this method, but the first batch after loading it failed: {error}. "
                     "Call `reset()` or load another state."
                 ) from error
+            result = self._defer_novelty(images, result)
             self._last = result.record
             self._recent.add(images)
             self._ranks_checked = True
@@ -268,7 +270,20 @@ class Adapter(StateHolder):
             images = images.clone() if images.is_inference() else images.detach()
             if self.channels_last and images.ndim == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
-            return predict_step(self.method, self.state, images)
+            return self._defer_novelty(images, predict_step(self.method, self.state, images))
+
+    def _defer_novelty(self, images: Tensor, result: StepResult) -> StepResult:
+        """Have the record run the frozen network for the default score, where the method does not."""
+        has_pass = self.state.health.compares or not self.state.names or self.distributed.size > 1
+        if has_pass or type(self.method.novelty) is not Unfamiliarity:
+            return result
+        compute = partial(self._score_frozen, images, ~result.record.quarantined)
+        return result._replace(record=DeferredRecord(result.record, compute))
+
+    @synchronized
+    def _score_frozen(self, images: Tensor, good: Tensor) -> Tensor:
+        with torch.inference_mode(False), tf32_mode(self.network.precision):
+            return score_frozen(self.state, images, good)
 
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):

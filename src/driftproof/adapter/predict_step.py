@@ -10,8 +10,9 @@ from driftproof.adapter.objective import compute_novelty
 from driftproof.adapter.state import State
 from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import Record, StepResult
+from driftproof.scores import score_unfamiliarity
 
-__all__ = ["predict_frozen", "predict_step"]
+__all__ = ["predict_frozen", "predict_step", "score_frozen"]
 
 
 @torch.no_grad()
@@ -75,3 +76,18 @@ def predict_frozen(state: State, images: Tensor, good: Tensor) -> Tensor:
         logits = source(images)
     source.rollback()
     return logits.where(mask_like(good, logits), torch.nan)
+
+
+@torch.no_grad()
+def score_frozen(state: State, images: Tensor, good: Tensor) -> Tensor:
+    """Return the default novelty, of the frozen network; NaN for images that are not good.
+
+    Args:
+        state: Unchanged afterwards.
+        images: A batch whose step did not run the frozen network.
+        good: Mask of the good images, (N,).
+    """
+    logits, features = state.source.try_features(replace_bad(images, good))
+    novelty = score_unfamiliarity(state.source, logits, features)
+    state.source.rollback()
+    return novelty.where(mask_like(good, novelty), torch.nan)

@@ -151,7 +151,8 @@ def _learn(
 
         # Whether to keep it.
         selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
-        can_learn, written = method.statistics.can_learn(), before.changed_values()
+        holds, written = method.statistics.find_holds(), before.changed_values()
+        can_learn = None if holds is None else ~holds.any()
         about = (step, objective, judged, selected, written, gradients)
         verdict = judge_step(method, state, *about, can_learn=can_learn, due=due)
         finite, allowed, good, stepped, flags, learned_from = verdict
@@ -182,7 +183,7 @@ def _learn(
         novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
-        outcome = LazyOutcome(state.distributed.all_true(flags))
+        outcome = LazyOutcome(state.distributed.all_true(flags), holds)
         result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)

@@ -79,11 +79,10 @@ def judge_step(
         stepped_ok = torch.where(due, stepped_ok, *are_finite([flatten(gradients)]))
     finite = loss_ok & stepped_ok
     finite = finite if method.memory is None else finite & logits_ok
-    held_back = state.paused if can_learn is None else state.paused | ~can_learn
-    allowed = finite > held_back  # and not
+    allowed = finite > (state.paused if can_learn is None else state.paused | ~can_learn)  # and not
     good = allowed & objective.has_signal
     stepped = good if due is None else good & due
-    flags = torch.stack([finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, held_back])
+    flags = torch.stack([finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, state.paused])
     return Verdict(finite, allowed, good, stepped, flags, selected & allowed)
 
 

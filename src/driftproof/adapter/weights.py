@@ -10,6 +10,7 @@ from driftproof.adapter.copies import restore_model
 from driftproof.adapter.optimizers import load_optimizer_state
 from driftproof.adapter.state import State
 from driftproof.components import flatten
+from driftproof.network import BatchNormHook
 
 __all__ = ["Weights", "copy_weights", "measure_distance", "reset_weights", "restore_weights"]
 
@@ -38,10 +39,11 @@ def copy_weights(state: State) -> Weights:
 
 @torch.no_grad()
 def restore_weights(state: State, weights: Weights) -> None:
-    """Return to copied weights; gradients that wait for a step are dropped."""
+    """Return to copied weights; gradients that wait for a step are dropped, and running statistics start anew."""
     torch._foreach_copy_(_moving_parameters(state), [one.to(state.device) for one in weights.parameters])
     state.num_steps.copy_(weights.num_steps)
     state.accumulated_batches.zero_()
+    _restart_statistics(state)
     state.rebuild_optimizer()
     if state.optimizer is not None and weights.optimizer is not None:
         load_optimizer_state(state.optimizer, weights.optimizer)
@@ -49,12 +51,16 @@ def restore_weights(state: State, weights: Weights) -> None:
 
 @torch.no_grad()
 def reset_weights(state: State, share: float) -> None:
-    """Move the weights this share of the way to the source, with a new optimizer; components stay as they are."""
+    """Move the weights this share of the way to the source, with a new optimizer and new running statistics.
+
+    Components stay as they are.
+    """
     torch._foreach_lerp_(list(state.trainable), list(state.source_parameters), share)
     if state.teacher is not None:
         restore_model(state.teacher.model, state.source.model)
     state.num_steps.mul_(int(share < 1.0))
     state.accumulated_batches.zero_()
+    _restart_statistics(state)
     state.rebuild_optimizer()
 
 
@@ -64,6 +70,20 @@ def measure_distance(state: State) -> Tensor:
     moved, length = torch.linalg.vector_norm(flatten(state.trainable) - start), torch.linalg.vector_norm(start)
     distance: Tensor = moved / length.clamp(min=torch.finfo(start.dtype).tiny)
     return distance
+
+
+def _restart_statistics(state: State) -> None:
+    """Replace running statistics, which weights that collapsed have spoiled, by the frozen network's.
+
+    Those are of the stream where the method runs the frozen network, and else of training.
+    """
+    for network in (state.network, state.teacher):
+        for hook, frozen in zip(() if network is None else network.hooks, state.source.hooks, strict=False):
+            assert isinstance(frozen, BatchNormHook)
+            for name, start in zip(("mean", "variance"), frozen.source_statistics, strict=True):
+                now, other = hook._buffers.get(name), frozen._buffers.get(name)
+                if now is not None and start is not None:
+                    now.copy_(start if other is None else other)
 
 
 def _moving_parameters(state: State) -> list[Tensor]:

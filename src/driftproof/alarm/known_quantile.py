@@ -9,8 +9,11 @@ from driftproof.alarm.known_mixture import fit_known_scores
 
 __all__ = ["KnownQuantile"]
 
-_FEW_UNKNOWN = 0.1
-"""Share of unknown images below which all scores count as known."""
+_FEW_UNKNOWN, _MANY_UNKNOWN = 0.15, 0.35
+"""Shares of unknown images. Below the first, which a fit also finds where there are none, all scores count as known.
+
+From the second on, the fitted quantile of the known ones is taken.
+"""
 
 _SATURATED = 1.9
 """Median normal score from which on the calibration says nothing about the stream."""
@@ -20,9 +23,9 @@ class KnownQuantile:
     """Estimates, batch by batch, the score that a share `rate` of the known images exceeds.
 
     Scores become normal scores: their ranks in the calibration. `fit_known_scores` tells known from unknown images
-    among the latest ones by the shape that a shift gives to known scores, and its quantile is the estimate. Without
+    among the latest ones by the shape that a shift gives to known scores, and its quantile is the estimate. With few
     unknown images, or where most scores are beyond the calibration's, the estimate is the quantile of the latest
-    scores. A batch distributed unlike the latest scores starts the window anew.
+    scores; in between, it is between both. A batch distributed unlike the latest scores starts the window anew.
 
     Args:
         rate: Share of known images above the quantile.
@@ -66,9 +69,12 @@ class KnownQuantile:
         if self.rate > 0.5 or float(x.median()) > _SATURATED:
             return self.rate
         known = fit_known_scores(x)
-        if known.unknown < _FEW_UNKNOWN:
+        trust = min(1.0, (known.unknown - _FEW_UNKNOWN) / (_MANY_UNKNOWN - _FEW_UNKNOWN))
+        if trust <= 0:
             return self.rate
-        return float((x > known.quantile(self.rate)).double().mean())
+        of_all = float(x.sort(descending=True).values[int(self.rate * len(x))])
+        limit = of_all + trust * (known.quantile(self.rate) - of_all)
+        return float((x > limit).double().mean())
 
 
 def _finite_scores(scores: Tensor) -> Tensor:

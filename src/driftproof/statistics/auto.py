@@ -19,7 +19,8 @@ __all__ = ["Auto"]
 
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
-_LEAST_CAP = 0.25
+_ALIKE = 0.15
+_LEAST_CAP = 0.35
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -43,11 +44,12 @@ class Auto(InterpolatedStatistics):
       stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
       statistics of training. When the mean prediction moves from batch to batch by more than chance explains, by 0.1 +
       √(C / πN) in total variation, α does not rise for a while either: one batch for every 0.03 beyond. That needs
-      batches of 32. Predictions are those of the frozen network where the method runs it. A mixture mixes classes up
-      and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α / 0.12) of the
-      expected entropy. If the surer half of the predictions becomes much less sure just after α has risen, by 0.06 ln
-      C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics should
-      have helped.
+      batches of 32. In smaller ones, α falls to zero while two images of a batch have the same class more often than
+      two of the stream, by 0.15. Predictions are those of the frozen network where the method runs it. A mixture mixes
+      classes up and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α /
+      0.12) of the expected entropy. If the surer half of the predictions becomes much less sure just after α has risen,
+      by 0.06 ln C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics
+      should have helped.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
     try α = 1 and α = `share`. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean
@@ -63,11 +65,11 @@ class Auto(InterpolatedStatistics):
     then after 4 batches more, after 16 more, and so on.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
-    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers. Statistics that
-    have hardly moved are better left alone.
+    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
+    network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below a quarter of `share`, since where nothing has shifted learning can only do
+    learned either while the cap is below 0.35 of `share`, since where nothing has shifted learning can only do
     harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
     the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
     follows α too, and falls with the number of images below `window`.
@@ -86,7 +88,8 @@ class Auto(InterpolatedStatistics):
         alpha: α, as a tensor of one element.
         cap: The largest α for now, likewise.
         vouched: Whether the last extra pass spoke for the stream's statistics, likewise.
-        moved: How much more the mean prediction moves from batch to batch than chance explains, likewise.
+        moved: How much more the mean prediction moves from batch to batch than chance explains, or two images of a
+            small batch are alike, likewise.
         pace: The usual shift of the first layer, the batches since the last extra pass, how many to wait for the next,
             how many are left in which α does not fall for few classes, how many there were, and whether the cap is 1
             in them, (6,).
@@ -154,10 +157,15 @@ class Auto(InterpolatedStatistics):
         size = min(1.0, (images - 1) / max(1, self.window - 1))
         return size * (self.alpha[0] / self.cap[0].clamp(min=_TINY))
 
-    def can_learn(self) -> Tensor:
-        """Whether α is at least half of its cap, the stream is far from training, and no single pass alone says so."""
-        is_confirmed = (self.pace[3] <= 0) | (self.pace[4] > _BACKOFF)
-        return (self.alpha[0] >= 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share) & is_confirmed
+    def find_holds(self) -> Tensor:
+        """Whether the stream is close to training, α is below half of its cap, and a single pass alone speaks for it.
+
+        Where the stream is close to training, the others say nothing.
+        """
+        unshifted = self.cap[0] < _LEAST_CAP * self.share
+        unbalanced = (self.alpha[0] < 0.5 * self.cap[0]) & ~unshifted
+        unconfirmed = (self.pace[3] > 0) & (self.pace[4] <= _BACKOFF) & ~unshifted
+        return torch.stack([unshifted, unbalanced, unconfirmed])
 
     @property
     def probed_shares(self) -> tuple[float, ...]:  # type: ignore[override]  # a class attribute for other rules
@@ -216,7 +224,8 @@ class Auto(InterpolatedStatistics):
 
     def on_batch(self, step: Step) -> None:
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
-        shift = self._measure_shift(step.network)
+        frozen = step.source if step.used_source else step.network  # learning moves statistics too
+        shift = self._measure_shift(frozen)
         self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
         is_large = self._is_large(len(step.images), step.distributed)
         if is_large:
@@ -229,9 +238,9 @@ class Auto(InterpolatedStatistics):
             return
         count, largest = _count_images(logits, step.distributed), math.log(logits.shape[1])
         size = min(1.0, count / self.window)
-        margin = self._measure_balance(mean_prediction(logits.softmax(dim=1), step.distributed), count)
+        margin = self._measure_balance(logits.softmax(dim=1), count, step.distributed)
         change = size * _RISE * torch.where(margin > 0, margin / 0.07, margin / 0.01).clamp(-4.0, 1.0)
-        change = torch.where(self.moved > 0, change.clamp(max=0.0), change)
+        change = torch.where(self.moved > 0, change.clamp(max=0.0 if count >= _FEW else -4.0 * size * _RISE), change)
         if is_large:
             change = torch.where(self.pace[3] > 0, change.clamp(min=0.0), change)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
@@ -239,7 +248,7 @@ class Auto(InterpolatedStatistics):
         self.alpha = torch.where(doubts, 0.0, alpha)
         self.vouched = self.vouched & ~doubts
         if is_large:
-            self._ask(self._measure_first_shift(step.network), doubts)
+            self._ask(self._measure_first_shift(frozen), doubts)
         else:
             self.asked = torch.zeros_like(self.asked)
 
@@ -259,8 +268,9 @@ class Auto(InterpolatedStatistics):
         ends = (left > 0) & (left <= _ENDS)
         self.asked = torch.stack([(is_held & (since + 1 >= wait)) | ends, self.asked[0]])
 
-    def _measure_balance(self, now: Tensor, count: int) -> Tensor:
+    def _measure_balance(self, p: Tensor, count: int, distributed: Distributed) -> Tensor:
         """How far the entropy of the recent mean prediction is above what α asks for, relative to what is expected."""
+        now = mean_prediction(p, distributed)
         uniform = torch.full_like(now, 1.0 / len(now))
         memory = torch.where(self.vouched, _VOUCHED_MEMORY, _MEMORY)
         overall = uniform if self.overall is None else self.overall
@@ -271,6 +281,11 @@ class Auto(InterpolatedStatistics):
             moved = torch.maximum(moved, self.moved - _SETTLES)
             self.moved = torch.where(self.doubts[-1] < 2 * size, 0.0, moved)  # the first batch comes twice
         self.recent = torch.lerp(recent, now, size)
+        if 1 < count < _FEW:
+            (same,) = distributed.sum(p.square().sum())
+            alike = (count**2 * now.square().sum() - same / distributed.copies) / (count * (count - 1))
+            excess = alike - self.recent.square().sum() - _ALIKE
+            self.moved = torch.lerp(self.moved, excess.to(self.moved.dtype), size)
         usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 * uniform))
         # A few samples of many classes have less entropy than the classes have.
         expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))

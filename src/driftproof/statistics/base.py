@@ -65,9 +65,17 @@ class Statistics(Component):
         """How far averages over the batch can be trusted, in [0, 1]: a factor on the mean-entropy term."""
         return 1.0
 
+    def find_holds(self) -> Tensor | None:
+        """Why the last batches were not fit to learn from; None where they always are.
+
+        Booleans, (3,): nothing has shifted, predictions are not balanced, one extra pass alone speaks for them.
+        """
+        return None
+
     def can_learn(self) -> Tensor | None:
         """Whether the last batches were fit to learn from, as a 0-d tensor; None is always."""
-        return None
+        holds = self.find_holds()
+        return None if holds is None else ~holds.any()
 
     @contextmanager
     def probing(self, share: float) -> Iterator[None]:
