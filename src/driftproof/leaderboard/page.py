@@ -29,8 +29,10 @@ one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to 
 of its second network; `adapt` has the library's default), else the confidence difference where it compares with the
 source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the
 standard deviation over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a
-column. Methods that have neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's
-tables](reproducing.md) stand in where a method was run there only; they measured no scores (–)."""
+column. What the GPU time did not reach is marked: `*` is a number of the first images of each corruption alone, which a
+learning method has had fewer steps for, and `not run` is none. Methods that have neither all errors nor half of a
+table's numbers are listed below it, with the command that runs them. Runs of the [paper's tables](reproducing.md) stand
+in where a method was run there only; they measured no scores (–)."""
 
 
 class _Cell(NamedTuple):
