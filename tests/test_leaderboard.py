@@ -227,8 +227,8 @@ def event(done, *, row=None, total=60):
 def test_run_is_left_between_domains_once_its_round_would_not_end_in_time():
     now = [0.0]
     watch = leaderboard.Watch(rounds=2, deadline=100.0, clock=lambda: now[0])
-    for done, time in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
-        now[0] = time
+    for done, seconds in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
+        now[0] = seconds
         watch(event(done))
         watch(event(done, row={"error": 1.0}))
     now[0] = 72.0  # the next round of 30 batches would take 45 s
