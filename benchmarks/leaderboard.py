@@ -83,7 +83,7 @@ class Watch:
             raise OutOfTimeError
         if event.row is None or event.total is None:
             return
-        if self.earlier is not None:
+        if self.earlier is not None and event.done > self.earlier[1]:  # an analysis reports all rows at once
             then, done = self.earlier
             pace = (now - then) / (event.done - done)
             key = event.spec.method, event.spec.batch_size

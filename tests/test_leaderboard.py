@@ -145,8 +145,8 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     write(tmp_path / "b", crowd, 2, 10.0)
     for seed, error in ((1, 12.0), (2, 14.0)):
         write(tmp_path / "c", dataclasses.replace(crowd, seed=seed), 2, error)
-    write(tmp_path / "few", make_run("source", "cifar10-c", unknown=None, batch_size=1), 1, 40.0, limit=200)
-    write(tmp_path / "few", crowd, 5, 1.0, limit=200)
+    write(tmp_path / "few", make_run("source", "cifar10-c", unknown=None, batch_size=1), 1, 40.0, limit=50)
+    write(tmp_path / "few", crowd, 5, 1.0, limit=50)
     write_archive([tmp_path / name for name in "abc"], tmp_path / "merged")
     assert (
         run_command("bench", "leaderboard", tmp_path / "merged", tmp_path / "few", "--out", tmp_path / "page.md") == 0
@@ -167,8 +167,8 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     assert "|" not in section(page, "CIFAR-10-C by the share of unknown images, round 1"), "no row has half of it"
     single = section(page, "CIFAR-10-C in batches of one, round 1")
     assert "41.00 *" in single
-    assert "on the first 200 images" in single
-    assert "--limit 200" in single
+    assert "on the first 50 images" in single
+    assert "--limit 50" in single
 
     commands = re.findall(
         r"driftproof bench run (\w+) --methods (\S+) .*--rounds (\d+)", section(page, "CIFAR-10-C, round 5")
@@ -183,8 +183,14 @@ def test_suites_on_a_part_of_the_images_show_runs_on_that_part(tmp_path):
     write(tmp_path / "all", run, 1, 10.0)
     for seed, error in enumerate((20.0, 22.0, 24.0)):
         write(tmp_path / "part", dataclasses.replace(run, seed=seed), 1, error, limit=2000)
-    page = render_page([Results(tmp_path / name) for name in ("all", "part")])
-    assert table_of(page, "CIFAR-10-C, round 1")["adapt"]["Error (open)"] == "11.00"
+    for method, limit in (("cotta", 500), ("stamp", 2000)):
+        write(tmp_path / f"first-{limit}", make_run(method, "cifar10-c", unknown="svhn-c"), 1, 30.0, limit=limit)
+    page = render_page([Results(tmp_path / name) for name in ("all", "part", "first-500", "first-2000")])
+    assert table_of(page, "CIFAR-10-C, round 1")["adapt"]["Error (open)"] == "**11.00**"
+    note = "on the first 500 images (cotta) or the first 2,000 images (stamp) of each corruption."
+    assert note in section(page, "CIFAR-10-C, round 1")
+    assert "on the first 2,000 images of each corruption." in section(page, "CIFAR-10-C, round 1, three seeds")
+    assert "on the first" not in section(page, "CIFAR-10-C, round 5"), "no row is shown"
     assert table_of(page, "CIFAR-10-C, round 1, three seeds")["adapt"]["Error (open)"] == "23.00 ±2.00 *"
     assert "openset_seeds --data data --weights weights --out runs/leaderboard-2000 --limit 2000 --seeds 0,1,2" in page
 
@@ -243,6 +249,14 @@ def test_finished_run_is_not_left():
     watch = leaderboard.Watch(rounds=1, deadline=100.0, clock=lambda: 99.0)
     watch(event(1))
     watch(event(60, row={"error": 1.0}))
+
+
+def test_rows_reported_at_once_are_no_pace():
+    paces = {}
+    watch = leaderboard.Watch(1, 1e9, paces=paces)
+    for _ in range(4):  # as `RunContext.append` reports the methods of a run of costs
+        watch(event(4, row={"milliseconds": 1.0}, total=4))
+    assert not paces
 
 
 def test_run_that_would_not_end_in_time_does_not_start(tmp_path, capsys):

@@ -102,7 +102,8 @@ def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> st
         for row in measured
     ]
     parts = [f"### {table.title}", *([format_markdown(["", *columns], lines)] if lines else [])]
-    return "\n\n".join([*parts, *_notes(suite, table, cells, rows)])
+    parts += _explain_parts({place: cell for place, cell in cells.items() if place[0] in measured})
+    return "\n\n".join([*parts, *_list_missing(suite, table, cells, rows)])
 
 
 def _value(results: Results, entry: TableEntry) -> Value:
@@ -123,10 +124,24 @@ def _without_scores(spec: Spec) -> Spec:
     return replace(spec, options=options, measures=())
 
 
-def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]) -> Iterator[str]:
-    limits = {cell.results.metadata["limit"] for cell in cells.values() if cell.results is not None and _is_part(cell)}
-    for limit in sorted(limits):
-        yield f"\\* on the first {limit} images of each corruption."
+def _explain_parts(cells: Mapping[tuple[str, str], _Cell]) -> Iterator[str]:
+    """Say how many images the marked numbers are of, and where they differ in that, whose numbers."""
+    rows: dict[int, list[str]] = {}
+    for (row, _), cell in cells.items():
+        if cell.results is not None and _is_part(cell):
+            rows.setdefault(cell.results.metadata["limit"], []).append(row)
+    shown = [f"the first {limit:,} images" for limit in sorted(rows)]
+    if len(rows) > 1:
+        shown = [
+            f"{text} ({', '.join(dict.fromkeys(rows[limit]))})" for text, limit in zip(shown, sorted(rows), strict=True)
+        ]
+    if rows:
+        yield f"\\* on {' or '.join(shown)} of each corruption."
+
+
+def _list_missing(
+    suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]
+) -> Iterator[str]:
     missing = [row for row in rows if not all(cell.value.complete for place, cell in cells.items() if place[0] == row)]
     if missing:
         names = "every method" if len(missing) == len(rows) else ", ".join(missing)
@@ -169,7 +184,11 @@ def _is_part(cell: _Cell) -> bool:
 
 
 def _best(table: Table, column: str, cells: Sequence[_Cell]) -> float | None:
-    numbers = [cell.value.ours for cell in cells if cell.value.ours is not None and cell.value.complete]
+    complete = [cell for cell in cells if cell.value.ours is not None and cell.value.complete]
+    whole = [cell for cell in complete if not _is_part(cell)]
+    # Numbers of a part of the images compete where there are hardly any others.
+    compared = whole if len(whole) > 1 else complete
+    numbers = [cell.value.ours for cell in compared if cell.value.ours is not None]
     return (min if table.is_lower_better(column) else max)(numbers) if len(numbers) > 1 else None
 
 
