@@ -383,8 +383,8 @@ def count_live_tensors():
     return len(tensors), sum(tensor.numel() for tensor in tensors)
 
 
-def assert_no_growth(adapter, images, steps):
-    for _ in range(7):  # not ten: a record that guards have looked at holds a tensor less
+def assert_no_growth(adapter, images, steps, warm_up=7):
+    for _ in range(warm_up):  # not ten: a record that guards have looked at holds a tensor less
         adapter(images)
     before = count_live_tensors()
     for _ in range(steps):
@@ -420,3 +420,13 @@ def test_memory_does_not_grow_over_many_steps(case, steps):
     construct, shape = NORM_NETWORKS["batch_norm_1d"]
     adapter = adapter_for(case, randomize(construct(), shape), prepared=False).prepare(source_data(shape=shape))
     assert_no_growth(adapter, batches(1, shape=shape)[0], steps=steps)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("freeze_garbage")
+def test_memory_of_adapt_does_not_grow_once_its_snapshots_are_full():
+    construct, shape = NORM_NETWORKS["batch_norm_1d"]
+    adapter = adapter_for("adapt", randomize(construct(), shape), prepared=False)
+    assert_no_growth(
+        adapter, batches(1, shape=shape)[0], steps=1000, warm_up=307
+    )  # a guard keeps four, each 50 batches
