@@ -8,17 +8,20 @@ Every line of the plan is a part of a suite, with the options of `driftproof ben
     openset_small --limit 2000
     paf_kip_parts --table paf_kip_parts --row "no crops" --row "mixed at random"
 
-Runs start in the order of the plan, those of a line in the order of its methods. A run whose next round would not end
-in time is left, and the next one has its turn; the same command resumes what is there. Lines with a limit have a
+Runs start in the order of the plan, those of a line in the order of its methods. A run that would not end in time, by
+the pace of its method or of others so far, does not start, and one whose next round would not end in time is left; the
+next one has its turn. The same command resumes what is there. Lines with a limit have a
 results folder of their own, as `driftproof bench leaderboard` reads them.
 """
 
 import argparse
+import math
 import multiprocessing
 import shlex
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -40,6 +43,10 @@ from driftproof.validation import check_choice
 _SAVE_EVERY = 20.0
 """Seconds between snapshots: written after every domain they took a tenth of a short run."""
 _SUITES = {**SUITES, **SENTINEL_SUITES}
+_TEST_IMAGES = 10_000
+"""Known images of a corruption in both sets."""
+Paces = MutableMapping[tuple[str, int], float]
+"""Seconds per batch by method and batch size, the fastest that any process saw."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,11 @@ class Watch:
     The first domain, in which steps are compiled and captured, says nothing about the others.
     """
 
-    def __init__(self, rounds: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rounds: int, deadline: float, clock: Callable[[], float] = time.monotonic, paces: Paces | None = None
+    ) -> None:
         self.rounds, self.deadline, self.clock = rounds, deadline, clock
+        self.paces: Paces = {} if paces is None else paces
         self.earlier: tuple[float, int] | None = None
 
     def __call__(self, event: ProgressEvent) -> None:
@@ -71,15 +81,28 @@ class Watch:
         now = self.clock()
         if now > self.deadline:
             raise OutOfTimeError
-        if event.row is None or event.total is None or event.done >= event.total:
+        if event.row is None or event.total is None:
             return
-        if self.earlier is not None:
+        if self.earlier is not None and event.done > self.earlier[1]:  # an analysis reports all rows at once
             then, done = self.earlier
             pace = (now - then) / (event.done - done)
+            key = event.spec.method, event.spec.batch_size
+            self.paces[key] = min(pace, self.paces.get(key, math.inf))
+            if event.done >= event.total:
+                return
             per_round = event.total // self.rounds
             if now + pace * (per_round - event.done % per_round) > self.deadline:
                 raise OutOfTimeError
         self.earlier = now, event.done
+
+
+def estimate_seconds(job: Job, paces: Paces) -> float:
+    """Estimate the time of a run by its method's fastest pace; else by half of the median pace of other methods."""
+    spec = job.spec
+    others = [pace for (_, size), pace in paces.items() if size == spec.batch_size]
+    pace = paces.get((spec.method, spec.batch_size), statistics.median(others) / 2 if others else 0.0)
+    known = spec.batch_size * (1 - spec.unknown_share if spec.unknown else 1)
+    return pace * job.rounds * len(spec.domains) * math.ceil((spec.limit or _TEST_IMAGES) / known)
 
 
 def parse_line(line: str, out: Path) -> Part:
@@ -133,7 +156,7 @@ def list_domains(parts: Sequence[Part], device: str) -> list[tuple[str, str, int
     )
 
 
-def work(arguments: argparse.Namespace, turn: "Synchronized[int]", deadline: float) -> None:
+def work(arguments: argparse.Namespace, turn: "Synchronized[int]", paces: Paces, deadline: float) -> None:
     """Make the corrupted images that nobody has made, then run what nobody has run, until the deadline."""
     torch.set_num_threads(arguments.threads)
     if not arguments.fuse:
@@ -148,7 +171,7 @@ def work(arguments: argparse.Namespace, turn: "Synchronized[int]", deadline: flo
         if number < len(domains):
             make_images(files, *domains[number])
         else:
-            run_one(arguments, files, *jobs[number - len(domains)], time.monotonic() + deadline - time.time())
+            run_one(arguments, files, *jobs[number - len(domains)], time.monotonic() + deadline - time.time(), paces)
 
 
 def take_turns(turn: "Synchronized[int]", count: int) -> Iterator[int]:
@@ -167,12 +190,18 @@ def make_images(files: LocalFiles, name: str, domain: str, severity: int) -> Non
     find_dataset(name).images(files.data, domain, severity, frost_photos=photos, device=files.device, make=True)
 
 
-def run_one(arguments: argparse.Namespace, files: LocalFiles, part: Part, job: Job, deadline: float) -> None:
+def run_one(
+    arguments: argparse.Namespace, files: LocalFiles, part: Part, job: Job, deadline: float, paces: Paces
+) -> None:
     """Run one job and say how it ended."""
+    needed = estimate_seconds(job, paces) if job.spec.task == "stream" else 0.0
+    if time.monotonic() + needed > deadline:
+        print(f"  {job.spec.name}, round {job.rounds}: not begun, needs about {needed:.0f} s", flush=True)
+        return
     settings = RunSettings(
         arguments.device, _SAVE_EVERY, arguments.engine, arguments.precision, arguments.channels_last
     )
-    started, watch, ending = time.monotonic(), Watch(job.rounds, deadline), "done"
+    started, watch, ending = time.monotonic(), Watch(job.rounds, deadline, paces=paces), "done"
     try:
         execute(
             [job], files, part.out, settings=settings, callback=watch,
@@ -215,8 +244,8 @@ def main() -> int:
     deadline += arguments.seconds
     read_plan(arguments.plan, arguments.out)  # a mistake in the plan is reported once, before anything starts
     context = multiprocessing.get_context("spawn")
-    turn = context.Value("l", 0)
-    workers = [context.Process(target=work, args=(arguments, turn, deadline)) for _ in range(arguments.workers)]
+    turn, paces = context.Value("l", 0), context.Manager().dict()
+    workers = [context.Process(target=work, args=(arguments, turn, paces, deadline)) for _ in range(arguments.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -160,7 +160,7 @@ def render(name: str, series: Sequence[Series], picture: str | None) -> str:
     if name in OWN_PAGES:
         parts.append(OWN_PAGES[name])
     elif not series:
-        parts.append("It was not run on the streams of the [leaderboard](../leaderboard.md): there is no picture.")
+        parts.append("No whole stream of the [leaderboard](../leaderboard.md) was run: there is no picture.")
     if picture:
         shown = pick_shown(series)
         stream = "half of all images unknown (SVHN-C)" if shown[0].setting == "open" else "without unknown images"

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -144,8 +145,8 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     write(tmp_path / "b", crowd, 2, 10.0)
     for seed, error in ((1, 12.0), (2, 14.0)):
         write(tmp_path / "c", dataclasses.replace(crowd, seed=seed), 2, error)
-    write(tmp_path / "few", make_run("source", "cifar10-c", unknown=None, batch_size=1), 1, 40.0, limit=500)
-    write(tmp_path / "few", crowd, 5, 1.0, limit=500)
+    write(tmp_path / "few", make_run("source", "cifar10-c", unknown=None, batch_size=1), 1, 40.0, limit=50)
+    write(tmp_path / "few", crowd, 5, 1.0, limit=50)
     write_archive([tmp_path / name for name in "abc"], tmp_path / "merged")
     assert (
         run_command("bench", "leaderboard", tmp_path / "merged", tmp_path / "few", "--out", tmp_path / "page.md") == 0
@@ -166,8 +167,8 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     assert "|" not in section(page, "CIFAR-10-C by the share of unknown images, round 1"), "no row has half of it"
     single = section(page, "CIFAR-10-C in batches of one, round 1")
     assert "41.00 *" in single
-    assert "on the first 500 images" in single
-    assert "--limit 500" in single
+    assert "on the first 50 images" in single
+    assert "--limit 50" in single
 
     commands = re.findall(
         r"driftproof bench run (\w+) --methods (\S+) .*--rounds (\d+)", section(page, "CIFAR-10-C, round 5")
@@ -175,6 +176,23 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
     assert [(suite, set(methods.split(",")), rounds) for suite, methods, rounds in commands] == [("openset", ALL, "5")]
     seconds = 2 * 15 * (5 + 3 + 2 + 2 + 2 + 1 + 5)
     assert f"all 7 runs add up to {seconds // 60} min {seconds % 60} s on a card" in page
+
+
+def test_suites_on_a_part_of_the_images_show_runs_on_that_part(tmp_path):
+    run = make_run("adapt", "cifar10-c", unknown="svhn-c")
+    write(tmp_path / "all", run, 1, 10.0)
+    for seed, error in enumerate((20.0, 22.0, 24.0)):
+        write(tmp_path / "part", dataclasses.replace(run, seed=seed), 1, error, limit=2000)
+    for method, limit in (("cotta", 500), ("stamp", 2000)):
+        write(tmp_path / f"first-{limit}", make_run(method, "cifar10-c", unknown="svhn-c"), 1, 30.0, limit=limit)
+    page = render_page([Results(tmp_path / name) for name in ("all", "part", "first-500", "first-2000")])
+    assert table_of(page, "CIFAR-10-C, round 1")["adapt"]["Error (open)"] == "**11.00**"
+    note = "on the first 500 images (cotta) or the first 2,000 images (stamp) of each corruption."
+    assert note in section(page, "CIFAR-10-C, round 1")
+    assert "on the first 2,000 images of each corruption." in section(page, "CIFAR-10-C, round 1, three seeds")
+    assert "on the first" not in section(page, "CIFAR-10-C, round 5"), "no row is shown"
+    assert table_of(page, "CIFAR-10-C, round 1, three seeds")["adapt"]["Error (open)"] == "23.00 ±2.00 *"
+    assert "openset_seeds --data data --weights weights --out runs/leaderboard-2000 --limit 2000 --seeds 0,1,2" in page
 
 
 def test_page_without_results_names_every_command():
@@ -191,7 +209,8 @@ def test_method_with_state_in_its_output_is_not_taken_for_stateless(tmp_path):
     spec = make_run("t3a", "cifar10-c", unknown=None)
     rows = [{"round": 1, "domain": domain, "error": 1.0} for domain in spec.domains]
     still = {"scope": "nothing()", "statistics": "Batch()"}
-    for name, output, complete in (("a", "before", True), ("b", "T3A()", False)):
+    outputs = {"before": True, "LaplacianAdjusted(neighbors=5)": True, "AdjustedTemplates()": False}
+    for name, (output, complete) in zip("abc", outputs.items(), strict=True):
         write_rows(tmp_path / name, spec, rows, protocol=still | {"output": output})
         (entry, *_) = (e for t in SUITES["openset"]().tables for e in t.entries if (e.row, e.round) == ("t3a", 5))
         assert Results(tmp_path / name).value(entry).complete == complete
@@ -214,8 +233,8 @@ def event(done, *, row=None, total=60):
 def test_run_is_left_between_domains_once_its_round_would_not_end_in_time():
     now = [0.0]
     watch = leaderboard.Watch(rounds=2, deadline=100.0, clock=lambda: now[0])
-    for done, time in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
-        now[0] = time
+    for done, seconds in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
+        now[0] = seconds
         watch(event(done))
         watch(event(done, row={"error": 1.0}))
     now[0] = 72.0  # the next round of 30 batches would take 45 s
@@ -230,6 +249,29 @@ def test_finished_run_is_not_left():
     watch = leaderboard.Watch(rounds=1, deadline=100.0, clock=lambda: 99.0)
     watch(event(1))
     watch(event(60, row={"error": 1.0}))
+
+
+def test_rows_reported_at_once_are_no_pace():
+    paces = {}
+    watch = leaderboard.Watch(1, 1e9, paces=paces)
+    for _ in range(4):  # as `RunContext.append` reports the methods of a run of costs
+        watch(event(4, row={"milliseconds": 1.0}, total=4))
+    assert not paces
+
+
+def test_run_that_would_not_end_in_time_does_not_start(tmp_path, capsys):
+    part = leaderboard.parse_line("openset --methods tent,eata --images cifar10-c --open --rounds 1", tmp_path)
+    tent, eata = part.jobs
+    paces = {}
+    watch = leaderboard.Watch(1, 1e9, clock=iter((5.0, 9.0, 12.0)).__next__, paces=paces)
+    for done in (100, 200, 300):  # the first domain says nothing
+        watch(dataclasses.replace(event(done, row={"error": 1.0}, total=1500), spec=tent.spec))
+    assert paces == {("tent", 200): 0.03}
+    assert leaderboard.estimate_seconds(tent, paces) == pytest.approx(0.03 * 15 * 100)
+    assert leaderboard.estimate_seconds(eata, paces) == pytest.approx(0.015 * 15 * 100), "others may be faster"
+    assert leaderboard.estimate_seconds(dataclasses.replace(tent, rounds=2), {}) == 0.0, "nothing is known"
+    leaderboard.run_one(None, None, part, tent, time.monotonic() + 40.0, paces)
+    assert "not begun, needs about 45 s" in capsys.readouterr().out
 
 
 def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):

@@ -22,6 +22,7 @@ _COLUMNS: Schema = {"row": pl.String, "column": pl.String, "ours": pl.Float64, "
 _COLUMNS |= dict.fromkeys(("round", "wanted", "seeds"), pl.Int64)
 _COLUMNS |= {"deviation": pl.Float64, "runs": pl.List(pl.String)}
 _TIMING_OPTIONS = ("trials", "warm_up")
+_STATELESS_OUTPUTS = ("before", "LaplacianAdjusted", "AveragedViews")
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def fill_table(results: Results, table: Table) -> FilledTable:
 def is_stateless(protocol: Mapping[str, str]) -> bool:
     """Whether a protocol is of a method that updates nothing and keeps no state."""
     nothing_learns = protocol.get("scope") == "nothing()" and protocol.get("statistics") in ("Source()", "Batch()")
-    return nothing_learns and protocol.get("output", "before") == "before"  # other outputs may keep state
+    return nothing_learns and protocol.get("output", "before").partition("(")[0] in _STATELESS_OUTPUTS
 
 
 def _summarize(how: str, values: Sequence[Value], reference: float | None) -> Value:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from driftproof.bench.results import Results, Value
 from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
-from driftproof.leaderboard.suites import SUITES
+from driftproof.leaderboard.suites import LIMITS, SEEDS, SUITES
 from driftproof.paper.comparison import format_markdown
 from driftproof.report.text import format_duration, format_number
 
@@ -28,11 +29,10 @@ one it publishes (PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to 
 of its second network; `adapt` has the library's default), else the confidence difference where it compares with the
 source network, else one minus the largest probability. Next to it is the AUROC by the energy of the answer. ± is the
 standard deviation over seeds; `@3` marks a number of round 3 in a table that shows a later one. Bold is the best of a
-column. Methods that have neither all errors nor half of a table's numbers are listed below it. Runs of the [paper's
-tables](reproducing.md) stand in where a method was run there only; they measured no scores (–)."""
-
-_LIMITS = {"openset_small": 2000, "openset_single": 500}
-"""Images of each corruption in suites whose batches are small; these runs need a results folder of their own."""
+column. What the GPU time did not reach is marked: `*` is a number of the first images of each corruption alone, which a
+learning method has had fewer steps for, and `not run` is none. Methods that have neither all errors nor half of a
+table's numbers are listed below it, with the command that runs them. Runs of the [paper's tables](reproducing.md) stand
+in where a method was run there only; they measured no scores (–)."""
 
 
 class _Cell(NamedTuple):
@@ -41,11 +41,10 @@ class _Cell(NamedTuple):
     value: Value
     results: Results | None
 
-    @property
-    def rank(self) -> tuple[bool, bool, int, int]:
-        """What was measured comes first, then whole streams before parts of them, more rounds and more seeds."""
-        whole = self.results is not None and not self.results.is_subset
-        return self.value.round is not None, whole, self.value.round or 0, self.value.seeds
+    def rank(self, limit: int | None) -> tuple[bool, bool, bool, int, int]:
+        """What was measured comes first, then streams as long as the suite's, whole ones, more rounds, more seeds."""
+        here = None if self.results is None else self.results.metadata.get("limit")
+        return self.value.round is not None, here == limit, here is None, self.value.round or 0, self.value.seeds
 
 
 def render_page(archives: Sequence[Results]) -> str:
@@ -71,11 +70,11 @@ def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str
     for (_, machine), time in seconds.items():
         by_machine[machine] = by_machine.get(machine, 0.0) + time
     times = "; ".join(f"{format_duration(time)} on {machine}" for machine, time in sorted(by_machine.items()))
-    whole = [suite.name for suite in suites if suite.name not in _LIMITS]
+    whole = [suite.name for suite in suites if suite.name not in LIMITS]
     return (
         f"The times of all {len(listed)} runs add up to {times or 'nothing yet'}. Runs that share a device wait for "
-        "each other, so the device needed less. One command runs all but the small batches, which need a folder of "
-        f"their own:\n\n{_command(whole[0], ' ' + ' '.join(whole[1:]))}\n\n"
+        "each other, so the device needed less. One command runs all suites that stream all images; those that stream "
+        f"some of them need a folder of their own:\n\n{_command(whole[0], ' ' + ' '.join(whole[1:]))}\n\n"
         "It resumes what is there, and takes any part with `--methods`, `--images`, `--open` or `--closed`, `--rounds` "
         "and `--seeds` (`--seeds 1,2` adds two). `benchmarks/leaderboard.py` runs such parts in several processes on "
         "one device, within a time limit. `driftproof bench leaderboard FOLDER…` writes this page from what was run."
@@ -85,8 +84,9 @@ def _describe_costs(suites: Sequence[Suite], archives: Sequence[Results]) -> str
 def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> str:
     entries = {(entry.row, entry.column): entry for entry in table.entries}
     rows, columns = (list(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
+    rank = partial(_Cell.rank, limit=LIMITS.get(suite.name))
     cells = {
-        place: max((_Cell(_value(results, entry), results) for results in archives), key=lambda cell: cell.rank)
+        place: max((_Cell(_value(results, entry), results) for results in archives), key=rank)
         if archives
         else _Cell(Value(wanted=entry.round), None)
         for place, entry in entries.items()
@@ -102,7 +102,8 @@ def _render_table(suite: Suite, table: Table, archives: Sequence[Results]) -> st
         for row in measured
     ]
     parts = [f"### {table.title}", *([format_markdown(["", *columns], lines)] if lines else [])]
-    return "\n\n".join([*parts, *_notes(suite, table, cells, rows)])
+    parts += _explain_parts({place: cell for place, cell in cells.items() if place[0] in measured})
+    return "\n\n".join([*parts, *_list_missing(suite, table, cells, rows)])
 
 
 def _value(results: Results, entry: TableEntry) -> Value:
@@ -123,10 +124,24 @@ def _without_scores(spec: Spec) -> Spec:
     return replace(spec, options=options, measures=())
 
 
-def _notes(suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]) -> Iterator[str]:
-    limits = {cell.results.metadata["limit"] for cell in cells.values() if cell.results is not None and _is_part(cell)}
-    for limit in sorted(limits):
-        yield f"\\* on the first {limit} images of each corruption."
+def _explain_parts(cells: Mapping[tuple[str, str], _Cell]) -> Iterator[str]:
+    """Say how many images the marked numbers are of, and where they differ in that, whose numbers."""
+    rows: dict[int, list[str]] = {}
+    for (row, _), cell in cells.items():
+        if cell.results is not None and _is_part(cell):
+            rows.setdefault(cell.results.metadata["limit"], []).append(row)
+    shown = [f"the first {limit:,} images" for limit in sorted(rows)]
+    if len(rows) > 1:
+        shown = [
+            f"{text} ({', '.join(dict.fromkeys(rows[limit]))})" for text, limit in zip(shown, sorted(rows), strict=True)
+        ]
+    if rows:
+        yield f"\\* on {' or '.join(shown)} of each corruption."
+
+
+def _list_missing(
+    suite: Suite, table: Table, cells: Mapping[tuple[str, str], _Cell], rows: Sequence[str]
+) -> Iterator[str]:
     missing = [row for row in rows if not all(cell.value.complete for place, cell in cells.items() if place[0] == row)]
     if missing:
         names = "every method" if len(missing) == len(rows) else ", ".join(missing)
@@ -142,8 +157,9 @@ def _choose(table: Table, rows: Sequence[str]) -> str:
 
 
 def _command(suite: str, chosen: str = "") -> str:
-    limit = _LIMITS.get(suite)
+    limit = LIMITS.get(suite)
     out = "runs/leaderboard" if limit is None else f"runs/leaderboard-{limit} --limit {limit}"
+    out += f" --seeds {SEEDS[suite]}" if suite in SEEDS else ""
     options = f"--data data --weights weights --out {out} --device cuda --precision bf16 --channels-last"
     return f"```bash\ndriftproof bench run {suite}{chosen} {options}\n```"
 
@@ -168,7 +184,11 @@ def _is_part(cell: _Cell) -> bool:
 
 
 def _best(table: Table, column: str, cells: Sequence[_Cell]) -> float | None:
-    numbers = [cell.value.ours for cell in cells if cell.value.ours is not None and cell.value.complete]
+    complete = [cell for cell in cells if cell.value.ours is not None and cell.value.complete]
+    whole = [cell for cell in complete if not _is_part(cell)]
+    # Numbers of a part of the images compete where there are hardly any others.
+    compared = whole if len(whole) > 1 else complete
+    numbers = [cell.value.ours for cell in compared if cell.value.ours is not None]
     return (min if table.is_lower_better(column) else max)(numbers) if len(numbers) > 1 else None
 
 

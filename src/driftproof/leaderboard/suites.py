@@ -16,7 +16,7 @@ from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
 
-__all__ = ["SUITES", "make_run", "make_table"]
+__all__ = ["LIMITS", "SEEDS", "SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
 _FIELDS = {field.name for field in fields(Spec)}
@@ -36,6 +36,12 @@ SUITES: dict[str, Callable[[], Suite]] = {
     each["name"]: partial(_suite, each["name"]) for each in _DEFINITIONS["suites"]
 }
 """How to make each suite, by name."""
+
+LIMITS: dict[str, int] = {each["name"]: each["limit"] for each in _DEFINITIONS["suites"] if "limit" in each}
+"""Images of each corruption in suites that stream a part of them; these runs need a results folder of their own."""
+
+SEEDS: dict[str, str] = {each["name"]: each["seeds"] for each in _DEFINITIONS["suites"] if "seeds" in each}
+"""Seeds of suites that repeat their runs."""
 
 
 def _make_table(
