@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 import driftproof as dp
 from cases import batches, same_but_bookkeeping, state_of
 from driftproof.adapter.engines import StaticEngine
-from driftproof.components import Detection
+from driftproof.components import Detection, run_beside
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.detectors import Detector, Sentinel
 from driftproof.leaderboard import SENTINEL_SUITES
@@ -424,3 +425,88 @@ class CastingLayers(nn.Module):
         for layer in self.layers:
             images = layer(images.to(layer.weight.dtype))
         return self.classifier(images.double())
+
+
+# --- side stream ------------------------------------------------------------------------------------------------------
+
+
+class PretendStream:
+    """Logs what a CUDA stream would be asked to do, for a machine without one."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def side_stream(monkeypatch):
+    """A stream whose work is done at once; the log says in which order what was asked for."""
+    log = []
+    current = [PretendStream("main", log)]
+
+    class Using:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            current.append(self.stream)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", Using)
+    side = PretendStream("side", log)
+    side.current = current
+    return side
+
+
+@pytest.mark.parametrize("momentum", [1.0, 0.9])
+def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum):
+    """Same results, the passes without gradients beside the others, and nothing reads or changes too early."""
+    detector = {"lr": 0.1, "threshold": 0.75, "momentum": momentum, "images_per_step": 1}
+    plain, beside = (
+        sentinel_for(model, Sentinel(**detector), output=LogMean(("network", "mirror", "detector", "source")))
+        for _ in range(2)
+    )
+    engine, log = StaticEngine(beside.method, beside.state), side_stream.log
+    for name, network in (("frozen", beside.state.source), ("sentinel", beside.state.detector)):
+        network.register_forward_hook(lambda *_, name=name: log.append(f"{name} on {side_stream.current[-1].name}"))
+    beside.state.network.register_forward_hook(
+        lambda _, __, logits: log.append(
+            f"{'learner' if logits.requires_grad else 'mirror'} on {side_stream.current[-1].name}"
+        )
+    )
+    beside.state.optimizer.register_step_pre_hook(lambda *_: log.append("step"))
+    for images in double_stream():
+        for static in engine._steps.values():
+            static.side_stream = side_stream
+        log.clear()
+        torch.testing.assert_close(engine.run(images).logits, plain(images), rtol=0, atol=1e-12)
+    begins, ends = ["side waits for main"], ["main waits for side"]
+    if momentum == 1:
+        start = [*begins, "frozen on side", "sentinel on main", *ends, *ends, "learner on main"]
+    else:
+        start = ["sentinel on main", "sentinel on main", *begins, "frozen on side", "learner on main", *ends]
+    assert log == [*start, *begins, "mirror on side", *ends, "step"]
+
+
+def test_what_runs_beside_keeps_what_it_reads(side_stream):
+    """Memory that is given back before the wait could be overwritten while it is read."""
+    read = weakref.WeakSet()
+
+    def start():
+        images = torch.ones(3)
+        read.add(images)
+        return run_beside(side_stream, lambda: images + 1)
+
+    result, wait = start()
+    assert len(read) == 1
+    wait()
+    del wait
+    assert len(read) == 0
+    assert torch.equal(result, torch.full((3,), 2.0))

@@ -1,6 +1,7 @@
 """Detectors: adapting copies of the model that learn nothing but to tell known samples from unknown ones."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class Detector(Component):
         statistics: What its batch-norm layers normalize with; None is what the adapting network uses.
 
     Attributes:
-        needs_source: Whether `detect` is given the frozen network's logits.
+        needs_source: Whether `detect` may read the frozen network's logits.
     """
 
     needs_source = False
@@ -39,14 +40,17 @@ class Detector(Component):
         super().__init__()
         self.statistics = statistics
 
-    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
+    def detect(
+        self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
+    ) -> Detection:
         """Judge a batch, and learn from it.
 
         Args:
             images: The batch.
             network: The detector's own network.
             good: Which images to learn from, (N,).
-            source_logits: The frozen network's logits, for a detector that `needs_source`.
+            read_source: Returns the frozen network's logits, for a detector that `needs_source`. That network runs
+                meanwhile, so it is best called late.
         """
         raise NotImplementedError
 
@@ -134,7 +138,9 @@ class Sentinel(Detector):
         self.mean, self.square, self.waiting = (torch.zeros_like(start) for _ in range(3))
         self.count, self.num_waiting = start.new_zeros(()), start.new_zeros(())
 
-    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
+    def detect(
+        self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
+    ) -> Detection:
         """Judge a batch, and learn from it."""
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
@@ -142,7 +148,7 @@ class Sentinel(Detector):
             log_p = log_probabilities(logits)
             losses = entropy(log_p)
             with torch.no_grad():
-                averaged = self._predict_average(network, images) if source_logits is None else source_logits
+                averaged = self._predict_average(network, images) if read_source is None else read_source()
                 attract, repel = self._weigh(log_p.detach(), averaged, good)
             (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
             network.restore_batch_norms()
