@@ -11,6 +11,8 @@ _ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
 _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
 _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
+_PRESENT = replace(_FOURTH, name="present", sentinel="still")
+_WINDOW = {"sentinel": "window", "window": 800}
 
 PLANS = {
     "dry": {
@@ -165,11 +167,21 @@ PLANS = {
         ],
         "learners": [],
     },
-    "fifth_learners": {
-        "sentinels": [],
+    "sixth": {
+        "sentinels": [
+            replace(_STILL, name="still"),
+            replace(_STILL, name="window", window=800),
+            replace(_STILL, name="window_alpha0.4", window=800, alpha=0.4),
+        ],
         "learners": [
-            replace(_FOURTH, name="lr2e-3", sentinel="none", lr=2e-3),
-            replace(_FOURTH, name="lr2e-3_pull2e-2", sentinel="none", lr=2e-3, pull=2e-2),
+            _PRESENT,
+            replace(_PRESENT, name="shifted", second="flip2"),
+            replace(_PRESENT, name="window800", **_WINDOW),
+            replace(_PRESENT, name="lr2e-3", lr=2e-3),
+            replace(_PRESENT, name="window800_alpha0.4", sentinel="window_alpha0.4", window=800, alpha=(0.4, 0.4)),
+            replace(_PRESENT, name="window800_shifted", second="flip2", **_WINDOW),
+            replace(_PRESENT, name="lr2e-3_pull2e-2", lr=2e-3, pull=2e-2),
+            replace(_PRESENT, name="window800_lr2e-3_pull2e-2", lr=2e-3, pull=2e-2, **_WINDOW),
         ],
     },
     "final": {
