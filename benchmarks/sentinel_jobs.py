@@ -6,7 +6,6 @@ import traceback
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from driftproof.augment import crop_and_flip
@@ -102,8 +101,6 @@ class Job:
         """A view of the batch."""
         if view == "flip":
             return images.flip(-1)
-        if view == "flip2":  # by half of what the network's strides come to
-            return F.pad(images.flip(-1), (2, 0, 2, 0), mode="replicate")[..., :-2, :-2]
         if view == "crop":
             return crop_and_flip(images, self.generator).contiguous(memory_format=torch.channels_last)
         return images

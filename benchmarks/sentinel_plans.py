@@ -12,7 +12,6 @@ _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
 _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 _PRESENT = replace(_FOURTH, name="present", sentinel="still")
-_WINDOW = {"sentinel": "window", "window": 800}
 
 PLANS = {
     "dry": {
@@ -168,20 +167,18 @@ PLANS = {
         "learners": [],
     },
     "sixth": {
-        "sentinels": [
-            replace(_STILL, name="still"),
-            replace(_STILL, name="window", window=800),
-            replace(_STILL, name="window_alpha0.4", window=800, alpha=0.4),
-        ],
+        "sentinels": [replace(_STILL, name="still"), replace(_STILL, name="pulled", pull=2e-3)],
         "learners": [
             _PRESENT,
-            replace(_PRESENT, name="shifted", second="flip2"),
-            replace(_PRESENT, name="window800", **_WINDOW),
             replace(_PRESENT, name="lr2e-3", lr=2e-3),
-            replace(_PRESENT, name="window800_alpha0.4", sentinel="window_alpha0.4", window=800, alpha=(0.4, 0.4)),
-            replace(_PRESENT, name="window800_shifted", second="flip2", **_WINDOW),
+            replace(_PRESENT, name="pulled", sentinel="pulled"),
+            replace(_PRESENT, name="weighted", weighted=True),
             replace(_PRESENT, name="lr2e-3_pull2e-2", lr=2e-3, pull=2e-2),
-            replace(_PRESENT, name="window800_lr2e-3_pull2e-2", lr=2e-3, pull=2e-2, **_WINDOW),
+            replace(_PRESENT, name="window400", window=400),
+            replace(_PRESENT, name="lambda1", mean_entropy=1.0),
+            replace(_PRESENT, name="lr2e-3_weighted", lr=2e-3, weighted=True),
+            replace(_PRESENT, name="pull5e-3", pull=5e-3),
+            replace(_PRESENT, name="lr4e-3_pull4e-2", lr=4e-3, pull=4e-2),
         ],
     },
     "final": {
