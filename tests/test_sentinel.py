@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import driftproof as dp
-from cases import batches, same_but_bookkeeping, state_of
+from cases import batches, same_but_bookkeeping, same_state, state_of
 from driftproof.adapter.engines import StaticEngine
 from driftproof.components import Detection, run_beside
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
@@ -235,11 +235,14 @@ def test_small_batches_wait_for_each_other(model):
     torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)
 
 
-def test_every_pixel_counts_as_an_image():
-    """A frame has more samples than a step waits for."""
-    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=64))
+def test_pixels_do_not_count_as_images():
+    """Those of one frame are alike: gradients wait for as many frames as they would for images."""
+    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=4))
     start = adapter.method.detector.affine.clone()
-    adapter(batches(1, size=2)[0])
+    first, second = batches(2, size=2)
+    adapter(first)
+    assert torch.equal(adapter.method.detector.affine, start)
+    adapter(second)
     assert not torch.equal(adapter.method.detector.affine, start)
 
 
@@ -254,24 +257,20 @@ def test_sentinel_is_not_trusted_while_its_scores_form_one_group(model):
     assert doubting.last.kept == 1
 
 
-def test_pixels_are_judged_where_they_are():
-    """A mirrored image is mirrored back."""
-    model = build("segmentation")
-    seen = []
-
-    class Listening(Sentinel):
-        def detect(self, images, network, good):
-            seen.append(super().detect(images, network, good))
-            return seen[-1]
-
-    images = batches(1)[0]
-    for mirror in (True, False):
-        sentinel_for(model, Listening(lr=0.0, mirror=mirror))(images)
-    mirrored, plain = seen
-    assert mirrored.known.shape == mirrored.novelty.shape == (len(images), *mirrored.logits.shape[2:])
-    there_and_back = dp.bn_adapt(model)(images.flip(-1)).flip(-1)
-    torch.testing.assert_close(mirrored.logits, there_and_back, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(plain.logits, dp.bn_adapt(model)(images), rtol=1e-4, atol=1e-5)
+def test_pixels_are_judged_as_they_are():
+    """The sentinel does not mirror scenes, from the first batch on, and in running statistics they count once."""
+    images = batches(3)
+    rule = dp.statistics.WindowedBlend(0.4, 1_000)
+    adapters = [
+        sentinel_for(build("segmentation"), Sentinel(lr=0.1, mirror=mirror, images_per_step=1), statistics=rule)
+        for mirror in (True, False)
+    ]
+    for batch in images:
+        ours, theirs = (adapter(batch) for adapter in adapters)
+        assert torch.equal(ours, theirs)
+        assert adapters[0].last.novelty.shape == (len(batch), *ours.shape[2:])
+        assert torch.equal(adapters[0].last.novelty, adapters[1].last.novelty)
+    assert same_state(*({k: v for k, v in state_of(one).items() if k != "meta"} for one in adapters))
 
 
 def test_mean_of_log_probabilities_by_hand(model):

@@ -70,11 +70,12 @@ class Sentinel(Detector):
         threshold: τ as a share of ln C.
         momentum: Share of itself the moving average keeps at each step; 1 is the frozen network, at no pass of its own.
         pull: Share of the way back to the source after each step.
-        mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them.
+        mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them. Scenes in which
+            every pixel has a label it sees as they are: a mirrored scene is novel by itself.
         min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
             this + 48/n standard deviations apart; 0 trusts the sentinel always.
-        images_per_step: Gradients of smaller batches wait for each other until they come from so many images; a pixel
-            counts as one where every pixel has a label.
+        images_per_step: Gradients of smaller batches wait for each other until they come from so many images. The
+            pixels of an image are too much alike to count by themselves.
         statistics: See `Detector`.
 
     Reference:
@@ -120,6 +121,7 @@ class Sentinel(Detector):
         self.images_per_step = images_per_step
         self.needs_source = momentum == 1
         self._sizes: dict[str, int] = {}
+        self._has_maps = False
         for name in ("affine", "average", "mean", "square", "count", "waiting", "num_waiting"):
             self.register_buffer(name, None)
 
@@ -157,15 +159,19 @@ class Sentinel(Detector):
             novelty = -upcast(logits).logsumexp(dim=1)
             known = (repel <= 0) | ~self._is_trusted(novelty, network)
             start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
-            self._step(gradient, start, network.distributed.global_count(novelty.numel()))
+            self._step(gradient, start, network.distributed.global_count(len(images)))
             return Detection(known, novelty, logits)
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
-        """The logits for the images or their mirror images; of pixels, where the pixels are."""
-        if not self.mirror or images.ndim != 4:
+        """The logits for the mirror images, or for the images where every pixel has a label."""
+        if not self.mirror or images.ndim != 4 or self._has_maps:
             return network(images)
         logits = network(images.flip(-1))
-        return logits.flip(-1) if logits.ndim == 4 else logits
+        if logits.ndim != 4:
+            return logits
+        self._has_maps = True  # known from the first batch on, which takes a pass more
+        network.rollback()
+        return network(images)
 
     def _predict_average(self, network: Network, images: Tensor) -> Tensor:
         """The moving average's logits for the images as they are."""
