@@ -10,7 +10,7 @@ from driftproof.corruptions import corrupt, find_frost_photos
 from driftproof.data.cifar import cifar10, cifar100
 from driftproof.data.svhn import svhn
 from driftproof.network import Network
-from driftproof.statistics import Batch, WindowedBlend
+from driftproof.statistics import Batch, Statistics, WindowedBlend
 from driftproof.statistics.blend import InterpolatedStatistics
 
 NORMS = (nn.BatchNorm2d,)
@@ -80,7 +80,7 @@ def make_network(model: nn.Module, alpha: Shares, device: torch.device, window: 
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     layers = sum(isinstance(module, NORMS) for module in model.modules())
-    rule = Batch() if alpha == (1.0, 1.0) else PerLayer(*alpha, layers)
+    rule: Statistics = Batch() if alpha == (1.0, 1.0) else PerLayer(*alpha, layers)
     if window:
         rule = WindowedBlend(alpha[0], window)
     network = Network(model, rule, precision="bf16" if device.type == "cuda" else None)
