@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from driftproof.augment import crop_and_flip
 from driftproof.two_groups import fit_otsu
-from sentinel_streams import Shares, Stream, make_network, trainable
+from sentinel_streams import Shares, Stream, keep_statistics, make_network, running_statistics, trainable
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Sentinel:
     guard: bool = False
     threshold: float = 0.4
     open_only: bool = False
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Learner:
     first: str = "none"
     second: str = "flip"
     spread: str = "known"
+    window: int = 0
 
 
 def entropy(log_p: Tensor) -> Tensor:
@@ -181,14 +183,15 @@ class SentinelJob(Job):
         super().__init__(stream, rounds, classes, device)
         self.choice = choice
         alpha = (choice.alpha, choice.alpha)
-        self.network = make_network(model, alpha, device)
-        self.teacher = make_network(model, alpha, device)
+        self.network = make_network(model, alpha, device, choice.window)
+        self.teacher = make_network(model, alpha, device, choice.window)
         self.parameters = trainable(self.network, "affine")
         self.teachers = trainable(self.teacher, "affine")
         self.source = [parameter.detach().clone() for parameter in self.parameters]
         self.pull = choice.pull
         self.optimizer = torch.optim.Adam(self.parameters, lr=choice.lr, capturable=device.type == "cuda")
         self._tensors = [*self.parameters, *self.teachers]
+        self._tensors += [*running_statistics(self.network), *running_statistics(self.teacher)]
         self.limit = choice.threshold * math.log(classes)
 
     def step(self) -> None:
@@ -225,6 +228,8 @@ class SentinelJob(Job):
         self.learn(loss)
         with torch.no_grad():
             torch._foreach_lerp_(self.teachers, self.parameters, 1 - choice.momentum)
+            keep_statistics(self.network)
+            keep_statistics(self.teacher)
             self.counter.add_(1)
 
 
@@ -243,7 +248,7 @@ class LearnerJob(Job):
     ) -> None:
         super().__init__(stream, rounds, classes, device)
         self.choice, self.sentinel = choice, sentinel
-        self.network = make_network(model, choice.alpha, device)
+        self.network = make_network(model, choice.alpha, device, choice.window)
         self.average = make_network(model, choice.alpha, device) if choice.momentum else None
         self.parameters = trainable(self.network, choice.scope)
         self.averages = [] if self.average is None else trainable(self.average, choice.scope)
@@ -252,7 +257,7 @@ class LearnerJob(Job):
         self.pull = choice.pull
         self.optimizer = torch.optim.Adam(self.parameters, lr=choice.lr, capturable=device.type == "cuda")
         self.marginal = torch.full((classes,), 1 / classes, device=device)
-        self._tensors = [*self.parameters, *self.averages, self.marginal]
+        self._tensors = [*self.parameters, *self.averages, self.marginal, *running_statistics(self.network)]
         self.limit = 0.4 * math.log(classes)
 
     def read(self, name: str) -> Tensor:
@@ -275,7 +280,7 @@ class LearnerJob(Job):
             with torch.no_grad(), self.frozen.statistics_of(mask):
                 frozen = self.frozen(images)
         else:
-            frozen = self.stream.frozen[choice.alpha][0].index_select(0, index)[0]
+            frozen = self.stream.frozen[choice.alpha, choice.window][0].index_select(0, index)[0]
         with self.network.statistics_of(mask):
             logits = self.network(self.see(images, choice.first))
             with torch.no_grad():
@@ -289,7 +294,8 @@ class LearnerJob(Job):
             weights = kept.float()
             members = {"l": log_p.detach(), "f": frozen_p, "x": flipped.log_softmax(dim=1)}
             if self.frozen is None:
-                members["g"] = self.stream.frozen[choice.alpha][1].index_select(0, index)[0].log_softmax(dim=1)
+                mirrored = self.stream.frozen[choice.alpha, choice.window][1].index_select(0, index)[0]
+                members["g"] = mirrored.log_softmax(dim=1)
             if self.sentinel is not None:
                 members["s"] = self.read("logits").log_softmax(dim=1)
             if self.average is not None:
@@ -331,6 +337,7 @@ class LearnerJob(Job):
         with torch.no_grad():
             if self.average is not None:
                 torch._foreach_lerp_(self.averages, self.parameters, 1 - choice.momentum)
+            keep_statistics(self.network)
             self.counter.add_(1)
 
 
@@ -357,27 +364,29 @@ class FrozenJob(Job):
     """The source network with a share of the batch's statistics, on the images and their mirror images."""
 
     def __init__(
-        self, model: nn.Module, stream: Stream, alphas: list[Shares], classes: int, device: torch.device
+        self, model: nn.Module, stream: Stream, rules: list[tuple[Shares, int]], classes: int, device: torch.device
     ) -> None:
         super().__init__(stream, 1, classes, device)
-        self.networks = {alpha: make_network(model, alpha, device) for alpha in alphas}
+        self.networks = {(alpha, window): make_network(model, alpha, device, window) for alpha, window in rules}
         self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        self._tensors = [tensor for network in self.networks.values() for tensor in running_statistics(network)]
 
     @torch.no_grad()
     def step(self) -> None:
         """Predict and learn."""
         images = self.images()
-        for alpha, network in self.networks.items():
-            self.store(f"{alpha} plain", network(images))
-            self.store(f"{alpha} mirrored", network(images.flip(-1)))
+        for rule, network in self.networks.items():
+            self.store(f"{rule} plain", network(images))
+            self.store(f"{rule} mirrored", network(images.flip(-1)))
+            keep_statistics(network)
         self.counter.add_(1)
 
 
 def run_frozen(
-    stream: Stream, model: nn.Module, alphas: list[Shares], classes: int, device: torch.device, start: float
+    stream: Stream, model: nn.Module, rules: list[tuple[Shares, int]], classes: int, device: torch.device, start: float
 ) -> None:
-    """Store the predictions of the source network for every share."""
-    job = FrozenJob(model, stream, alphas, classes, device)
+    """Store the predictions of the source network for every rule of statistics."""
+    job = FrozenJob(model, stream, rules, classes, device)
     run_together([job], start, 1e9)
-    for alpha in alphas:
-        stream.frozen[alpha] = (job.results[f"{alpha} plain"], job.results[f"{alpha} mirrored"])
+    for rule in rules:
+        stream.frozen[rule] = (job.results[f"{rule} plain"], job.results[f"{rule} mirrored"])

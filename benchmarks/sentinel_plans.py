@@ -11,6 +11,7 @@ _ALL = replace(_SECOND, name="all", scope="all", lr=1e-4)
 _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
 _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
+_PRESENT = replace(_FOURTH, name="present", sentinel="still")
 
 PLANS = {
     "dry": {
@@ -165,11 +166,19 @@ PLANS = {
         ],
         "learners": [],
     },
-    "fifth_learners": {
-        "sentinels": [],
+    "sixth": {
+        "sentinels": [replace(_STILL, name="still"), replace(_STILL, name="pulled", pull=2e-3)],
         "learners": [
-            replace(_FOURTH, name="lr2e-3", sentinel="none", lr=2e-3),
-            replace(_FOURTH, name="lr2e-3_pull2e-2", sentinel="none", lr=2e-3, pull=2e-2),
+            _PRESENT,
+            replace(_PRESENT, name="lr2e-3", lr=2e-3),
+            replace(_PRESENT, name="pulled", sentinel="pulled"),
+            replace(_PRESENT, name="weighted", weighted=True),
+            replace(_PRESENT, name="lr2e-3_pull2e-2", lr=2e-3, pull=2e-2),
+            replace(_PRESENT, name="window400", window=400),
+            replace(_PRESENT, name="lambda1", mean_entropy=1.0),
+            replace(_PRESENT, name="lr2e-3_weighted", lr=2e-3, weighted=True),
+            replace(_PRESENT, name="pull5e-3", pull=5e-3),
+            replace(_PRESENT, name="lr4e-3_pull4e-2", lr=4e-3, pull=4e-2),
         ],
     },
     "final": {

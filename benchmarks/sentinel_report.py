@@ -65,12 +65,12 @@ COMBINATIONS = (
 def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     """What a sentinel reached."""
     log_p = job.results["logits"].log_softmax(dim=2)
-    frozen = job.stream.frozen[1.0, 1.0][0].log_softmax(dim=2).repeat(job.rounds, 1, 1)
+    frozen = job.stream.frozen[(1.0, 1.0), 0][0].log_softmax(dim=2).repeat(job.rounds, 1, 1)
     errors = {"sentinel": by_round(job, log_p), "bn_adapt": by_round(job, frozen)[:1]}
     found: dict[str, Any] = {"errors": errors, "auroc_energy": auroc_by_round(job, job.results["energy"])}
     energy = job.results["energy"]
     for number, view in enumerate(("frozen", "mirrored")):  # of the source network with the sentinel's statistics
-        logits = job.stream.frozen.get((job.choice.alpha, job.choice.alpha), (None, None))[number]
+        logits = job.stream.frozen.get(((job.choice.alpha,) * 2, job.choice.window), (None, None))[number]
         if logits is not None:
             mixed = energy - logits.logsumexp(dim=2).repeat(job.rounds, 1)
             found[f"auroc_with_{view}"] = auroc_by_round(job, mixed)
@@ -93,8 +93,8 @@ def report_sentinel(job: SentinelJob) -> dict[str, Any]:
 def report_learner(job: LearnerJob) -> dict[str, Any]:
     """What a learner reached, alone and with others."""
     parts = {"l": job.results["learner"].log_softmax(dim=2), "x": job.results["flipped"].log_softmax(dim=2)}
-    if job.choice.alpha in job.stream.frozen:
-        frozen, mirrored = job.stream.frozen[job.choice.alpha]
+    if (job.choice.alpha, job.choice.window) in job.stream.frozen:
+        frozen, mirrored = job.stream.frozen[job.choice.alpha, job.choice.window]
         parts |= {"f": _repeat(frozen, job.rounds), "g": _repeat(mirrored, job.rounds)}
     if job.sentinel is not None:
         parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)

@@ -59,9 +59,9 @@ def main() -> None:
         **plan,
         "sentinels": [one for one in plan["sentinels"] if "closed" not in arguments.streams or not one.open_only],
     }
-    alphas = {(1.0, 1.0), *(learner.alpha for learner in plan["learners"])}
+    rules = {((1.0, 1.0), 0), *((learner.alpha, learner.window) for learner in plan["learners"])}
     for place in places:
-        run_frozen(streams[place], models[place[0]], sorted(alphas), classes[place[0]], device, start)
+        run_frozen(streams[place], models[place[0]], sorted(rules), classes[place[0]], device, start)
     print(f"frozen after {time.time() - start:.1f} s", flush=True)
 
     def write(

@@ -24,13 +24,12 @@ from driftproof.models import build_from_checkpoint
 from novelty_streams import LabeledBatch, scenes
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
-_SLOW = {"lr": 1e-5, "detector_lr": 1e-5, "pull": 1e-4}
+_STILL = {"lr": 0.0, "detector_lr": 0.0, "members": "source"}
 METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "source": (dp.source, {"novelty": "msp"}),
     "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
     "sentinel": (dp.sentinel, {}),
-    "sentinel 1e-4": (dp.sentinel, {"lr": 1e-4, "detector_lr": 1e-4}),
-    "sentinel 1e-5": (dp.sentinel, _SLOW),
+    "frozen": (dp.sentinel, _STILL),
 }
 
 

@@ -10,7 +10,7 @@ from driftproof.corruptions import corrupt, find_frost_photos
 from driftproof.data.cifar import cifar10, cifar100
 from driftproof.data.svhn import svhn
 from driftproof.network import Network
-from driftproof.statistics import Batch
+from driftproof.statistics import Batch, Statistics, WindowedBlend
 from driftproof.statistics.blend import InterpolatedStatistics
 
 NORMS = (nn.BatchNorm2d,)
@@ -37,7 +37,7 @@ class Stream:
         self.name, self.batches, self.labels = name, batches, labels
         self.known, self.per_domain = known, per_domain
         self.steps = len(batches)
-        self.frozen: dict[tuple[float, float], tuple[Tensor, Tensor]] = {}
+        self.frozen: dict[tuple[Shares, int], tuple[Tensor, Tensor]] = {}
 
 
 def make_streams(
@@ -72,16 +72,33 @@ def make_streams(
     return streams
 
 
-def make_network(model: nn.Module, alpha: tuple[float, float], device: torch.device) -> Network:
-    """A copy of the model under a rule for statistics."""
+def make_network(model: nn.Module, alpha: Shares, device: torch.device, window: int = 0) -> Network:
+    """A copy of the model under a rule for statistics, which remember so many images; 0 is each batch by itself."""
     model = copy.deepcopy(model).to(device)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     layers = sum(isinstance(module, NORMS) for module in model.modules())
-    rule = Batch() if alpha == (1.0, 1.0) else PerLayer(*alpha, layers)
-    return Network(model, rule, precision="bf16" if device.type == "cuda" else None)
+    rule: Statistics = Batch() if alpha == (1.0, 1.0) else PerLayer(*alpha, layers)
+    if window:
+        rule = WindowedBlend(alpha[0], window)
+    network = Network(model, rule, precision="bf16" if device.type == "cuda" else None)
+    network.reset_statistics()
+    return network
+
+
+def running_statistics(network: Network) -> list[Tensor]:
+    """The running statistics of all layers; empty without a window."""
+    return [tensor for hook in network.hooks for tensor in hook.buffers()]
+
+
+def keep_statistics(network: Network) -> None:
+    """Keep what the last pass saw of the stream, in its place."""
+    seen = [tensor for hook in network.hooks for tensor in getattr(hook, "seen", None) or ()]
+    if seen:
+        torch._foreach_copy_(running_statistics(network), seen)
+        network.rollback()
 
 
 def trainable(network: Network, scope: str) -> list[Tensor]:

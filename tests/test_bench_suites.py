@@ -262,7 +262,7 @@ def test_archived_runs_are_in_the_suites_under_their_names(folder):
 
 VALUES = {"method": "eata", "images": "b", "model": "c", "unknown": "d", "options": (("lr", 0.5),), "domains": ("x",)}
 VALUES |= {"severity": 4, "batch_size": 7, "limit": 3, "seed": 1, "measures": ("error",), "task": "costs"}
-VALUES |= {"unknown_share": 0.1}
+VALUES |= {"unknown_share": 0.1, "label_shift": 0.1}
 
 
 @given(st.sets(st.sampled_from([*VALUES])), st.sets(st.sampled_from([*VALUES])))

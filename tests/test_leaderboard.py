@@ -113,6 +113,16 @@ def test_share_of_unknown_images_reaches_the_stream(monkeypatch, tmp_path):
     assert LocalFiles(tmp_path).stream(spec, rounds=1).mixing == "random"
 
 
+def test_label_shift_of_a_spec_reaches_the_stream(monkeypatch, tmp_path):
+    images = ArraySet(torch.zeros(400, 3, 8, 8, dtype=torch.uint8), torch.arange(400) % 10, name="black")
+    monkeypatch.setattr(LocalFiles, "_domains", lambda *_: [Domain("fog", images)])
+    classes = {}
+    for shift in (None, 0.1):
+        spec = make_run("tent", "cifar10-c", label_shift=shift, batch_size=20)
+        classes[shift] = [len(batch.labels.unique()) for batch in LocalFiles(tmp_path).stream(spec, rounds=1)]
+    assert max(classes[0.1]) < min(classes[None]) == 10
+
+
 def write(folder, spec, rounds, error, seconds=2.0, limit=None):
     spec = dataclasses.replace(spec, limit=limit)
     names = ("energy/auroc", "novelty/fpr", "h_score", "oscr")

@@ -2,15 +2,16 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import driftproof as dp
-from cases import batches, same_but_bookkeeping, state_of
+from cases import batches, same_but_bookkeeping, same_state, state_of
 from driftproof.adapter.engines import StaticEngine
-from driftproof.components import Detection
+from driftproof.components import Detection, run_beside
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.detectors import Detector, Sentinel
 from driftproof.leaderboard import SENTINEL_SUITES
@@ -234,11 +235,14 @@ def test_small_batches_wait_for_each_other(model):
     torch.testing.assert_close(step[step.abs() > 0.5].abs(), torch.ones_like(step[step.abs() > 0.5]), rtol=0, atol=1e-4)
 
 
-def test_every_pixel_counts_as_an_image():
-    """A frame has more samples than a step waits for."""
-    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=64))
+def test_pixels_do_not_count_as_images():
+    """Those of one frame are alike: gradients wait for as many frames as they would for images."""
+    adapter = sentinel_for(build("segmentation"), Sentinel(lr=0.1, images_per_step=4))
     start = adapter.method.detector.affine.clone()
-    adapter(batches(1, size=2)[0])
+    first, second = batches(2, size=2)
+    adapter(first)
+    assert torch.equal(adapter.method.detector.affine, start)
+    adapter(second)
     assert not torch.equal(adapter.method.detector.affine, start)
 
 
@@ -253,24 +257,20 @@ def test_sentinel_is_not_trusted_while_its_scores_form_one_group(model):
     assert doubting.last.kept == 1
 
 
-def test_pixels_are_judged_where_they_are():
-    """A mirrored image is mirrored back."""
-    model = build("segmentation")
-    seen = []
-
-    class Listening(Sentinel):
-        def detect(self, images, network, good):
-            seen.append(super().detect(images, network, good))
-            return seen[-1]
-
-    images = batches(1)[0]
-    for mirror in (True, False):
-        sentinel_for(model, Listening(lr=0.0, mirror=mirror))(images)
-    mirrored, plain = seen
-    assert mirrored.known.shape == mirrored.novelty.shape == (len(images), *mirrored.logits.shape[2:])
-    there_and_back = dp.bn_adapt(model)(images.flip(-1)).flip(-1)
-    torch.testing.assert_close(mirrored.logits, there_and_back, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(plain.logits, dp.bn_adapt(model)(images), rtol=1e-4, atol=1e-5)
+def test_pixels_are_judged_as_they_are():
+    """The sentinel does not mirror scenes, from the first batch on, and in running statistics they count once."""
+    images = batches(3)
+    rule = dp.statistics.WindowedBlend(0.4, 1_000)
+    adapters = [
+        sentinel_for(build("segmentation"), Sentinel(lr=0.1, mirror=mirror, images_per_step=1), statistics=rule)
+        for mirror in (True, False)
+    ]
+    for batch in images:
+        ours, theirs = (adapter(batch) for adapter in adapters)
+        assert torch.equal(ours, theirs)
+        assert adapters[0].last.novelty.shape == (len(batch), *ours.shape[2:])
+        assert torch.equal(adapters[0].last.novelty, adapters[1].last.novelty)
+    assert same_state(*({k: v for k, v in state_of(one).items() if k != "meta"} for one in adapters))
 
 
 def test_mean_of_log_probabilities_by_hand(model):
@@ -342,7 +342,8 @@ def test_search_sees_only_held_out_corruptions():
     }
     assert {spec.domains for spec in specs["sentinel_search"]} == {HELD_OUT}
     assert {spec.domains for name in ("sentinel", "sentinel_streams") for spec in specs[name]} == {CORRUPTIONS}
-    (setting,) = {spec.options for name in ("sentinel", "sentinel_streams") for spec in specs[name]}
+    proof = specs["sentinel"] | specs["sentinel_streams"]
+    (setting,) = {spec.options for spec in proof if spec.method == "sentinel"}
     assert dict(setting) == {"novelty": "own"}, "one setting everywhere"
 
 
@@ -424,3 +425,88 @@ class CastingLayers(nn.Module):
         for layer in self.layers:
             images = layer(images.to(layer.weight.dtype))
         return self.classifier(images.double())
+
+
+# --- side stream ------------------------------------------------------------------------------------------------------
+
+
+class PretendStream:
+    """Logs what a CUDA stream would be asked to do, for a machine without one."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def side_stream(monkeypatch):
+    """A stream whose work is done at once; the log says in which order what was asked for."""
+    log = []
+    current = [PretendStream("main", log)]
+
+    class Using:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            current.append(self.stream)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", Using)
+    side = PretendStream("side", log)
+    side.current = current
+    return side
+
+
+@pytest.mark.parametrize("momentum", [1.0, 0.9])
+def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum):
+    """Same results, the passes without gradients beside the others, and nothing reads or changes too early."""
+    detector = {"lr": 0.1, "threshold": 0.75, "momentum": momentum, "images_per_step": 1}
+    plain, beside = (
+        sentinel_for(model, Sentinel(**detector), output=LogMean(("network", "mirror", "detector", "source")))
+        for _ in range(2)
+    )
+    engine, log = StaticEngine(beside.method, beside.state), side_stream.log
+    for name, network in (("frozen", beside.state.source), ("sentinel", beside.state.detector)):
+        network.register_forward_hook(lambda *_, name=name: log.append(f"{name} on {side_stream.current[-1].name}"))
+    beside.state.network.register_forward_hook(
+        lambda _, __, logits: log.append(
+            f"{'learner' if logits.requires_grad else 'mirror'} on {side_stream.current[-1].name}"
+        )
+    )
+    beside.state.optimizer.register_step_pre_hook(lambda *_: log.append("step"))
+    for images in double_stream():
+        for static in engine._steps.values():
+            static.side_stream = side_stream
+        log.clear()
+        torch.testing.assert_close(engine.run(images).logits, plain(images), rtol=0, atol=1e-12)
+    begins, ends = ["side waits for main"], ["main waits for side"]
+    if momentum == 1:
+        start = [*begins, "frozen on side", "sentinel on main", *ends, *ends, "learner on main"]
+    else:
+        start = ["sentinel on main", "sentinel on main", *begins, "frozen on side", "learner on main", *ends]
+    assert log == [*start, *begins, "mirror on side", *ends, "step"]
+
+
+def test_what_runs_beside_keeps_what_it_reads(side_stream):
+    """Memory that is given back before the wait could be overwritten while it is read."""
+    read = weakref.WeakSet()
+
+    def start():
+        images = torch.ones(3)
+        read.add(images)
+        return run_beside(side_stream, lambda: images + 1)
+
+    result, wait = start()
+    assert len(read) == 1
+    wait()
+    del wait
+    assert len(read) == 0
+    assert torch.equal(result, torch.full((3,), 2.0))

@@ -1,6 +1,7 @@
 """Detectors: adapting copies of the model that learn nothing but to tell known samples from unknown ones."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class Detector(Component):
         statistics: What its batch-norm layers normalize with; None is what the adapting network uses.
 
     Attributes:
-        needs_source: Whether `detect` is given the frozen network's logits.
+        needs_source: Whether `detect` may read the frozen network's logits.
     """
 
     needs_source = False
@@ -39,14 +40,17 @@ class Detector(Component):
         super().__init__()
         self.statistics = statistics
 
-    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
+    def detect(
+        self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
+    ) -> Detection:
         """Judge a batch, and learn from it.
 
         Args:
             images: The batch.
             network: The detector's own network.
             good: Which images to learn from, (N,).
-            source_logits: The frozen network's logits, for a detector that `needs_source`.
+            read_source: Returns the frozen network's logits, for a detector that `needs_source`. That network runs
+                meanwhile, so it is best called late.
         """
         raise NotImplementedError
 
@@ -66,11 +70,12 @@ class Sentinel(Detector):
         threshold: τ as a share of ln C.
         momentum: Share of itself the moving average keeps at each step; 1 is the frozen network, at no pass of its own.
         pull: Share of the way back to the source after each step.
-        mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them.
+        mirror: Whether the sentinel sees the images mirrored, which makes it a second opinion on them. Scenes in which
+            every pixel has a label it sees as they are: a mirrored scene is novel by itself.
         min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
             this + 48/n standard deviations apart; 0 trusts the sentinel always.
-        images_per_step: Gradients of smaller batches wait for each other until they come from so many images; a pixel
-            counts as one where every pixel has a label.
+        images_per_step: Gradients of smaller batches wait for each other until they come from so many images. The
+            pixels of an image are too much alike to count by themselves.
         statistics: See `Detector`.
 
     Reference:
@@ -116,6 +121,7 @@ class Sentinel(Detector):
         self.images_per_step = images_per_step
         self.needs_source = momentum == 1
         self._sizes: dict[str, int] = {}
+        self._has_maps = False
         for name in ("affine", "average", "mean", "square", "count", "waiting", "num_waiting"):
             self.register_buffer(name, None)
 
@@ -134,7 +140,9 @@ class Sentinel(Detector):
         self.mean, self.square, self.waiting = (torch.zeros_like(start) for _ in range(3))
         self.count, self.num_waiting = start.new_zeros(()), start.new_zeros(())
 
-    def detect(self, images: Tensor, network: Network, good: Tensor, source_logits: Tensor | None = None) -> Detection:
+    def detect(
+        self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
+    ) -> Detection:
         """Judge a batch, and learn from it."""
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
@@ -142,7 +150,7 @@ class Sentinel(Detector):
             log_p = log_probabilities(logits)
             losses = entropy(log_p)
             with torch.no_grad():
-                averaged = self._predict_average(network, images) if source_logits is None else source_logits
+                averaged = self._predict_average(network, images) if read_source is None else read_source()
                 attract, repel = self._weigh(log_p.detach(), averaged, good)
             (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
             network.restore_batch_norms()
@@ -151,15 +159,19 @@ class Sentinel(Detector):
             novelty = -upcast(logits).logsumexp(dim=1)
             known = (repel <= 0) | ~self._is_trusted(novelty, network)
             start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
-            self._step(gradient, start, network.distributed.global_count(novelty.numel()))
+            self._step(gradient, start, network.distributed.global_count(len(images)))
             return Detection(known, novelty, logits)
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
-        """The logits for the images or their mirror images; of pixels, where the pixels are."""
-        if not self.mirror or images.ndim != 4:
+        """The logits for the mirror images, or for the images where every pixel has a label."""
+        if not self.mirror or images.ndim != 4 or self._has_maps:
             return network(images)
         logits = network(images.flip(-1))
-        return logits.flip(-1) if logits.ndim == 4 else logits
+        if logits.ndim != 4:
+            return logits
+        self._has_maps = True  # known from the first batch on, which takes a pass more
+        network.rollback()
+        return network(images)
 
     def _predict_average(self, network: Network, images: Tensor) -> Tensor:
         """The moving average's logits for the images as they are."""

@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from driftproof.adapter.optimizers import (
 from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step
+from driftproof.components import Component, Detection, Step, run_beside
 from driftproof.distributed import Distributed, has_other_leaves
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
@@ -215,18 +216,28 @@ class State(nn.Module):
             side_stream=side_stream,
         )
 
-    def detect(self, images: Tensor, good: Tensor) -> None:
+    def detect(self, images: Tensor, good: Tensor, side_stream: torch.cuda.Stream | None = None) -> None:
         """Have the detector judge a batch, for all steps that are made of it."""
         detector = self._method.detector
         if detector is None or self.detector is None:
             return
-        if detector.needs_source:  # the steps of the batch share the pass
-            with torch.no_grad():
-                wanted = self._needs_source_features
-                self._source_pass = self.source.try_features(images) if wanted else (self.source(images), None)
-            self.detection = detector.detect(images, self.detector, good, self._source_pass[0])
-        else:
+        if not detector.needs_source:
             self.detection = detector.detect(images, self.detector, good)
+            return
+        with torch.no_grad():  # the steps of the batch share the pass
+            run = partial(self._run_source, images)
+            (logits, features), wait = run_beside(side_stream if self.distributed.size == 1 else None, run)
+
+        def read() -> Tensor:
+            wait()
+            return logits
+
+        self.detection = detector.detect(images, self.detector, good, read)
+        wait()  # whether it was read or not
+        self._source_pass = (logits, features)
+
+    def _run_source(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
 
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:

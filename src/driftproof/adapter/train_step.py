@@ -37,6 +37,7 @@ def train_step(
     *,
     make_step: Callable[..., Step] | None = None,
     objective: ObjectiveFn = compute_objective,
+    side_stream: torch.cuda.Stream | None = None,
 ) -> StepResult:
     """Predict a batch and learn from it.
 
@@ -49,6 +50,7 @@ def train_step(
         images: The batch.
         make_step: Runs the adapting network on images, with keywords of `state.make_step`; None is that.
         objective: `compute_objective`, or a compiled form of it.
+        side_stream: CUDA stream on which the frozen network runs beside a detector; None runs it before.
     """
     make_step = make_step or _share_generator(state)
     before = state.storage.backup()
@@ -59,7 +61,8 @@ def train_step(
             with torch.no_grad():
                 method.statistics.on_batch(make_step(images))
             state.network.rollback()
-        state.detect(images, judged.good)  # before the adapting network runs, so that one graph is alive at a time
+        # Before the adapting network runs, so that one graph is alive at a time.
+        state.detect(images, judged.good, side_stream)
         with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
             step = make_step(images)
         state.quarantine.update(judged, state.distributed)
@@ -127,6 +130,7 @@ def _learn(
         evaluated.append((current, objective))
         gradients = state.gradients(objective.loss)
         state.network.restore_batch_norms()
+        step.join()
         return gradients
 
     with nullcontext() if memory is None else state.learning(memory):

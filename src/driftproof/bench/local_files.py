@@ -19,7 +19,7 @@ from driftproof.errors import InputError
 from driftproof.files import sha256
 from driftproof.models import MODELS, build_from_checkpoint, build_model, load_checkpoint, read_checkpoint
 from driftproof.named import is_own, load_own_model
-from driftproof.streams import Continual, Domain, OpenSet
+from driftproof.streams import Continual, Domain, LabelShifted, OpenSet
 from driftproof.streams.datasets import DatasetConfig, find_dataset, folder_dataset, own_source
 from driftproof.training.digits import FIVE_LAYERS, build_five_layers
 from driftproof.validation import check_choice
@@ -95,6 +95,8 @@ class LocalFiles:
     def stream(self, spec: Spec, rounds: int, progress: Progress | None = None) -> Continual:
         """Return the stream from its beginning; report to `progress` which datasets are generated."""
         known, order = self._domains(spec.images, spec, progress), self._dataset(spec.images).order(spec.seed)
+        if spec.label_shift is not None:
+            order = LabelShifted(spec.label_shift, spec.seed)
         settings: dict[str, Any] = {"batch_size": spec.batch_size, "order": order, "limit": spec.limit}
         if spec.unknown is None:
             return Continual(known, rounds=rounds, **settings)

@@ -39,6 +39,8 @@ class Spec:
         code: Functions of yours that the run uses, each with a hash of its module's source text, sorted by name.
         unknown_share: Share of unknown images in a batch of an open stream.
         unknown_mixing: Whether every batch has that share (`even`), or batches are drawn from all images (`random`).
+        label_shift: Concentration of the Dirichlet distribution by which classes come in bursts, such as 0.1; None for
+            the order of the dataset. See `streams.LabelShifted`.
 
     Examples:
         >>> Spec("tent", "cifar10-c", "wrn40_2", options=(("lr", 0.001),), domains=("fog",)).name
@@ -60,6 +62,7 @@ class Spec:
     code: tuple[tuple[str, str], ...] = ()
     unknown_share: float = 0.5
     unknown_mixing: str = "even"
+    label_shift: float | None = None
 
     def __post_init__(self) -> None:
         if not self.domains or len(set(self.domains)) < len(self.domains):
@@ -95,7 +98,7 @@ class Spec:
         """Return the fields as JSON types; later ones only where set, so that older specs keep their digest."""
         lists = {"domains": list(self.domains), "measures": list(self.measures)}
         data = asdict(self) | lists | {"options": dict(self.options), "code": dict(self.code)}
-        unset: dict[str, Any] = {"code": {}, "unknown_share": 0.5, "unknown_mixing": "even"}
+        unset: dict[str, Any] = {"code": {}, "unknown_share": 0.5, "unknown_mixing": "even", "label_shift": None}
         return {name: value for name, value in data.items() if name not in unset or value != unset[name]}
 
     @classmethod
@@ -116,6 +119,7 @@ _FIELD_TYPES = {
     "unknown": str | None,
     "limit": int | None,
     "unknown_share": float,
+    "label_shift": float | None,
 }
 """Types of the scalar fields that are not strings."""
 

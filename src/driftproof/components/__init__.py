@@ -1,5 +1,6 @@
 """What every axis of a method is made of: the component, the step it reads, the source data it prepares from."""
 
+from driftproof.components.beside import run_beside
 from driftproof.components.component import Component, Compose
 from driftproof.components.detection import Detection
 from driftproof.components.prepare_context import PrepareContext, Progress, SourceBatches, supervised_loss
@@ -15,5 +16,6 @@ __all__ = [
     "Step",
     "batch_seed",
     "flatten",
+    "run_beside",
     "supervised_loss",
 ]

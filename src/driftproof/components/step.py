@@ -1,12 +1,13 @@
 """What components may read while one batch is processed."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from driftproof.augment import Augment, check_keeps_pixels, check_unit_range
+from driftproof.components.beside import run_beside
 from driftproof.components.detection import Detection
 from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
@@ -32,7 +33,8 @@ class Step:
         detection: What the method's detector says of the batch; None without one.
         source_pass: The frozen network's logits and features where it ran already; None runs it on demand.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
-        side_stream: CUDA stream on which the frozen network runs while the adapting one does; None runs it on demand.
+        side_stream: CUDA stream for what runs beside the adapting network, such as the frozen one; None runs that on
+            demand.
 
     Attributes:
         images: The batch.
@@ -45,7 +47,6 @@ class Step:
             more than that, or never do.
         always_at_source: Whether the two networks always have equal weights and statistics.
         logits: The adapting network's logits, with their graph.
-        output: What the adapter returns; the logits until `output=` has run.
         weights: The weight ≥ 0 with which each sample attracts; until the selection has run one, or zero for samples
             that only fill a memory.
         repel_weights: The weight ≥ 0 with which each sample repels; None is zero for all.
@@ -85,6 +86,7 @@ class Step:
         self.always_at_source = always_at_source
         self.repel_weights: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
+        self._wait: Callable[[], None] | None = None
         self.view = view
         self._teacher = teacher
         self._detection = detection
@@ -96,25 +98,45 @@ class Step:
         self._source_features: Tensor | None = None
         if source_pass is not None:
             self.source_logits, self._source_features = source_pass
-        with (
-            nullcontext() if side_stream is None or source_pass is not None else self._run_source_on(side_stream),
-            nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)),
-        ):
+        self._side_stream = side_stream if network.distributed.size == 1 else None
+        runs_source = side_stream is not None and source_pass is None
+        _, wait_for_source = run_beside(side_stream, lambda: self.source_logits) if runs_source else (None, None)
+        with nullcontext() if sample_mask is None else network.statistics_of(sample_mask(self)):
             seen = self.draw_view() if student_view is None else student_view(images, self.generator)
             self.logits, self._features = network.try_features(seen) if needs_features else (network(seen), None)
+        if wait_for_source is not None:
+            wait_for_source()
         if view is not None:
             check_keeps_pixels(view, self.logits)
         self.output = self.logits
 
-    @contextmanager
-    def _run_source_on(self, side_stream: torch.cuda.Stream) -> Iterator[None]:
-        """Run the frozen network on a stream of its own meanwhile."""
-        current = torch.cuda.current_stream(side_stream.device)
-        side_stream.wait_stream(current)
-        with torch.cuda.stream(side_stream):
-            self.source_logits  # noqa: B018  # computed and kept
-        yield
-        current.wait_stream(side_stream)
+    @property
+    def output(self) -> Tensor:
+        """What the adapter returns; the logits until `output=` has run."""
+        self.join()
+        return self._output
+
+    @output.setter
+    def output(self, value: Tensor) -> None:
+        self._output = value
+
+    def predict_beside(self, predict: Callable[[], Tensor]) -> Tensor:
+        """Compute the output beside the gradient, where a captured step can: for outputs that run a network.
+
+        Args:
+            predict: Computes it. What it reads of the step must have been computed before.
+
+        Returns:
+            What `output` will be. It may be read as `step.output` alone, which waits for it.
+        """
+        predicted, self._wait = run_beside(self._side_stream, predict)
+        return predicted
+
+    def join(self) -> None:
+        """Wait for what runs beside; called before parameters change."""
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
 
     @lazy_property
     def weights(self) -> Tensor:

@@ -39,7 +39,8 @@ def _make_table(
     domains: str = "all",
     round: int = 1,
     unknown: str = "svhn-c",
+    model: str = "wrn40_2",
 ) -> Table:
     chosen = {row: (made[0], made[1]) for row, made in _DEFINITIONS["rows"][rows].items()}
-    fields = {"domains": _DOMAINS[domains], "unknown": unknown}
+    fields = {"domains": _DOMAINS[domains], "unknown": unknown, "model": model}
     return make_table(name, title, images, chosen, _DEFINITIONS["columns"][columns], round=round, **fields)

@@ -113,9 +113,9 @@ def _make_costs_table(name: str, title: str, images: str, methods: list[str], co
 
 
 def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401  # any field of a spec, or option
-    """Return a method on WRN-40-2: the paper's hyper-parameters where it has any, else the method's defaults.
+    """Return the run of a method: the paper's hyper-parameters where it has any, else the method's defaults.
 
-    `changes` are fields of the spec, and options of the method.
+    `changes` are fields of the spec, and options of the method. The network is WRN-40-2 unless they name another.
 
     Examples:
         >>> make_run("roid+crowd", "cifar10-c").options, make_run("tent+unient", "cifar10-c").options
@@ -129,5 +129,5 @@ def make_run(method: str, images: str, **changes: Any) -> Spec:  # noqa: ANN401 
         options = {name: value for name, value in options.items() if name not in FILTER_OPTIONS}
     stream = {name: value for name, value in changes.items() if name in _FIELDS}
     own = {name: value for name, value in changes.items() if name not in _FIELDS}
-    spec = Spec(method, images, "wrn40_2", **{"domains": CORRUPTIONS} | stream)
+    spec = Spec(method, images, **{"model": "wrn40_2", "domains": CORRUPTIONS} | stream)
     return spec.with_options(**options | _DEFINITIONS["options"].get(method, {}) | own)

@@ -40,7 +40,14 @@ class LogMean(Output):
 
     def predict(self, step: Step) -> Tensor:
         """The mean; not normalized, which changes no prediction."""
-        return torch.stack([_OPINIONS[member](step) for member in self.members]).mean(dim=0)
+        opinions = {member: opinion(step) for member, opinion in _OPINIONS.items() if member in self.members}
+        passes = {member: run for member, run in _PASSES.items() if member in self.members}
+
+        def average() -> Tensor:
+            found = opinions | {member: run(step) for member, run in passes.items()}
+            return torch.stack([found[member] for member in self.members]).mean(dim=0)
+
+        return step.predict_beside(average) if passes else average()
 
 
 def _predict_mirror(network: Network, step: Step) -> Tensor:
@@ -52,9 +59,11 @@ def _predict_mirror(network: Network, step: Step) -> Tensor:
 
 _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
     "network": lambda step: step.log_probabilities,
-    "mirror": lambda step: _predict_mirror(step.network, step),
     "source": lambda step: step.source_log_probabilities,
-    "source_mirror": lambda step: _predict_mirror(step.source, step),
     "teacher": lambda step: log_probabilities(step.teacher_logits),
     "detector": lambda step: log_probabilities(step.detection.logits),
+}
+_PASSES: dict[str, Callable[[Step], Tensor]] = {
+    "mirror": lambda step: _predict_mirror(step.network, step),
+    "source_mirror": lambda step: _predict_mirror(step.source, step),
 }

@@ -54,7 +54,8 @@ class StaticStep:
                 step.source_logits  # noqa: B018  # before the objective: a compiled one contains no network
             return step
 
-        result = train_step(method, state, self.images, make_step=make_step, objective=self.objective)
+        parts: dict[str, Any] = {"make_step": make_step, "objective": self.objective, "side_stream": self.side_stream}
+        result = train_step(method, state, self.images, **parts)
         self.uses_rng = any(step.used_rng for step in made)
         self.uses_source = any(step.used_source for step in made)
         return result
