@@ -67,8 +67,9 @@ packages: setup
 	$(BIN)/python tests/install_packages.py dist --python $(or $(INSTALL_PYTHON),$(BIN)/python) \
 	  $(if $(INSTALL_TORCH),--torch $(INSTALL_TORCH)) $(addprefix --out ,$(INSTALL_OUT))
 
-# The demo for five seeds, its pictures, and the animation of the README.
+# The demo's high rate, the demo for five seeds, its pictures, and the animation of the README.
 bench-demo: setup
+	$(BIN)/python benchmarks/demo_rate.py --out results/demo
 	$(BIN)/python benchmarks/demo_seeds.py --out results/demo
 	$(BIN)/python benchmarks/demo_pictures.py --results results/demo
 	PATH=$(BIN):$$PATH $(BIN)/python benchmarks/animation.py

@@ -27,7 +27,7 @@ from driftproof.paper.summary import render_placeholders
 from tables import format_protocol, write_results
 
 PAGE = Path("docs/demo.md")
-BAGS, LOSS, HARM = 20, 1, 5
+BAGS, LOSS, HARM = 20, 1, 10
 """Share of bags in the stream in %; points that `dp.adapt` may lose on a hostile stream, and that TENT has to lose."""
 
 

@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--methods", nargs="+", help="Some of source, tent+crowd, sentinel, adapt.")
     arguments = parser.parse_args()
     garments = load_garments()
     network = train(garments, arguments.epochs)
@@ -122,8 +123,10 @@ def main() -> None:
         "source": lambda model: dp.source(model, novelty="energy"),
         "tent+crowd": lambda model: dp.tent(model, select=dp.ConfidenceDifference(), novelty="energy"),
         "sentinel": dp.sentinel,
+        "adapt": dp.adapt,
     }
-    for name, make in methods.items():
+    for name in arguments.methods or methods:
+        make = methods[name]
         for stream, unknown in (("closed", False), ("open", True)):
             rounds = 1 if name == "source" else arguments.rounds
             found["rows"][f"{name}, {stream}"] = measure(make(network), garments, rounds, unknown=unknown)
