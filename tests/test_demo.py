@@ -141,6 +141,14 @@ def test_page_about_the_demo_shows_the_rows_of_five_seeds(monkeypatch):
     assert f"Of {found['batches']} batches, {found['batches with a step']} had a step" in page
 
 
+def test_high_rate_is_the_one_that_was_chosen_on_other_networks():
+    found = json.loads((ROOT / "results" / "demo" / "rate.json").read_text())
+    assert not set(found["seeds"]) & {0, 1, 2, 3, 4}
+    lost = {name: min(run["source"] - run[name] for run in found["runs"]) for name in found["runs"][0]}
+    enough = min(float(name) for name, points in lost.items() if name != "source" and points >= 20)
+    assert enough == found["chosen"] == streams._HIGH_RATE
+
+
 def test_command_prints_tables_and_writes_the_page(world, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("driftproof.demo.network.train_network", lambda *args, **named: None)
     monkeypatch.setattr(streams, "run_world", lambda *args, **named: world)
