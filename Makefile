@@ -75,8 +75,10 @@ bench-demo: setup
 	PATH=$(BIN):$$PATH $(BIN)/python benchmarks/animation.py
 
 # Five tasks of a new user, from the docs alone, in a new environment with the wheel of `make packages`.
+# torchvision has to be of the same build as torch: TASKS_TORCH=torch===2.13.0 where an index offers several.
 tasks: setup
-	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks
+	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks \
+	  $(addprefix --torch ,$(TASKS_TORCH))
 
 # Runs the notebooks and stores what they print.
 notebooks: setup

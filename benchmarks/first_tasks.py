@@ -137,12 +137,15 @@ def main() -> None:
     parser.add_argument(
         "--environment", type=Path, default=Path("tasks-environment"), help="A new folder, outside of git."
     )
+    parser.add_argument(
+        "--torch", default="torch", help="How pip is asked for torch; torch===2.13.0 never takes a build for CPUs only."
+    )
     options = parser.parse_args()
     started = time.monotonic()
     if not (options.environment / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", options.environment], check=True)
     pip = options.environment / "bin" / "pip"
-    subprocess.run([pip, "install", "--quiet", "torch", options.wheel], check=True, env=constrain_pip())
+    subprocess.run([pip, "install", "--quiet", options.torch, options.wheel], check=True, env=constrain_pip())
     setup = time.monotonic() - started
     folder = options.environment / "work"
     folder.mkdir(exist_ok=True)

@@ -62,14 +62,14 @@ SOURCES = {
         "results/serve/serve.md",
     ],
     "docs/speed.md": ["results/speed/limits/*.md", "benchmarks/agreement.py"],
-    "docs/vit.md": ["src/driftproof/methods/adapt.py"],
+    "docs/vit.md": ["results/sentinel/layer-norm*.json", "src/driftproof/methods/*.py"],
 }  # fmt: skip
 """Where the numbers of a page are to be found: rows as they were archived, and the code that has a setting."""
 
 ELSEWHERE = {
     "README.md": [
         r"from \d+ to \d+ % to \d+ to \d+ %, and \d+ to \d+ % of",  # test_demo
-        r"\d+ of \d+; ", r"\*\*\d+ methods behind",  # test_public_surface
+        r"\d+ of \d+(?=[;,])", r"\*\*\d+ methods behind",  # test_public_surface
     ],
     "docs/demo.md": [
         r"flagged \d+ % of the garments and \d+ % of the bags", r"Of \d+ batches, \d+ had a step",  # test_demo
@@ -87,7 +87,7 @@ ELSEWHERE = {
 """Words with numbers that another test compares with the rows."""
 
 GIVEN = {
-    "README.md": [r"about 22 \|", "1e-6 to 1e-5"],
+    "README.md": [r"about 22 \|", "1e-6 to 1e-5", "5e-5 or lower"],
     "docs/benchmarking.md": ["with ` only 200 images"],
     "docs/concepts.md": ["accepts 95 %"],
     "docs/demo.md": ["lost only 8 points"],  # in rows that are no longer here
@@ -106,7 +106,7 @@ GIVEN = {
     ],
     "docs/serving.md": ["8388608"],  # test_serve_docs compares the limits with the code
     "docs/speed.md": ["19 bits", "32 to 128 channels", r"takes 1\.29 times"],
-    "docs/vit.md": ["batches of 16"],
+    "docs/vit.md": ["batches of 16", "lr=5e-5"],
 }  # fmt: skip
 """Numbers that nobody here measured: of papers and of other projects, of an example, or what a word means."""
 
@@ -124,7 +124,10 @@ BY_HAND = {
 def quote(page: str) -> list[str]:
     """Return words of a page with numbers that follow from rows in another way than by rounding."""
     if page == "README.md":
-        return [f"| driftproof | {len(dp.methods.__all__)} |", *curves()]
+        earlier = json.loads((ROOT / "results/safety/earlier/safety.json").read_text())["networks"]
+        rows = [row for rows in earlier.values() for row in rows.values()]
+        safe = sum(min(row["adapt"], row.get("command", row["adapt"])) >= row["source"] - 1 for row in rows)
+        return [f"| driftproof | {len(dp.methods.__all__)} |", f"; {safe} in an earlier run", *curves()]
     if page == "docs/index.md":
         return curves()
     if page == "docs/choosing.md":
@@ -132,6 +135,8 @@ def quote(page: str) -> list[str]:
         return [f"all {sum(map(len, networks.values()))} rows"]
     if page == "docs/concepts.md":
         return [*novelty_words(), *alarm_words()]
+    if page == "docs/speed.md":
+        return speed_words()
     if page == "docs/faq.md":
         counts = json.loads((ROOT / "results/architectures/architectures.json").read_text())["counts"]["eager"]
         return [f"lists {sum(counts.values())} architectures, of which {counts['adapted']} take steps"]
@@ -148,7 +153,16 @@ def novelty_words() -> list[str]:
     ranked = cell(page, f"{start}AUROC, unknown against all known", "cosine_entropy", "bn_adapt")
     passed = cell(page, f"{start}FPR@TPR95, unknown against all known", "cosine_entropy", "bn_adapt")
     assert 1 / 6.5 < 1 - ranked / 100 < 1 / 5.5
+    stored = [
+        cell(page, f"## {images}, round 1: AUROC, unknown against all known", score, "source")
+        for images, score in (
+            ("cifar10-c", "cosine_entropy"),
+            ("cifar10-c", "entropy"),
+            ("cifar100-c", "cosine_entropy"),
+        )
+    ]
     return [
+        "{:.1f}, where the entropy has {:.1f}. On CIFAR-100-C it is the best, with {:.1f}".format(*stored),
         f"{min(gaps):.0f} to {max(gaps):.0f} points worse on images",
         f"{ranked:.0f} % means that one in six pairs",
         f"{passed:.0f} % of the unknown ones pass",
@@ -167,7 +181,17 @@ def alarm_words() -> list[str]:
     """Return what is said about the rate of false alarms, with the default score."""
     rows = json.loads((ROOT / "results/alarms/alarms-five.json").read_text())["rows"]
     rows = [row | {"flagged": [each["known"] for each in row["domains"].values()]} for row in rows]
+    energy = [
+        row["flagged"]
+        for row in rows
+        if (row["score"], row["stream"], row["alarm"], row["rate"]) == ("energy", "half unknown", "source images", 0.05)
+    ]
     rows = [row for row in rows if row["score"] == "cosine_entropy"]
+    (hundredth,) = (
+        row["flagged"]
+        for row in rows
+        if (row["stream"], row["alarm"], row["rate"]) == ("half unknown", "source images", 0.01)
+    )
     fixed = [share / row["rate"] for row in rows if row["alarm"].endswith("fixed") for share in row["flagged"]]
     (tenth,) = (
         row["flagged"]
@@ -175,8 +199,23 @@ def alarm_words() -> list[str]:
         if (row["stream"], row["alarm"], row["rate"]) == ("known only", "source images", 0.1)
     )
     return [
+        f"{100 * min(hundredth):.1f} to {100 * max(hundredth):.1f} % are flagged then",
+        f"flags {100 * min(energy[0]):.0f} to {100 * max(energy[0]):.0f} % where 5 % were asked for",
         f"flags {100 * min(tenth):.0f} to {100 * max(tenth):.0f} % where 10 % were asked for",
         f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
+    ]
+
+
+def speed_words() -> list[str]:
+    """Return what is said about the times with health."""
+    page = (ROOT / "results/speed/limits/ratios.md").read_text()
+    health = [
+        100 * float(ratio) - 100 for ratio in re.findall(r"with health / without, both captured \| ([\d.]+)", page)
+    ]
+    times = re.findall(r"graph tent\+crowd: ([\d.]+) ms; on an H200 at most ([\d.]+) ms", page)
+    return [
+        f"Health costs {min(health):.0f} to {max(health):.0f} % of a captured step",
+        "{} ms in TF32 (at most {}) and {} ms in bf16 (at most {})".format(*itertools.chain(*times)),
     ]
 
 
@@ -284,6 +323,18 @@ def test_tables_of_novelty_scores_show_the_rows():
                 assert quoted == pytest.approx(values, abs=0.0551), (images, score, match[2])
                 compared += 1
     assert compared > 60
+
+
+def test_errors_of_a_transformer_are_those_of_the_rows():
+    rows: dict[str, list[float]] = {}
+    for path in sorted((ROOT / "results/sentinel").glob("layer-norm*.json")):
+        for name, found in json.loads(path.read_text())["rows"].items():
+            if name.endswith(", closed"):
+                rows.setdefault(name.removesuffix(", closed"), [row["error"] for row in found])
+    names = ["source", "adapt", "adapt, lr 5e-5", "tent+crowd", "sentinel"]
+    shown = split_table((ROOT / "docs/vit.md").read_text().partition("## What was measured")[2])[2:]
+    for name, line in zip(names, shown, strict=True):
+        assert [float(each) for each in line[1:]] == (rows[name] * 3)[:3]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in WRITTEN])
