@@ -23,7 +23,9 @@ from test_browser import DESK, PHONE, WIDTHS, browser  # noqa: F401  # a fixture
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
-BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+SWITCH = "scheme => { if (document.body.dataset.mdColorScheme) document.body.dataset.mdColorScheme = scheme }"
+"""What the theme does when a page is loaded, by the color scheme that the browser prefers."""
+
 FAR_RIGHT = """
 [...document.querySelectorAll("main *, body > section *")]
     .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
@@ -82,11 +84,9 @@ def test_pages_are_readable_and_fit_the_window(browser, site, size):  # noqa: F8
             page.wait_for_selector("body[data-drawn]", state="attached")
         scrolled, seen = page.evaluate(WIDTHS)
         found += [f"{name}: {scrolled - seen} px too wide: {page.evaluate(FAR_RIGHT)[:2]}"] * (scrolled > seen)
-        light = page.evaluate(BACKGROUND)
         for scheme, rules in (("light", RULES), ("dark", {"runOnly": ["color-contrast"]})):
             page.emulate_media(color_scheme=scheme)
-            if scheme == "dark":
-                page.wait_for_function(f"before => {BACKGROUND} != before", arg=light)
+            page.evaluate(SWITCH, {"light": "default", "dark": "slate"}[scheme])
             for violation in axe.run(page, options=rules).response["violations"]:
                 nodes = violation["nodes"]
                 reason = " ".join(nodes[0]["failureSummary"].split())
@@ -110,5 +110,6 @@ def test_search_finds(browser, site, words):  # noqa: F811
     page.goto(site)
     page.locator(".md-search__input").fill(words)
     page.locator(".md-search-result__item").first.wait_for(timeout=20_000)
-    links = page.locator(".md-search-result__link").evaluate_all("all => all.map(each => each.pathname)")
-    assert any(f"/{WANTED[words]}/" in link for link in links[:8]), links
+    first = "all => all.map(item => item.querySelector('a').pathname)"
+    links = page.locator(".md-search-result__item").evaluate_all(first)
+    assert any(f"/{WANTED[words]}/" in link for link in links[:6]), links
