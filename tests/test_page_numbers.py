@@ -50,6 +50,7 @@ SOURCES = {
         "results/safety/safety.md", "results/safety/earlier/safety.md", "results/guards/guards.md",
         "results/speed/health/*.md", "src/driftproof/health*.py", "src/driftproof/guards.py",
         "src/driftproof/statistics/*.py",
+        "results/sentinel/layer-norm*.json",
         "src/driftproof/methods/adapt.py", "benchmarks/guard*.py", "src/driftproof/adapter/watch.py",
     ],
     "docs/security.md": ["results/fuzz/fuzz.md", "benchmarks/poisoning*.py", "src/driftproof/statistics/auto.py"],
