@@ -67,15 +67,18 @@ packages: setup
 	$(BIN)/python tests/install_packages.py dist --python $(or $(INSTALL_PYTHON),$(BIN)/python) \
 	  $(if $(INSTALL_TORCH),--torch $(INSTALL_TORCH)) $(addprefix --out ,$(INSTALL_OUT))
 
-# The demo for five seeds, its pictures, and the animation of the README.
+# The demo's high rate, the demo for five seeds, its pictures, and the animation of the README.
 bench-demo: setup
+	$(BIN)/python benchmarks/demo_rate.py --out results/demo
 	$(BIN)/python benchmarks/demo_seeds.py --out results/demo
 	$(BIN)/python benchmarks/demo_pictures.py --results results/demo
 	PATH=$(BIN):$$PATH $(BIN)/python benchmarks/animation.py
 
 # Five tasks of a new user, from the docs alone, in a new environment with the wheel of `make packages`.
+# torchvision has to be of the same build as torch: TASKS_TORCH=torch===2.13.0 where an index offers several.
 tasks: setup
-	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks
+	$(BIN)/python benchmarks/first_tasks.py $(firstword $(wildcard dist/*.whl)) --out results/tasks \
+	  $(addprefix --torch ,$(TASKS_TORCH))
 
 # Runs the notebooks and stores what they print.
 notebooks: setup

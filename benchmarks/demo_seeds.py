@@ -27,7 +27,7 @@ from driftproof.paper.summary import render_placeholders
 from tables import format_protocol, write_results
 
 PAGE = Path("docs/demo.md")
-BAGS, LOSS, HARM = 20, 1, 5
+BAGS, LOSS, HARM = 20, 1, 10
 """Share of bags in the stream in %; points that `dp.adapt` may lose on a hostile stream, and that TENT has to lose."""
 
 
@@ -60,11 +60,12 @@ def find_exceptions(run: Mapping[str, Any]) -> list[str]:
 def format_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the tables by the names of their placeholders."""
     heads = ["seed", "error as trained", "with `dp.adapt`", "corruptions with a lower error", "bags among the flagged"]
+    heads.append("health at the end")
     rows = []
     for run in runs:
         lower = sum(domain["adapted"] < domain["source"] for domain in run["domains"])
         numbers = [f"{number:.1f} %" for number in (*mean_errors(run), run["bags"])]
-        rows.append([str(run["seed"]), *numbers[:2], f"{lower} of {len(run['domains'])}", numbers[2]])
+        rows.append([str(run["seed"]), *numbers[:2], f"{lower} of {len(run['domains'])}", numbers[2], run["health"]])
     answers = {"source": "as trained", "tent": "TENT", "adapted": "`dp.adapt`"}
     found = [
         [each["name"] if key == "source" else "", who, *(f"{run['hostile'][place][key]:.1f}" for run in runs)]
@@ -76,7 +77,7 @@ def format_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---:" if head not in ("", "stream", "seed") else "---" for head in heads]
+    rule = ["---:" if head not in ("", "stream", "seed", "health at the end") else "---" for head in heads]
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]
     return "\n".join(["", "", *lines, "", ""])
 

@@ -3,7 +3,7 @@
 python benchmarks/first_tasks.py dist/driftproof-0.2.0-py3-none-any.whl [--out results/tasks] [--environment FOLDER]
 
 Code and commands are those of the pages, in their order, word for word; only the name of the package to install is
-replaced by the wheel. The command fails if one of them does.
+replaced by the wheel, and pip keeps to constraints.txt. The command fails if one of them does.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 from tables import format_protocol, write_results
 
-DOCS = Path("docs")
+DOCS, CONSTRAINTS = Path("docs"), Path("constraints.txt")
 READY = "http://127.0.0.1:8000/readyz"
 LIMIT = 900
 
@@ -70,8 +70,7 @@ def list_commands(block: Block, later: Sequence[Block], folder: Path, name: str)
 
 def run_task(task: Task, folder: Path, environment: Path, wheel: Path) -> Iterator[dict[str, Any]]:
     """Run the commands of a task in a folder, and yield each with its time and its last line of output."""
-    path = os.environ | {"PATH": f"{environment.resolve()}/bin:{os.environ['PATH']}", "COLUMNS": "80"}
-    path.pop("PYTHONPATH", None)
+    path = constrain_pip() | {"PATH": f"{environment.resolve()}/bin:{os.environ['PATH']}", "COLUMNS": "80"}
     server = None
     try:
         for page, numbers in task.pages:
@@ -100,6 +99,13 @@ def run_task(task: Task, folder: Path, environment: Path, wheel: Path) -> Iterat
         if server is not None:
             os.killpg(server.pid, 15)
             server.wait(timeout=60)
+
+
+def constrain_pip() -> dict[str, str]:
+    """Return the environment variables, with the versions that pip may install: timm would ask for a newer torch."""
+    found = os.environ | {"PIP_CONSTRAINT": str(CONSTRAINTS.resolve())}
+    found.pop("PYTHONPATH", None)
+    return found
 
 
 def run_command(command: str, folder: Path, environment: dict[str, str]) -> str:
@@ -132,14 +138,14 @@ def main() -> None:
         "--environment", type=Path, default=Path("tasks-environment"), help="A new folder, outside of git."
     )
     parser.add_argument(
-        "--torch", default=next(iter(re.findall(r"^torch==(\S+)", Path("constraints.txt").read_text(), re.M)))
+        "--torch", default="torch", help="How pip is asked for torch; torch===2.13.0 never takes a build for CPUs only."
     )
     options = parser.parse_args()
     started = time.monotonic()
     if not (options.environment / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", options.environment], check=True)
     pip = options.environment / "bin" / "pip"
-    subprocess.run([pip, "install", "--quiet", f"torch=={options.torch}", options.wheel], check=True)
+    subprocess.run([pip, "install", "--quiet", options.torch, options.wheel], check=True, env=constrain_pip())
     setup = time.monotonic() - started
     folder = options.environment / "work"
     folder.mkdir(exist_ok=True)

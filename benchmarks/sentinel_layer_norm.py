@@ -91,6 +91,7 @@ def measure(adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bo
             novelty = adapter.last.novelty
             scores.setdefault(name, []).append((-novelty[known], -novelty[~known]))
         row: dict[str, Any] = {"round": number, "error": round(fmean(map(fmean, errors.values())), 2)}
+        row["health"] = adapter.last.health.state
         if unknown:
             areas = (auroc(*(torch.cat(side) for side in zip(*pairs, strict=True))) for pairs in scores.values())
             row["auroc"] = round(100 * fmean(areas), 2)
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--methods", nargs="+", help="Some of them, by name.")
     arguments = parser.parse_args()
     garments = load_garments()
     network = train(garments, arguments.epochs)
@@ -122,8 +124,11 @@ def main() -> None:
         "source": lambda model: dp.source(model, novelty="energy"),
         "tent+crowd": lambda model: dp.tent(model, select=dp.ConfidenceDifference(), novelty="energy"),
         "sentinel": dp.sentinel,
+        "adapt": dp.adapt,
+        "adapt, lr 5e-5": lambda model: dp.adapt(model, lr=5e-5),
     }
-    for name, make in methods.items():
+    for name in arguments.methods or methods:
+        make = methods[name]
         for stream, unknown in (("closed", False), ("open", True)):
             rounds = 1 if name == "source" else arguments.rounds
             found["rows"][f"{name}, {stream}"] = measure(make(network), garments, rounds, unknown=unknown)

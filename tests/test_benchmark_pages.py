@@ -13,6 +13,7 @@ import pytest
 
 from driftproof.bench import Results, Spec
 from driftproof.corruptions import CORRUPTIONS
+from driftproof.leaderboard.page import render_page
 from driftproof.paper import SUITES
 from test_results import write_run
 
@@ -217,6 +218,16 @@ def test_curves_of_the_figures_follow_from_archived_rows(folder):
     assert shown
     assert all(course in courses for course in shown)
     assert max(map(len, shown)) == max(map(len, courses))
+
+
+def test_leaderboard_follows_from_archived_rows():
+    """As `make results` writes it."""
+    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "bench leaderboard" in line)
+    words = line.replace("$(wildcard results/leaderboard/*)", "results/leaderboard/*").split()[3:-1]
+    folders = [path for word in words for path in sorted(ROOT.glob(word))]
+    assert len(folders) > len(words)
+    text = render_page([Results(folder) for folder in folders])
+    assert (ROOT / "docs/leaderboard.md").read_text() == text, "`make results`"
 
 
 def test_readme_quotes_the_leaderboard():

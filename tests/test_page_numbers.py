@@ -1,0 +1,346 @@
+"""Every number in README and docs is in the rows, in the code, or checked word for word by another test.
+
+Numbers between `<!-- results:… -->` comments, and pages that are written anew from rows, are compared elsewhere. For
+all others this test asks where they come from: `SOURCES` names the results, and the code for settings, of each page. A
+number that is a wrong one of the right table is noticed only where it is quoted word for word.
+"""
+
+import itertools
+import json
+import re
+from bisect import bisect_left
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import polars as pl
+import pytest
+
+import driftproof as dp
+from driftproof.bench import load
+
+ROOT = Path(__file__).parents[1]
+WRITTEN = {"docs/leaderboard.md"}
+"""Pages that a test writes anew and compares."""
+
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+NUMBER = re.compile(r"(?<![\w.,^@-])[−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\d]|\.\d|\w*-[\w-])")
+MEASURED = re.compile(r"\s?(?:to [\d.]+\s?)?(?:%|points?|times|ms|MiB)\b|\s?%")
+"""What follows a number that was measured, however small it is."""
+
+SOURCES = {
+    "README.md": [
+        "docs/leaderboard.md", "results/novelty/novelty.md", "results/packages/packages.md", "pyproject.toml",
+        "results/speed/limits/ratios.md", "src/driftproof/methods/*.py",
+    ],
+    "docs/benchmarking.md": ["src/driftproof/cli/bench_run.py"],
+    "docs/choosing.md": ["src/driftproof/health*.py"],
+    "docs/command-line.md": ["src/driftproof/cli/*.py"],
+    "docs/concepts.md": ["results/novelty/novelty.md", "results/alarms/*.md", "src/driftproof/alarm/*.py"],
+    "docs/data.md": ["results/corruptions/*.md", "src/driftproof/data/*.py", "src/driftproof/corruptions/*.py"],
+    "docs/demo.md": ["results/demo/rate.md"],
+    "docs/driving.md": ["src/driftproof/data/scenes/*.py", "src/driftproof/paper/*.py", "src/driftproof/training/*.py"],
+    "docs/faq.md": ["src/driftproof/health*.py", "src/driftproof/problems/*.py"],
+    "docs/index.md": ["src/driftproof/problems/*.py", "src/driftproof/adapter/state_*.py"],
+    "docs/interoperability.md": ["src/driftproof/adapter/stream_statistics.py"],
+    "docs/methods.md": ["src/driftproof/methods/*.py"],
+    "docs/production.md": ["src/driftproof/monitor/*.py", "benchmarks/soak*.py"],
+    "docs/reproducing.md": ["src/driftproof/paper/*.py"],
+    "docs/safety.md": [
+        "results/safety/safety.md", "results/safety/earlier/safety.md", "results/guards/guards.md",
+        "results/speed/health/*.md", "src/driftproof/health*.py", "src/driftproof/guards.py",
+        "src/driftproof/statistics/*.py",
+        "results/sentinel/layer-norm*.json",
+        "src/driftproof/methods/adapt.py", "benchmarks/guard*.py", "src/driftproof/adapter/watch.py",
+    ],
+    "docs/security.md": ["results/fuzz/fuzz.md", "benchmarks/poisoning*.py", "src/driftproof/statistics/auto.py"],
+    "docs/sentinel.md": [
+        "results/sentinel/*.md", "results/sentinel/*.json*", "results/sentinel/*/", "results/sentinel/scenes/*.jsonl",
+        "docs/leaderboard.md", "src/driftproof/methods/sentinel.py", "src/driftproof/detectors.py",
+    ],
+    "docs/serving.md": [
+        "src/driftproof/serve/*.py", "src/driftproof/cli/serve.py", "src/driftproof/cli/exit*.py",
+        "results/serve/serve.md",
+    ],
+    "docs/speed.md": ["results/speed/limits/*.md", "benchmarks/agreement.py"],
+    "docs/vit.md": ["results/sentinel/layer-norm*.json", "src/driftproof/methods/*.py"],
+}  # fmt: skip
+"""Where the numbers of a page are to be found: rows as they were archived, and the code that has a setting."""
+
+ELSEWHERE = {
+    "README.md": [
+        r"from \d+ to \d+ % to \d+ to \d+ %, and \d+ to \d+ % of",  # test_demo
+        r"\d+ of \d+(?=[;,])", r"\*\*\d+ methods behind",  # test_public_surface
+    ],
+    "docs/demo.md": [
+        r"flagged \d+ % of the garments and \d+ % of the bags", r"Of \d+ batches, \d+ had a step",  # test_demo
+        r"rejected \d+ % of the bags and \d+ % of the garments", r"loses \d+ to \d+ points",
+    ],
+    "docs/interoperability.md": [
+        r"in \d+ of \d+ rows", r"is [\d.]+ points below", r"up to \d+ points below",  # test_security_pages
+    ],
+    "docs/reproducing.md": [r"\| \d+ \| [\d.]+ \|", r"took [\d.]+ hours"],  # test_public_surface
+    "docs/safety.md": [
+        r"In \d+ of \d+ rows \(\d+ streams", r"and to \d+ % on clean images sorted by class, where ` keeps \d+ %",
+    ],
+    "docs/serving.md": [r"uploads, all refused by name \| \d+", r"99 % within \d+ ms", r"and \d+ ms where"],
+}  # fmt: skip
+"""Words with numbers that another test compares with the rows."""
+
+GIVEN = {
+    "README.md": [r"about 22 \|", "1e-6 to 1e-5", "5e-5 or lower"],
+    "docs/benchmarking.md": ["with ` only 200 images"],
+    "docs/concepts.md": ["accepts 95 %"],
+    "docs/demo.md": ["lost only 8 points"],  # in rows that are no longer here
+    "docs/driving.md": ["−0.2", r"more than 0\.2", "10, 100 and 1000 times", "quality 88"],
+    "docs/glossary.md": ["50 % is chance", "accepts 95 %"],
+    "docs/index.md": ["the paper uses 200 images"],
+    "docs/interoperability.md": ["batches of 200 and 16"],
+    "docs/methods.md": [r"arXiv 2608\.19890"],
+    "docs/production.md": ["the state after 40 batches"],
+    "docs/reproducing.md": ["64 × 64", "the paper's 5,000", "50 rounds", "round 50"],
+    "docs/safety.md": ["more than 45 % of its predictions", "every 130 images"],
+    "docs/security.md": [r"reads 100,000", "48 batches", "at most 60 %"],
+    "docs/sentinel.md": [
+        "30 % of the batch, 70 %", r"[12]e-[34]", "5e-4", "400 steps", "600 steps", r"\| 97 \|", r"\| 85 \|",
+        "far from 85", r"missed by [\d.]+", "all rates 1e-5",
+    ],
+    "docs/serving.md": ["8388608"],  # test_serve_docs compares the limits with the code
+    "docs/speed.md": ["19 bits", "32 to 128 channels", r"takes 1\.29 times"],
+    "docs/vit.md": ["batches of 16", "lr=5e-5"],
+}  # fmt: skip
+"""Numbers that nobody here measured: of papers and of other projects, of an example, or what a word means."""
+
+
+BY_HAND = {
+    "docs/sentinel.md": [
+        r"(?<= )7\d\.\d\d(?= \|\n)", r"keeps \d+ and \d+ % on CIFAR-10-C, \d+ and \d+ % on CIFAR-100-C",
+        r"starts at \d+ and \d+ on the first corruption and is \d+ or more", r"were \d+ kernels",
+        r"falls by [\d.]+ points", r"(?<=\| )[−\d.]+(?= \| (met|missed|\d+ \| [\d,]+)? ?\|)",
+    ],
+}  # fmt: skip
+"""Sums, ratios and differences of numbers beside them, which nothing computes again."""
+
+
+def quote(page: str) -> list[str]:
+    """Return words of a page with numbers that follow from rows in another way than by rounding."""
+    if page == "README.md":
+        earlier = json.loads((ROOT / "results/safety/earlier/safety.json").read_text())["networks"]
+        rows = [row for rows in earlier.values() for row in rows.values()]
+        safe = sum(min(row["adapt"], row.get("command", row["adapt"])) >= row["source"] - 1 for row in rows)
+        return [f"| driftproof | {len(dp.methods.__all__)} |", f"; {safe} in an earlier run", *curves()]
+    if page == "docs/index.md":
+        return curves()
+    if page == "docs/choosing.md":
+        networks = json.loads((ROOT / "results/safety/safety.json").read_text())["networks"]
+        return [f"all {sum(map(len, networks.values()))} rows"]
+    if page == "docs/concepts.md":
+        return [*novelty_words(), *alarm_words()]
+    if page == "docs/speed.md":
+        return speed_words()
+    if page == "docs/faq.md":
+        counts = json.loads((ROOT / "results/architectures/architectures.json").read_text())["counts"]["eager"]
+        return [f"lists {sum(counts.values())} architectures, of which {counts['adapted']} take steps"]
+    return []
+
+
+def novelty_words() -> list[str]:
+    """Return what is said about the default scores."""
+    page, gaps = (ROOT / "results/novelty/novelty.md").read_text(), []
+    for images, number in itertools.product(("cifar10-c", "cifar100-c"), (1, 5)):
+        start = f"## {images}, round {number}: AUROC, unknown against all known\n"
+        gaps.append(cell(page, start, "cosine_entropy", "bn_adapt") - cell(page, start, "adapted_energy", "tent"))
+    start = "## cifar10-c, round 1: "
+    ranked = cell(page, f"{start}AUROC, unknown against all known", "cosine_entropy", "bn_adapt")
+    passed = cell(page, f"{start}FPR@TPR95, unknown against all known", "cosine_entropy", "bn_adapt")
+    assert 1 / 6.5 < 1 - ranked / 100 < 1 / 5.5
+    stored = [
+        cell(page, f"## {images}, round 1: AUROC, unknown against all known", score, "source")
+        for images, score in (
+            ("cifar10-c", "cosine_entropy"),
+            ("cifar10-c", "entropy"),
+            ("cifar100-c", "cosine_entropy"),
+        )
+    ]
+    return [
+        "{:.1f}, where the entropy has {:.1f}. On CIFAR-100-C it is the best, with {:.1f}".format(*stored),
+        f"{min(gaps):.0f} to {max(gaps):.0f} points worse on images",
+        f"{ranked:.0f} % means that one in six pairs",
+        f"{passed:.0f} % of the unknown ones pass",
+    ]
+
+
+def cell(page: str, start: str, row: str, column: str) -> float:
+    """Return a number of the first table after a heading; where a method has none, that of `bn_adapt`."""
+    heads, *lines = split_table(page.partition(start)[2].partition("\n## ")[0])
+    (line,) = (line for line in lines if line[0] == row)
+    found = line[heads.index(column)] if column in heads else "–"
+    return float(line[heads.index("bn_adapt")] if found == "–" else found)
+
+
+def alarm_words() -> list[str]:
+    """Return what is said about the rate of false alarms, with the default score."""
+    rows = json.loads((ROOT / "results/alarms/alarms-five.json").read_text())["rows"]
+    rows = [row | {"flagged": [each["known"] for each in row["domains"].values()]} for row in rows]
+    energy = [
+        row["flagged"]
+        for row in rows
+        if (row["score"], row["stream"], row["alarm"], row["rate"]) == ("energy", "half unknown", "source images", 0.05)
+    ]
+    rows = [row for row in rows if row["score"] == "cosine_entropy"]
+    (hundredth,) = (
+        row["flagged"]
+        for row in rows
+        if (row["stream"], row["alarm"], row["rate"]) == ("half unknown", "source images", 0.01)
+    )
+    fixed = [share / row["rate"] for row in rows if row["alarm"].endswith("fixed") for share in row["flagged"]]
+    (tenth,) = (
+        row["flagged"]
+        for row in rows
+        if (row["stream"], row["alarm"], row["rate"]) == ("known only", "source images", 0.1)
+    )
+    return [
+        f"{100 * min(hundredth):.1f} to {100 * max(hundredth):.1f} % are flagged then",
+        f"flags {100 * min(energy[0]):.0f} to {100 * max(energy[0]):.0f} % where 5 % were asked for",
+        f"flags {100 * min(tenth):.0f} to {100 * max(tenth):.0f} % where 10 % were asked for",
+        f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
+    ]
+
+
+def speed_words() -> list[str]:
+    """Return what is said about the times with health."""
+    page = (ROOT / "results/speed/limits/ratios.md").read_text()
+    health = [
+        100 * float(ratio) - 100 for ratio in re.findall(r"with health / without, both captured \| ([\d.]+)", page)
+    ]
+    times = re.findall(r"graph tent\+crowd: ([\d.]+) ms; on an H200 at most ([\d.]+) ms", page)
+    return [
+        f"Health costs {min(health):.0f} to {max(health):.0f} % of a captured step",
+        "{} ms in TF32 (at most {}) and {} ms in bf16 (at most {})".format(*itertools.chain(*times)),
+    ]
+
+
+def curves() -> list[str]:
+    """Return what the picture of fifty rounds shows, as its alternative text says it."""
+    recorded = json.loads((ROOT / "src/driftproof/demo/recorded.json").read_text())["curves"]
+    tent, crowd = (recorded[name][-1] for name in ("tent", "tent+crowd"))
+    return [f"TENT rises to {tent:.0f} %, TENT with selection stays near {crowd:.0f} %"]
+
+
+def read_claims(page: str) -> str:
+    """Return what a page says itself, without code, addresses and what is filled in from rows."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"<!-- (results|poisoning): ?[^>]*-->.*?<!-- (/results|poisoning: end) -->", "", text, flags=re.DOTALL
+    )
+    text = re.sub(r"`[^`\n]*`", "`", text)
+    text = re.sub(r"\]\([^)]*\)|https?://\S+|^\d\. ", "]", text, flags=re.MULTILINE)
+    for words in map(re.escape, quote(page)):
+        text, count = re.subn(words.replace(r"\ ", r"\s+"), "", text)
+        assert count, f"{page} does not say: {words}"
+    for words in [*ELSEWHERE.get(page, []), *GIVEN.get(page, []), *BY_HAND.get(page, [])]:
+        text = re.sub(words if "(?" in words else words.replace(" ", r"\s+"), "", text)
+    return text
+
+
+def read_number(text: str) -> tuple[float, int]:
+    """Return a number and how many digits follow its point."""
+    plain = text.replace(",", "").replace("−", "-")
+    return float(plain), len(plain.partition(".")[2]) if "e" not in plain else 9
+
+
+def iter_numbers(path: Path):
+    """Yield the numbers of a file as they are written, and the means over domains of rows."""
+    if path.is_dir():
+        means = load(path).drop_nulls("value").group_by("run", "round", "measure").agg(pl.col("value").mean())
+        yield from (f"{value:.3f}" for value in means["value"])
+        return
+    text = path.read_text(encoding="utf-8")
+    yield from re.findall(r"(?<![\w.])[−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?", text.replace("_", ""))
+    if path.suffix == ".jsonl" and '"round"' in text:
+        rows = [row for row in map(json.loads, text.splitlines()) if "round" in row]
+        for number in {row["round"] for row in rows}:
+            those = [row for row in rows if row["round"] == number]
+            for name, value in those[0].items():
+                if isinstance(value, float):
+                    yield f"{fmean(row[name] for row in those):.3f}"
+
+
+@cache
+def known_numbers(page: str) -> dict[int, list[float]]:
+    """Return the numbers of a page's sources by how many digits follow the point, sorted."""
+    found: dict[int, set[float]] = {}
+    for pattern in SOURCES.get(page, []):
+        paths = [path for path in ROOT.glob(pattern) if path.is_file() or (path / "measures.parquet").exists()]
+        assert paths, f"{pattern}, a source of {page}, is not there"
+        for word in itertools.chain.from_iterable(map(iter_numbers, paths)):
+            value, digits = read_number(word)
+            found.setdefault(digits, set()).add(abs(value))
+    return {digits: sorted(values) for digits, values in found.items()}
+
+
+def is_known(page: str, word: str) -> bool:
+    """Whether a number, or one that is rounded to it, is in the sources of a page. Small integers are not rounded."""
+    value, digits = read_number(word)
+    for given, numbers in known_numbers(page).items():
+        is_rounded = given > digits and (digits or abs(value) >= 100)
+        slack = 1e-9 + (0.5 * 10.0**-digits if is_rounded else 0)
+        place = bisect_left(numbers, abs(value) - slack)
+        if place < len(numbers) and numbers[place] <= abs(value) + slack:
+            return True
+    return False
+
+
+def find_numbers(text: str):
+    """Yield every number that says something: all with a point, a unit or more than one digit."""
+    for match in NUMBER.finditer(text):
+        word = match.group()
+        is_year = re.fullmatch(r"20\d\d", word)
+        if not is_year and (len(word) > 1 or MEASURED.match(text, match.end())):
+            yield word, " ".join(text[max(0, match.start() - 40) : match.end() + 30].split())
+
+
+def split_table(text: str) -> list[list[str]]:
+    return [[each.strip("* ") for each in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_tables_of_novelty_scores_show_the_rows():
+    """Cells are AUROCs of round 1, and of round 5 where they differ. The frozen network's are alike for all methods."""
+    results, compared = (ROOT / "results/novelty/novelty.md").read_text(), 0
+    for block in re.split(r"\n\n", (ROOT / "docs/concepts.md").read_text()):
+        heads, *rows = split_table(block) or [[]]
+        methods = [re.fullmatch(r"(?:(CIFAR-100?-C): )?`([\w+]+)`", head) for head in heads[1:]]
+        if not methods or not all(methods):
+            continue
+        for row in rows[1:]:
+            images = "camvid-c"
+            for match, shown in zip(methods, row[1:], strict=True):
+                images = images if match[1] is None else match[1].lower().replace("-", "", 1)
+                starts = [f"## {images}, round {number}: AUROC, unknown against all known\n" for number in (1, 5)]
+                score = row[0].strip('`"')
+                values = [cell(results, start, score, match[2]) for start in starts]
+                quoted = (list(map(float, shown.split(" → "))) * 2)[:2]
+                assert quoted == pytest.approx(values, abs=0.0551), (images, score, match[2])
+                compared += 1
+    assert compared > 60
+
+
+def test_errors_of_a_transformer_are_those_of_the_rows():
+    rows: dict[str, list[float]] = {}
+    for path in sorted((ROOT / "results/sentinel").glob("layer-norm*.json")):
+        for name, found in json.loads(path.read_text())["rows"].items():
+            if name.endswith(", closed"):
+                rows.setdefault(name.removesuffix(", closed"), [row["error"] for row in found])
+    names = ["source", "adapt", "adapt, lr 5e-5", "tent+crowd", "sentinel"]
+    shown = split_table((ROOT / "docs/vit.md").read_text().partition("## What was measured")[2])[2:]
+    for name, line in zip(names, shown, strict=True):
+        assert [float(each) for each in line[1:]] == (rows[name] * 3)[:3]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in WRITTEN])
+def test_numbers_come_from_rows_or_code(page):
+    strange = [
+        f"{word}: … {context} …" for word, context in find_numbers(read_claims(page)) if not is_known(page, word)
+    ]
+    assert not strange, f"in none of {SOURCES.get(page)}:\n" + "\n".join(strange)
