@@ -191,12 +191,21 @@ def test_page_shows_what_was_run_and_how_to_run_the_rest(tmp_path):
 def test_suites_on_a_part_of_the_images_show_runs_on_that_part(tmp_path):
     run = make_run("adapt", "cifar10-c", unknown="svhn-c")
     write(tmp_path / "all", run, 1, 10.0)
+    write(tmp_path / "all", make_run("tent", "cifar10-c", unknown="svhn-c"), 1, 40.0)
+    write(tmp_path / "all", make_run("roid", "cifar10-c", unknown="svhn-c"), 1, 9.0)
     for seed, error in enumerate((20.0, 22.0, 24.0)):
         write(tmp_path / "part", dataclasses.replace(run, seed=seed), 1, error, limit=2000)
     for method, limit in (("cotta", 500), ("stamp", 2000)):
         write(tmp_path / f"first-{limit}", make_run(method, "cifar10-c", unknown="svhn-c"), 1, 30.0, limit=limit)
     page = render_page([Results(tmp_path / name) for name in ("all", "part", "first-500", "first-2000")])
-    assert table_of(page, "CIFAR-10-C, round 1")["adapt"]["Error (open)"] == "**11.00**"
+    first = table_of(page, "CIFAR-10-C, round 1")
+    assert first["adapt"]["Error (open)"] == "11.00"
+    assert list(first) == ["roid", "adapt", "tent", "cotta", "stamp"], "whole streams first"
+    seeds = section(page, "CIFAR-10-C, round 1, three seeds")
+    assert list(table_of(page, "CIFAR-10-C, round 1, three seeds")) == ["adapt"]
+    assert "Not run, or not to the end: sentinel, paf_kip, roid, cmf, swr+crowd." in seeds
+    fewer = render_page([Results(tmp_path / "all")])
+    assert "every method" in section(fewer, "CIFAR-10-C, round 1, three seeds"), "one seed is not three"
     note = "on the first 500 images (cotta) or the first 2,000 images (stamp) of each corruption."
     assert note in section(page, "CIFAR-10-C, round 1")
     assert "on the first 2,000 images of each corruption." in section(page, "CIFAR-10-C, round 1, three seeds")

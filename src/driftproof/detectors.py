@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from driftproof.components import Component, Detection, flatten
+from driftproof.components import Component, Detection, flatten, run_beside
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network, StatisticsRule
 from driftproof.norms import norm_layers
 from driftproof.predictions import entropy, log_probabilities, upcast
 from driftproof.two_groups import fit_otsu
 
-__all__ = ["Detector", "Sentinel"]
+__all__ = ["Detector", "Sentinel", "detect_beside"]
+
+SourcePass: TypeAlias = "tuple[Tensor, Tensor | None]"
+"""The frozen network's logits, and its features where something needs them."""
 
 _LARGEST = 10.0
 _BETAS, _EPS = (0.9, 0.999), 1e-8
@@ -53,6 +57,38 @@ class Detector(Component):
                 meanwhile, so it is best called late.
         """
         raise NotImplementedError
+
+
+def detect_beside(
+    detector: Detector,
+    images: Tensor,
+    network: Network,
+    good: Tensor,
+    run_source: Callable[[], SourcePass] | None,
+    stream: torch.cuda.Stream | None,
+) -> tuple[Detection, SourcePass | None]:
+    """Have a detector judge a batch while the frozen network runs; returns what both found.
+
+    Args:
+        detector: The detector.
+        images: The batch.
+        network: The detector's own network.
+        good: Which images to learn from, (N,).
+        run_source: Runs the frozen network; None where the detector does not need it.
+        stream: Where the frozen network runs; None runs it first.
+    """
+    if run_source is None:
+        return detector.detect(images, network, good), None
+    with torch.no_grad():
+        found, wait = run_beside(stream, run_source)
+
+    def read() -> Tensor:
+        wait()
+        return found[0]
+
+    detection = detector.detect(images, network, good, read)
+    wait()  # whether it was read or not
+    return detection, found
 
 
 class Sentinel(Detector):

@@ -23,7 +23,8 @@ from driftproof.adapter.optimizers import (
 from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
-from driftproof.components import Component, Detection, Step, run_beside
+from driftproof.components import Component, Detection, Step
+from driftproof.detectors import detect_beside
 from driftproof.distributed import Distributed, has_other_leaves
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
@@ -221,20 +222,9 @@ class State(nn.Module):
         detector = self._method.detector
         if detector is None or self.detector is None:
             return
-        if not detector.needs_source:
-            self.detection = detector.detect(images, self.detector, good)
-            return
-        with torch.no_grad():  # the steps of the batch share the pass
-            run = partial(self._run_source, images)
-            (logits, features), wait = run_beside(side_stream if self.distributed.size == 1 else None, run)
-
-        def read() -> Tensor:
-            wait()
-            return logits
-
-        self.detection = detector.detect(images, self.detector, good, read)
-        wait()  # whether it was read or not
-        self._source_pass = (logits, features)
+        run_source = partial(self._run_source, images) if detector.needs_source else None
+        stream = side_stream if self.distributed.size == 1 else None
+        self.detection, self._source_pass = detect_beside(detector, images, self.detector, good, run_source, stream)
 
     def _run_source(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
