@@ -40,6 +40,7 @@ SUITES = (
     *("s1", "s2", "s3", "s3b", "s4", "s5"),
     *("camvid", "camvid_x10", "camvid_x100", "camvid_x1000", "camvid_parts", "camvid_rates"),
     *("rules", "gradients", "open_choices", "endurance", "milder"),
-    *("openset", "openset_long", "openset_seeds", "openset_shares", "openset_near", "openset_small", "openset_single", "openset_costs"),
-    *("openset_anchors", "paf_kip_parts", "sentinel_search", "sentinel", "sentinel_streams"),
+    *("openset", "openset_long", "openset_seeds", "openset_shares", "openset_near"),
+    *("openset_small", "openset_single", "openset_costs", "openset_anchors"),
+    *("paf_kip_parts", "sentinel_search", "sentinel", "sentinel_streams"),
 )
