@@ -16,7 +16,7 @@ from driftproof.two_groups import fit_otsu
 
 __all__ = ["Detector", "Sentinel", "detect_beside"]
 
-SourcePass: TypeAlias = "tuple[Tensor, Tensor | None]"
+SourcePass: TypeAlias = tuple[Tensor, Tensor | None]
 """The frozen network's logits, and its features where something needs them."""
 
 _LARGEST = 10.0
