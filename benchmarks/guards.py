@@ -90,13 +90,16 @@ def find_runs(arguments: argparse.Namespace) -> tuple[list[Line], list[Line]]:
     return collapsed, healthy
 
 
+def runs_of(found: tuple[list[Line], list[Line]]) -> list[Run]:
+    """Return the collapsed runs, then the healthy ones."""
+    return [Run(**line["run"]) for line in [*found[0], *found[1]]]
+
+
 def repeat(arguments: argparse.Namespace, bench: Bench) -> None:
     """Run this part of the chosen runs again with guards."""
     path = arguments.out / f"guarded-{arguments.part[0]}.jsonl"
     path.unlink(missing_ok=True)
-    collapsed, healthy = find_runs(arguments)
-    runs = [Run(**line["run"]) for line in collapsed + healthy]
-    for run in share(runs, arguments.part):
+    for run in share(runs_of(find_runs(arguments)), arguments.part):
         for arm in arguments.arms:
             line = run_stream(bench, run, batches=arguments.batches, **ARMS[arm])
             append_line(path, line | {"arm": arm})
@@ -136,12 +139,16 @@ def describe_protocol(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Judge, print and write; return 1 if too few runs are rescued or too many alarms are false."""
-    guarded, chosen = read_lines(arguments.out, "guarded"), find_runs(arguments)
+    guarded, found = read_lines(arguments.out, "guarded"), find_runs(arguments)
+    repeated = {Run(**line["run"]) for line in guarded}
+    collapsed, healthy = ([line for line in lines if Run(**line["run"]) in repeated] for lines in found)
+    chosen, missing = (collapsed, healthy), [run for run in runs_of(found) if run not in repeated]
     verdicts = {arm: judge(chosen, [line for line in guarded if line["arm"] == arm]) for arm in arguments.arms}
     protocol = describe_protocol(arguments) | {"runs searched": describe_search(arguments)}
+    protocol |= {"not repeated": "; ".join(map(str, missing))} if missing else {}
     page = format_page(chosen, guarded, verdicts, protocol)
     print(page)
-    without_series = [{key: line[key] for key in line if key != "series"} for line in [*chosen[0], *chosen[1]]]
+    without_series = [{key: line[key] for key in line if key != "series"} for line in [*found[0], *found[1]]]
     results = {"protocol": protocol, "verdicts": verdicts, "without guards": without_series, "with guards": guarded}
     write_results(arguments.out, "guards", results, guards=page)
     return 0 if is_good(verdicts[arguments.arms[0]], arguments.runs) else 1
@@ -174,6 +181,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
     parser.add_argument("--found", type=Path, help="guards.json of an earlier result, whose runs are repeated")
     parser.add_argument("--record", action="store_true", help="only the runs without guards, and their indicators")
+    parser.add_argument("--report", action="store_true", help="only judge the runs with guards that the folder holds")
     parser.add_argument("--phase", choices=list(PHASES), help="only this phase, of this part")
     parser.add_argument("--part", type=parse_part, default=(0, 1), help="I/N: every N-th run from the I-th on")
     return parser.parse_args()
@@ -199,6 +207,8 @@ def main() -> int:
     if arguments.phase:
         PHASES[arguments.phase](arguments, load_bench(arguments))
         return 0
+    if arguments.report:
+        return report(arguments)
     if arguments.found is None:
         run_parts(arguments, "record")
     if arguments.record:

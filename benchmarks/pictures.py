@@ -141,7 +141,7 @@ def novelty_rows(folder: Path) -> pl.DataFrame:
     for name, title in (("cifar10-c", "CIFAR-10-C"), ("cifar100-c", "CIFAR-100-C")):
         lines = (folder / f"{name}-tent+crowd.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [row for row in map(json.loads, lines) if row.get("round") == 1]
-        for score in ("cosine", "entropy", "msp", "max_logit", "energy", "confidence_difference"):
+        for score in ("cosine_entropy", "cosine", "entropy", "msp", "max_logit", "energy", "confidence_difference"):
             values = [row[f"{score}/known/auroc"] for row in rows]
             cells.append({"set": title, "score": score.replace("_", " "), "value": sum(values) / len(values)})
     return pl.DataFrame(cells)
