@@ -30,6 +30,9 @@ def sentinel(
     confidence did not fall. It mixes source statistics in, and each step pulls it towards the source. The answer is the
     mean of log-probabilities: the learner's of images and mirror images, the sentinel's of the latter, the source's.
 
+    In open streams of more than about 3,000 batches the sentinel's opinion collapses, while its novelty stays good.
+    There, pass `members="network+mirror+source+source_mirror"`, which leaves it out; `docs/sentinel.md` has numbers.
+
     Open choices taken: the defaults come from four held-out corruptions; `docs/sentinel.md` has every variant tried.
 
     Args:
