@@ -22,7 +22,7 @@ from driftproof.data.svhn import svhn
 from driftproof.models import build_from_checkpoint
 
 ANSWERS = ("l", "x", "f", "g", "s", "lxsf", "lxf", "lxfg")
-"""Means of log-probabilities; `lxsf` is the default answer."""
+"""Means of log-probabilities; `lxfg` is the default answer, `lxsf` the one that was run."""
 
 
 @torch.no_grad()
