@@ -197,7 +197,7 @@ def alarm_words() -> list[str]:
     return [
         "miss are {:.1f} and {:.1f} % where 1 % was asked for".format(*(100 * share for share in hundredth[:2])),
         *(f"flags {100 * min(found):.0f} to {100 * max(found):.0f} %" for found in unknown),
-        f"flags {min(fixed):.0f} to {max(fixed):.0f} times too many",
+        f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
     ]
 
 
