@@ -98,9 +98,8 @@ class AskingItself(Sentinel):
 def test_average_that_stands_still_is_the_frozen_network(network, novelty):
     """At momentum 1 the pass of the frozen network serves, once for all that read it."""
     choices = {"lr": 0.1, "threshold": 0.75, "momentum": 1.0, "images_per_step": 1}
-    adapters = [
-        sentinel_for(build(network).double(), make(**choices), novelty=novelty) for make in (Sentinel, AskingItself)
-    ]
+    options = {"novelty": novelty, "members": "network+mirror+source"}  # a mirror image would be a pass of its own
+    adapters = [sentinel_for(build(network).double(), make(**choices), **options) for make in (Sentinel, AskingItself)]
     passes = []
     adapters[0].source.register_forward_hook(lambda *_: passes.append(1))
     for number, images in enumerate(double_stream(4), start=1):
