@@ -190,3 +190,21 @@ def test_health_before_and_without_a_good_batch_is_unknown():
     adapter(batches(1)[0] * torch.nan)
     assert adapter.last.health.state == "healthy"
     assert repr(adapter.last.health) == repr(dp.Health())
+
+
+class OneClass(dp.outputs.Output):
+    """Answers one class, whatever the network says."""
+
+    def predict(self, step):
+        return torch.zeros_like(step.logits).index_fill(1, torch.tensor([0], device=step.logits.device), 9.0)
+
+
+def test_answer_that_collapses_is_seen_where_the_network_does_not():
+    """The network learns nothing and stays healthy; what is answered does not."""
+    options = {"lr": 0.0, "select": dp.ConfidenceDifference(), "guard": ()}
+    plain, spoiled = (dp.tent(build("wide_resnet"), output=output, **options) for output in (None, OneClass()))
+    for images in batches(60, size=64):
+        plain(images)
+        spoiled(images)
+    assert plain.last.health.state == "healthy"
+    assert spoiled.last.health.state == "collapsed"

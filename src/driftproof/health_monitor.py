@@ -29,7 +29,7 @@ class HealthMonitor(Component):
 
     Attributes:
         compares: Whether steps run the frozen network.
-        averages: The adapting network's mean prediction (C) and kept, the frozen network's (C) and disagreement, then
+        averages: The answer's mean prediction (C) and kept, the frozen network's (C) and disagreement, then
             distance and statistics gap; None before the first batch. `Health.from_averages` reads it.
         trained: The moving mean prediction with the statistics of training, (C); zero before it is first measured.
     """
@@ -54,7 +54,8 @@ class HealthMonitor(Component):
 
     def update(self, step: Step, selected: Tensor) -> None:
         """Take in a batch during its step, without gradients."""
-        p, ranks = step.probabilities, step.distributed
+        answer, ranks = step.output, step.distributed  # what users get, which may fail where the network does not
+        p = step.probabilities if answer is step.logits else log_probabilities(answer).exp()
         if self.compares != step.used_source:
             self.compares = step.used_source
         averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages
@@ -62,7 +63,7 @@ class HealthMonitor(Component):
             self.trained = torch.zeros_like(averages[: step.classes])
         compared: tuple[Tensor, ...] = ()
         if step.used_source:
-            compared = (step.source_probabilities, step.logits.argmax(dim=1) != step.source_classes)
+            compared = (step.source_probabilities, answer.argmax(dim=1) != step.source_classes)
         weight = min(1.0, max(_LEAST, ranks.global_count(selected.numel()) / _WINDOW))
         if ranks.size == 1 and _is_supported(averages, p, selected, *compared):
             from driftproof.kernels import triton_conclusion
