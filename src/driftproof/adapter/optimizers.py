@@ -1,5 +1,6 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from driftproof.adapter.method import Method, check_needs_closure
+from driftproof.adapter.method import Method
+from driftproof.errors import ConfigurationError
 
 __all__ = [
     "HostState",
@@ -47,7 +49,12 @@ def build_optimizer(
     """
     assert method.optimizer is not None  # Method checks it
     optimizer = method.optimizer(parameters)
-    check_needs_closure(optimizer)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigurationError(
+            f"Expected an optimizer that steps from gradients, but {type(optimizer).__name__} needs a closure that "
+            "computes the loss again. Choose another, such as Adam or SGD."
+        )
     device = parameters[0].device
     for group in optimizer.param_groups:
         on_cuda = device.type == "cuda" and "capturable" in group
