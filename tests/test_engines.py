@@ -23,6 +23,7 @@ from cases import (
     shifted,
     source_data,
     state_of,
+    tensors_of,
 )
 from driftproof import kernels
 from driftproof.adapter import Method, copies, engines
@@ -658,7 +659,7 @@ def test_tensors_keep_their_addresses():
     adapter, stream = make_adapter("eata", engine=StaticEngine, statistics=MOVING_BLEND), batches(10)
 
     def addresses():
-        return [tensor.data_ptr() for tensor in (*adapter.parameters(), *adapter.buffers(), *adapter.state.tensors())]
+        return [tensor.data_ptr() for tensor in (*adapter.parameters(), *adapter.buffers(), *tensors_of(adapter))]
 
     run(adapter, stream[:3])
     before = addresses()

@@ -147,7 +147,7 @@ def test_optimizer_state_of_another_shape_raises(fuzz, refused):
 
 def test_buffer_of_another_shape_raises_where_the_checksums_are_right(fuzz, refused):
     """Whoever knows the format can compute the checksums anew."""
-    state, shapes = load(fuzz.good), fuzz.adapter.state.fixed_shapes()
+    state, shapes = load(fuzz.good), fuzz.adapter.state.fixed_shapes
     names = [name for name in state if name in shapes]
     assert any(name.startswith("network_statistics.") for name in names)
     assert any(not name.partition(".")[0].endswith("_statistics") for name in names)
@@ -161,7 +161,7 @@ def test_buffer_of_another_shape_raises_where_the_checksums_are_right(fuzz, refu
 @pytest.mark.parametrize("case", CASES)
 def test_buffers_that_exist_from_the_start_keep_their_shapes(case):
     adapter = adapter_for(case, build("wide_resnet"))
-    shapes = adapter.state.fixed_shapes()
+    shapes = adapter.state.fixed_shapes
     for size in (4, 1, 3):
         adapter(torch.rand(size, 3, 8, 8))
     now = {slot.name: tuple(slot.tensor.shape) for slot in adapter.state.slots() if slot.tensor is not None}

@@ -81,9 +81,8 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
     except _ERRORS as error:
         raise StateError(_DAMAGED) from error
     with torch.no_grad():
-        restore_buffers(state.network.model, state.source.model)
-        if state.teacher is not None:
-            restore_buffers(state.teacher.model, state.source.model)
+        for network in state.moving_networks.values():
+            restore_buffers(network.model, state.source.model)
         for slot in slots:
             _put(slot, saved.get(slot.name), state.device)
         for name in _COUNTERS:

@@ -96,15 +96,17 @@ def find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
     Parameters must be there, with their shapes. Buffers may be missing, and have another shape if none is fixed.
     """
     slots = {slot.name: slot for slot in state.slots()}
-    modules = {f"model.{path}".rstrip("."): module for path, module in state.network.model.named_modules()}
-    if state.teacher is not None:
-        modules |= {f"teacher.{path}".rstrip("."): module for path, module in state.teacher.model.named_modules()}
+    modules = {
+        f"{prefix}.{path}".rstrip("."): module
+        for prefix, network in state.moving_networks.items()
+        for path, module in network.model.named_modules()
+    }
     given = {name: tensor for name, tensor in saved.items() if name != "meta" and not name.startswith("optimizer.")}
     for name in given:
         path, _, leaf = name.rpartition(".")
         if name not in slots and path in modules and leaf not in modules[path]._parameters:
             slots[name] = Slot(name, modules[path]._buffers, leaf, "model")
-    shapes, expected = state.fixed_shapes(), {}
+    expected = {}
     for name, slot in slots.items():
         own = slot.tensor
         if slot.group == "parameter":
@@ -112,7 +114,7 @@ def find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
         elif name in given:
             shape, dtype = describe_tensor(given[name])
             is_alike = own is None or _is_same_kind(own.dtype, given[name].dtype)
-            expected[name] = [list(shapes.get(name, shape)), dtype if is_alike else describe_tensor(own)[1]]
+            expected[name] = [list(state.fixed_shapes.get(name, shape)), dtype if is_alike else describe_tensor(own)[1]]
     forms = {name: describe_tensor(tensor) for name, tensor in given.items()}
     check_same("Expected the tensors of this method, but", forms, expected)
     return list(slots.values())

@@ -1,10 +1,7 @@
-"""Write the statistics that a stream showed into an ordinary model."""
+"""The answering network as an ordinary model, with statistics of the stream."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +9,9 @@ from torch import Tensor, nn
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 from driftproof.errors import CallOrderError, InputError
-from driftproof.network import BatchNormHook, Network, tf32_mode
-from driftproof.norms import BatchNorm, batch_norms
+from driftproof.network import tf32_mode
 from driftproof.problems import describe_batch_mistake
-from driftproof.statistics import Statistics
+from driftproof.statistics.bake import bake_statistics
 
 __all__ = ["RecentImages", "list_batches", "unwrap_with"]
 
@@ -91,93 +87,8 @@ def unwrap_with(
             good = [images for images in good if len(images)]
             masks = [None if rule.of is None else rule.sample_mask(state.make_step(images)) for images in good]
             state.finish_step()
-            _bake(plain, network, rule, zip(good, masks, strict=True))
+            bake_statistics(plain, network, rule, zip(good, masks, strict=True))
     return plain
-
-
-def _bake(
-    plain: nn.Module, network: Network, rule: Statistics, batches: Iterable[tuple[Tensor, Tensor | None]]
-) -> None:
-    """Replace running statistics by what the rule normalizes these batches with, averaged over them.
-
-    A batch comes with the mask of the samples that statistics are taken from; None is all of them.
-    """
-    hooks = _copy_hooks(plain, network, rule)
-    averages = {hook: _Average() for hook in hooks}
-    for images, mask in batches:
-        with _recording(hooks, averages, mask):
-            plain(images.clone())  # a model may write into its input
-    for hook, average in averages.items():
-        if average.count:  # a layer that no pass went through keeps what it has
-            _set_running(hook.layer, *average.compute())
-
-
-def _copy_hooks(plain: nn.Module, network: Network, rule: Statistics) -> list[BatchNormHook]:
-    """Make hooks for a copy of the network's model that start where the network's own are."""
-    made = (rule.make_hook(index, name, layer) for index, (name, layer) in enumerate(batch_norms(plain)))
-    hooks = [hook for hook in made if hook is not None]
-    for hook, live in zip(hooks, network.hooks, strict=True):
-        for name, value in live._buffers.items():
-            hook._buffers[name] = None if value is None else value.clone()
-    return hooks
-
-
-class _Average:
-    """The mean and variance of a mixture of batches, channel by channel."""
-
-    count = 0
-    _total: Tensor
-
-    def add(self, mean: Tensor, variance: Tensor) -> None:
-        """Add what one batch was normalized with."""
-        wide = mean.double()
-        moments = torch.stack([wide, variance.double() + wide**2])
-        self._total = self._total + moments if self.count else moments
-        self.count += 1
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """The mean and the variance, which includes that of the means."""
-        mean, square = self._total / self.count
-        return mean, (square - mean**2).clamp(min=0.0)
-
-
-@contextmanager
-def _recording(
-    hooks: list[BatchNormHook], averages: dict[BatchNormHook, _Average], mask: Tensor | None
-) -> Iterator[None]:
-    """Let the hooks decide, layer by layer, and add up what they chose."""
-
-    def enter(hook: BatchNormHook, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        x = (inputs or tuple(named.values()))[0]
-        hook.pre_forward(hook.layer, (x,))
-        mean, variance = hook.layer.running_mean, hook.layer.running_var
-        if mean is None or variance is None:
-            axes = [axis for axis in range(x.ndim) if axis != 1]
-            variance, mean = torch.var_mean(x.float() if x.dtype.itemsize < 4 else x, dim=axes, correction=0)
-        averages[hook].add(mean, variance)
-
-    with ExitStack() as stack:
-        for hook in hooks:
-            hook.settings.mask = mask
-            handle = hook.layer.register_forward_pre_hook(partial(_without_layer, enter, hook), with_kwargs=True)
-            stack.callback(handle.remove)
-            stack.callback(hook.rollback)
-            stack.callback(hook.restore)
-        yield
-
-
-def _without_layer(
-    enter: Callable[..., None], hook: BatchNormHook, _: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]
-) -> None:
-    enter(hook, inputs, named)
-
-
-def _set_running(layer: BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Give a layer running statistics, also one that kept none."""
-    like = layer.weight if layer.running_mean is None else layer.running_mean
-    dtype = torch.float32 if like is None else like.dtype
-    layer.running_mean, layer.running_var = mean.to(dtype), variance.to(dtype)
-    layer.track_running_stats = True
 
 
 def _count_pixels(images: Tensor) -> int:

@@ -33,23 +33,22 @@ _FOR_WEIGHTS = (
 RunFrozen = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class PendingFlag:
-    """A truth value on its way from a device; reading it waits for what came before it, not for what came after."""
+class PendingTensor:
+    """A small tensor on its way from a device; reading it waits for what came before it, not for what came after."""
 
-    def __init__(self, flag: Tensor) -> None:
-        self._event = torch.cuda.Event() if flag.is_cuda else None  # type: ignore[no-untyped-call]  # of torch
+    def __init__(self, tensor: Tensor) -> None:
+        self._event = torch.cuda.Event() if tensor.is_cuda else None  # type: ignore[no-untyped-call]  # of torch
         if self._event is None:
-            self._value = flag.clone()
+            self._value = tensor.clone()
         else:
-            self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self._value.copy_(flag, non_blocking=True)
+            self._value = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
             self._event.record()
 
-    def read(self) -> bool:
+    def read(self) -> Tensor:
         """Wait for it and return it."""
         if self._event is not None:
             self._event.synchronize()
-        return bool(self._value)
+        return self._value
 
 
 class Watch:
@@ -74,8 +73,8 @@ class Watch:
         self._state = state
         self._only_warns = all(type(guard) is Warn for guard in self._guards)
         self._warned = False
-        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
-        self._asked: PendingFlag | None = None
+        self._pending: PendingTensor | None = None
+        self._asked: PendingTensor | None = None
         self._actions: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,8 +126,7 @@ class Watch:
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1
         self._actions = []
         if self._pending is not None:
-            (averages, event), self._pending = self._pending, None
-            event.synchronize()
+            averages, self._pending = self._pending.read(), None
             self._act(averages)
         count = self._state.distributed.global_count(len(images))
         is_small = count < _SMALL
@@ -150,13 +148,10 @@ class Watch:
 
     def _look(self) -> None:
         averages = self._state.health.averages
-        if averages is None or not averages.is_cuda or not self._only_warns:
+        if averages is not None and averages.is_cuda and self._only_warns:
+            self._pending = PendingTensor(averages)  # a warning can come a batch later; to wait would idle the device
+        else:
             self._act(averages)
-            return
-        # A warning can come a batch later; to wait for the device now would leave it idle.
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._pending = averages.to("cpu", non_blocking=True), event
-        event.record()
 
     def _act(self, averages: Tensor | None) -> None:
         health = Health() if averages is None else Health.from_averages(averages.tolist())
@@ -204,8 +199,8 @@ class Watch:
     def _read_asked(self) -> bool:
         """Whether the batch before asked for extra passes."""
         asked: Tensor = self._statistics.asked  # type: ignore[assignment]  # statistics that probe have this buffer
-        is_asked = bool(asked[1]) if self._asked is None else self._asked.read()
-        self._asked = PendingFlag(asked[0])
+        is_asked = bool(asked[1]) if self._asked is None else bool(self._asked.read())
+        self._asked = PendingTensor(asked[0])
         return is_asked
 
     # --- what guards may do -------------------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ def restore_weights(state: State, weights: Weights) -> None:
     """Return to copied weights; gradients that wait for a step are dropped, and running statistics start anew."""
     torch._foreach_copy_(_moving_parameters(state), [one.to(state.device) for one in weights.parameters])
     state.num_steps.copy_(weights.num_steps)
-    state.accumulated_batches.zero_()
-    _restart_statistics(state)
-    state.rebuild_optimizer()
+    _restart(state)
     if state.optimizer is not None and weights.optimizer is not None:
         load_optimizer_state(state.optimizer, weights.optimizer)
 
@@ -59,9 +57,7 @@ def reset_weights(state: State, share: float) -> None:
     if state.teacher is not None:
         restore_model(state.teacher.model, state.source.model)
     state.num_steps.mul_(int(share < 1.0))
-    state.accumulated_batches.zero_()
-    _restart_statistics(state)
-    state.rebuild_optimizer()
+    _restart(state)
 
 
 def measure_distance(state: State) -> Tensor:
@@ -72,13 +68,15 @@ def measure_distance(state: State) -> Tensor:
     return distance
 
 
-def _restart_statistics(state: State) -> None:
-    """Replace running statistics, which weights that collapsed have spoiled, by the frozen network's.
+def _restart(state: State) -> None:
+    """Make a new optimizer, and replace running statistics, which bad weights have spoiled, by the frozen network's.
 
-    Those are of the stream where the method runs the frozen network, and else of training.
+    The frozen network's are of the stream where the method runs it, and else of training.
     """
-    for network in (state.network, state.teacher):
-        for hook, frozen in zip(() if network is None else network.hooks, state.source.hooks, strict=False):
+    state.accumulated_batches.zero_()
+    state.rebuild_optimizer()
+    for network in state.moving_networks.values():
+        for hook, frozen in zip(network.hooks, state.source.hooks, strict=False):
             assert isinstance(frozen, BatchNormHook)
             for name, start in zip(("mean", "variance"), frozen.source_statistics, strict=True):
                 now, other = hook._buffers.get(name), frozen._buffers.get(name)

@@ -33,9 +33,9 @@ class CudaGraphEngine(StaticEngine):
     def __init__(self, method: Method, state: State, **options: Any) -> None:  # noqa: ANN401  # relayed
         super().__init__(method, state, **options)
         self._captures_frozen = method.uses_batch_statistics
-        self._clear_graphs()
 
-    def _clear_graphs(self) -> None:
+    def _clear(self) -> None:
+        super()._clear()
         self._graphs: dict[StaticStep, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._frozen: dict[StaticStep, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]] | None] = {}
         # Graphs of one adapter never run at once and keep nothing from run to run, so they share their memory.
@@ -73,7 +73,6 @@ class CudaGraphEngine(StaticEngine):
         if self._graphs:
             torch.cuda.synchronize(self.state.device)
         super().invalidate()
-        self._clear_graphs()
 
     def _execute(self, step: StaticStep) -> StepResult:
         if step.uses_rng is None:
@@ -148,15 +147,11 @@ def _undo_failed_capture(device: torch.device, pool: Any) -> Iterator[None]:  # 
         yield
     except BaseException:
         torch.cuda.set_stream(stream)
-        _end_allocation(device, pool)
+        with suppress(RuntimeError):  # where the capture's own end got so far
+            torch._C._cuda_endAllocateToPool(device.index or 0, pool)
         generator.graphsafe_set_state(random_state.graphsafe_get_state())
         torch.cuda.synchronize(device)
         raise
-
-
-def _end_allocation(device: torch.device, pool: Any) -> None:  # noqa: ANN401  # torch's handle
-    with suppress(RuntimeError):  # where the capture's own end got so far
-        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
 
 
 def supports_cuda_graphs(device: torch.device) -> bool:

@@ -41,11 +41,6 @@ class ShapeTracker:
             self._chosen.add(key)
         return key in self._chosen
 
-    def clear(self) -> None:
-        """Forget all shapes."""
-        self._counts.clear()
-        self._chosen.clear()
-
 
 def shape_key(images: Tensor) -> ShapeKey:
     """What a captured step depends on besides the state: the batch's shape and dtype, and the caller's autocast."""

@@ -69,14 +69,17 @@ class StaticEngine(EagerEngine):
     static steps run as they are; `CudaGraphEngine` captures them.
 
     Args:
-        method: The choices.
-        state: What the steps change.
+        method: As for `EagerEngine`.
+        state: As for `EagerEngine`.
         objective: How the objective is computed where nothing draws random numbers.
     """
 
     def __init__(self, method: Method, state: State, objective: ObjectiveFn = compute_objective) -> None:
         super().__init__(method, state)
         self._objective = objective
+        self._clear()
+
+    def _clear(self) -> None:
         self._shapes = ShapeTracker(after=1)
         self._steps: dict[ShapeKey, StaticStep] = {}
         self._depends_on: Any = None
@@ -112,10 +115,7 @@ class StaticEngine(EagerEngine):
 
     def invalidate(self) -> None:
         """Forget every static step."""
-        self._shapes.clear()
-        self._steps = {}
-        self._depends_on = None
-        self._initialized = False
+        self._clear()
 
     def _is_initialized(self) -> bool:
         """Whether a step was taken, so that every buffer exists that components create in their first one."""
