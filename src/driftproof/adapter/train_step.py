@@ -146,7 +146,6 @@ def _learn(
 
         # The step, and what follows it.
         _take_step(method, state, gradients, len(step.images))
-        before.collect_replaced()
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
         with _recalling(state, memory):
