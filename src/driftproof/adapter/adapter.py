@@ -23,7 +23,7 @@ from driftproof.adapter.predict_step import predict_step, score_frozen
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.state_holder import StateHolder
-from driftproof.adapter.stream_statistics import list_batches, unwrap_with
+from driftproof.adapter.unwrap import keep_recent, list_batches, unwrap_with
 from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import PrepareContext, Progress, SourceBatches
@@ -37,7 +37,7 @@ from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
-from driftproof.problems import describe_batch_mistake
+from driftproof.problems import check_batch
 from driftproof.record import DeferredRecord, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
@@ -218,7 +218,7 @@ class Adapter(StateHolder):
                 ) from error
             result = self._defer_novelty(images, result)
             self._last = result.record
-            self._recent.add(images)
+            keep_recent(self._recent, images)
             self._ranks_checked, self._is_first_after_load = True, False
             return result
 
@@ -258,11 +258,7 @@ class Adapter(StateHolder):
 
     def _check_batch(self, images: Tensor) -> Tensor:
         """The batch as the networks take it; raises if they cannot, or are not prepared."""
-        if not isinstance(images, Tensor) or not torch.is_floating_point(images):
-            found, advice = describe_batch_mistake(images)
-            raise InputError(f"Expected `images` to be a floating-point tensor, but got {found}. {advice}")
-        if images.ndim < 2 or images.shape[0] == 0:
-            raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
+        check_batch("`images`", images)
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
         missing = [component for component in self.method.components.values() if not component.prepared]

@@ -1,6 +1,7 @@
 """What an adapter holds: reading it, saving it, moving it and copying it."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
 from driftproof.adapter.method import EngineName, Method
 from driftproof.adapter.state import State
-from driftproof.adapter.stream_statistics import RecentImages
 from driftproof.adapter.watch import Watch
 from driftproof.components import Component
 from driftproof.distributed import Distributed
@@ -47,7 +47,7 @@ class StateHolder(nn.Module):
         self._lock = ForkSafeLock()
         self._watch = Watch(method, state)
         self._engine = self._make_engine()
-        self._recent = RecentImages()
+        self._recent: deque[Tensor] = deque()
         self._forget_stream()
 
     def _forget_stream(self, *, is_loaded: bool = False) -> None:
@@ -186,7 +186,7 @@ class StateHolder(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = ForkSafeLock()
-        self._recent = RecentImages()
+        self._recent = deque()
         self.state.drop_storage()
         self._engine = self._make_engine()
 

@@ -163,12 +163,12 @@ class Watch:
     @torch.no_grad()
     def _measure(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
         """Compare with the frozen network; the record then shows it."""
-        source, good = self._state.source, ~result.record.quarantined
+        good = ~result.record.quarantined
         same, trained = run_frozen(images, good)
         logits = result.logits.where(mask_like(good, same), same)
         if self._statistics.probes:
-            result = self._judge(replace_bad(images, good), result, trained, same)
-        source.rollback()
+            result = self._probe(images, result, trained, same)
+        self._state.source.rollback()
         distance = measure_distance(self._state) if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
@@ -177,23 +177,21 @@ class Watch:
         return result._replace(record=replace(result.record, averages=averages.clone()))
 
     @torch.no_grad()
-    def _probe(self, images: Tensor, result: StepResult) -> StepResult:
-        """Show the statistics what they ask for."""
-        source, images = self._state.source, replace_bad(images, ~result.record.quarantined)
-        with source.statistics_of_training():
-            trained = source(images)
-        result = self._judge(images, result, trained)
-        source.rollback()
-        return result
-
-    def _judge(self, images: Tensor, result: StepResult, trained: Tensor, same: Tensor | None = None) -> StepResult:
+    def _probe(
+        self, images: Tensor, result: StepResult, trained: Tensor | None = None, same: Tensor | None = None
+    ) -> StepResult:
         """Run the frozen network as the statistics ask, and answer as they decide."""
-        probed = []
+        source, good, probed = self._state.source, ~result.record.quarantined, []
+        images = replace_bad(images, good)
+        if trained is None:
+            with source.statistics_of_training():
+                trained = source(images)
         for share in self._statistics.probed_shares:
             with self._statistics.probing(share):
-                probed.append(self._state.source(images))
+                probed.append(source(images))
+        source.rollback()
         logits = ProbedLogits(result.logits, tuple(probed), trained, same)
-        answer, good = self._statistics.judge_probe(logits, self._state.distributed), ~result.record.quarantined
+        answer = self._statistics.judge_probe(logits, self._state.distributed)
         return result._replace(logits=answer.where(mask_like(good, answer), torch.nan))
 
     def _read_asked(self) -> bool:

@@ -1,7 +1,7 @@
 """The answering network as an ordinary model, with statistics of the stream."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,56 +10,31 @@ from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 from driftproof.errors import CallOrderError, InputError
 from driftproof.network import tf32_mode
-from driftproof.problems import describe_batch_mistake
+from driftproof.problems import check_batch
 from driftproof.statistics.bake import bake_statistics
 
-__all__ = ["RecentImages", "list_batches", "unwrap_with"]
+__all__ = ["keep_recent", "list_batches", "unwrap_with"]
 
 _ENOUGH_IMAGES, _ENOUGH_PIXELS = 128, 1 << 23
 
 
-class RecentImages:
-    """References to the last batches: as many as make 128 images, or 8 million pixels, and at least one."""
-
-    def __init__(self) -> None:
-        self._batches: deque[Tensor] = deque()
-        self._images = self._pixels = 0
-
-    def add(self, images: Tensor) -> None:
-        """Keep a batch, and drop old ones that are not needed any more."""
-        self._batches.append(images)
-        self._images += len(images)
-        self._pixels += _count_pixels(images)
-        while len(self._batches) > 1:
-            oldest = self._batches[0]
-            images_left, pixels_left = self._images - len(oldest), self._pixels - _count_pixels(oldest)
-            if images_left < _ENOUGH_IMAGES and pixels_left < _ENOUGH_PIXELS:
-                return
-            self._batches.popleft()
-            self._images, self._pixels = images_left, pixels_left
-
-    def clear(self) -> None:
-        """Drop all."""
-        self.__init__()  # type: ignore[misc]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
+def keep_recent(batches: deque[Tensor], images: Tensor) -> None:
+    """Add a batch, and drop old ones: 128 images or 8 million pixels are enough, and one batch stays in any case."""
+    batches.append(images)
+    while len(batches) > 1:
+        rest = list(batches)[1:]
+        if sum(map(len, rest)) < _ENOUGH_IMAGES and sum(map(_count_pixels, rest)) < _ENOUGH_PIXELS:
+            return
+        batches.popleft()
 
 
 def list_batches(given: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """Return one batch, or several, as a list; anything else raises an error."""
     batches = [given] if isinstance(given, Tensor) else list(given)
     for images in batches:
-        if not isinstance(images, Tensor) or not torch.is_floating_point(images) or images.ndim < 2:
-            found, advice = describe_batch_mistake(images)
-            raise InputError(
-                f'Expected `statistics` to be "training", "stream" or batches of images, but got {found}. {advice}'
-            )
-    if not batches or not all(len(images) for images in batches):
-        raise InputError("Expected `statistics` to be batches of at least one image, but got none.")
+        check_batch("each batch of `statistics`", images)
+    if not batches:
+        raise InputError("Expected `statistics` to hold at least one batch, but got none.")
     return batches
 
 
