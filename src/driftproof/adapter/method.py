@@ -216,20 +216,11 @@ _KINDS: dict[str, type] = {
     "after": After,
     "output": Output,
 }
-_COMPONENTS = (
-    "statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "detector", "output"
-)  # fmt: skip
+_COMPONENTS = tuple(name for name, kind in _KINDS.items() if issubclass(kind, Component) and name != "after")
 _DESCRIBED = (
-    "scope",
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "mean_entropy",
-    "regularizer",
-    "average_over",
+    "scope", "statistics", "source_statistics", "loss", "select", "mean_entropy", "regularizer", "average_over",
     "mean_entropy_over",
-)
+)  # fmt: skip
 _OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "detector", "view", "after")
 _IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
