@@ -39,7 +39,7 @@ from driftproof.adapter.engines import (
 )
 from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
-from driftproof.adapter.engines.shapes import MAX_SHAPES
+from driftproof.adapter.engines.static import MAX_SHAPES
 from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
 from driftproof.kernels import fusion
 from driftproof.statistics import batch as batch_statistics

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.engines.eager import run_frozen
-from driftproof.adapter.engines.shapes import shape_key
-from driftproof.adapter.engines.static import StaticEngine, StaticStep
+from driftproof.adapter.engines.static import StaticEngine, StaticStep, shape_key
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 from driftproof.errors import ConfigurationError, EngineError
