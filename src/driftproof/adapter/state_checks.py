@@ -106,15 +106,16 @@ def find_slots(state: State, saved: Mapping[str, Tensor]) -> list[Slot]:
         path, _, leaf = name.rpartition(".")
         if name not in slots and path in modules and leaf not in modules[path]._parameters:
             slots[name] = Slot(name, modules[path]._buffers, leaf, "model")
-    expected = {}
+    expected: dict[str, Form] = {}
     for name, slot in slots.items():
         own = slot.tensor
         if slot.group == "parameter":
             expected |= {} if own is None else {name: describe_tensor(own)}
         elif name in given:
             shape, dtype = describe_tensor(given[name])
+            fixed = state.fixed_shapes.get(name)
             is_alike = own is None or _is_same_kind(own.dtype, given[name].dtype)
-            expected[name] = [list(state.fixed_shapes.get(name, shape)), dtype if is_alike else describe_tensor(own)[1]]
+            expected[name] = [shape if fixed is None else list(fixed), dtype if is_alike else describe_tensor(own)[1]]
     forms = {name: describe_tensor(tensor) for name, tensor in given.items()}
     check_same("Expected the tensors of this method, but", forms, expected)
     return list(slots.values())
