@@ -7,28 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftproof.adapter.control import StateControl
 from driftproof.adapter.method import Method
 from driftproof.adapter.predict_step import predict_frozen
 from driftproof.adapter.state import State
-from driftproof.adapter.weights import Weights, copy_weights, measure_distance, reset_weights, restore_weights
+from driftproof.components import flatten
 from driftproof.guards import LOOK_EVERY, Warn
 from driftproof.health import Health
 from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import StepResult
 from driftproof.statistics import Source
 from driftproof.statistics.base import ProbedLogits
-from driftproof.warn import warn_caller
 
 __all__ = ["Watch"]
 
 _MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 2
 _SMALL = 64
-
-_FOR_STATISTICS = 'Shuffle the stream, or pass `statistics="auto"`, which suits small and class-ordered batches.'
-_FOR_WEIGHTS = (
-    "Lower the learning rate, pass `select=ConfidenceDifference()`, or have it undone with `guard=guards.RollBack()`."
-)
-
 
 RunFrozen = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -51,8 +45,8 @@ class PendingTensor:
         return self._value
 
 
-class Watch:
-    """Implements `guards.Control` for one adapter.
+class Watch(StateControl):
+    """Lets guards act on the health of an adapter.
 
     It reads health from the device every tenth batch, and in each of the first ten of more than 64 images. After
     batches 5, 10, 20 and 50 and every hundredth, or every twentieth of fewer than 64 images, it also runs the frozen
@@ -66,16 +60,14 @@ class Watch:
     """
 
     def __init__(self, method: Method, state: State) -> None:
+        super().__init__(state)
         # A network that neither learns nor takes statistics from the stream cannot go wrong.
         fixed = not method.learns and isinstance(method.statistics, Source)
         self._guards = () if fixed else method.guards
         self._statistics = method.statistics
-        self._state = state
         self._only_warns = all(type(guard) is Warn for guard in self._guards)
-        self._warned = False
         self._pending: PendingTensor | None = None
         self._asked: PendingTensor | None = None
-        self._actions: list[str] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_pending": None, "_asked": None}  # events cannot be copied
@@ -90,28 +82,6 @@ class Watch:
         self._asked = None
         for guard in self._guards:
             guard.reset()
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches came since the start or the last reset."""
-        return self._state.guard_counters.get("num_batches", 0)
-
-    @property
-    def falls_back(self) -> bool:
-        """Whether the frozen network answers at the moment."""
-        return self._is_before("falls_back_until")
-
-    @property
-    def uses_training(self) -> bool:
-        """Whether it answers with the statistics of its training."""
-        return self.falls_back and bool(self._state.guard_counters.get("of_training"))
-
-    def _is_before(self, name: str) -> bool:
-        return self.num_batches < self._state.guard_counters.get(name, 0)
-
-    def _extend(self, name: str, batches: int) -> None:
-        counters = self._state.guard_counters
-        counters[name] = max(counters.get(name, 0), self.num_batches + batches)
 
     def after_batch(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
         """Count a batch, let the guards act if it is time, and return what to answer.
@@ -157,7 +127,7 @@ class Watch:
         health = Health() if averages is None else Health.from_averages(averages.tolist())
         for guard in self._guards:
             guard.act(health, self)
-        self._state.paused.fill_(self._is_before("paused_until"))
+        self._state.paused.fill_(self.is_paused)
         self._state.guard_counters["of_training"] = int(health.blames_statistics)
 
     @torch.no_grad()
@@ -169,7 +139,7 @@ class Watch:
         if self._statistics.probes:
             result = self._probe(images, result, trained, same)
         self._state.source.rollback()
-        distance = measure_distance(self._state) if self._state.names else logits.new_zeros(())
+        distance = _measure_distance(self._state) if self._state.names else logits.new_zeros(())
         self._state.health.measure(logits, same, trained, distance, self._state.distributed)
         averages = self._state.health.averages
         if averages is None:
@@ -201,36 +171,10 @@ class Watch:
         self._asked = PendingTensor(asked[0])
         return is_asked
 
-    # --- what guards may do -------------------------------------------------------------------------------------------
 
-    def warn(self, health: Health) -> None:
-        """Say what is wrong and what to do, once."""
-        if not self._warned:
-            self._warned = True
-            advice = _FOR_STATISTICS if health.blames_statistics else _FOR_WEIGHTS
-            warn_caller(f"Adaptation is {health.state} after {self.num_batches} batches: {health.reason}. {advice}")
-
-    def pause(self, batches: int) -> None:
-        """Learn nothing from the next so many batches."""
-        self._extend("paused_until", batches)
-        self._actions.append("paused")
-
-    def fall_back(self, batches: int) -> None:
-        """Answer the next so many batches, this one included, with the frozen network's predictions."""
-        self._extend("falls_back_until", batches)
-
-    def reset_weights(self, share: float) -> None:
-        """Move the weights this share of the way back to the source; optimizer and health start anew."""
-        reset_weights(self._state, share)
-        self._state.health.clear()
-        self._actions.append("reset")
-
-    def take_snapshot(self) -> Weights:
-        """Copy weights and optimizer."""
-        return copy_weights(self._state)
-
-    def restore(self, snapshot: Weights) -> None:
-        """Return to a snapshot; health starts anew."""
-        restore_weights(self._state, Weights(*snapshot))  # a saved one is a plain tuple
-        self._state.health.clear()
-        self._actions.append("rolled back")
+def _measure_distance(state: State) -> Tensor:
+    """How far the weights moved from the source, relative to their norm."""
+    start = flatten(state.source_parameters)
+    moved, length = torch.linalg.vector_norm(flatten(state.trainable) - start), torch.linalg.vector_norm(start)
+    distance: Tensor = moved / length.clamp(min=torch.finfo(start.dtype).tiny)
+    return distance
