@@ -850,13 +850,11 @@ def test_unknown_engine_and_precision_are_refused(keyword, value):
         dp.tent(build("wide_resnet"), **{keyword: value})
 
 
-def test_optimizer_with_host_counter_is_refused():
-    adapter = compose_adapter(optimizer=partial(torch.optim.Adagrad, lr=0.1))
-    cuda_graph._reject_host_state(adapter.state)
-    for state in adapter.optimizer.state.values():
-        state["step"] = int(state["step"])
-    with pytest.raises(dp.errors.EngineError, match="Adagrad keeps `step` on the host"):
-        cuda_graph._reject_host_state(adapter.state)
+def test_optimizer_that_does_not_step_in_place_is_refused():
+    cuda_graph._reject_copied_optimizer(compose_adapter(optimizer=partial(torch.optim.Adagrad, lr=0.1)).state)
+    for make, name in ((partial(torch.optim.SGD, momentum=0.9, dampening=0.1), "SGD"), (ReplacingOptimizer, "Replac")):
+        with pytest.raises(dp.errors.EngineError, match=f"such as Adam or SGD without dampening, but got {name}"):
+            cuda_graph._reject_copied_optimizer(compose_adapter(optimizer=make).state)
 
 
 def test_capture_errors_are_named():

@@ -75,7 +75,7 @@ class CudaGraphEngine(StaticEngine):
 
     def _execute(self, step: StaticStep) -> StepResult:
         if step.uses_rng is None:
-            _reject_host_state(self.state)
+            _reject_copied_optimizer(self.state)
             return self._warm_up(step)
         if step.uses_source and step.side_stream is None:
             step.side_stream = _shared_stream("side", self.state.device)
@@ -181,19 +181,14 @@ def reject_dynamic(method: Method, device: torch.device) -> None:
         )
 
 
-def _reject_host_state(state: State) -> None:
-    """Refuse an optimizer that counts on the host: a replayed step would not count."""
-    optimizer = state.optimizer
-    if optimizer is None:
-        return
-    for values in optimizer.state.values():
-        for key, value in values.items():
-            counts = isinstance(value, int | float) and not isinstance(value, bool)
-            if counts or (isinstance(value, Tensor) and value.device != state.device):
-                raise EngineError(
-                    f"Expected an optimizer that keeps its state on the device, such as Adam or SGD, but "
-                    f'{type(optimizer).__name__} keeps `{key}` on the host. Choose another, or `engine="eager"`.'
-                )
+def _reject_copied_optimizer(state: State) -> None:
+    """Refuse an optimizer that must be copied to be undone: only the host can do that."""
+    optimizer = state.storage.copied_optimizer
+    if optimizer is not None:
+        raise EngineError(
+            "Expected an optimizer of torch.optim that keeps its state on the device, such as Adam or SGD without "
+            f'dampening, but got {type(optimizer).__name__}. Choose another, or `engine="eager"`.'
+        )
 
 
 def _to_engine_error(error: Exception) -> EngineError:
