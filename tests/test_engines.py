@@ -76,7 +76,7 @@ class Tape(TorchDispatchMode):
         return outputs
 
     def replay(self):
-        with torch.no_grad():
+        with torch.inference_mode():
             for func, args, kwargs, outputs, is_new in self.operations:
                 for old, new, copied in zip(outputs, tree_leaves(func(*args, **kwargs)), is_new, strict=True):
                     if copied:

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
 from driftproof.problems import describe_batch_mistake
-from driftproof.record import DeferredRecord, Record, StepResult
+from driftproof.record import LazyNovelty, Record, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.scores import Unfamiliarity
@@ -277,13 +278,13 @@ class Adapter(StateHolder):
         has_pass = self.state.health.compares or not self.state.names or self.distributed.size > 1
         if has_pass or type(self.method.novelty) is not Unfamiliarity:
             return result
-        compute = partial(self._score_frozen, images, ~result.record.quarantined)
-        return result._replace(record=DeferredRecord(result.record, compute))
+        novelty: Any = LazyNovelty(self._score_frozen, images, result.record.quarantined)
+        return result._replace(record=replace(result.record, novelty=novelty))
 
     @synchronized
-    def _score_frozen(self, images: Tensor, good: Tensor) -> Tensor:
-        with torch.inference_mode(False), tf32_mode(self.network.precision):
-            return score_frozen(self.state, images, good)
+    def _score_frozen(self, images: Tensor, bad: Tensor) -> Tensor:
+        with tf32_mode(self.network.precision):
+            return score_frozen(self.state, images, ~bad)
 
     def _check_ready(self, images: object) -> None:
         if not isinstance(images, Tensor) or not torch.is_floating_point(images):

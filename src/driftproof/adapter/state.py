@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_model, share_parameters
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
+    FusedAdam,
     build_optimizer,
     has_known_start,
     initial_values,
@@ -83,6 +84,7 @@ class State(nn.Module):
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
     detector: Network | None
+    fused_adam: FusedAdam | None
     _has_other_leaves: bool | None
 
     def __init__(
@@ -251,6 +253,7 @@ class State(nn.Module):
         if self._storage is None or self._storage.is_stale:
             parameters = [tensor for network in self.networks.values() for tensor in network.parameters()]
             self._storage = Storage(list(self.slots()), self.optimizer, parameters, self.device)
+            self.fused_adam = FusedAdam.find(self.optimizer, self.trainable)
         return self._storage
 
     def drop_storage(self) -> None:

@@ -68,10 +68,9 @@ def judge_step(
         from driftproof.kernels import triton_conclusion
 
         largest, signs = torch.linalg.vector_norm(written[0], torch.inf), (objective.has_signal, judged.any_good)
-        with torch.cuda.device(state.device):
-            flags, learned_from = triton_conclusion.conclude(
-                largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, selected
-            )
+        flags, learned_from = triton_conclusion.conclude(
+            largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, selected
+        )
         finite, _, good, *_, allowed = flags.unbind()
         return Verdict(finite, allowed, good, good, flags, learned_from)
     stepped_ok, loss_ok, logits_ok = are_finite(written, [objective.loss], [step.logits])
