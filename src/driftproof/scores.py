@@ -8,7 +8,7 @@ or (N, H, W).
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -265,8 +265,8 @@ class Unfamiliarity(NoveltyScore):
         """Return the score of each sample or pixel."""
         deferred = self.defer(step)
         if deferred is not None:
-            compute, *tensors = deferred
-            return compute(*tensors)
+            compute, tensor = deferred
+            return compute(tensor)
         learned = not step.always_at_source
         if learned and step.used_source:
             return energy(step.source_logits)
@@ -274,10 +274,10 @@ class Unfamiliarity(NoveltyScore):
             return energy(step.logits)
         return score_unfamiliarity(step.network, step.logits, step.features if step.has_features else None)
 
-    def defer(self, step: Step) -> tuple[Any, ...] | None:
-        """Return a function that computes the score, and the tensors it needs; None where they are large or change.
+    def defer(self, step: Step) -> tuple[Callable[..., Tensor], Tensor] | None:
+        """Return a function that computes the score when it is read, and the tensor it needs of the step.
 
-        What it is given may be read after the step, since the frozen network never changes.
+        None for pixels, whose logits are much larger than their scores, and where one network is both.
         """
         if step.always_at_source or step.logits.ndim != 2:
             return None
