@@ -128,24 +128,35 @@ def test_default_costs_no_pass_unless_it_is_read(make, model, monkeypatch):
     assert record.novelty is novelty, "the second reading is free"
 
 
-def test_deferred_novelty_is_nan_where_an_image_was_quarantined_and_is_copied_as_a_tensor(model):
-    adapter = dp.tent(model, guard=())
+@pytest.mark.parametrize("make", [crowd, dp.tent])
+def test_deferred_novelty_is_nan_where_an_image_was_quarantined_and_is_copied_as_a_tensor(make, model):
+    adapter = make(model, guard=())
     images = batches(1)[0].clone()
     images[1, 0, 0, 0] = torch.nan
     record = copy.deepcopy(adapter.step(images).record)
     assert type(record) is Record
+    assert isinstance(vars(record)["novelty"], torch.Tensor)
     assert (
         record.novelty.isnan().tolist() == record.quarantined.tolist() == [index == 1 for index in range(len(images))]
     )
 
 
-def test_record_that_is_read_later_has_the_novelty_of_its_own_batch(model):
-    adapter, (first, second) = dp.tent(model, guard=()), batches(2)
+@pytest.mark.parametrize("make", [crowd, dp.tent])
+def test_record_that_is_read_later_has_the_novelty_of_its_own_batch(make, model):
+    adapter, (first, second) = make(model, guard=()), batches(2)
     record = adapter.step(first).record
     adapter(second)
-    expected = dp.tent(model, guard=(), novelty="cosine_entropy").step(first).record.novelty
+    expected = make(model, guard=(), novelty="cosine_entropy").step(first).record.novelty
     assert torch.equal(record.novelty, expected)
-    assert torch.equal(dp.tent(model, guard=()).predict(first).record.novelty, expected)
+    assert torch.equal(make(model, guard=()).predict(first).record.novelty, expected)
+
+
+def test_record_read_in_inference_mode_has_a_novelty_that_gradients_may_flow_through(model):
+    adapter = crowd(model, guard=())
+    record = adapter.step(batches(1)[0]).record
+    with torch.inference_mode():
+        novelty = record.novelty
+    (novelty * torch.ones(len(novelty), requires_grad=True)).sum().backward()
 
 
 class Gated(nn.Module):

@@ -15,7 +15,7 @@ from driftproof.predictions import entropy, log_probabilities, mean_prediction, 
 __all__ = ["HealthMonitor"]
 
 _WINDOW, _LEAST = 2000, 0.05
-_MOST_CLASSES, _DTYPES = 1024, (torch.float32, torch.bool)
+_MOST_CLASSES, _DTYPES = 1024, (torch.float32, torch.int64)
 _FEW, _CONCENTRATED, _MOVED = 32, 0.67, 0.4
 _COMPARED, _GAP, _ENOUGH = 0.5, 0.3, 16
 """Weights of what only extra passes show, since there are few of them. Fewer samples than `_ENOUGH` weigh less."""
@@ -61,16 +61,14 @@ class HealthMonitor(Component):
         averages = _empty(p, 2 * (step.classes + 1) + 2) if self.averages is None else self.averages
         if self.trained is None:
             self.trained = torch.zeros_like(averages[: step.classes])
-        compared: tuple[Tensor, ...] = ()
-        if step.used_source:
-            compared = (step.source_probabilities, answer.argmax(dim=1) != step.source_classes)
+        source = (step.source_probabilities, answer, step.source_classes) if step.used_source else ()
         weight = min(1.0, max(_LEAST, ranks.global_count(selected.numel()) / _WINDOW))
-        if ranks.size == 1 and _is_supported(averages, p, selected, *compared):
+        if ranks.size == 1 and _is_supported(averages, p, selected, *source):
             from driftproof.kernels import triton_conclusion
 
-            with torch.cuda.device(p.device):
-                self.averages = triton_conclusion.blend_averages(averages, p, selected, *compared, weight=weight)
+            self.averages = triton_conclusion.blend_averages(averages, p, selected, *source, weight=weight)
             return
+        compared = (step.source_probabilities, answer.argmax(dim=1) != step.source_classes) if source else ()
         now, averages = _means([p, selected, *compared], ranks), averages.clone()
         averages[: len(now)].lerp_(now, weight)
         self.averages = averages
@@ -120,12 +118,12 @@ class HealthMonitor(Component):
         self.averages.copy_(torch.where(finite, now, self.averages))
 
 
-def _is_supported(averages: Tensor, p: Tensor, selected: Tensor, *compared: Tensor) -> bool:
+def _is_supported(averages: Tensor, p: Tensor, selected: Tensor, *source: Tensor) -> bool:
     """Whether the kernel takes them: predictions of images for not too many classes, in single precision."""
     if not p.is_cuda or p.ndim != 2 or p.shape[1] > _MOST_CLASSES:
         return False
-    single = averages.dtype == p.dtype == torch.float32 and all(one.dtype in _DTYPES for one in compared)
-    return single and all(one.is_contiguous() for one in (p, selected, *compared)) and runs_triton(p.device)
+    single = averages.dtype == p.dtype == torch.float32 and all(one.dtype in _DTYPES for one in source)
+    return single and all(one.is_contiguous() for one in (p, selected, *source)) and runs_triton(p.device)
 
 
 def _empty(like: Tensor, size: int) -> Tensor:

@@ -73,8 +73,7 @@ class Quarantine(Component):
             from driftproof.kernels import triton_quarantine
 
             rule = {"far": _FAR, "limit": _STEP, "momentum": _MOMENTUM}
-            with torch.cuda.device(images.device):
-                good, bad, any_good, log_scale = triton_quarantine.judge(largest, self.log_scale, **rule, votes=votes)
+            good, bad, any_good, log_scale = triton_quarantine.judge(largest, self.log_scale, **rule, votes=votes)
             return Judgement(good, bad, any_good, None, log_scale)
         largest = largest.float().log()
         excess = largest - (_median(largest) if self.log_scale is None else self.log_scale)
@@ -103,8 +102,7 @@ def replace_bad(images: Tensor, good: Tensor) -> Tensor:
     if _is_supported(images) and _is_dense(images):
         from driftproof.kernels import triton_quarantine
 
-        with torch.cuda.device(images.device):
-            return triton_quarantine.replace_bad(images, good)
+        return triton_quarantine.replace_bad(images, good)
     any_good, first = good.max(dim=0, keepdim=True)
     stand_in = images.index_select(0, first) / any_good  # a division by one or zero
     return images.where(mask_like(good, images), stand_in)

@@ -1,15 +1,18 @@
 """What happened to one batch."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from driftproof.health import Health
+from driftproof.tensor_list import clone_each
 
-__all__ = ["DeferredRecord", "LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
+__all__ = ["LazyNovelty", "LazyOutcome", "Outcome", "Record", "StepResult", "skip_reason"]
 
 
 _HOLDS = {
@@ -74,9 +77,10 @@ class LazyOutcome:
         self.flags = flags
         self.holds = holds
 
-    def clone(self) -> "LazyOutcome":
-        """Copy the flags, which the next replay of a captured step overwrites."""
-        return LazyOutcome(self.flags.clone(), None if self.holds is None else self.holds.clone())
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The arguments that are tensors."""
+        return (self.flags,) if self.holds is None else (self.flags, self.holds)
 
     @cached_property
     def _outcome(self) -> Outcome:
@@ -97,6 +101,38 @@ class LazyOutcome:
         return self._outcome.skipped
 
 
+class LazyNovelty:
+    """A novelty that a record computes when it is first read.
+
+    Args:
+        compute: Computes it from the tensors, for good images and bad ones.
+        tensors: What it needs of the step; kept until then.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor], *tensors: Tensor) -> None:
+        self.compute = compute
+        self.tensors = tensors
+
+    def read(self, bad: Tensor) -> Tensor:
+        """The novelty; NaN for the images of a mask, (N,)."""
+        with torch.inference_mode(False), torch.no_grad():
+            novelty = self.compute(*self.tensors)
+            return novelty.masked_fill(bad.view(-1, *[1] * (novelty.ndim - 1)), math.nan)
+
+
+class _NoveltyField:
+    """Computes a record's novelty on first access, and lets go what it was computed from."""
+
+    def __get__(self, record: "Record", owner: type | None = None) -> Tensor:
+        novelty: Tensor | LazyNovelty = vars(record)["novelty"]
+        if isinstance(novelty, LazyNovelty):
+            novelty = vars(record)["novelty"] = novelty.read(record.quarantined)
+        return novelty
+
+    def __set__(self, record: "Record", novelty: Tensor | LazyNovelty) -> None:
+        vars(record)["novelty"] = novelty
+
+
 @dataclass(frozen=True)
 class Record:
     """What happened to one batch, read from `adapter.last` or `adapter.step(images).record`.
@@ -106,8 +142,8 @@ class Record:
     Attributes:
         selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns;
             with a memory, the samples offered to it.
-        novelty: How unfamiliar each sample is, same shape; larger is more novel. The default score of a method that
-            learns without the frozen network costs a pass of it, when it is first read.
+        novelty: How unfamiliar each sample is, same shape; larger is more novel. The default score is computed when it
+            is first read, which costs a pass of the frozen network with a method that learns without it.
         quarantined: Boolean mask of the images that were kept out, (N,): not finite, or far outside what the stream has
             shown. Their logits and novelty are NaN.
         objective: The loss as a 0-d tensor; None where nothing learns.
@@ -154,6 +190,9 @@ class Record:
         """How adaptation goes."""
         return Health() if self.averages is None else Health.from_averages(self.averages.tolist())
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"novelty": self.novelty}  # a copy has the numbers, not what they are computed from
+
     def __repr__(self) -> str:
         loss = "none" if self.loss is None else f"{self.loss:.4f}"
         outcome = self.skipped or ("stepped" if self.stepped else "no step")
@@ -161,29 +200,7 @@ class Record:
         return f"Record(seen={self.seen}, kept={self.kept:.3f}, loss={loss}, {outcome})"
 
 
-class DeferredRecord(Record):
-    """A record whose novelty needs a pass of the frozen network, which runs when the novelty is first read.
-
-    It keeps the batch until then.
-
-    Args:
-        record: What the step found.
-        compute: Runs the pass and returns the novelty.
-    """
-
-    def __init__(self, record: Record, compute: Callable[[], Tensor]) -> None:
-        vars(self).update({name: value for name, value in vars(record).items() if name != "novelty"})
-        vars(self)["_compute"] = compute
-
-    @cached_property
-    def novelty(self) -> Tensor:
-        """How unfamiliar each sample is."""
-        novelty: Tensor = vars(self)["_compute"]()
-        vars(self)["_compute"] = lambda: novelty  # lets the batch go; another thread may be here too
-        return novelty
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Record, tuple(getattr(self, field.name) for field in fields(Record))
+Record.novelty = _NoveltyField()  # type: ignore[assignment]  # after the fact: a dataclass would take it as a default
 
 
 class StepResult(NamedTuple):
@@ -199,10 +216,16 @@ class StepResult(NamedTuple):
 
     def clone(self) -> "StepResult":
         """Copy all tensors: the next replay of a captured step overwrites them."""
-        record, outcome = self.record, self.record.outcome
-        if isinstance(outcome, LazyOutcome):
-            outcome = outcome.clone()
-        tensors: dict[str, Any] = {
-            name: tensor.clone() for name, tensor in vars(record).items() if isinstance(tensor, Tensor)
+        record, outcome, novelty = self.record, self.record.outcome, vars(self.record)["novelty"]
+        held = [self.logits, *(value for value in vars(record).values() if isinstance(value, Tensor))]
+        held += novelty.tensors if isinstance(novelty, LazyNovelty) else ()
+        held += outcome.tensors if isinstance(outcome, LazyOutcome) else ()
+        copies = dict(zip(map(id, held), clone_each(held), strict=True))
+        changed: dict[str, Any] = {
+            name: copies[id(value)] for name, value in vars(record).items() if isinstance(value, Tensor)
         }
-        return StepResult(self.logits.clone(), replace(record, outcome=outcome, **tensors))
+        if isinstance(novelty, LazyNovelty):
+            changed["novelty"] = LazyNovelty(novelty.compute, *(copies[id(one)] for one in novelty.tensors))
+        if isinstance(outcome, LazyOutcome):
+            changed["outcome"] = LazyOutcome(*(copies[id(one)] for one in outcome.tensors))
+        return StepResult(copies[id(self.logits)], replace(record, **changed))

@@ -263,16 +263,32 @@ class Unfamiliarity(NoveltyScore):
 
     def forward(self, step: Step) -> Tensor:
         """Return the score of each sample or pixel."""
+        deferred = self.defer(step)
+        if deferred is not None:
+            compute, tensor = deferred
+            return compute(tensor)
         learned = not step.always_at_source
         if learned and step.used_source:
-            features = step.source_features if step.has_source_features else None
-            return score_unfamiliarity(step.source, step.source_logits, features)
-        if learned and step.logits.ndim == 2:
-            # −ln Σ_k exp z_k = ln ŷ^k − z_k for every k: a third of the operations.
-            return step.log_probabilities.detach().amax(dim=1) - upcast(step.logits.detach()).amax(dim=1)
+            return energy(step.source_logits)
         if learned:
             return energy(step.logits)
         return score_unfamiliarity(step.network, step.logits, step.features if step.has_features else None)
+
+    def defer(self, step: Step) -> tuple[Callable[..., Tensor], Tensor] | None:
+        """Return a function that computes the score when it is read, and the tensor it needs of the step.
+
+        None for pixels, whose logits are much larger than their scores, and where one network is both.
+        """
+        if step.always_at_source or step.logits.ndim != 2:
+            return None
+        if not step.used_source:
+            return _energy_of_images, step.logits.detach()
+        features, rows = step.source_features if step.has_source_features else None, step.source.classifier_rows
+        if not _fit(features, rows, step.source_logits):
+            return entropy, step.source_logits
+        assert features is not None
+        directions = _classifier_directions(step.source, features)
+        return partial(_cosine_entropy, directions=directions), _own_memory(features)
 
 
 def score_unfamiliarity(network: Network, logits: Tensor, features: Tensor | None) -> Tensor:
@@ -287,10 +303,30 @@ def score_unfamiliarity(network: Network, logits: Tensor, features: Tensor | Non
     """
     if logits.ndim > 2:
         return energy(logits)
-    rows = network.classifier_rows
-    if rows is None or features is None or rows.shape != (logits.shape[1], features.shape[1]):
+    if not _fit(features, network.classifier_rows, logits):
         return entropy(logits)
-    return _scaled_entropy(_cosines(features, _classifier_directions(network, features)))
+    assert features is not None
+    return _cosine_entropy(features, _classifier_directions(network, features))
+
+
+def _fit(features: Tensor | None, rows: Tensor | None, logits: Tensor) -> bool:
+    """Whether there are features, and one row of the classifier as long as they are for each logit."""
+    return features is not None and rows is not None and rows.shape == (logits.shape[1], features.shape[1])
+
+
+def _cosine_entropy(features: Tensor, directions: Tensor) -> Tensor:
+    return _scaled_entropy(_cosines(features, directions))
+
+
+def _energy_of_images(logits: Tensor) -> Tensor:
+    # −ln Σ_k exp z_k = ln ŷ^k − z_k for every k.
+    return log_probabilities(logits).amax(dim=1) - upcast(logits).amax(dim=1)
+
+
+def _own_memory(features: Tensor) -> Tensor:
+    """A tensor that keeps no larger one alive: features may be a few rows of all tokens."""
+    is_part = features.untyped_storage().nbytes() > 2 * features.nbytes
+    return features.clone() if is_part else features
 
 
 def _classifier_directions(network: Network, features: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-__all__ = ["TensorList", "are_finite", "where_each"]
+__all__ = ["TensorList", "are_finite", "clone_each", "where_each"]
 
 _SMALL = 1 << 14
 """Tensors of at most so many values are worth a copy to treat many of them at once."""
@@ -93,6 +93,16 @@ def are_finite(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
         flags = iter(finite.unbind())
         found = [[next(flags) for _ in group] for group in groups]
         return tuple(reduce(torch.logical_and, group) if group else torch.ones_like(finite[0]) for group in found)
+
+
+def clone_each(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy each tensor, in one launch for all of a dtype."""
+    copies, groups = [torch.empty_like(tensor) for tensor in tensors], defaultdict[torch.dtype, list[int]](list)
+    for place, tensor in enumerate(tensors):
+        groups[tensor.dtype].append(place)
+    for places in groups.values():
+        torch._foreach_copy_([copies[place] for place in places], [tensors[place] for place in places])
+    return copies
 
 
 def where_each(condition: Tensor, chosen: Sequence[Tensor] | float, others: Sequence[Tensor]) -> list[Tensor]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
 from driftproof.problems import check_batch
-from driftproof.record import DeferredRecord, StepResult
+from driftproof.record import LazyNovelty, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.scores import Unfamiliarity
@@ -248,13 +249,13 @@ class Adapter(StateHolder):
         has_pass = self.state.health.compares or not self.state.names or self.distributed.size > 1
         if has_pass or type(self.method.novelty) is not Unfamiliarity:
             return result
-        compute = partial(self._score_frozen, images, ~result.record.quarantined)
-        return result._replace(record=DeferredRecord(result.record, compute))
+        novelty: Any = LazyNovelty(self._score_frozen, images, result.record.quarantined)
+        return result._replace(record=replace(result.record, novelty=novelty))
 
     @synchronized
-    def _score_frozen(self, images: Tensor, good: Tensor) -> Tensor:
+    def _score_frozen(self, images: Tensor, bad: Tensor) -> Tensor:
         with self._running(gradients=False):
-            return score_frozen(self.state, images, good)
+            return score_frozen(self.state, images, ~bad)
 
     def _check_batch(self, images: Tensor) -> Tensor:
         """The batch as the networks take it; raises if they cannot, or are not prepared."""

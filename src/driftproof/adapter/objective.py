@@ -9,6 +9,8 @@ from driftproof.adapter.method import Method
 from driftproof.components import Component, Step
 from driftproof.errors import ComponentError, ModelError
 from driftproof.predictions import mean_prediction_entropy
+from driftproof.record import LazyNovelty
+from driftproof.scores import Unfamiliarity
 from driftproof.selection import SampleWeights
 
 __all__ = ["Objective", "compute_novelty", "compute_objective"]
@@ -23,13 +25,11 @@ class Objective(NamedTuple):
         loss: The loss to minimize, a 0-d tensor with its graph; over the batch of all ranks.
         selected: The samples that attract, as a boolean mask.
         has_signal: Whether there is anything to learn on any rank, as a 0-d tensor.
-        novelty: How unfamiliar each sample is.
     """
 
     loss: Tensor
     selected: Tensor
     has_signal: Tensor
-    novelty: Tensor
 
 
 def compute_objective(method: Method, step: Step, selected_before: Tensor | None = None) -> Objective:
@@ -68,13 +68,14 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
         loss = loss + _check_scalar(method.regularizer, penalty)
     if not loss.requires_grad:
         raise ModelError(f"No parameter that {method.scope} trains has any influence on the model's output.")
-    with torch.no_grad():
-        return Objective(loss, selected, has_signal, compute_novelty(method, step))
+    return Objective(loss, selected, has_signal)
 
 
-def compute_novelty(method: Method, step: Step) -> Tensor:
-    """How unfamiliar each sample is, by the method's score."""
-    return method.novelty(step)
+@torch.no_grad()
+def compute_novelty(method: Method, step: Step) -> Tensor | LazyNovelty:
+    """How unfamiliar each sample is, by the method's score; the default one is computed when it is read."""
+    deferred = method.novelty.defer(step) if isinstance(method.novelty, Unfamiliarity) else None
+    return method.novelty(step) if deferred is None else LazyNovelty(*deferred)
 
 
 def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> Tensor:

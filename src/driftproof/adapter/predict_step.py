@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.method import Method
-from driftproof.adapter.objective import compute_novelty
 from driftproof.adapter.state import State
 from driftproof.quarantine import mask_like, replace_bad
 from driftproof.record import Record, StepResult
@@ -44,7 +43,7 @@ def predict_step(method: Method, state: State, images: Tensor) -> StepResult:
         counters = state.guard_counters
         if counters.get("num_batches", 0) + 1 < counters.get("falls_back_until", 0):
             output = predict_frozen(state, images, good)
-        novelty = compute_novelty(method, step)
+        novelty = method.novelty(step)
         averages = state.health.averages
         record = Record(
             selected=torch.zeros_like(step.weights, dtype=torch.bool),
@@ -80,14 +79,14 @@ def predict_frozen(state: State, images: Tensor, good: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_frozen(state: State, images: Tensor, good: Tensor) -> Tensor:
-    """Return the default novelty, of the frozen network; NaN for images that are not good.
+    """Return the default novelty, of the frozen network.
 
     Args:
         state: Unchanged afterwards.
         images: A batch whose step did not run the frozen network.
-        good: Mask of the good images, (N,).
+        good: Mask of the good images, (N,); the first one takes the place of the others.
     """
     logits, features = state.source.try_features(replace_bad(images, good))
     novelty = score_unfamiliarity(state.source, logits, features)
     state.source.rollback()
-    return novelty.where(mask_like(good, novelty), torch.nan)
+    return novelty

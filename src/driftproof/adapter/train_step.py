@@ -22,7 +22,7 @@ from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.memories import Memory
 from driftproof.quarantine import Judgement, mask_like, replace_bad
-from driftproof.record import LazyOutcome, Record, StepResult
+from driftproof.record import LazyNovelty, LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 
 __all__ = ["ObjectiveFn", "train_step"]
@@ -118,6 +118,7 @@ def _learn(
 
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
     evaluated: list[tuple[Step, Objective]] = []
+    novelty: list[Tensor | LazyNovelty] = []
 
     def evaluate() -> tuple[Tensor, ...]:
         if not evaluated:
@@ -127,6 +128,8 @@ def _learn(
             current, earlier = again, evaluated[0][1].selected
             current.output = learn_from.output
         objective = objective_fn(method, current, earlier)
+        if not evaluated and learn_from is step:
+            novelty.append(compute_novelty(method, step))
         evaluated.append((current, objective))
         gradients = state.gradients(objective.loss)
         state.network.restore_batch_norms()
@@ -161,9 +164,12 @@ def _learn(
         finite, allowed, good, stepped, flags, learned_from = judge_step(method, state, attempt)
 
         # Keep it, or none of it.
-        before.keep_buffers_where(finite, ["memory"])
-        before.keep_buffers_where(allowed, ["detector"])
-        before.keep_buffers_where(stepped, state.after_names)
+        if memory is not None:
+            before.keep_buffers_where(finite, ["memory"])
+        if method.detector is not None:
+            before.keep_buffers_where(allowed, ["detector"])
+        if method.after:
+            before.keep_buffers_where(stepped, state.after_names)
         with _recalling(state, memory):
             for component in method.components.values():
                 component.on_batch(learned)
@@ -183,11 +189,12 @@ def _learn(
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        novelty = evaluated[0][1].novelty if learn_from is step else compute_novelty(method, step)
+        if learn_from is not step:
+            novelty.append(compute_novelty(method, step))
         state.health.update(step, learned_from)
         before.keep_buffers_where(finite, ["health"])
         outcome = LazyOutcome(state.distributed.all_true(flags), holds)
-        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
+        result = _answer(state, output, learned_from, novelty[0], judged, objective.loss.detach(), outcome, before)
         before.commit()
         state.update_counters(gradients, finite, good, stepped)
     return result
@@ -227,16 +234,18 @@ def _answer(
     state: State,
     output: Tensor,
     selected: Tensor,
-    novelty: Tensor,
+    novelty: Tensor | LazyNovelty,
     judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
     before: Backup,
 ) -> StepResult:
     """The answer to the good images, and NaN for the others; called without gradients."""
+    if isinstance(novelty, Tensor):
+        novelty = novelty.where(mask_like(judged.good, novelty), state.nan)
     record = Record(
         selected=selected,
-        novelty=novelty.where(mask_like(judged.good, novelty), state.nan),
+        novelty=novelty,  # type: ignore[arg-type]  # who reads it gets a tensor
         quarantined=judged.bad,
         objective=loss,
         outcome=outcome,
@@ -270,6 +279,8 @@ def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], imag
     if method.lr_schedule is not None:
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
+    if state.fused_adam is not None and state.fused_adam.step(gradients):
+        return
     for parameter, gradient in zip(state.trainable, gradients, strict=True):
         parameter.grad = gradient
     try:

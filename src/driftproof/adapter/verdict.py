@@ -65,10 +65,9 @@ def judge_step(method: Method, state: State, attempt: Attempt) -> Verdict:
         from driftproof.kernels import triton_conclusion
 
         largest, signs = torch.linalg.vector_norm(written[0], torch.inf), (objective.has_signal, any_good)
-        with torch.cuda.device(state.device):
-            flags, learned_from = triton_conclusion.conclude(
-                largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, objective.selected
-            )
+        flags, learned_from = triton_conclusion.conclude(
+            largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, objective.selected
+        )
         finite, _, good, *_, allowed = flags.unbind()
         return Verdict(finite, allowed, good, good, flags, learned_from)
     stepped_ok, loss_ok, logits_ok = are_finite(written, [objective.loss], [step.logits])

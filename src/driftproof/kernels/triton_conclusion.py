@@ -8,12 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from driftproof.kernels.launch import Launcher
+
 __all__ = ["blend_averages", "conclude"]
 
 _TILE = 4096
 
 
-@triton.jit
+_POINTERS = ["largest", "loss", "logits", "has_signal", "any_good", "paused", "selected", "flags", "learned"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_POINTERS)
 def _conclude(
     largest, loss, logits, has_signal, any_good, paused, selected, flags, learned, values, samples,
     TILE: tl.constexpr,
@@ -65,14 +70,28 @@ def _sum_mask(data, samples, TILE: tl.constexpr):
 
 
 @triton.jit
+def _count_changed(logits, classes_before, samples, classes, ROWS: tl.constexpr, CLASSES: tl.constexpr):
+    columns = tl.arange(0, CLASSES)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, samples, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows[:, None] < samples) & (columns[None, :] < classes)
+        tile = tl.load(logits + rows[:, None] * classes + columns[None, :], mask=mask, other=float("-inf"))
+        before = tl.load(classes_before + rows, mask=rows < samples, other=0)
+        changed = (tl.argmax(tile, 1).to(tl.int64) != before) & (rows < samples)
+        total += tl.where(changed, 1.0, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
 def _lerp(start, end, weight):
     # As torch.lerp: exact at both ends.
     return tl.where(weight < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["averages", "p", "selected", "source_p", "answer", "source_classes", "out"])
 def _blend_averages(
-    averages, p, selected, source_p, differ, out, samples, classes, count, weight,
+    averages, p, selected, source_p, answer, source_classes, out, samples, classes, count, weight,
     TILE: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, CLASSES)
@@ -87,11 +106,15 @@ def _blend_averages(
     share = tl.load(averages + second + classes)
     if source_p is not None:
         before = _lerp(before, _sum_rows(source_p, samples, classes, ROWS, CLASSES) / count, weight)
-        share = _lerp(share, _sum_mask(differ, samples, TILE) / count, weight)
+        changed = _count_changed(answer, source_classes, samples, classes, ROWS, CLASSES)
+        share = _lerp(share, changed / count, weight)
     tl.store(out + second + columns, before, mask=inside)
     tl.store(out + second + classes, share)
     tl.store(out + 2 * second, tl.load(averages + 2 * second))
     tl.store(out + 2 * second + 1, tl.load(averages + 2 * second + 1))
+
+
+_launch_conclude, _launch_blend_averages = Launcher(_conclude), Launcher(_blend_averages)
 
 
 def conclude(
@@ -119,7 +142,7 @@ def conclude(
     """
     flags, learned = torch.empty(8, dtype=torch.bool, device=logits.device), torch.empty_like(selected)
     given = (largest, loss, logits, has_signal, any_good, paused, selected)
-    _conclude[(1,)](*given, flags, learned, logits.numel(), selected.numel(), TILE=_TILE)
+    _launch_conclude(logits.device, *given, flags, learned, logits.numel(), selected.numel(), _TILE)
     return flags, learned
 
 
@@ -128,7 +151,8 @@ def blend_averages(
     p: Tensor,
     selected: Tensor,
     source_p: Tensor | None = None,
-    differ: Tensor | None = None,
+    answer: Tensor | None = None,
+    source_classes: Tensor | None = None,
     *,
     weight: float,
 ) -> Tensor:
@@ -138,14 +162,15 @@ def blend_averages(
         averages: The same before it.
         p: The predictions, (N, C).
         selected: The samples that were learned from, (N,).
-        source_p: The frozen network's predictions; None if it did not run.
-        differ: Where its class is another one; None if it did not run.
+        source_p: The frozen network's predictions; None if it did not run, as the next two.
+        answer: The logits whose classes are compared with the frozen network's, (N, C).
+        source_classes: The classes that it predicts, (N,).
         weight: The weight of the batch.
     """
     out, (samples, classes) = torch.empty_like(averages), p.shape
     block = triton.next_power_of_2(classes)
-    _blend_averages[(1,)](
-        averages, p, selected, source_p, differ, out, samples, classes, float(samples), weight,
-        TILE=1024, ROWS=max(1, _TILE // block), CLASSES=block,
+    _launch_blend_averages(
+        p.device, averages, p, selected, source_p, answer, source_classes, out,
+        samples, classes, float(samples), weight, 1024, max(1, _TILE // block), block,
     )  # fmt: skip
     return out

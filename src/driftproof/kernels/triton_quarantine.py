@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from driftproof.kernels.launch import Launcher
+
 __all__ = ["judge", "replace_bad"]
 
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["largest", "log_scale", "good", "bad", "any_good", "next_log_scale"])
 def _judge(
     largest, log_scale, good, bad, any_good, next_log_scale, images, far, limit, momentum,
     VOTES: tl.constexpr, BLOCK: tl.constexpr,
@@ -35,7 +37,7 @@ def _judge(
     tl.store(next_log_scale, usual + momentum * mean)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["images", "good", "out"])
 def _replace_bad(images, good, out, rows, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     candidates = tl.arange(0, ROWS)
@@ -48,6 +50,9 @@ def _replace_bad(images, good, out, rows, size, ROWS: tl.constexpr, BLOCK: tl.co
     values = tl.load(images + source.to(tl.int64) * size + columns, mask=inside, other=0.0)
     values = tl.where(found, values, float("nan"))
     tl.store(out + row.to(tl.int64) * size + columns, values, mask=inside)
+
+
+_launch_judge, _launch_replace_bad = Launcher(_judge), Launcher(_replace_bad)
 
 
 def judge(
@@ -66,9 +71,9 @@ def judge(
     good, bad = torch.empty((2, len(largest)), dtype=torch.bool, device=largest.device).unbind()
     any_good, next_log_scale = torch.empty_like(log_scale, dtype=torch.bool), torch.empty_like(log_scale)
     block = triton.next_power_of_2(len(largest))
-    _judge[(1,)](
-        largest, log_scale, good, bad, any_good, next_log_scale, len(largest), far, limit, momentum,
-        VOTES=votes, BLOCK=block, num_warps=4,
+    _launch_judge(
+        largest.device, largest, log_scale, good, bad, any_good, next_log_scale, len(largest), far, limit, momentum,
+        votes, block,
     )  # fmt: skip
     return good, bad, any_good, next_log_scale
 
@@ -83,5 +88,6 @@ def replace_bad(images: Tensor, good: Tensor) -> Tensor:
     out, rows = torch.empty_like(images), len(images)
     size = images.numel() // rows
     block = triton.next_power_of_2(rows)
-    _replace_bad[(rows, triton.cdiv(size, _BLOCK))](images, good, out, rows, size, ROWS=block, BLOCK=_BLOCK)
+    grid = (rows, triton.cdiv(size, _BLOCK), 1)
+    _launch_replace_bad(images.device, images, good, out, rows, size, block, _BLOCK, grid=grid)
     return out
