@@ -125,11 +125,6 @@ class StaticEngine(EagerEngine):
         self._depends_on: Any = None
         self._initialized = False
 
-    @property
-    def num_static_steps(self) -> int:
-        """How many shapes have a static step."""
-        return len(self._steps)
-
     def run(self, images: Tensor) -> StepResult:
         """As `EagerEngine.run`; the record is fetched from the device on access."""
         key = shape_key(images)
