@@ -5,6 +5,7 @@ import json
 import torch
 
 import driftproof as dp
+from driftproof.adapter.optimizers import iter_tensors
 from networks import CLASSES, CONTRACT_NETWORKS
 
 PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")
@@ -167,6 +168,14 @@ def source_data(*, segmentation=False, shape=(3, 8, 8), seed=7):
 def state_of(adapter):
     """Copy everything an adapter remembers, for comparison."""
     return {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
+
+
+def tensors_of(adapter):
+    """Every tensor that a step may change, itself: all slots, the optimizer's state and the counters."""
+    state = adapter.state
+    slots = [slot.tensor for slot in state.slots() if slot.tensor is not None]
+    optimizer = [] if state.optimizer is None else list(iter_tensors(state.optimizer))
+    return [*slots, *optimizer, state.index, state.num_steps, state.accumulated_batches]
 
 
 def same_state(first, second):

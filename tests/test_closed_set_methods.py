@@ -10,7 +10,6 @@ from torch import nn
 
 import driftproof as dp
 from cases import batches, same_state, shifted
-from driftproof.adapter.weights import reset_weights
 from driftproof.methods.by_name import build_method
 from networks import build
 
@@ -155,7 +154,7 @@ def test_rdumb_starts_anew_after_every_period(model):
         assert kept == kept_again
     other = dp.eata(model, fisher=0.0, **settings)
     run(other, stream)
-    reset_weights(other.state, 1.0)
+    other._watch.reset_weights(1.0)
     assert torch.equal(other(stream[0]), first[0][0])
     assert other.last.kept < first[0][1], "otherwise the average was not tested"
 

@@ -42,7 +42,7 @@ SOURCES = {
     "docs/driving.md": ["src/driftproof/data/scenes/*.py", "src/driftproof/paper/*.py", "src/driftproof/training/*.py"],
     "docs/faq.md": ["src/driftproof/health*.py", "src/driftproof/problems/*.py"],
     "docs/index.md": ["src/driftproof/problems/*.py", "src/driftproof/adapter/state_*.py"],
-    "docs/interoperability.md": ["src/driftproof/adapter/stream_statistics.py"],
+    "docs/interoperability.md": ["src/driftproof/adapter/unwrap.py"],
     "docs/methods.md": ["src/driftproof/methods/*.py"],
     "docs/production.md": ["src/driftproof/monitor/*.py", "benchmarks/soak*.py"],
     "docs/reproducing.md": ["src/driftproof/paper/*.py"],

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import driftproof as dp
-from cases import adapter_for, batches, same_state, source_data, state_of
+from cases import adapter_for, batches, same_state, source_data, state_of, tensors_of
 from networks import NORM_NETWORKS, GroupNormNet, WideResNet, build, randomize
 
 
@@ -448,7 +448,7 @@ def iter_paths(node, path=()):
 
 def copy_tensors(adapter):
     """Copy all tensors of an adapter; much cheaper than its state_dict."""
-    return {number: tensor.clone() for number, tensor in enumerate(adapter.state.tensors())}
+    return {number: tensor.clone() for number, tensor in enumerate(tensors_of(adapter))}
 
 
 def encode_meta(meta):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save_file
 
 import driftproof as dp
 from cases import CASES, adapter_for, same_state, state_of
@@ -106,14 +106,15 @@ def test_nan_that_was_saved_is_loaded(tmp_path):
         (("counters", "index"), -1, r"counter `index` to be 0 to"),
         (("counters", "paused"), 2, r"counter `paused` to be 0 to 1, but the state has 2"),
         (("counters", "accumulated_batches"), 2, r"counter `accumulated_batches` to be 0 to 1"),
-        (("counters", "num_steps"), 2**70, "description is damaged"),
+        (("counters", "num_steps"), 2**70, r"counter `num_steps` to be 0 to"),
+        (("counters", "num_steps"), "text", r"counter `num_steps` to be 0 to"),
         (("guard_counters", "num_batches"), -3, r"counter `num_batches`"),
         (("guard_counters",), [], "description is damaged"),
         (("seed",), "text", "description is damaged"),
         (("source",), {"x": []}, "description is damaged"),
         (("optimizer",), None, "optimizer does not fit"),
         (("optimizer",), {"dict": [["state", {"dict": []}]]}, "optimizer does not fit"),
-        (("format",), 4.0, "format 4.0"),
+        (("format",), 3, "format 3"),
     ],
 )
 def test_description_out_of_range_raises(fuzz, refused, path, value, match):
@@ -146,7 +147,7 @@ def test_optimizer_state_of_another_shape_raises(fuzz, refused):
 
 def test_buffer_of_another_shape_raises_where_the_checksums_are_right(fuzz, refused):
     """Whoever knows the format can compute the checksums anew."""
-    state, shapes = load(fuzz.good), fuzz.adapter.state.fixed_shapes()
+    state, shapes = load(fuzz.good), fuzz.adapter.state.fixed_shapes
     names = [name for name in state if name in shapes]
     assert any(name.startswith("network_statistics.") for name in names)
     assert any(not name.partition(".")[0].endswith("_statistics") for name in names)
@@ -160,7 +161,7 @@ def test_buffer_of_another_shape_raises_where_the_checksums_are_right(fuzz, refu
 @pytest.mark.parametrize("case", CASES)
 def test_buffers_that_exist_from_the_start_keep_their_shapes(case):
     adapter = adapter_for(case, build("wide_resnet"))
-    shapes = adapter.state.fixed_shapes()
+    shapes = adapter.state.fixed_shapes
     for size in (4, 1, 3):
         adapter(torch.rand(size, 3, 8, 8))
     now = {slot.name: tuple(slot.tensor.shape) for slot in adapter.state.slots() if slot.tensor is not None}
@@ -178,49 +179,28 @@ def test_description_that_is_one_huge_number_raises(fuzz, refused):
 
 
 def test_header_that_asks_for_more_than_the_file_holds_raises(fuzz, refused):
-    refused((2**62).to_bytes(8, "little") + fuzz.good[8:], r"its header should have 4,611,686,018,427,387,904 bytes")
+    refused((2**62).to_bytes(8, "little") + fuzz.good[8:], "its checksum differs")
     length = int.from_bytes(fuzz.good[:8], "little")
     header = json.loads(fuzz.good[8 : 8 + length])
     header["meta"] |= {"shape": [2**40], "data_offsets": [0, 2**40]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    refused(sign(len(text).to_bytes(8, "little") + text + fuzz.good[8 + length :]), "describes 1,099,511,627,776 bytes")
-    deep = b'{"a":' + b"[" * 200_000
-    refused(len(deep).to_bytes(8, "little") + deep, "its header cannot be read")
+    texts = [json.dumps(header, separators=(",", ":")).encode()]
+    texts.append(fuzz.good[8 : 8 + length - 1] + b',"a":' + b"[" * 200_000)
+    for text in texts:
+        refused(sign(len(text).to_bytes(8, "little") + text + fuzz.good[8 + length :]), "damaged or something else")
 
 
 def test_sparse_file_of_many_gigabytes_is_refused_unread(fuzz, tmp_path):
     path, size = tmp_path / "state", 2**36
-    text = json.dumps({"meta": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(path, 8 + len(text) + size)
-    started = time.monotonic()
-    with pytest.raises(dp.errors.StateError, match=r"at most 17,179,869,184 bytes, but .* has 68,719"):
-        fuzz.adapter.load(path)
-    assert time.monotonic() - started < 1.0
+    for start, match in ((fuzz.good, r"at most 17,179,869,184 bytes, but .* has 68,719"), (b"", "checksum is missing")):
+        path.write_bytes(start)
+        os.truncate(path, size)
+        started = time.monotonic()
+        with pytest.raises(dp.errors.StateError, match=match):
+            fuzz.adapter.load(path)
+        assert time.monotonic() - started < 1.0
 
 
-# --- files without a checksum -----------------------------------------------------------------------------------------
-
-
-def test_file_of_the_earlier_format_is_loaded_and_checked(tmp_path):
-    path = tmp_path / "state"
-    adapter = make_saved(path)
-    before = state_of(adapter)
-    state = load(path.read_bytes())
-    meta = json.loads(bytes(state["meta"].tolist())) | {"format": 3}
-    del meta["nonfinite"]
-    state["meta"] = encode_meta(meta)
-    path.write_bytes(save(state, metadata={"format": "driftproof state 3"}))
-    adapter(IMAGES)
-    assert same_state(state_of(adapter.load(path)), before)
-    name = next(name for name in state if name.startswith("model."))
-    state[name][0] = float("nan")
-    path.write_bytes(save(state, metadata={"format": "driftproof state 3"}))
-    with pytest.raises(dp.errors.StateError, match="holds NaN or infinity"):
-        adapter.load(path)
-
-
-def test_file_of_this_format_without_its_checksum_raises(fuzz, refused, tmp_path):
+def test_file_without_its_checksum_raises(fuzz, refused, tmp_path):
     save_file(load(fuzz.good), tmp_path / "state")
     refused((tmp_path / "state").read_bytes(), "its checksum is missing")
     refused(fuzz.good.replace(b'"sha256"', b'"sha257"', 1), "its checksum is missing")

@@ -1,7 +1,7 @@
 """The adapter: a model that keeps learning from the stream it predicts on."""
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -14,22 +14,17 @@ from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import (
     EngineName,
     MakeOptimizer,
-    Method,
     Novelty,
     OutputName,
     Schedule,
     check_engine_options,
-    resolve_guards,
-    resolve_novelty,
-    resolve_output,
-    resolve_statistics,
+    make_method,
 )
 from driftproof.adapter.predict_step import predict_step, score_frozen
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.state_holder import StateHolder
-from driftproof.adapter.stream_statistics import RecentImages, list_batches, unwrap_with
-from driftproof.adapter.watch import Watch
+from driftproof.adapter.unwrap import keep_recent, list_batches, unwrap_with
 from driftproof.after import After
 from driftproof.augment import Augment
 from driftproof.components import PrepareContext, Progress, SourceBatches
@@ -38,13 +33,13 @@ from driftproof.distributed import Distributed, RankGroup
 from driftproof.errors import CallOrderError, DriftproofError, InputError, NotPreparedError, StateError
 from driftproof.gradients import Gradient
 from driftproof.guards import Guard
-from driftproof.locking import ForkSafeLock, synchronized
+from driftproof.locking import synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
-from driftproof.problems import describe_batch_mistake
-from driftproof.record import LazyNovelty, Record, StepResult
+from driftproof.problems import check_batch
+from driftproof.record import LazyNovelty, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
 from driftproof.scores import Unfamiliarity
@@ -160,59 +155,45 @@ class Adapter(StateHolder):
         channels_last: bool = False,
         process_group: RankGroup = None,
     ) -> None:
-        super().__init__()
-        self._lock = ForkSafeLock()
         check_engine_options(engine=engine, precision=precision, source_precision=source_precision)
-        if mean_entropy is None:
-            mean_entropy = select.mean_entropy if isinstance(select, Selection) else 0.0
-        if average_over is None:
-            average_over = select.average_over if isinstance(select, Selection) else "selected"
-        copied = partial(copy.deepcopy, memo={})
         with torch.inference_mode(False):
-            self.method = Method(
+            method = make_method(
                 scope=scope,
-                statistics=resolve_statistics(statistics),  # type: ignore[arg-type]  # Method refuses None
-                source_statistics=resolve_statistics(source_statistics, "source_statistics"),
-                loss=copied(loss),
-                select=copied(select),
+                statistics=statistics,
+                source_statistics=source_statistics,
+                loss=loss,
+                select=select,
                 mean_entropy=mean_entropy,
-                regularizer=copied(regularizer),
-                gradient=copied(gradient),
+                regularizer=regularizer,
+                gradient=gradient,
                 optimizer=optimizer,
                 lr_schedule=lr_schedule,
                 accumulate=accumulate,
-                memory=copied(memory),
+                memory=memory,
                 teacher=teacher,
-                detector=copied(detector),
+                detector=detector,
                 view=view,
-                after=tuple(map(copied, (after,) if isinstance(after, After) else after)),
-                output=copied(resolve_output(output)),
-                novelty=resolve_novelty(novelty),
+                after=after,
+                output=output,
+                novelty=novelty,
                 average_over=average_over,
                 mean_entropy_over=mean_entropy_over,
-                guards=resolve_guards(guard),
+                guard=guard,
             )
-            self._requires_grad = {name: parameter.requires_grad for name, parameter in _named_parameters(model)}
-            self.state = State(
+            state = State(
                 model,
-                self.method,
+                method,
                 logits=logits,
                 classifier=classifier,
                 precision=precision,
                 source_precision=source_precision,
                 channels_last=channels_last,
                 distributed=Distributed(process_group),
-                capturable=engine != "eager" and self.method.dynamic_reason is None,
+                capturable=engine != "eager" and method.dynamic_reason is None,
                 seed=int(seed),
             )
-        self.engine = engine
-        self.channels_last = channels_last
-        self._engine = self._make_engine()
-        self._watch = Watch(self.method, self.state)
-        self._ranks_checked = False
-        self._is_first_after_load = False
-        self._last: Record | None = None
-        self._recent = RecentImages()
+        super().__init__(method, state, engine=engine, channels_last=channels_last)
+        self._requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
     # --- predict and learn --------------------------------------------------------------------------------------------
 
@@ -223,21 +204,9 @@ class Adapter(StateHolder):
     @synchronized
     def step(self, images: Tensor) -> StepResult:
         """Predict a batch and learn from it; returns the logits and the record of this batch."""
-        # The caller's inference mode would forbid learning; its tensors cannot be part of a graph, their copies can.
-        with (
-            self.distributed.collective(self.device),
-            torch.inference_mode(False),
-            torch.set_grad_enabled(self.method.learns),
-            tf32_mode(self.network.precision),
-        ):
-            self._check_ready(images)
+        with self._running(gradients=self.method.learns):
+            images = self._check_batch(images)
             announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
-            if images.is_inference():
-                images = images.clone()
-            elif images.requires_grad:
-                images = images.detach()
-            if self.channels_last and images.ndim == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
             self.state.require_gradients()
             try:
                 result = self._watch.after_batch(images, self._engine.run(images), self._engine.run_frozen)
@@ -250,9 +219,8 @@ class Adapter(StateHolder):
                 ) from error
             result = self._defer_novelty(images, result)
             self._last = result.record
-            self._recent.add(images)
-            self._ranks_checked = True
-            self._is_first_after_load = False
+            keep_recent(self._recent, images)
+            self._ranks_checked, self._is_first_after_load = True, False
             return result
 
     @synchronized
@@ -261,17 +229,20 @@ class Adapter(StateHolder):
 
         The record says that nothing was selected. An output that needs the updated network answers from before it.
         """
+        with self._running(gradients=False):
+            images = self._check_batch(images)
+            return self._defer_novelty(images, predict_step(self.method, self.state, images))
+
+    @contextmanager
+    def _running(self, *, gradients: bool) -> Iterator[None]:
+        """A context in which all ranks run their networks, whatever modes the caller has set."""
         with (
             self.distributed.collective(self.device),
             torch.inference_mode(False),
-            torch.no_grad(),
+            torch.set_grad_enabled(gradients),
             tf32_mode(self.network.precision),
         ):
-            self._check_ready(images)
-            images = images.clone() if images.is_inference() else images.detach()
-            if self.channels_last and images.ndim == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
-            return self._defer_novelty(images, predict_step(self.method, self.state, images))
+            yield
 
     def _defer_novelty(self, images: Tensor, result: StepResult) -> StepResult:
         """Have the record run the frozen network for the default score, where the method does not."""
@@ -283,15 +254,12 @@ class Adapter(StateHolder):
 
     @synchronized
     def _score_frozen(self, images: Tensor, bad: Tensor) -> Tensor:
-        with tf32_mode(self.network.precision):
+        with self._running(gradients=False):
             return score_frozen(self.state, images, ~bad)
 
-    def _check_ready(self, images: object) -> None:
-        if not isinstance(images, Tensor) or not torch.is_floating_point(images):
-            found, advice = describe_batch_mistake(images)
-            raise InputError(f"Expected `images` to be a floating-point tensor, but got {found}. {advice}")
-        if images.ndim < 2 or images.shape[0] == 0:
-            raise InputError(f"Expected a batch of at least one image, but got shape {tuple(images.shape)}.")
+    def _check_batch(self, images: Tensor) -> Tensor:
+        """The batch as the networks take it; raises if they cannot, or are not prepared."""
+        check_batch("`images`", images)
         if images.device != self.device:
             raise InputError(f"Expected `images` on {self.device}, where the model is, but got {images.device}.")
         missing = [component for component in self.method.components.values() if not component.prepared]
@@ -300,6 +268,10 @@ class Adapter(StateHolder):
                 f"Expected `adapter.prepare(source)` with batches of (images, labels) before the first batch, "
                 f"since {' and '.join(map(repr, missing))} needs source data."
             )
+        # A tensor of the caller's inference mode cannot be part of a graph; its copy can.
+        images = images.clone() if images.is_inference() else images.detach() if images.requires_grad else images
+        is_image = self.channels_last and images.ndim == 4
+        return images.contiguous(memory_format=torch.channels_last) if is_image else images
 
     # --- prepare, reset, unwrap ---------------------------------------------------------------------------------------
 
@@ -325,24 +297,18 @@ class Adapter(StateHolder):
             seed=self.seed,
             progress=progress,
         )
-        wanted = [component for component in self._components if not (missing_only and component.prepared)]
-        before = {module: dict(module._buffers) for module in self.state.components.modules()}
         self._engine.invalidate()
-        with (
-            self.distributed.collective(self.device),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            tf32_mode(self.network.precision),
-        ):
+        with self._running(gradients=True):
+            before = self.state.storage.backup()
             try:
                 with self.distributed.local():
-                    for component in wanted:
-                        component.prepare(make_context())  # each draws from the seed, whatever the others drew
+                    for component in self._components:
+                        if not (missing_only and component.prepared):
+                            component.prepare(make_context())  # each draws from the seed, whatever the others drew
                 broadcast_buffers(self.method, self.state)
                 self._ranks_checked = False
             except BaseException:
-                for module, buffers in before.items():
-                    module._buffers.update(buffers)
+                before.restore()
                 raise
             finally:
                 self.network.rollback()
@@ -356,9 +322,7 @@ class Adapter(StateHolder):
         self._engine.invalidate()
         self.state.reset()
         self._watch.reset()
-        self._recent.clear()
-        self._last = None
-        self._ranks_checked = self._is_first_after_load = False
+        self._forget_stream()
         return self
 
     @synchronized
@@ -387,7 +351,3 @@ class Adapter(StateHolder):
         for name, parameter in plain.named_parameters():
             parameter.requires_grad_(self._requires_grad[name])
         return plain
-
-
-def _named_parameters(model: object) -> list[tuple[str, nn.Parameter]]:
-    return list(model.named_parameters()) if isinstance(model, nn.Module) else []

@@ -1,7 +1,6 @@
 """A method: one choice for each part of a test-time adaptation step."""
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,17 @@ from driftproof.selection import Selection
 from driftproof.statistics import Auto, Batch, Statistics
 from driftproof.teacher import EMA
 
-__all__ = ["AdapterOptions", "EngineName", "MakeOptimizer", "Method", "Novelty", "Schedule", "check_engine_options"]
+__all__ = [
+    "AdapterOptions",
+    "EngineName",
+    "MakeOptimizer",
+    "Method",
+    "Novelty",
+    "OutputName",
+    "Schedule",
+    "check_engine_options",
+    "make_method",
+]
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Novelty = Callable[[Step], Tensor]
@@ -39,22 +48,19 @@ Schedule = Callable[[Tensor], Tensor]
 EngineName = Literal["auto", "eager", "compile", "graph"]
 OutputName = Literal["before", "after", "teacher", "ensemble"]
 
-_OUTPUTS: dict[str, type[Output]] = {
-    "before": BeforeUpdate,
-    "after": AfterUpdate,
-    "teacher": Teacher,
-    "ensemble": Ensemble,
+_OUTPUTS = {"before": BeforeUpdate, "after": AfterUpdate, "teacher": Teacher, "ensemble": Ensemble}
+_NAMED: dict[str, dict[str, Any]] = {
+    "statistics": {"auto": Auto},
+    "source_statistics": {"auto": Auto},
+    "output": _OUTPUTS,
 }
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "average_over": ("selected", "batch"),
     "mean_entropy_over": ("selected", "batch", "auto"),
-    "output": tuple(_OUTPUTS),
-    "statistics": ("auto",),
-    "source_statistics": ("auto",),
     "engine": ("auto", "eager", "compile", "graph"),
     "precision": (None, "fp32", "tf32", "bf16"),
     "source_precision": (None, "bf16"),
-}
+} | {name: tuple(kinds) for name, kinds in _NAMED.items()}
 
 
 class AdapterOptions(TypedDict, total=False):
@@ -210,52 +216,42 @@ _KINDS: dict[str, type] = {
     "after": After,
     "output": Output,
 }
-_COMPONENTS = (
-    "statistics", "source_statistics", "loss", "select", "regularizer", "gradient", "memory", "detector", "output"
-)  # fmt: skip
+_COMPONENTS = tuple(name for name, kind in _KINDS.items() if issubclass(kind, Component) and name != "after")
 _DESCRIBED = (
-    "scope",
-    "statistics",
-    "source_statistics",
-    "loss",
-    "select",
-    "mean_entropy",
-    "regularizer",
-    "average_over",
+    "scope", "statistics", "source_statistics", "loss", "select", "mean_entropy", "regularizer", "average_over",
     "mean_entropy_over",
-)
+)  # fmt: skip
 _OPTIONAL = ("gradient", "lr_schedule", "memory", "teacher", "detector", "view", "after")
 _IMAGES_PER_STEP = 64
 _LEARNING = ("loss", "select", "regularizer", "gradient", "optimizer", "lr_schedule", "memory", "after", "mean_entropy")
 
 
-def resolve_output(output: str | Output) -> Output:
-    """The output component of a name."""
-    if isinstance(output, str):
-        _check_choice("output", output)
-        return _OUTPUTS[output]()
-    return output
+def make_method(*, guard: Guard | Sequence[Guard] | None, **choices: Any) -> Method:  # noqa: ANN401  # of many types
+    """The method that an adapter's keywords describe.
 
-
-def resolve_novelty(novelty: str | Novelty | None) -> Novelty:
-    """The score of a name, or the default; a component is copied, as all components are."""
+    Names and None are replaced by what they stand for. Components are copied, since they remember a stream.
+    """
+    for name, kinds in _NAMED.items():
+        if isinstance(choices[name], str):
+            _check_choice(name, choices[name])
+            choices[name] = kinds[choices[name]]()
+    novelty = choices["novelty"]
     if novelty is None or isinstance(novelty, str):
-        return Unfamiliarity() if novelty is None else make_novelty(novelty)
-    return copy.deepcopy(novelty, memo={}) if isinstance(novelty, Component) else novelty
-
-
-def resolve_statistics(statistics: str | Statistics | None, choice: str = "statistics") -> Statistics | None:
-    """The rule of a name; a rule is copied."""
-    if isinstance(statistics, str):
-        _check_choice(choice, statistics)
-        return Auto()
-    return copy.deepcopy(statistics, memo={})
-
-
-def resolve_guards(guard: Guard | Sequence[Guard] | None) -> tuple[Guard, ...]:
-    """The guards of an adapter, copied: they remember its stream."""
-    given = Warn() if guard is None else guard
-    return copy.deepcopy(tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,))
+        choices["novelty"] = Unfamiliarity() if novelty is None else make_novelty(novelty)
+    defaults = choices["select"] if isinstance(choices["select"], Selection) else Selection
+    for name in ("mean_entropy", "average_over"):
+        if choices[name] is None:
+            choices[name] = getattr(defaults, name)
+    after, guards = choices["after"], Warn() if guard is None else guard
+    choices["after"] = (after,) if isinstance(after, After) else tuple(after)
+    choices["guards"] = tuple(guards) if isinstance(guards, list | tuple) else (guards,)
+    # A component that is passed for two choices stays one, but each network has statistics of its own.
+    memo: dict[int, Any] = {}
+    for name in (*_COMPONENTS, "after", "guards"):
+        choices[name] = copy.deepcopy(choices[name], {} if name.endswith("statistics") else memo)
+    if isinstance(novelty, Component):
+        choices["novelty"] = copy.deepcopy(novelty)
+    return Method(**choices)
 
 
 def check_engine_options(**chosen: str | None) -> None:
@@ -286,13 +282,3 @@ def _describe_optimizer(make: MakeOptimizer) -> str:
     settings = [f"{name}={describe_value(value)}" for name, value in keywords.items() if name != "lr"]
     name = describe_value(function)
     return f"{name}({', '.join(settings)})" if settings else name
-
-
-def check_needs_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step needs a closure."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigurationError(
-            f"Expected an optimizer that steps from gradients, but {type(optimizer).__name__} needs a closure that "
-            "computes the loss again. Choose another, such as Adam or SGD."
-        )

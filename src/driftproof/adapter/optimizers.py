@@ -1,5 +1,6 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
+import inspect
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,17 +10,19 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
-from driftproof.adapter.method import Method, check_needs_closure
+from driftproof.adapter.method import Method
+from driftproof.errors import ConfigurationError
 
 __all__ = [
     "FusedAdam",
-    "HostState",
+    "OptimizerBackup",
     "build_optimizer",
     "has_known_start",
     "initial_values",
     "iter_tensors",
     "load_optimizer_state",
     "match_strides",
+    "steps_in_place",
 ]
 
 # State that does not start at zero: a number, or the name of the group's setting that it starts from.
@@ -52,7 +55,12 @@ def build_optimizer(
     """
     assert method.optimizer is not None  # Method checks it
     optimizer = method.optimizer(parameters)
-    check_needs_closure(optimizer)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigurationError(
+            f"Expected an optimizer that steps from gradients, but {type(optimizer).__name__} needs a closure that "
+            "computes the loss again. Choose another, such as Adam or SGD."
+        )
     device = parameters[0].device
     for group in optimizer.param_groups:
         on_cuda = device.type == "cuda" and "capturable" in group
@@ -198,39 +206,27 @@ def _is_untouched(optimizer: torch.optim.Optimizer) -> bool:
     return not (any((*hooks, *_GLOBAL_HOOKS)) or held.keys() & {"step", "grad_scale", "found_inf"})
 
 
-class HostState:
-    """What an optimizer keeps outside of device tensors, to be put back where a step is undone.
+def steps_in_place(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether a step changes nothing but tensors on the device, which stay where they are."""
+    return has_known_start(optimizer) and all(tensor.device == device for tensor in iter_tensors(optimizer))
 
-    Counters in Python numbers, tensors on another device, and which containers hold which tensors.
-    """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+class OptimizerBackup:
+    """A copy of an optimizer's whole state, whatever it consists of."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         def copy(value: object) -> object:
-            return value.clone() if isinstance(value, Tensor) and value.device != device else value
+            if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+                return value.detach().clone()
+            return value
 
         self._optimizer = optimizer
-        self._device = device
         self._state, self._groups = tree_map(copy, (dict(optimizer.state), optimizer.param_groups))
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put the copy in the place of the state."""
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(before)
-
-    def collect_replaced(self) -> None:
-        """Copy tensors that took the place of others on the device into those, so that they keep their addresses."""
-        for parameter, before in self._state.items():
-            state = self._optimizer.state.get(parameter, {})
-            for key, held in before.items():
-                tensor = state.get(key)
-                both = isinstance(held, Tensor) and isinstance(tensor, Tensor) and tensor is not held
-                if both and tensor.shape == held.shape and tensor.device == held.device == self._device:
-                    state[key] = held.copy_(tensor)
-
-    @staticmethod
-    def is_needed(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-        """Whether a step may change anything but tensors on the device that stay in their place."""
-        return not has_known_start(optimizer) or any(tensor.device != device for tensor in iter_tensors(optimizer))

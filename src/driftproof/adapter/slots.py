@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from driftproof.network import BatchNormHook, Network
 from driftproof.norms import BatchNorm
 
-__all__ = ["Slot", "component_shapes", "iter_slots", "layer_shapes"]
+__all__ = ["Slot", "fixed_shapes", "iter_slots"]
 
 
 class Slot(NamedTuple):
@@ -72,27 +72,23 @@ def iter_slots(
         yield Slot(f"accumulated.{name}", accumulated, str(number), "parameter")
 
 
-def layer_shapes(networks: Mapping[str, Network]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the statistics that the layers of networks keep of the stream."""
+def fixed_shapes(networks: Mapping[str, Network], components: nn.ModuleDict) -> dict[str, tuple[int, ...]]:
+    """The shapes of buffers that never change theirs: statistics of layers, and what our components have now.
+
+    Others come with the first images, whose shape they may have; those of a user's components may grow.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for prefix, network in networks.items():
         for index, hook in enumerate(network.hooks):
             assert isinstance(hook, BatchNormHook)
             for name in hook._buffers.keys() & {"mean", "variance"}:
                 shapes[_join(f"{prefix}_statistics", str(index), name)] = (hook.layer.num_features,)
+    for choice, component in components.items():
+        for path, module in component.named_modules():
+            if type(module).__module__.partition(".")[0] == "driftproof":
+                buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+                shapes |= {_join(choice, path, name): tuple(buffer.shape) for name, buffer in buffers.items()}
     return shapes
-
-
-def component_shapes(components: nn.ModuleDict) -> dict[str, tuple[int, ...]]:
-    """The shapes of the buffers that components of this library have now; those of a user's may grow."""
-    return {
-        _join(choice, path, name): tuple(buffer.shape)
-        for choice, component in components.items()
-        for path, module in component.named_modules()
-        if type(module).__module__.partition(".")[0] == "driftproof"
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    }
 
 
 def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:

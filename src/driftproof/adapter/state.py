@@ -18,10 +18,9 @@ from driftproof.adapter.optimizers import (
     build_optimizer,
     has_known_start,
     initial_values,
-    iter_tensors,
     load_optimizer_state,
 )
-from driftproof.adapter.slots import Slot, component_shapes, iter_slots, layer_shapes
+from driftproof.adapter.slots import Slot, fixed_shapes, iter_slots
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
 from driftproof.components import Component, Detection, Step
@@ -49,14 +48,10 @@ class State(nn.Module):
     Args:
         model: The user's model; it is copied.
         method: The choices; their components become part of the state.
-        logits: As for `Network`.
-        classifier: As for `Network`.
-        precision: Of the adapting network.
-        source_precision: Of the frozen network.
-        channels_last: Whether images and convolutions have channels last.
         distributed: The ranks that share each batch.
         capturable: Whether the optimizer must be capturable in a CUDA graph.
-        seed: Seed of all random numbers.
+
+    The other arguments are those of `Adapter`.
 
     Attributes:
         network: The adapting network θ_a.
@@ -92,20 +87,20 @@ class State(nn.Module):
         model: nn.Module,
         method: Method,
         *,
-        logits: LogitsAccessor | None = None,
-        classifier: str | None = None,
-        precision: Precision | None = None,
-        source_precision: Precision | None = None,
-        channels_last: bool = False,
-        distributed: Distributed | None = None,
-        capturable: bool = False,
-        seed: int = 0,
+        logits: LogitsAccessor | None,
+        classifier: str | None,
+        precision: Precision | None,
+        source_precision: Precision | None,
+        channels_last: bool,
+        distributed: Distributed,
+        capturable: bool,
+        seed: int,
     ) -> None:
         super().__init__()
         self._method = method
         self._same_rule = method.source_statistics is None and method.statistics.of is None
         self.seed = seed
-        self.distributed = distributed or Distributed()
+        self.distributed = distributed
         self.capturable = capturable
         self.guard_counters: dict[str, int] = {}
         self.health = HealthMonitor()
@@ -149,7 +144,7 @@ class State(nn.Module):
                 f"but got {type(self.optimizer).__name__}."
             )
         self.reset_components()
-        self._starting_shapes = component_shapes(self.components)
+        self.fixed_shapes = fixed_shapes(self.networks, self.components)
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -168,23 +163,14 @@ class State(nn.Module):
         named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
         return {name: network for name, network in named.items() if network is not None}
 
+    @property
+    def moving_networks(self) -> dict[str, Network]:
+        """The networks whose weights move, by the prefix of their names in a saved state."""
+        return {"model": self.network} | ({} if self.teacher is None else {"teacher": self.teacher})
+
     def slots(self) -> Iterator[Slot]:
         """Every place where a tensor is kept that may change, each with its name."""
         return iter_slots(self.names, self.networks, self.components, self._accumulated)
-
-    def fixed_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of buffers that never change theirs: statistics of layers, and what our components start with.
-
-        Others come with the first images, whose shape they may have.
-        """
-        return self._starting_shapes | layer_shapes(self.networks)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that a step may change: all slots, the optimizer's state and the counters."""
-        yield from (tensor for slot in self.slots() if (tensor := slot.tensor) is not None)
-        if self.optimizer is not None:
-            yield from iter_tensors(self.optimizer)
-        yield from (self.index, self.num_steps, self.accumulated_batches)
 
     # --- the step's view ----------------------------------------------------------------------------------------------
 
@@ -253,7 +239,8 @@ class State(nn.Module):
         if self._storage is None or self._storage.is_stale:
             parameters = [tensor for network in self.networks.values() for tensor in network.parameters()]
             self._storage = Storage(list(self.slots()), self.optimizer, parameters, self.device)
-            self.fused_adam = FusedAdam.find(self.optimizer, self.trainable)
+            is_copied = self._storage.copied_optimizer is not None  # then an undone step replaces its tensors
+            self.fused_adam = FusedAdam.find(None if is_copied else self.optimizer, self.trainable)
         return self._storage
 
     def drop_storage(self) -> None:
@@ -310,9 +297,8 @@ class State(nn.Module):
     def reset(self) -> None:
         """Return to exactly the starting point; what `prepare` found stays."""
         with torch.inference_mode(False), torch.no_grad():
-            for network in (self.network, self.teacher):
-                if network is not None:
-                    restore_model(network.model, self.source.model)
+            for network in self.moving_networks.values():
+                restore_model(network.model, self.source.model)
             for counter in (self.index, self.num_steps, self.accumulated_batches, self.paused):
                 counter.zero_()
         self.guard_counters.clear()

@@ -1,8 +1,8 @@
 """What an adapter holds: reading it, saving it, moving it and copying it."""
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
 from driftproof.adapter.method import EngineName, Method
 from driftproof.adapter.state import State
-from driftproof.adapter.stream_statistics import RecentImages
 from driftproof.adapter.watch import Watch
 from driftproof.components import Component
 from driftproof.distributed import Distributed
@@ -32,24 +31,31 @@ __all__ = ["StateHolder"]
 class StateHolder(nn.Module):
     """The part of an adapter that does not adapt.
 
-    Attributes:
+    Args:
         method: The choices.
         state: Everything that is remembered.
         engine: How a step runs.
         channels_last: Whether images are laid out with channels last.
     """
 
-    method: Method
-    state: State
-    engine: EngineName
-    channels_last: bool
-    _lock: AbstractContextManager[Any]
-    _engine: EagerEngine
-    _watch: Watch
-    _recent: RecentImages
-    _last: Record | None
-    _ranks_checked: bool
-    _is_first_after_load: bool
+    def __init__(self, method: Method, state: State, *, engine: EngineName, channels_last: bool) -> None:
+        super().__init__()
+        self.method = method
+        self.state = state
+        self.engine = engine
+        self.channels_last = channels_last
+        self._lock = ForkSafeLock()
+        self._watch = Watch(method, state)
+        self._engine = self._make_engine()
+        self._recent: deque[Tensor] = deque()
+        self._forget_stream()
+
+    def _forget_stream(self, *, is_loaded: bool = False) -> None:
+        """Drop what is no part of the state; the next batch is the first, perhaps of a loaded state."""
+        self._recent.clear()
+        self._last: Record | None = None
+        self._ranks_checked = False
+        self._is_first_after_load = is_loaded
 
     # --- what it holds ------------------------------------------------------------------------------------------------
 
@@ -131,9 +137,7 @@ class StateHolder(nn.Module):
         self._engine.invalidate()
         snapshot.set_state(self.method, self.state, state)
         self._watch.forget_snapshots()
-        self._recent.clear()
-        self._last = None
-        self._ranks_checked, self._is_first_after_load = False, True
+        self._forget_stream(is_loaded=True)
 
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
@@ -172,30 +176,19 @@ class StateHolder(nn.Module):
     # --- copies -------------------------------------------------------------------------------------------------------
 
     @synchronized
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Under the lock, so that no other thread steps meanwhile.
-        self.network.detach_all()
-        duplicate = type(self).__new__(type(self))
-        memo[id(self)] = duplicate
-        duplicate.__setstate__({name: copy.deepcopy(value, memo) for name, value in self._copied().items()})
-        return duplicate
-
-    @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, since pickle reads it after the lock is released.
+        # A copy, since it is read after the lock is released. It makes its own engine: graphs and compiled code refer
+        # to this adapter's tensors. Images are no state.
         self.network.detach_all()
-        return copy.deepcopy(self._copied())
+        left_out = ("_engine", "_lock", "_recent")
+        return copy.deepcopy({name: value for name, value in vars(self).items() if name not in left_out})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = ForkSafeLock()
-        self._recent = RecentImages()
+        self._recent = deque()
         self.state.drop_storage()
         self._engine = self._make_engine()
-
-    def _copied(self) -> dict[str, Any]:
-        # A copy makes its own engine: graphs and compiled code refer to this adapter's tensors. Images are no state.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_lock", "_recent")}
 
     def _make_engine(self) -> EagerEngine:
         return make_engine(self.engine, self.method, self.state, channels_last=self.channels_last)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from driftproof.adapter.optimizers import HostState, iter_tensors
+from driftproof.adapter.optimizers import OptimizerBackup, iter_tensors, steps_in_place
 from driftproof.adapter.slots import Slot
 from driftproof.errors import ComponentError, EngineError
 from driftproof.tensor_list import TensorList, where_each
@@ -29,7 +29,7 @@ class Storage:
         is_stale: Whether tensors have come or gone, so that the slots must be looked up anew.
         values: The tensors that are written in place.
         buffers: The slots whose tensors are replaced.
-        host_optimizer: The optimizer, if it keeps anything but device tensors that stay in place.
+        copied_optimizer: The optimizer, if it must be copied to be undone, since its steps do not only write in place.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Storage:
         self.is_stale = False
         self.device = device
         self.buffers = [slot for slot in slots if slot.group != "parameter"]
-        self.host_optimizer = optimizer if optimizer is not None and HostState.is_needed(optimizer, device) else None
+        in_place = optimizer is None or steps_in_place(optimizer, device)
+        self.copied_optimizer = None if in_place else optimizer
         values = [tensor for slot in slots if slot.group == "parameter" and (tensor := slot.tensor) is not None]
         num_parameters = len(unique := {id(tensor): tensor for tensor in values})
-        if optimizer is not None:
-            unique |= {id(tensor): tensor for tensor in iter_tensors(optimizer) if tensor.device == device}
+        if optimizer is not None and in_place:
+            unique |= {id(tensor): tensor for tensor in iter_tensors(optimizer)}
         # To look at each tensor of the optimizer takes a noticeable part of a step.
-        fixed = len(unique) - num_parameters if self.host_optimizer is None else 0
-        self.values = TensorList(list(unique.values()), others, fixed=fixed)
+        self.values = TensorList(list(unique.values()), others, fixed=len(unique) - num_parameters)
 
     def backup(self) -> "Backup":
         """Remember everything a step may change."""
@@ -63,8 +63,8 @@ class Backup:
         self._storage = storage
         self._values = storage.values.clone()
         self._buffers = [_Held(slot) for slot in storage.buffers]
-        optimizer = storage.host_optimizer
-        self._host = None if optimizer is None else HostState(optimizer, storage.device)
+        optimizer = storage.copied_optimizer
+        self._optimizer = None if optimizer is None else OptimizerBackup(optimizer)
 
     def restore(self) -> None:
         """Undo everything, after an error."""
@@ -72,8 +72,8 @@ class Backup:
         for held in self._buffers:
             if capturing or held.slot.group == "buffer":
                 held.put(held.original)
-        if self._host is not None:
-            self._host.restore()
+        if self._optimizer is not None:
+            self._optimizer.restore()
         if not capturing:  # then no kernel has run, and every value is still what it was
             self._storage.values.restore(self._values)
 
@@ -92,25 +92,19 @@ class Backup:
         for held, _, original in kept:
             held.put(original)
 
-    def collect_replaced(self) -> None:
-        """Copy tensors that the optimizer put in the place of others into those."""
-        if self._host is not None:
-            self._storage.values.reattach()
-            self._host.collect_replaced()
-
     def changed_values(self) -> list[Tensor]:
         """The floating-point values that a step changes, in few vectors."""
-        tensors = self._storage.values.vectors + self._created_by_optimizer()
+        values, optimizer, device = self._storage.values, self._storage.copied_optimizer, self._storage.device
+        tensors = values.vectors
+        if optimizer is not None:
+            values.reattach()  # it may have given parameters other memory
+            tensors = tensors + [tensor for tensor in iter_tensors(optimizer) if tensor.device == device]
         return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
     def keep_values_where(self, stepped: Tensor) -> None:
-        """Undo what was written in place unless a 0-d condition holds."""
-        if self._host is not None:
-            # The optimizer keeps something on the host, or makes new tensors: the host has to know.
-            undone = not bool(stepped)
-            if undone:
-                self._host.restore()
-            self._storage.is_stale |= undone or bool(self._created_by_optimizer())
+        """Undo what was written in place, and what the optimizer did, unless a 0-d condition holds."""
+        if self._optimizer is not None and not bool(stepped):  # the host has to know
+            self._optimizer.restore()
         self._storage.values.keep_where(stepped, self._values)
 
     def keep_buffers(self, owner: str) -> None:
@@ -164,14 +158,6 @@ class Backup:
             held.put(None if new is None else new.detach().clone())
         else:
             held.put(old)
-
-    def _created_by_optimizer(self) -> list[Tensor]:
-        """Tensors on the device that the optimizer has come to hold since the last look."""
-        if self._storage.host_optimizer is None:
-            return []
-        known = {id(tensor) for tensor in self._storage.values.tensors}
-        tensors = iter_tensors(self._storage.host_optimizer)
-        return [tensor for tensor in tensors if tensor.device == self._storage.device and id(tensor) not in known]
 
 
 class _Held:

@@ -17,7 +17,7 @@ from driftproof.adapter.objective import Objective, compute_novelty, compute_obj
 from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.adapter.verdict import judge_step
+from driftproof.adapter.verdict import Attempt, judge_step
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.memories import Memory
@@ -149,7 +149,6 @@ def _learn(
 
         # The step, and what follows it.
         _take_step(method, state, gradients, len(step.images))
-        before.collect_replaced()
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
         with _recalling(state, memory):
@@ -157,12 +156,12 @@ def _learn(
                 act.after_step(learned, state)
 
         # Whether to keep it.
-        selected = objective.selected if learn_from is step else _per_sample(judged.good, step)
+        if learn_from is not step:
+            objective = objective._replace(selected=_per_sample(judged.good, step))
         holds, written = method.statistics.find_holds(), before.changed_values()
         can_learn = None if holds is None else ~holds.any()
-        about = (step, objective, judged, selected, written, gradients)
-        verdict = judge_step(method, state, *about, can_learn=can_learn, due=due)
-        finite, allowed, good, stepped, flags, learned_from = verdict
+        attempt = Attempt(step, objective, judged.any_good, gradients, written, can_learn, due)
+        finite, allowed, good, stepped, flags, learned_from = judge_step(method, state, attempt)
 
         # Keep it, or none of it.
         if memory is not None:

@@ -10,10 +10,31 @@ from driftproof.adapter.objective import Objective
 from driftproof.adapter.state import State
 from driftproof.components import Step, flatten
 from driftproof.kernels import runs_triton
-from driftproof.quarantine import Judgement
 from driftproof.tensor_list import are_finite
 
-__all__ = ["Verdict", "judge_step"]
+__all__ = ["Attempt", "Verdict", "judge_step"]
+
+
+class Attempt(NamedTuple):
+    """A step that the optimizer has taken, and that may still be undone.
+
+    Attributes:
+        step: The batch.
+        objective: What was learned, and which samples of the batch it counts as learned from.
+        any_good: Whether any image of the batch is good, as a 0-d tensor.
+        gradients: What the optimizer got.
+        written: All floating-point values that the step wrote.
+        can_learn: Whether the statistics allow learning, as a 0-d tensor; None is yes.
+        due: Whether the optimizer's step was due, as a 0-d tensor; None is yes.
+    """
+
+    step: Step
+    objective: Objective
+    any_good: Tensor
+    gradients: tuple[Tensor, ...]
+    written: list[Tensor]
+    can_learn: Tensor | None
+    due: Tensor | None
 
 
 class Verdict(NamedTuple):
@@ -36,40 +57,16 @@ class Verdict(NamedTuple):
     learned_from: Tensor
 
 
-def judge_step(
-    method: Method,
-    state: State,
-    step: Step,
-    objective: Objective,
-    judged: Judgement,
-    selected: Tensor,
-    written: list[Tensor],
-    gradients: tuple[Tensor, ...],
-    *,
-    can_learn: Tensor | None,
-    due: Tensor | None,
-) -> Verdict:
-    """Judge a step whose optimizer has stepped, without gradients.
-
-    Args:
-        method: The choices.
-        state: Unchanged.
-        step: The batch.
-        objective: What was learned from it.
-        judged: What its images look like.
-        selected: The samples that are learned from if the step is kept.
-        written: All floating-point values that the step wrote.
-        gradients: What the optimizer got.
-        can_learn: Whether the statistics let learn; None is yes.
-        due: Whether the optimizer's step was due; None is yes.
-    """
+def judge_step(method: Method, state: State, attempt: Attempt) -> Verdict:
+    """Judge a step, without gradients; nothing is changed or fetched from the device."""
+    step, objective, any_good, gradients, written, can_learn, due = attempt
     is_plain = method.memory is None and can_learn is None and due is None and state.distributed.size == 1
-    if is_plain and _is_supported(step.logits, selected, objective.loss, *written):
+    if is_plain and _is_supported(step.logits, objective.selected, objective.loss, *written):
         from driftproof.kernels import triton_conclusion
 
-        largest, signs = torch.linalg.vector_norm(written[0], torch.inf), (objective.has_signal, judged.any_good)
+        largest, signs = torch.linalg.vector_norm(written[0], torch.inf), (objective.has_signal, any_good)
         flags, learned_from = triton_conclusion.conclude(
-            largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, selected
+            largest, objective.loss.detach(), step.logits.detach(), *signs, state.paused, objective.selected
         )
         finite, _, good, *_, allowed = flags.unbind()
         return Verdict(finite, allowed, good, good, flags, learned_from)
@@ -81,8 +78,8 @@ def judge_step(
     allowed = finite > (state.paused if can_learn is None else state.paused | ~can_learn)  # and not
     good = allowed & objective.has_signal
     stepped = good if due is None else good & due
-    flags = torch.stack([finite, objective.has_signal, stepped, judged.any_good, logits_ok, loss_ok, state.paused])
-    return Verdict(finite, allowed, good, stepped, flags, selected & allowed)
+    flags = torch.stack([finite, objective.has_signal, stepped, any_good, logits_ok, loss_ok, state.paused])
+    return Verdict(finite, allowed, good, stepped, flags, objective.selected & allowed)
 
 
 def _is_supported(logits: Tensor, selected: Tensor, loss: Tensor, *written: Tensor) -> bool:

@@ -6,12 +6,20 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from driftproof.errors import InputError
 from driftproof.problems.problem import Problem
 
-__all__ = ["MAX_IMAGES", "describe_batch_mistake", "is_pair", "read_batches"]
+__all__ = ["MAX_IMAGES", "check_batch", "describe_batch_mistake", "is_pair", "read_batches"]
 
 MAX_IMAGES = 1024
 """The most images that `check` reads."""
+
+
+def check_batch(name: str, images: object) -> None:
+    """Refuse anything but a floating-point tensor of at least one image."""
+    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim < 2 or len(images) == 0:
+        found, advice = describe_batch_mistake(images)
+        raise InputError(f"Expected {name} to be a floating-point tensor, but got {found}. {advice}")
 
 
 def describe_batch_mistake(images: object) -> tuple[str, str]:

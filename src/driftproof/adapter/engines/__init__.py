@@ -30,11 +30,13 @@ def make_engine(name: EngineName, method: Method, state: State, *, channels_last
             "Collectives are neither compiled nor captured."
         )
     # Fused kernels read channels-last images and take statistics from all samples.
-    fused = channels_last and method.statistics.of is None
-    fused = fused and isinstance(method.statistics, Batch | InterpolatedStatistics)
+    is_fusible = isinstance(method.statistics, Batch | InterpolatedStatistics) and method.statistics.of is None
+    make_captured = FusedCudaGraphEngine if channels_last and is_fusible else CudaGraphEngine
     if name == "graph":
         reject_dynamic(method, state.device)
-        return FusedCudaGraphEngine(method, state) if fused else CudaGraphEngine(method, state)
+        return make_captured(method, state)
     if name == "compile":
         return CompiledEngine(method, state)
-    return AutoEngine(method, state, fused=fused) if name == "auto" else EagerEngine(method, state)
+    if name == "auto" and method.dynamic_reason is None and state.distributed.size == 1:
+        return AutoEngine(make_captured(method, state))
+    return EagerEngine(method, state)

@@ -2,11 +2,8 @@
 
 from torch import Tensor
 
-from driftproof.adapter.engines.compiled import FusedCudaGraphEngine
-from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, supports_cuda_graphs
+from driftproof.adapter.engines.cuda_graph import supports_cuda_graphs
 from driftproof.adapter.engines.eager import EagerEngine
-from driftproof.adapter.method import Method
-from driftproof.adapter.state import State
 from driftproof.errors import EngineError
 from driftproof.record import StepResult
 from driftproof.warn import warn_caller
@@ -18,16 +15,12 @@ class AutoEngine(EagerEngine):
     """Captures steps on a CUDA device; if that fails, warns once and runs eagerly from then on.
 
     Args:
-        method: The choices.
-        state: What the steps change.
-        fused: Whether to fuse batch norms with their neighbors.
+        captured: The engine that captures steps.
     """
 
-    def __init__(self, method: Method, state: State, *, fused: bool) -> None:
-        super().__init__(method, state)
-        make = FusedCudaGraphEngine if fused else CudaGraphEngine
-        can_capture = method.dynamic_reason is None and state.distributed.size == 1
-        self._captured: EagerEngine | None = make(method, state) if can_capture else None
+    def __init__(self, captured: EagerEngine) -> None:
+        super().__init__(captured.method, captured.state)
+        self._captured: EagerEngine | None = captured
 
     def run(self, images: Tensor) -> StepResult:
         """As `EagerEngine.run`, captured where that works."""

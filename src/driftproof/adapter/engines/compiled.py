@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from driftproof.adapter.engines.cuda_graph import CudaGraphEngine, require_cuda, supports_cuda_graphs
 from driftproof.adapter.engines.eager import EagerEngine
-from driftproof.adapter.engines.shapes import ShapeTracker, shape_key
+from driftproof.adapter.engines.static import ShapeTracker, shape_key
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_objective
 from driftproof.adapter.state import State

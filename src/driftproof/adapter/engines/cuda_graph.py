@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.engines.eager import run_frozen
-from driftproof.adapter.engines.shapes import shape_key
-from driftproof.adapter.engines.static import StaticEngine, StaticStep
+from driftproof.adapter.engines.static import StaticEngine, StaticStep, shape_key
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 from driftproof.errors import ConfigurationError, EngineError
@@ -33,9 +32,9 @@ class CudaGraphEngine(StaticEngine):
     def __init__(self, method: Method, state: State, **options: Any) -> None:  # noqa: ANN401  # relayed
         super().__init__(method, state, **options)
         self._captures_frozen = method.uses_batch_statistics
-        self._clear_graphs()
 
-    def _clear_graphs(self) -> None:
+    def _clear(self) -> None:
+        super()._clear()
         self._graphs: dict[StaticStep, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
         self._frozen: dict[StaticStep, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]] | None] = {}
         # Graphs of one adapter never run at once and keep nothing from run to run, so they share their memory.
@@ -73,11 +72,10 @@ class CudaGraphEngine(StaticEngine):
         if self._graphs:
             torch.cuda.synchronize(self.state.device)
         super().invalidate()
-        self._clear_graphs()
 
     def _execute(self, step: StaticStep) -> StepResult:
         if step.uses_rng is None:
-            _reject_host_state(self.state)
+            _reject_copied_optimizer(self.state)
             return self._warm_up(step)
         if step.uses_source and step.side_stream is None:
             step.side_stream = _shared_stream("side", self.state.device)
@@ -148,15 +146,11 @@ def _undo_failed_capture(device: torch.device, pool: Any) -> Iterator[None]:  # 
         yield
     except BaseException:
         torch.cuda.set_stream(stream)
-        _end_allocation(device, pool)
+        with suppress(RuntimeError):  # where the capture's own end got so far
+            torch._C._cuda_endAllocateToPool(device.index or 0, pool)
         generator.graphsafe_set_state(random_state.graphsafe_get_state())
         torch.cuda.synchronize(device)
         raise
-
-
-def _end_allocation(device: torch.device, pool: Any) -> None:  # noqa: ANN401  # torch's handle
-    with suppress(RuntimeError):  # where the capture's own end got so far
-        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
 
 
 def supports_cuda_graphs(device: torch.device) -> bool:
@@ -187,19 +181,14 @@ def reject_dynamic(method: Method, device: torch.device) -> None:
         )
 
 
-def _reject_host_state(state: State) -> None:
-    """Refuse an optimizer that counts on the host: a replayed step would not count."""
-    optimizer = state.optimizer
-    if optimizer is None:
-        return
-    for values in optimizer.state.values():
-        for key, value in values.items():
-            counts = isinstance(value, int | float) and not isinstance(value, bool)
-            if counts or (isinstance(value, Tensor) and value.device != state.device):
-                raise EngineError(
-                    f"Expected an optimizer that keeps its state on the device, such as Adam or SGD, but "
-                    f'{type(optimizer).__name__} keeps `{key}` on the host. Choose another, or `engine="eager"`.'
-                )
+def _reject_copied_optimizer(state: State) -> None:
+    """Refuse an optimizer that must be copied to be undone: only the host can do that."""
+    optimizer = state.storage.copied_optimizer
+    if optimizer is not None:
+        raise EngineError(
+            "Expected an optimizer of torch.optim that keeps its state on the device, such as Adam or SGD without "
+            f'dampening, but got {type(optimizer).__name__}. Choose another, or `engine="eager"`.'
+        )
 
 
 def _to_engine_error(error: Exception) -> EngineError:

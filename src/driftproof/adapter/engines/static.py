@@ -1,5 +1,6 @@
 """Steps that read a batch from a fixed place, so that they can be captured."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.engines.eager import EagerEngine
-from driftproof.adapter.engines.shapes import ShapeKey, ShapeTracker, shape_key
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import compute_objective
 from driftproof.adapter.state import State
@@ -15,7 +15,47 @@ from driftproof.adapter.train_step import ObjectiveFn, train_step
 from driftproof.components import Step, batch_seed
 from driftproof.record import StepResult
 
-__all__ = ["StaticEngine", "StaticStep"]
+__all__ = ["MAX_SHAPES", "ShapeTracker", "StaticEngine", "StaticStep", "shape_key"]
+
+MAX_SHAPES = 4
+_MAX_COUNTED = 64
+
+ShapeKey = tuple[Any, ...]
+
+
+class ShapeTracker:
+    """Counts batches by shape and decides for which ones a captured or compiled step pays off.
+
+    Such a step holds for one shape. The first batches of a shape run without, and after a few shapes no further one is
+    captured: memory and patience are finite.
+
+    Args:
+        after: How many batches of a shape run without.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._counts: Counter[ShapeKey] = Counter()
+        self._chosen: set[ShapeKey] = set()
+
+    def record(self, key: ShapeKey) -> None:
+        """Count a batch of this shape."""
+        if len(self._counts) >= _MAX_COUNTED:
+            self._counts.clear()
+        self._counts[key] += 1
+
+    def should_capture(self, key: ShapeKey) -> bool:
+        """Whether the next batch of this shape is captured or compiled, or replayed."""
+        if key not in self._chosen and self._counts[key] >= self._after and len(self._chosen) < MAX_SHAPES:
+            self._chosen.add(key)
+        return key in self._chosen
+
+
+def shape_key(images: Tensor) -> ShapeKey:
+    """What a captured step depends on besides the state: the batch's shape and dtype, and the caller's autocast."""
+    kind = images.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return (tuple(images.shape), images.dtype, autocast)
 
 
 class StaticStep:
@@ -69,23 +109,21 @@ class StaticEngine(EagerEngine):
     static steps run as they are; `CudaGraphEngine` captures them.
 
     Args:
-        method: The choices.
-        state: What the steps change.
+        method: As for `EagerEngine`.
+        state: As for `EagerEngine`.
         objective: How the objective is computed where nothing draws random numbers.
     """
 
     def __init__(self, method: Method, state: State, objective: ObjectiveFn = compute_objective) -> None:
         super().__init__(method, state)
         self._objective = objective
+        self._clear()
+
+    def _clear(self) -> None:
         self._shapes = ShapeTracker(after=1)
         self._steps: dict[ShapeKey, StaticStep] = {}
         self._depends_on: Any = None
         self._initialized = False
-
-    @property
-    def num_static_steps(self) -> int:
-        """How many shapes have a static step."""
-        return len(self._steps)
 
     def run(self, images: Tensor) -> StepResult:
         """As `EagerEngine.run`; the record is fetched from the device on access."""
@@ -112,10 +150,7 @@ class StaticEngine(EagerEngine):
 
     def invalidate(self) -> None:
         """Forget every static step."""
-        self._shapes.clear()
-        self._steps = {}
-        self._depends_on = None
-        self._initialized = False
+        self._clear()
 
     def _is_initialized(self) -> bool:
         """Whether a step was taken, so that every buffer exists that components create in their first one."""
