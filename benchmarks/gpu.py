@@ -8,13 +8,15 @@ Three groups of contestants; `--only` chooses among them, and `--limits-only` le
 - resnet50: as eager, for a ResNet-50 at 224 × 224, of torchvision where it is installed.
 - captured: CUDA graphs in tf32 and bf16, channels last; with `--compile` also the engine "compile".
 
-The contestants of a group take turns in one process; medians are compared. A timed run is several steps in a row with
-one synchronization at the end; the time of a single synchronized step is reported separately. Two floors bound a
+The contestants of a group take turns in one process, forwards and backwards. A ratio is the median of the ratios within
+a turn, since the speed of a host changes within seconds. A timed run is several steps in a row with one synchronization
+at the end; the time of a single synchronized step is reported separately. Two floors bound a
 perfectly fused step: the bytes it moves over the measured bandwidth, and its multiplications over the measured rate of
 large matrix products. With `--out`, each part of the results is written as soon as it is known.
 """
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 
 import driftproof as dp
 from by_hand import tent_by_hand, tent_crowd_by_hand
-from driftproof.analyses import peak_memory, synchronizer, time_steps
+from driftproof.analyses import peak_memory, synchronizer, time_steps, time_trials
 from driftproof.bench.environment import hardware
 from driftproof.models import ResNet50, build_model
 from health_cost import LIMIT, measure_health_cost
@@ -113,11 +115,16 @@ def run_steps(step: Step, images: Tensor, count: int = ROW) -> None:
         step(images)
 
 
-def time_all(steps: dict[str, Step], images: Tensor, *, trials: int, row: int) -> dict[str, float]:
-    """Return the median milliseconds per step of all contestants, which take turns."""
-    runs = {name: partial(run_steps, step, images, row) for name, step in steps.items()}
-    timings = time_steps(runs, trials=trials, warm_up=3, synchronize=synchronizer(images.device))
-    return {name: 1e3 * timing.median / row for name, timing in timings.items()}
+def time_all(steps: dict[str, Step], images: Tensor, *, trials: int, row: int) -> dict[str, list[float]]:
+    """Return the milliseconds per step of all contestants, which take turns, in every trial."""
+    runs: dict[str, Callable[[], object]] = {n: partial(run_steps, step, images, row) for n, step in steps.items()}
+    seconds = time_trials(runs, trials=trials, warm_up=3, synchronize=synchronizer(images.device), turns=True)
+    return {name: [round(1e3 * taken / row, 4) for taken in trials] for name, trials in seconds.items()}
+
+
+def medians(trials: dict[str, list[float]]) -> dict[str, float]:
+    """Return the median of each contestant."""
+    return {name: statistics.median(times) for name, times in trials.items()}
 
 
 def count_traffic(model: nn.Module, images: Tensor) -> tuple[int, int, int]:
@@ -205,10 +212,13 @@ def measure_peaks(
     return peaks
 
 
-def compute_ratios(times: dict[str, float], peaks: dict[str, int | None]) -> dict[str, float]:
+def compute_ratios(trials: dict[str, list[float]], peaks: dict[str, int | None]) -> dict[str, float]:
     """Return the ratios that have limits, of those contestants that were measured."""
-    pairs = {name: (one, other) for name, (one, other, _) in RATIOS.items() if one in times and other in times}
-    ratios = {name: times[one] / times[other] for name, (one, other) in pairs.items()}
+    pairs = {name: (one, other) for name, (one, other, _) in RATIOS.items() if one in trials and other in trials}
+    ratios = {
+        name: statistics.median(ours / theirs for ours, theirs in zip(trials[one], trials[other], strict=True))
+        for name, (one, other) in pairs.items()
+    }
     ours, theirs = peaks.get("tf32 graph tent+crowd"), peaks.get("plain loop")
     return ratios | {MEMORY: ours / theirs} if ours and theirs else ratios
 
@@ -273,7 +283,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "trials": arguments.trials,
     }
     results: dict[str, Any] = {"protocol": protocol, "ratios": {}, "ms": {}, "ms alone": {}}
-    results |= {"floors": {}, "peak": {}, "kernels": {}}
+    results |= {"ms of trials": {}, "floors": {}, "peak": {}, "kernels": {}}
     make_steps: dict[str, Callable[[], dict[str, Step]]] = {
         "eager": lambda: make_eager(make_network),
         "resnet50": lambda: make_eager(lambda: build_resnet50().to(device), "ResNet-50, "),
@@ -288,12 +298,13 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             protocol["network"] = f"WRN-40-2, batch {arguments.batch}"
         batch, row = (torch.rand(RESNET_BATCH, 3, 224, 224, device=device), RESNET_ROW) if is_large else (images, ROW)
         check_same_outputs(steps, batch)
-        times = time_all(steps, batch, trials=arguments.trials, row=row)
-        results["ratios"] |= compute_ratios(times, {})  # of contestants that took turns
-        results["ms"] |= times
+        trials = time_all(steps, batch, trials=arguments.trials, row=row)
+        results["ratios"] |= compute_ratios(trials, {})  # of contestants that took turns
+        results["ms"] |= medians(trials)
+        results["ms of trials"] |= trials
         yield results
         if not arguments.limits_only and not is_large:
-            results["ms alone"] |= time_all(steps, batch, trials=arguments.trials, row=1)
+            results["ms alone"] |= medians(time_all(steps, batch, trials=arguments.trials, row=1))
         del steps, batch
     if "captured" in groups:
         for name, ratio in measure_health(make_network, images):

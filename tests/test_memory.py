@@ -22,6 +22,7 @@ from driftproof.analyses import (
     peak_memory,
     synchronizer,
     time_steps,
+    time_trials,
 )
 from driftproof.models import build_model
 from driftproof.norms import norm_layers
@@ -313,6 +314,13 @@ def test_steps_alternate_between_synchronizations():
     time_steps(workshop.steps(), trials=2, warm_up=1, synchronize=workshop.wait, clock=lambda: workshop.now)
     turn = ["wait", "one", "wait", "wait", "two", "wait"]
     assert workshop.diary == ["one", "two", *turn, *turn]
+
+
+def test_steps_that_take_turns_go_backwards_in_every_second_trial():
+    workshop = Workshop({"one": [1.0, 2.0, 3.0], "two": [4.0, 5.0, 6.0]})
+    seconds = time_trials(workshop.steps(), trials=3, warm_up=0, clock=lambda: workshop.now, turns=True)
+    assert workshop.diary == ["one", "two", "two", "one", "one", "two"]
+    assert seconds == {"one": [1.0, 2.0, 3.0], "two": [4.0, 5.0, 6.0]}
 
 
 def test_only_synchronization_after_a_step_is_timed():

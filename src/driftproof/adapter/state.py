@@ -250,7 +250,7 @@ class State(nn.Module):
     def addresses(self) -> tuple[int, ...]:
         """Where the networks' parameters are, which a captured step has built in."""
         self.storage.values.reattach()
-        return tuple(tensor.data_ptr() for network in self.networks.values() for tensor in network.parameters())
+        return tuple([address for network in self.networks.values() for address in network.addresses()])
 
     # --- what a step does ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from driftproof.analyses.costs import measure_costs
 from driftproof.analyses.gradients import GradientCosine, SampleGradients
 from driftproof.analyses.memory import FORMULAS, SCENE_FORMULAS, Formula, MemoryCounts, count_memory, method_memory
-from driftproof.analyses.timing import Timing, peak_memory, synchronizer, time_steps
+from driftproof.analyses.timing import Timing, peak_memory, synchronizer, time_steps, time_trials
 
 __all__ = [
     "FORMULAS",
@@ -19,4 +19,5 @@ __all__ = [
     "peak_memory",
     "synchronizer",
     "time_steps",
+    "time_trials",
 ]

@@ -15,7 +15,7 @@ import torch
 
 from driftproof.errors import ConfigurationError
 
-__all__ = ["Timing", "peak_memory", "synchronizer", "time_steps"]
+__all__ = ["Timing", "peak_memory", "synchronizer", "time_steps", "time_trials"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,32 @@ def time_steps(
         >>> timings["long"].median > timings["short"].median
         True
     """
+    seconds = time_trials(dict(steps), trials=trials, warm_up=warm_up, synchronize=synchronize, clock=clock)
+    return {name: Timing.from_seconds(times) for name, times in seconds.items()}
+
+
+def time_trials(
+    steps: dict[str, Callable[[], object]],
+    *,
+    trials: int,
+    warm_up: int,
+    synchronize: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    turns: bool = False,
+) -> dict[str, list[float]]:
+    """Return the seconds of every trial, of several steps in alternation.
+
+    The median of the ratios of two steps within a trial says more than the ratio of their medians where the speed of
+    the machine changes from second to second.
+
+    Args:
+        steps: As in `time_steps`, and so are the other arguments.
+        trials: Number of timed calls of each step.
+        warm_up: Number of untimed calls of each step before that.
+        synchronize: Waits until the device is idle.
+        clock: Returns the time in seconds.
+        turns: Whether every second trial goes through the steps backwards, so that none is always after another.
+    """
     if trials < 1 or warm_up < 0:
         raise ConfigurationError(
             f"Expected `trials` of at least 1 and `warm_up` of at least 0, but got {trials} and {warm_up}."
@@ -74,10 +100,10 @@ def time_steps(
         for step in steps.values():
             step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(trials):
-        for name, step in steps.items():
-            seconds[name].append(_time_once(step, synchronize, clock))
-    return {name: Timing.from_seconds(times) for name, times in seconds.items()}
+    for trial in range(trials):
+        for name in reversed(steps) if turns and trial % 2 else steps:
+            seconds[name].append(_time_once(steps[name], synchronize, clock))
+    return seconds
 
 
 def _time_once(

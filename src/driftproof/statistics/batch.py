@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _get_cudnn_enabled  # what `torch.backends.cudnn.enabled` asks, without its Python
 
 from driftproof.kernels import batch_norm, is_supported
 from driftproof.network import BatchNormHook
@@ -41,7 +42,7 @@ class _BatchHook(BatchNormHook):
             return F.batch_norm(x, None, None, weight, bias, True, 0.1, layer.eps)
         if weight is not None and bias is not None and is_supported(x):
             return batch_norm(x, weight, bias, layer.eps)
-        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, layer.eps, torch.backends.cudnn.enabled)
+        return torch.batch_norm(x, weight, bias, None, None, True, 0.0, layer.eps, _get_cudnn_enabled())
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if values_per_channel(inputs[0]) * self.distributed.size < 2:
