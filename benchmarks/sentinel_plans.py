@@ -12,6 +12,7 @@ _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
 _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 _PRESENT = replace(_FOURTH, name="present", sentinel="still")
+_ALONE = replace(_PRESENT, sentinel="none")
 
 PLANS = {
     "dry": {
@@ -180,6 +181,23 @@ PLANS = {
             replace(_PRESENT, name="pull5e-3", pull=5e-3),
             replace(_PRESENT, name="lr4e-3_pull4e-2", lr=4e-3, pull=4e-2),
         ],
+    },
+    "seventh": {
+        "sentinels": [],
+        "learners": [
+            replace(_ALONE, views=True),
+            replace(_ALONE, name="weighted", weighted=True, views=True),
+            replace(_ALONE, name="window400", window=400),
+            replace(_ALONE, name="weighted_all", weighted=True, diff=False),
+            replace(_ALONE, name="alpha0.5_frozen0.3", alpha=(0.5, 0.5), frozen_alpha=0.3),
+            replace(_ALONE, name="lambda1", mean_entropy=1.0),
+            replace(_ALONE, name="weighted_pull5e-3", weighted=True, pull=5e-3),
+            replace(_ALONE, name="weighted_lambda0.25", weighted=True, mean_entropy=0.25),
+        ],
+    },
+    "long_pull": {
+        "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],
+        "learners": [],
     },
     "final": {
         "sentinels": [Sentinel("flip", view="flip")],
