@@ -61,15 +61,13 @@ class Learner:
     second: str = "flip"
     spread: str = "known"
     window: int = 0
-    frozen_alpha: float | None = None
+    frozen_alpha: Shares | None = None
     views: bool = False
 
     @property
     def frozen_rule(self) -> tuple[Shares, int]:
         """The statistics of the frozen network beside it."""
-        if self.frozen_alpha is None:
-            return self.alpha, self.window
-        return (self.frozen_alpha, self.frozen_alpha), 0
+        return (self.alpha, self.window) if self.frozen_alpha is None else (self.frozen_alpha, 0)
 
 
 def entropy(log_p: Tensor) -> Tensor:

@@ -187,12 +187,12 @@ PLANS = {
         "learners": [
             replace(_ALONE, views=True),
             replace(_ALONE, name="weighted", weighted=True, views=True),
-            replace(_ALONE, name="window400", window=400),
+            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5)),
+            replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=True),
             replace(_ALONE, name="weighted_all", weighted=True, diff=False),
-            replace(_ALONE, name="alpha0.5_frozen0.3", alpha=(0.5, 0.5), frozen_alpha=0.3),
-            replace(_ALONE, name="lambda1", mean_entropy=1.0),
-            replace(_ALONE, name="weighted_pull5e-3", weighted=True, pull=5e-3),
-            replace(_ALONE, name="weighted_lambda0.25", weighted=True, mean_entropy=0.25),
+            replace(_ALONE, name="frozen0-0.6", frozen_alpha=(0.0, 0.6)),
+            replace(_ALONE, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
+            replace(_ALONE, name="window400", window=400),
         ],
     },
     "long_pull": {
