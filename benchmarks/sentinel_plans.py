@@ -187,12 +187,8 @@ PLANS = {
         "learners": [
             replace(_ALONE, views=True),
             replace(_ALONE, name="weighted", weighted=True, views=True),
-            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5)),
+            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5), views=True),
             replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=True),
-            replace(_ALONE, name="weighted_all", weighted=True, diff=False),
-            replace(_ALONE, name="frozen0-0.6", frozen_alpha=(0.0, 0.6)),
-            replace(_ALONE, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
-            replace(_ALONE, name="window400", window=400),
         ],
     },
     "long_pull": {
