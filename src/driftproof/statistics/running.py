@@ -61,8 +61,8 @@ class _RunningHook(BatchNormHook):
 
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
         mask = self.settings.mask
-        fuses = mask is not None and self.settings.learns and self.distributed.size == 1 and values_per_channel(x) >= 2
-        if fuses and can_fuse_selected(layer, x, mask):
+        can_reduce = self.settings.learns and self.distributed.size == 1 and values_per_channel(x) >= 2
+        if can_reduce and mask is not None and can_fuse_selected(layer, x, mask):
             return self._normalize_fused(layer, x, mask)
         x, mean, variance = self._statistics(layer, x)
         return F.batch_norm(x, mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps)
@@ -72,7 +72,7 @@ class _RunningHook(BatchNormHook):
         if self._all is None or self._all.device != x.device:
             self._all = torch.ones(1, device=x.device)
         mean, variance = self._seen or (self.mean, self.variance)
-        stream = (None, None) if self._with_batch else (mean, variance)
+        stream: tuple[Tensor | None, Tensor | None] = (None, None) if self._with_batch else (mean, variance)
         y, new_mean, new_variance = interpolated_batch_norm(
             x, layer.weight, layer.bias, mean, variance, *stream, self._all, self._momentum, layer.eps, mask
         )
