@@ -10,6 +10,7 @@ import driftproof as dp
 from cases import batches
 from driftproof import health_monitor, quarantine
 from driftproof.adapter import verdict
+from driftproof.memories import insertion
 from fault_injection import faulty_stream
 from networks import build
 
@@ -75,3 +76,25 @@ def test_steps_with_and_without_the_kernels_agree(select, monkeypatch):
         assert torch.equal(actual.record.quarantined, expected.record.quarantined)
         for ours, theirs in ((actual.logits, expected.logits), (actual.record.averages, expected.record.averages)):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("rule", ["by class", "with a quota", "by score"])
+@pytest.mark.parametrize(("capacity", "count", "classes"), [(64, 200, 10), (64, 200, 100), (5, 1, 3), (3, 17, 1)])
+def test_bank_holds_the_same_images_with_and_without_the_kernel(capacity, count, classes, rule, monkeypatch):
+    torch.manual_seed(capacity + count)
+    for share in (0.0, 0.3, 1.0):
+        size = capacity + count
+        of_class = torch.randint(0, classes, (size,), device="cuda")
+        present = torch.rand(size, device="cuda") < share
+        options = {"capacity": capacity}
+        if rule != "by score":
+            options["same_class"] = of_class.unsqueeze(1) == of_class
+        if rule == "with a quota":
+            options["quota"] = math.ceil(capacity / classes)
+        scores = torch.rand(count, size, device="cuda")
+        found = insertion.insert_one_by_one(present, scores, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(insertion, "_can_fuse", lambda keys: False)
+            expected = insertion.insert_one_by_one(present, scores, **options)
+        assert torch.equal(found, expected)
+        assert int(found.sum()) <= capacity

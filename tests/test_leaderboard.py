@@ -215,6 +215,19 @@ def test_suites_on_a_part_of_the_images_show_runs_on_that_part(tmp_path):
     assert "openset_seeds --data data --weights weights --out runs/leaderboard-2000 --limit 2000 --seeds 0,1,2" in page
 
 
+def test_part_of_the_images_stands_in_where_whole_streams_have_not_come_so_far(tmp_path):
+    for method, whole in (("tent", 1), ("roid", 2), ("adapt", 5)):
+        run = make_run(method, "cifar10-c", unknown="svhn-c")
+        write(tmp_path / "all", run, whole, 10.0)
+        write(tmp_path / "part", run, 5, 20.0, limit=2000)
+    page = render_page([Results(tmp_path / name) for name in ("all", "part")])
+    fifth = table_of(page, "CIFAR-10-C, round 5")
+    numbers = {row: cells["Error (open)"].replace("**", "") for row, cells in fifth.items()}
+    assert numbers == {"adapt": "15.00", "tent": "25.00 *", "roid": "12.00 @2"}
+    first = table_of(page, "CIFAR-10-C, round 1")
+    assert {cells["Error (open)"].strip("*") for cells in first.values()} == {"11.00"}
+
+
 def test_page_without_results_names_every_command():
     page = render_page([])
     assert all(f"driftproof bench run {name} " in page for name in SUITES)

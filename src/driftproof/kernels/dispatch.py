@@ -19,6 +19,7 @@ def forward(
     interpolation: Interpolation | None,
     eps: float,
     counters: Tensor | None,
+    selected: Tensor | None = None,
     *,
     relu: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -32,6 +33,8 @@ def forward(
         interpolation: What the batch statistics are mixed with; None uses them as they are.
         eps: Added to the variance.
         counters: The layer's row of `new_counters`; None makes one.
+        selected: The samples that statistics are taken from, boolean, (N,); None is all of them, and so is a selection
+            that leaves a channel fewer than two values.
         relu: Whether a ReLU follows.
 
     Returns:
@@ -44,13 +47,14 @@ def forward(
     addend = None if addend is None else to_kernel_layout(addend)
     if not _runs_triton(x):
         total = x if addend is None else x + addend
-        statistics = reference_batch_norm.compute_statistics(total, eps, interpolation)
+        statistics = reference_batch_norm.compute_statistics(total, eps, interpolation, selected)
         mean, inv_std, *_ = statistics
         return reference_batch_norm.apply(total, mean, inv_std, weight, bias, relu=relu), total, statistics
     from driftproof.kernels import triton_batch_norm
 
     with torch.cuda.device(x.device):
-        total, statistics = triton_batch_norm.reduce(x, addend, eps, interpolation, _own_counters(counters, x))
+        counters = _own_counters(counters, x)
+        total, statistics = triton_batch_norm.reduce(x, addend, eps, interpolation, counters, selected)
         mean, inv_std, *_ = statistics
         return triton_batch_norm.apply(total, mean, inv_std, weight, bias, relu=relu), total, statistics
 
@@ -67,6 +71,7 @@ def backward(
     mean_shift: Tensor | None,
     share: float,
     counters: Tensor | None,
+    selected: Tensor | None = None,
     *,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +79,9 @@ def backward(
 
     With x̂ the normalized x, dy the gradient behind the ReLU and k = α · share, the gradient of x is
     weight · inv_std · (dy − m − x̂ · k · mean(dy x̂)) with m = k · mean(dy) + mean_shift · k · mean(dy x̂). The source
-    statistics and the history of the stream are constants. A plain batch norm has k = 1 and no shift.
+    statistics and the history of the stream are constants. A plain batch norm has k = 1 and no shift. With selected
+    samples the sums are over all, the means are sums over the number of selected values, and only the gradient of
+    selected samples subtracts anything.
 
     Args:
         grad_output: The gradient of the result.
@@ -88,21 +95,22 @@ def backward(
         mean_shift: From `forward`; None for a plain batch norm.
         share: `Interpolation.batch_share`.
         counters: As in `forward`.
+        selected: As in `forward`.
         relu: As in `forward`.
     """
     grad_output, x = to_kernel_layout(grad_output), to_kernel_layout(x)
     residual_grad = None if residual_grad is None else to_kernel_layout(residual_grad)
     layer = (mean, inv_std, weight, bias)
     if not _runs_triton(x):
-        interpolation = (alpha, mean_shift, share)
-        return reference_batch_norm.backward(grad_output, residual_grad, x, *layer, *interpolation, relu=relu)
+        how = (alpha, mean_shift, share, selected)
+        return reference_batch_norm.backward(grad_output, residual_grad, x, *layer, *how, relu=relu)
     from driftproof.kernels import triton_batch_norm
 
     with torch.cuda.device(x.device):
         sums = triton_batch_norm.reduce_backward(
-            grad_output, x, *layer, alpha, mean_shift, share, _own_counters(counters, x), relu=relu
+            grad_output, x, *layer, alpha, mean_shift, share, _own_counters(counters, x), selected, relu=relu
         )
-        grad_input = triton_batch_norm.apply_backward(grad_output, x, *layer, sums, residual_grad, relu=relu)
+        grad_input = triton_batch_norm.apply_backward(grad_output, x, *layer, sums, residual_grad, selected, relu=relu)
     return grad_input, sums.grad_weight, sums.grad_bias
 
 

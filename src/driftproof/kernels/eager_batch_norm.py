@@ -17,7 +17,7 @@ from driftproof.kernels.interpolation import Interpolation
 __all__ = ["batch_norm", "interpolated_batch_norm"]
 
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, selected: Tensor | None = None) -> Tensor:
     """Return `x` normalized with the statistics of the batch.
 
     Args:
@@ -25,9 +25,11 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         weight: Scale of each channel, (C,).
         bias: Shift of each channel, (C,).
         eps: Added to the variance.
+        selected: The samples that statistics are taken from, boolean, (N,); None is all of them, and so is a selection
+            that leaves a channel fewer than two values. Gradients through the statistics reach these samples alone.
     """
     y: Tensor
-    (y,) = _BatchNorm.apply(x, weight, bias, eps, None)  # type: ignore[no-untyped-call]
+    (y,) = _BatchNorm.apply(x, weight, bias, eps, None, selected)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -42,6 +44,7 @@ def interpolated_batch_norm(
     alpha: Tensor,
     share: float,
     eps: float,
+    selected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return `x` normalized with interpolated statistics, and the stream's mean and variance after this batch.
 
@@ -59,12 +62,13 @@ def interpolated_batch_norm(
         alpha: Share of the batch or stream against the source: one element, or one per channel.
         share: Share of this batch in the stream statistics; not used without them.
         eps: Added to the variance.
+        selected: As in `batch_norm`.
 
     Returns:
         The result, and mean and variance of the stream; without stream statistics, of the batch.
     """
     interpolation = Interpolation(source_mean, source_var, stream_mean, stream_var, alpha, share)
-    y, mean, var = _BatchNorm.apply(x, weight, bias, eps, interpolation)  # type: ignore[no-untyped-call]
+    y, mean, var = _BatchNorm.apply(x, weight, bias, eps, interpolation, selected)  # type: ignore[no-untyped-call]
     return y, mean, var
 
 
@@ -77,15 +81,16 @@ class _BatchNorm(torch.autograd.Function):
         bias: Tensor,
         eps: float,
         interpolation: Interpolation | None,
+        selected: Tensor | None,
     ) -> tuple[Tensor, ...]:
         counters = zero_counters(1, x.shape[1], x.device)[0]
-        y, _, statistics = dispatch.forward(x, None, weight, bias, interpolation, eps, counters, relu=False)
+        y, _, statistics = dispatch.forward(x, None, weight, bias, interpolation, eps, counters, selected, relu=False)
         used_mean, inv_std, *others = statistics
         alpha = mean_shift = None
         ctx.share = 1.0
         if interpolation is not None:
             alpha, mean_shift, ctx.share = interpolation.alpha, others.pop(), interpolation.batch_share
-        ctx.save_for_backward(x, used_mean, inv_std, weight, bias, alpha, mean_shift, counters)
+        ctx.save_for_backward(x, used_mean, inv_std, weight, bias, alpha, mean_shift, counters, selected)
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
         return y, *others
@@ -94,7 +99,8 @@ class _BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if grad_output is None:
-            return (None,) * 5
-        x, mean, inv_std, weight, bias, alpha, mean_shift, counters = ctx.saved_tensors
+            return (None,) * 6
+        x, mean, inv_std, weight, bias, alpha, mean_shift, counters, selected = ctx.saved_tensors
         layer = (x, mean, inv_std, weight, bias, alpha, mean_shift)
-        return *dispatch.backward(grad_output, None, *layer, ctx.share, counters, relu=False), None, None
+        how = (ctx.share, counters, selected)
+        return *dispatch.backward(grad_output, None, *layer, *how, relu=False), None, None, None

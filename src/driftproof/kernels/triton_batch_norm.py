@@ -6,10 +6,10 @@ are added in a fixed order, so results repeat to the last bit. Fusing an additio
 is rounded where it would be stored, and added in the same order. NaN propagates through the ReLU, as in PyTorch; plain
 `tl.maximum` would turn it into 0 and hide a bad batch.
 
-A pointer that is None is a compile-time constant: plain and interpolated batch norm are two versions of one kernel.
+A pointer that is None is a compile-time constant: plain and interpolated batch norm, of all or of selected samples, are
+versions of one kernel. `positions` is the number of rows of a sample.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -17,19 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from driftproof.kernels.arrival_counters import MIN_BLOCK_CHANNELS
 from driftproof.kernels.interpolation import Interpolation
+from driftproof.kernels.launch_config import launch_config
+from driftproof.kernels.triton_selection import count_rows, describe, load_chosen
 
-__all__ = ["GradientSums", "LaunchConfig", "apply", "apply_backward", "reduce", "reduce_backward"]
-
-# The fastest on an H200 over the shapes of WRN-40-2 at batch 200.
-_MAX_BLOCK_CHANNELS = 32
-_APPLY_TILE = 4096
-_HALF = {"num_warps": 8, "MERGE_ROWS": 64}, 8192, 1
-_SINGLE = {"num_warps": 4, "MERGE_ROWS": 128}, 4096, 2
-"""For values of 2 and of 4 bytes: options of a reduction, values per tile, programs per multiprocessor."""
-_NO_FMA = {"enable_fp_fusion": False}
-"""Rounds every product before it is added, because the addition may be in this kernel or in another."""
+__all__ = ["GradientSums", "apply", "apply_backward", "reduce", "reduce_backward"]
 
 
 @triton.jit
@@ -67,9 +59,9 @@ def _load_channels(values, columns, in_range):
 def _batch_norm_reduce(
     x, addend, total, partials, counters, used_mean, inv_std,
     source_mean, source_var, stream_mean, stream_var, alpha, mean, var, mean_shift,
-    rows, channels, eps, share,
+    selected, samples, positions, rows, channels, eps, share,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
-    ALPHA_STRIDE: tl.constexpr,
+    ALPHA_STRIDE: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     program, channel = tl.program_id(0), tl.program_id(1) * BLOCK_CHANNELS
     columns = channel + tl.arange(0, BLOCK_CHANNELS)
@@ -84,6 +76,9 @@ def _batch_norm_reduce(
     delta_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
     square_sum = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
     count = 0.0
+    counted = rows
+    if selected is not None:
+        counted, takes_all = count_rows(selected, samples, positions, rows)
     for row in range(first, rows, PROGRAMS * BLOCK_ROWS):
         values, offsets, mask = _load_tile(x, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS)
         if addend is not None:
@@ -91,20 +86,28 @@ def _batch_norm_reduce(
             stored = values.to(total.dtype.element_ty)
             tl.store(total + offsets, stored, mask=mask)
             values = stored.to(tl.float32)
+        if selected is None:
+            count += tl.minimum(rows - row, BLOCK_ROWS).to(tl.float32)
+        else:
+            chosen = load_chosen(selected, rows, row, positions, takes_all, BLOCK_ROWS)
+            mask = mask & chosen[:, None]
+            count += tl.sum(chosen.to(tl.float32), 0)
         delta = tl.where(mask, values - pivot[None, :], 0.0)
         delta_sum += delta
         square_sum += delta * delta
-        count += tl.minimum(rows - row, BLOCK_ROWS).to(tl.float32)
     summed = tl.sum(delta_sum, 0)
     delta_mean = summed / tl.maximum(count, 1.0)
     m2 = tl.sum(square_sum, 0) - summed * delta_mean
-    slot = partials + program * 2 * channels + columns
+    slot = partials + program * MOMENTS * channels + columns
     tl.store(slot, pivot + delta_mean, mask=in_range)
     tl.store(slot + channels, m2, mask=in_range)
+    if MOMENTS == 3:
+        tl.store(slot + 2 * channels, count + tl.zeros([BLOCK_CHANNELS], tl.float32), mask=in_range)
     if _is_last_block(counters, tl.program_id(1), PROGRAMS):
         batch_mean, batch_var = _merge_moments(
-            partials, rows, channels, columns, in_range, BLOCK_ROWS, BLOCK_CHANNELS, PROGRAMS, MERGE_ROWS
-        )
+            partials, rows, counted, channels, columns, in_range,
+            BLOCK_ROWS, BLOCK_CHANNELS, PROGRAMS, MERGE_ROWS, MOMENTS,
+        )  # fmt: skip
         if alpha is None:
             tl.store(used_mean + columns, batch_mean, mask=in_range)
             tl.store(inv_std + columns, tl.rsqrt(batch_var + eps), mask=in_range)
@@ -117,10 +120,11 @@ def _batch_norm_reduce(
 
 @triton.jit
 def _merge_moments(
-    partials, rows, channels, columns, in_range,
+    partials, rows, counted, channels, columns, in_range,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    # Each program had as many rows as there were whole rounds, and perhaps one more tile or a part of it.
+    # Of all samples, each program had as many rows as there were whole rounds, and perhaps a tile or a part of it more.
     rounds = rows // (PROGRAMS * BLOCK_ROWS)
     rest = rows - rounds * PROGRAMS * BLOCK_ROWS
     pivot = tl.load(partials + columns, mask=in_range, other=0.0, volatile=True)
@@ -129,15 +133,18 @@ def _merge_moments(
     for start in range(0, PROGRAMS, MERGE_ROWS):
         programs = start + tl.arange(0, MERGE_ROWS)
         tail = tl.minimum(tl.maximum(rest - programs * BLOCK_ROWS, 0), BLOCK_ROWS)
-        counts = (rounds * BLOCK_ROWS + tail).to(tl.float32)
         mask = (programs[:, None] < PROGRAMS) & in_range[None, :]
-        slots = partials + programs[:, None] * 2 * channels + columns[None, :]
+        slots = partials + programs[:, None] * MOMENTS * channels + columns[None, :]
         delta = tl.load(slots, mask=mask, other=0.0, volatile=True) - pivot[None, :]
-        weighted = tl.where(mask, delta * counts[:, None], 0.0)
+        if MOMENTS == 3:
+            counts = tl.load(slots + 2 * channels, mask=mask, other=0.0, volatile=True)
+        else:
+            counts = (rounds * BLOCK_ROWS + tail).to(tl.float32)[:, None]
+        weighted = tl.where(mask, delta * counts, 0.0)
         delta_sum += weighted
         m2 += tl.load(slots + channels, mask=mask, other=0.0, volatile=True) + weighted * delta
-    delta_mean = tl.sum(delta_sum, 0) / rows
-    var = tl.maximum(tl.sum(m2, 0) / rows - delta_mean * delta_mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    delta_mean = tl.sum(delta_sum, 0) / counted
+    var = tl.maximum(tl.sum(m2, 0) / counted - delta_mean * delta_mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return pivot + delta_mean, var
 
 
@@ -205,7 +212,7 @@ def _grad_tile(
 @triton.jit
 def _batch_norm_backward_reduce(
     grad_output, x, mean, inv_std, weight, bias, partials, counters, grad_weight, grad_bias,
-    alpha, mean_shift, mean_dy, mean_dy_xhat, rows, channels, share,
+    alpha, mean_shift, mean_dy, mean_dy_xhat, selected, samples, positions, rows, channels, share,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, PROGRAMS: tl.constexpr, MERGE_ROWS: tl.constexpr,
     RELU: tl.constexpr, ALPHA_STRIDE: tl.constexpr,
 ):  # fmt: skip
@@ -229,11 +236,14 @@ def _batch_norm_backward_reduce(
         tl.store(grad_bias + columns, to_bias, mask=in_range)
         tl.store(grad_weight + columns, to_weight, mask=in_range)
         if alpha is not None:
+            counted = rows
+            if selected is not None:
+                counted, _ = count_rows(selected, samples, positions, rows)
             batch_share = _load_channels(alpha, columns * ALPHA_STRIDE, in_range) * share
             shift = _load_channels(mean_shift, columns, in_range)
-            tilt = to_weight / rows * batch_share
+            tilt = to_weight / counted * batch_share
             tl.store(mean_dy_xhat + columns, tilt, mask=in_range)
-            tl.store(mean_dy + columns, to_bias / rows * batch_share + tilt * shift, mask=in_range)
+            tl.store(mean_dy + columns, to_bias / counted * batch_share + tilt * shift, mask=in_range)
 
 
 @triton.jit
@@ -254,7 +264,8 @@ def _merge_sums(
 
 @triton.jit
 def _batch_norm_backward_apply(
-    grad_output, x, mean, inv_std, weight, bias, mean_dy_xhat, mean_dy, residual_grad, grad_input, rows, channels,
+    grad_output, x, mean, inv_std, weight, bias, mean_dy_xhat, mean_dy, residual_grad, grad_input,
+    selected, samples, positions, rows, channels,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, RELU: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     row, channel = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_CHANNELS
@@ -263,33 +274,24 @@ def _batch_norm_backward_apply(
     center, scale, slope, offset = _load_layer(mean, inv_std, weight, bias, columns, in_range)
     level = _load_channels(mean_dy, columns, in_range)
     tilt = _load_channels(mean_dy_xhat, columns, in_range)
+    counted = rows
+    if selected is not None:
+        counted, takes_all = count_rows(selected, samples, positions, rows)
     if SUMS:
-        level = level / rows
-        tilt = tilt / rows
+        level = level / counted
+        tilt = tilt / counted
     dy, xhat, offsets, mask = _grad_tile(
         grad_output, x, center, scale, slope, offset, rows, channels, row, channel, BLOCK_ROWS, BLOCK_CHANNELS, RELU
     )
-    dx = slope[None, :] * (dy - level[None, :] - xhat * tilt[None, :])
+    if selected is None:
+        dx = slope[None, :] * (dy - level[None, :] - xhat * tilt[None, :])
+    else:  # the statistics are functions of the selected samples alone
+        chosen = load_chosen(selected, rows, row, positions, takes_all, BLOCK_ROWS)
+        dx = slope[None, :] * (dy - tl.where(chosen[:, None], level[None, :] + xhat * tilt[None, :], 0.0))
     if residual_grad is not None:
         dx = dx.to(grad_input.dtype.element_ty).to(tl.float32)
         dx += tl.load(residual_grad + offsets, mask=mask, other=0.0).to(tl.float32)
     tl.store(grad_input + offsets, dx.to(grad_input.dtype.element_ty), mask=mask)
-
-
-class LaunchConfig(NamedTuple):
-    """How the work on images of one shape is divided into programs.
-
-    Attributes:
-        shape: Rows and channels.
-        reduce: The grid of a reduction, and its options.
-        partials: The shape of the buffer for the sums of the programs of a reduction.
-        apply: The grid of an elementwise kernel, and its options.
-    """
-
-    shape: tuple[int, int]
-    reduce: tuple[tuple[int, int], dict[str, int]]
-    partials: tuple[int, int, int]
-    apply: tuple[tuple[int, int], dict[str, int]]
 
 
 class GradientSums(NamedTuple):
@@ -308,47 +310,26 @@ class GradientSums(NamedTuple):
     mean_dy: Tensor | None = None
 
 
-# Cached, because an eager step needs it four times per layer and computing it takes as long as a launch.
-@lru_cache(maxsize=1024)
-def _launch_config_for(rows: int, channels: int, itemsize: int, device: torch.device) -> LaunchConfig:
-    block_channels = max(MIN_BLOCK_CHANNELS, min(_MAX_BLOCK_CHANNELS, 1 << (channels - 1).bit_length()))
-    channel_blocks = -(-channels // block_channels)
-    options, tile, waves = _HALF if itemsize == 2 else _SINGLE
-    reduce_rows, apply_rows = tile // block_channels, _APPLY_TILE // block_channels
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    programs = max(1, min(-(-rows // reduce_rows), waves * multiprocessors // channel_blocks))
-    block = {"BLOCK_CHANNELS": block_channels, **_NO_FMA}
-    reduction = {"BLOCK_ROWS": reduce_rows, "PROGRAMS": programs, **block, **options}
-    return LaunchConfig(
-        shape=(rows, channels),
-        reduce=((programs, channel_blocks), reduction),
-        partials=(programs, 2, channels),
-        apply=((-(-rows // apply_rows), channel_blocks), {"BLOCK_ROWS": apply_rows, **block}),
-    )
-
-
-def _launch_config(x: Tensor) -> LaunchConfig:
-    return _launch_config_for(x.numel() // x.shape[1], x.shape[1], x.element_size(), x.device)
-
-
 def _empty(x: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def reduce(
-    x: Tensor, addend: Tensor | None, eps: float, interpolation: Interpolation | None, counters: Tensor
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x: Tensor, addend: Tensor | None, eps: float, interpolation: Interpolation | None, counters: Tensor,
+    selected: Tensor | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Return the sum of x and addend, and the statistics that `driftproof.kernels.dispatch.forward` returns."""
     total = x if addend is None else torch.empty_like(x)
-    config = _launch_config(x)
+    config = launch_config(x)
     grid, options = config.reduce
-    partials = _empty(x, *config.partials)
+    moments = 2 if selected is None else 3
+    partials = _empty(x, grid[0], moments, x.shape[1])
     statistics = tuple(_empty(x, x.shape[1]) for _ in range(2 if interpolation is None else 5))
     outputs = (*statistics, None, None, None)[:5]
     *given, alpha, share = (None,) * 5 + (1.0,) if interpolation is None else interpolation
     _batch_norm_reduce[grid](
-        x, addend, total, partials, counters, *outputs[:2], *given, alpha, *outputs[2:], *config.shape, eps, share,
-        **options, ALPHA_STRIDE=_alpha_stride(alpha),
+        x, addend, total, partials, counters, *outputs[:2], *given, alpha, *outputs[2:], *describe(x, selected),
+        *config.shape, eps, share, **options, ALPHA_STRIDE=_alpha_stride(alpha), MOMENTS=moments,
     )  # fmt: skip
     return total, statistics
 
@@ -356,7 +337,7 @@ def reduce(
 def apply(x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
     """Return `x` normalized, scaled and shifted, after a ReLU if asked for."""
     y = torch.empty_like(x)
-    config = _launch_config(x)
+    config = launch_config(x)
     grid, options = config.apply
     _batch_norm_apply[grid](x, mean, inv_std, weight, bias, y, *config.shape, **options, RELU=relu)
     return y
@@ -364,16 +345,17 @@ def apply(x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor
 
 def reduce_backward(
     grad_output: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor,
-    alpha: Tensor | None, mean_shift: Tensor | None, share: float, counters: Tensor, *, relu: bool,
+    alpha: Tensor | None, mean_shift: Tensor | None, share: float, counters: Tensor, selected: Tensor | None = None,
+    *, relu: bool,
 ) -> GradientSums:  # fmt: skip
     """Return the gradients of weight and bias, and what `apply_backward` needs besides."""
-    config = _launch_config(x)
+    config = launch_config(x)
     grid, options = config.reduce
     sums = GradientSums(*(_empty(x, x.shape[1]) for _ in range(2 if alpha is None else 4)))
-    partials = _empty(x, *config.partials)
+    partials = _empty(x, grid[0], 2, x.shape[1])
     _batch_norm_backward_reduce[grid](
         grad_output, x, mean, inv_std, weight, bias, partials, counters, sums.grad_weight, sums.grad_bias,
-        alpha, mean_shift, sums.mean_dy, sums.mean_dy_xhat, *config.shape, share,
+        alpha, mean_shift, sums.mean_dy, sums.mean_dy_xhat, *describe(x, selected), *config.shape, share,
         **options, RELU=relu, ALPHA_STRIDE=_alpha_stride(alpha),
     )  # fmt: skip
     return sums
@@ -381,17 +363,17 @@ def reduce_backward(
 
 def apply_backward(
     grad_output: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor, bias: Tensor,
-    sums: GradientSums, residual_grad: Tensor | None, *, relu: bool,
+    sums: GradientSums, residual_grad: Tensor | None, selected: Tensor | None = None, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of `x`, plus `residual_grad`."""
     grad_input = torch.empty_like(x)
-    config = _launch_config(x)
+    config = launch_config(x)
     grid, options = config.apply
     plain = sums.mean_dy is None
     coefficients = sums[:2] if plain else sums[2:]
     _batch_norm_backward_apply[grid](
-        grad_output, x, mean, inv_std, weight, bias, *coefficients, residual_grad, grad_input, *config.shape,
-        **options, RELU=relu, SUMS=plain,
+        grad_output, x, mean, inv_std, weight, bias, *coefficients, residual_grad, grad_input, *describe(x, selected),
+        *config.shape, **options, RELU=relu, SUMS=plain,
     )  # fmt: skip
     return grad_input
 

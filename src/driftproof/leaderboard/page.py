@@ -44,10 +44,16 @@ class _Cell(NamedTuple):
     value: Value
     results: Results | None
 
-    def rank(self, limit: int | None) -> tuple[bool, bool, bool, int, int]:
-        """What was measured comes first, then streams as long as the suite's, whole ones, more rounds, more seeds."""
+    @property
+    def is_shown(self) -> bool:
+        """Whether the run got so far; one of round 1 in place of a later one stands in an earlier table already."""
+        return self.value.complete or (self.value.round or 0) > 1
+
+    def rank(self, limit: int | None) -> tuple[bool, bool, bool, bool, int, int]:
+        """What can be shown comes first, then streams as long as the suite's, whole ones, more rounds, more seeds."""
         here = None if self.results is None else self.results.metadata.get("limit")
-        return self.value.round is not None, here == limit, here is None, self.value.round or 0, self.value.seeds
+        value = self.value
+        return self.is_shown, value.round is not None, here == limit, here is None, value.round or 0, value.seeds
 
 
 def render_page(archives: Sequence[Results]) -> str:
@@ -179,12 +185,8 @@ def _command(suite: str, chosen: str = "") -> str:
 def _has_enough(row: Mapping[str, _Cell]) -> bool:
     """Whether a row has all errors, or half of its numbers."""
     errors = [cell for column, cell in row.items() if column.startswith("Error")]
-    return (bool(errors) and all(map(_is_shown, errors))) or 2 * sum(map(_is_shown, row.values())) >= len(row)
-
-
-def _is_shown(cell: _Cell) -> bool:
-    """Whether the run got so far; one of round 1 in place of a later one stands in an earlier table already."""
-    return cell.value.complete or (cell.value.round or 0) > 1
+    shown = sum(cell.is_shown for cell in row.values())
+    return (bool(errors) and all(cell.is_shown for cell in errors)) or 2 * shown >= len(row)
 
 
 def _number(cell: _Cell) -> float:

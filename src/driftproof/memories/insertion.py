@@ -1,10 +1,15 @@
-"""Insert images into a bank one after the other, with five or six small operations for each."""
+"""Insert images into a bank one after the other: with five or six small operations for each, or in one kernel."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftproof.kernels import runs_triton
+
 __all__ = ["insert_one_by_one"]
+
+_MOST = 4096
+"""Candidates for which one program of the kernel is enough."""
 
 
 def insert_one_by_one(
@@ -32,19 +37,25 @@ def insert_one_by_one(
     count, size = scores.shape
     unit, first = 2.0 * (size + 1), size - count  # ranks take less than half a unit
     keys = F.pad(scores.argsort(dim=1, stable=True).argsort(dim=1).double(), (0, 1))
+    itself = torch.eye(size + 1, dtype=keys.dtype, device=keys.device)[first:-1]
+    if same_class is not None:
+        keys[:, :-1].sub_(unit * same_class[first:])
+    if quota is None:
+        keys -= 4.0 * unit * (size + 2) * itself
+    if _can_fuse(keys):
+        from driftproof.kernels import triton_insertion
+
+        return triton_insertion.insert(keys, present, same_class, unit=unit, capacity=capacity, quota=quota)
     counting = keys.new_zeros(size + 1, size + 1)
     if same_class is None:
         counting[:, -1].fill_(1.0)  # an assignment would copy the number from the host
     else:
         counting[:-1, :-1].copy_(same_class)
-        keys[:, :-1].sub_(unit * same_class[first:])
     # Nobody loses while there is room: its own count is positive as long as the bank holds no more than its capacity.
     counting[-1, :-1].fill_(-4.0 * (size + 1))
     counting[-1, -1].fill_(4.0 * (size + 1) * (capacity + 0.5))
-    itself = torch.eye(size + 1, dtype=keys.dtype, device=keys.device)[first:-1]
-    if quota is None:
-        keys -= 4.0 * unit * (size + 2) * itself
-    else:  # as many as the largest classes have for the image itself; for nobody, less than a class above its quota
+    if quota is not None:
+        # As many as the largest classes have for the image itself; for nobody, less than a class above its quota.
         nobody_alone = torch.arange(size + 1, device=keys.device) == size
         least, most = (quota + 0.5) * itself, torch.where(nobody_alone, quota + 0.45, keys.new_full((), size + 1.0))
     here = F.pad(torch.ones_like(scores, dtype=keys.dtype).tril(first), (0, 1))
@@ -57,3 +68,7 @@ def insert_one_by_one(
         loser = torch.addcmul(keys[number], counts, inside, value=2.0 * unit).argmax(dim=0, keepdim=True)
         held.scatter_(0, loser, 0.0)
     return held[:-1] > 0
+
+
+def _can_fuse(keys: Tensor) -> bool:
+    return keys.is_cuda and keys.shape[1] <= _MOST and runs_triton(keys.device)

@@ -10,10 +10,11 @@ from torch import Tensor
 from driftproof.components import Component, Step
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
+from driftproof.kernels import is_supported
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm, has_source_statistics
 
-__all__ = ["ProbedLogits", "Statistics", "check_source_statistics", "values_per_channel"]
+__all__ = ["ProbedLogits", "Statistics", "can_fuse_selected", "check_source_statistics", "values_per_channel"]
 
 
 class ProbedLogits(NamedTuple):
@@ -104,6 +105,16 @@ class Statistics(Component):
         chosen: Tensor = getattr(weights, "attract", weights) > 0
         (number,) = step.distributed.sum(chosen.sum(dtype=torch.float32))
         return chosen | (number == 0)
+
+
+def can_fuse_selected(layer: BatchNorm, x: Tensor, mask: Tensor) -> bool:
+    """Whether one kernel computes the output of a layer from statistics of the samples that the mask selects.
+
+    It selects whole samples: a mask of pixels has weights between 0 and 1 in most layers.
+    """
+    if mask.ndim != 1 or mask.dtype != torch.bool or torch.compiler.is_compiling():
+        return False
+    return layer.weight is not None and layer.bias is not None and is_supported(x)
 
 
 def values_per_channel(inputs: Tensor) -> int:

@@ -8,7 +8,7 @@ from torch._C import _get_cudnn_enabled  # what `torch.backends.cudnn.enabled` a
 from driftproof.kernels import batch_norm, is_supported
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
-from driftproof.statistics.base import Statistics, values_per_channel
+from driftproof.statistics.base import Statistics, can_fuse_selected, values_per_channel
 from driftproof.statistics.moments import StatisticsGradient, batch_moments
 
 __all__ = ["Batch"]
@@ -35,7 +35,10 @@ class _BatchHook(BatchNormHook):
         weight, bias = parameters["weight"], parameters["bias"]
         if x.numel() * ranks < 2 * layer.num_features:
             return type(layer).forward(layer, x)
-        if ranks > 1 or self.settings.mask is not None:
+        mask = self.settings.mask
+        if ranks == 1 and mask is not None and can_fuse_selected(layer, x, mask):
+            return batch_norm(x, layer.weight, layer.bias, layer.eps, mask)
+        if ranks > 1 or mask is not None:
             tied, mean, variance = self._reduce(layer, x)
             return F.batch_norm(tied, mean, variance, weight, bias, False, 0.0, layer.eps)
         if torch.compiler.is_compiling():  # shown torch's own function, which fusion recognizes

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from driftproof.errors import ConfigurationError
+from driftproof.kernels import interpolated_batch_norm
 from driftproof.network import BatchNormHook
 from driftproof.norms import BatchNorm
-from driftproof.statistics.base import Statistics, check_source_statistics, values_per_channel
+from driftproof.statistics.base import Statistics, can_fuse_selected, check_source_statistics, values_per_channel
 from driftproof.statistics.moments import StatisticsGradient, batch_moments
 from driftproof.validation import check_choice
 
@@ -53,13 +54,35 @@ class _RunningHook(BatchNormHook):
         self._momentum = momentum
         self._with_batch = with_batch
         self._seen: tuple[Tensor, Tensor] | None = None
+        self._all: Tensor | None = None  # the share of the stream in its statistics, for the kernel
         self.register_buffer("mean", None)
         self.register_buffer("variance", None)
         self.reset()
 
     def normalize(self, layer: BatchNorm, x: Tensor) -> Tensor:
+        mask = self.settings.mask
+        can_reduce = self.settings.learns and self.distributed.size == 1 and values_per_channel(x) >= 2
+        if can_reduce and mask is not None and can_fuse_selected(layer, x, mask):
+            return self._normalize_fused(layer, x, mask)
         x, mean, variance = self._statistics(layer, x)
         return F.batch_norm(x, mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps)
+
+    def _normalize_fused(self, layer: BatchNorm, x: Tensor, mask: Tensor) -> Tensor:
+        """The output of a pass over selected samples that is learned from: statistics and output from one kernel."""
+        if self._all is None or self._all.device != x.device:
+            self._all = torch.ones(1, device=x.device)
+        mean, variance = self._seen or (self.mean, self.variance)
+        stream: tuple[Tensor | None, Tensor | None] = (None, None) if self._with_batch else (mean, variance)
+        y, new_mean, new_variance = interpolated_batch_norm(
+            x, layer.weight, layer.bias, mean, variance, *stream, self._all, self._momentum, layer.eps, mask
+        )
+        if self._with_batch:
+            selected = mask.sum(dtype=new_variance.dtype) * (values_per_channel(x) // len(x))
+            values = torch.where(selected < 2, values_per_channel(x), selected)
+            new_mean = torch.lerp(mean.float(), new_mean, self._momentum)
+            new_variance = torch.lerp(variance.float(), new_variance * (values / (values - 1)), self._momentum)
+        self._seen = new_mean.to(mean.dtype), new_variance.to(mean.dtype)
+        return y
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, mean, variance = self._statistics(layer, inputs[0])

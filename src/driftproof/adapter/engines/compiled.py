@@ -98,7 +98,7 @@ class CompiledEngine(EagerEngine):
         compiled: _Forward = torch.compile(_clone_function(call), dynamic=False, backend=backend)
 
         def run(images: Tensor) -> Any:  # noqa: ANN401
-            with self._named_errors():
+            with self._named_errors(), _ignore_comments():
                 return compiled(images)
 
         return run
@@ -141,13 +141,20 @@ def compile_objective(backend: str | Callable[..., Any] = "inductor") -> Objecti
     compiled: ObjectiveFn = torch.compile(_clone_function(compute_objective), dynamic=False, backend=backend)
 
     def compute(method: Method, step: Step, selected_before: Tensor | None = None) -> Objective:
-        with warnings.catch_warnings():
-            # torch.compile asks every tensor it meets for its `grad`; inductor comments on how it sums.
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled on the fly")
+        with _ignore_comments():
             return compiled(method, step, selected_before)
 
     return compute
+
+
+@contextmanager
+def _ignore_comments() -> Iterator[None]:
+    """Keep warnings about what torch.compile itself does from users, who may have made them errors."""
+    with warnings.catch_warnings():
+        # It asks every tensor it meets for its `grad`; inductor comments on how it sums.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled on the fly")
+        yield
 
 
 def _clone_function(function: Callable[..., Any]) -> Callable[..., Any]:
