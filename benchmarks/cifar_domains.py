@@ -49,7 +49,13 @@ def find_frost(folder: Path | None) -> FrostPhotos:
 
 
 def load_domains(
-    data: Path, names: Sequence[str], *, device: str, count: int | None = None, frost: FrostPhotos | None = None
+    data: Path,
+    names: Sequence[str],
+    *,
+    device: str,
+    count: int | None = None,
+    frost: FrostPhotos | None = None,
+    severity: int = SEVERITY,
 ) -> list[Domain]:
     """Read or generate the test images of each domain.
 
@@ -59,6 +65,7 @@ def load_domains(
         device: Where the corruptions are generated and the images are put.
         count: Only the first so many images; None is all.
         frost: Photos for frost.
+        severity: Of the corruptions, 1 to 5.
     """
     clean, domains = cifar10(data), []
     for name in names:
@@ -66,7 +73,7 @@ def load_domains(
         if name != CLEAN:
             photos = frost if name == "frost" else None
             images = cache_to_disk(
-                Corrupted(clean, name, SEVERITY, frost_photos=photos, device=device), data / FOLDER, make=count is None
+                Corrupted(clean, name, severity, frost_photos=photos, device=device), data / FOLDER, make=count is None
             )
         pixels = images.batch(torch.arange(len(clean) if count is None else min(count, len(clean))))
         domains.append(Domain(name, pixels.to(device), clean.labels[: len(pixels)].to(device)))
