@@ -23,7 +23,7 @@ from torch import nn
 import driftproof as dp
 from cifar_domains import load_domains, parse_part
 from driftproof.bench.environment import hardware
-from driftproof.models import build_from_checkpoint
+from driftproof.models import build_from_checkpoint, read_checkpoint
 from safety_rows import ROWS, find_failures, measure, measure_command
 from small_network import load_small_network
 from tables import format_protocol, write_json, write_results
@@ -35,13 +35,24 @@ NETWORKS = ("wrn40_2", "small")
 def load_network(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Path]:
     """Return a network and the file of its weights; the small one is trained if need be."""
     if name == "small":
-        path = arguments.out / f"small-{arguments.seed}-{arguments.epochs}.safetensors"
+        path = small_path(arguments)
         small = load_small_network(
             path, arguments.data, device=arguments.device, epochs=arguments.epochs, seed=arguments.seed
         )
         return small, path
     path = arguments.weights / f"{name}_cifar10.pt"
     return build_from_checkpoint(path).to(arguments.device).eval(), path
+
+
+def describe_small_network(arguments: argparse.Namespace) -> str:
+    """Return how and on what machine it was trained."""
+    meta = read_checkpoint(small_path(arguments)).meta
+    return f"{meta['epochs']} epochs, seed {meta['seed']}, trained on {meta['trained_on']}"
+
+
+def small_path(arguments: argparse.Namespace) -> Path:
+    """Where the small network is kept; by its seed and length of training."""
+    return Path(arguments.out, f"small-{arguments.seed}-{arguments.epochs}.safetensors")
 
 
 def measure_rows(tasks: list[tuple[str, str]], arguments: argparse.Namespace) -> None:
@@ -146,7 +157,7 @@ def main() -> int:
         "images": f"CIFAR-10 test, the first {arguments.images}",
         "batches": f"at most {arguments.max_batches}",
         "severity": 5,
-        "small network": f"{arguments.epochs} epochs, seed {arguments.seed}",
+        **({"small network": describe_small_network(arguments)} if "small" in results else {}),
         "torch": torch.__version__,
         "driftproof": dp.__version__,
         "machine": hardware(torch.device(arguments.device)),

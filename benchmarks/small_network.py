@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from driftproof.bench.environment import hardware
 from driftproof.data import cifar10
 from driftproof.models import build_from_checkpoint, build_model, save_checkpoint
 from driftproof.training import Recipe, Trainer
@@ -36,5 +37,6 @@ def load_small_network(path: Path, data: Path, *, device: str, epochs: int, seed
             network = build_model(NAME, classes=10)
             trainer = Trainer(network, pixels, images.labels, recipe, seed=seed, device=device)
             trainer.run(progress=lambda epoch: print(f"epoch {epoch.epoch}: {100 * epoch.accuracy:.1f} %", flush=True))
-        save_checkpoint(path, trainer.model, {"arch": NAME, "epochs": epochs, "seed": seed})
+        trained_on = hardware(torch.device(device))
+        save_checkpoint(path, trainer.model, {"arch": NAME, "epochs": epochs, "seed": seed, "trained_on": trained_on})
     return build_from_checkpoint(path).to(device).eval()
