@@ -69,7 +69,7 @@ def measure_rows(tasks: list[tuple[str, str]], arguments: argparse.Namespace) ->
             found["command"] = measure_command(by_name[row.domain], weights, device=arguments.device)
         found["failures"] = find_failures(row, found)
         results[name][title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
-        write_json(arguments.out / f"rows-{arguments.part[0]}.json", results)
+        write_json(arguments.out / f"rows-{'-'.join(networks)}-{arguments.part[0]}.json", results)
         numbers = ", ".join(f"{column} {found[column]:.1f}" for column in COLUMNS if found.get(column) is not None)
         print(f"{name}, {title}: {numbers}. {'; '.join(found['failures'])}", flush=True)
 
@@ -87,9 +87,13 @@ def list_tasks(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def run_parts(arguments: argparse.Namespace) -> None:
-    """Measure everything in several processes."""
-    command = [sys.executable, __file__, *sys.argv[1:]]
-    parts = [subprocess.Popen([*command, "--part", f"{i}/{arguments.workers}"]) for i in range(arguments.workers)]
+    """Measure each network in several processes; those of the first do not wait for the training of the second."""
+    command, parts = [sys.executable, __file__, *sys.argv[1:]], []
+    for name in arguments.networks:
+        load_network(name, arguments)
+        for index in range(arguments.workers):
+            part = ["--networks", name, "--part", f"{index}/{arguments.workers}"]
+            parts.append(subprocess.Popen([*command, *part]))
     failed = sum(part.wait() != 0 for part in parts)
     if failed:
         raise RuntimeError(f"Expected every part to finish, but {failed} failed. See the messages above.")
@@ -134,7 +138,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=60, help="of training the small network")
     parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
     parser.add_argument("--seed", type=int, default=0, help="of training the small network")
-    parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
+    parser.add_argument("--workers", type=int, default=1, help="processes at the same time, for each network")
     parser.add_argument("--part", type=parse_part, help="I/N: only every N-th row from the I-th on, without a page")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -146,8 +150,6 @@ def main() -> int:
     for path in arguments.out.glob("rows-*.json"):
         path.unlink()  # of an earlier run
     if arguments.workers > 1:
-        for name in arguments.networks:
-            load_network(name, arguments)  # trains the small one before anybody needs it
         run_parts(arguments)
     else:
         arguments.part = (0, 1)

@@ -32,7 +32,7 @@ def load_small_network(path: Path, data: Path, *, device: str, epochs: int, seed
         images = cifar10(data, train=True)
         recipe = Recipe(epochs=epochs, batch_size=128, lr=0.1, nesterov=True, weight_decay=5e-4)
         pixels = images.batch(range(len(images)))
-        with torch.random.fork_rng(devices=[]), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        with torch.random.fork_rng(devices=[]), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             torch.manual_seed(seed)
             network = build_model(NAME, classes=10)
             trainer = Trainer(network, pixels, images.labels, recipe, seed=seed, device=device)
