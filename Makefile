@@ -131,7 +131,8 @@ bench-scenes: setup
 
 # Both need DATA (the folder of CIFAR-10) and WEIGHTS (the folder of its network); DEVICE=cuda uses a GPU.
 bench-safety: setup
-	$(BIN)/python benchmarks/safety.py --data $(DATA) --weights $(WEIGHTS) --out results/safety --device $(or $(DEVICE),cpu)
+	$(BIN)/python benchmarks/safety.py --data $(DATA) --weights $(WEIGHTS) --out results/safety --device $(or $(DEVICE),cpu) \
+	  --workers $(or $(WORKERS),1)
 
 bench-guards: setup
 	$(BIN)/python benchmarks/guards.py --data $(DATA) --weights $(WEIGHTS) --out results/guards --device $(or $(DEVICE),cpu) \

@@ -1,5 +1,6 @@
 """CIFAR-10 and its corruptions on a device, with what the source network says of every image."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from driftproof.corruptions import FrostPhotos, find_frost_photos, procedural_fr
 from driftproof.data import Corrupted, ImageSet, cache_to_disk, cifar10
 from driftproof.errors import InputError
 
-__all__ = ["CLEAN", "Domain", "find_frost", "load_domains", "predict"]
+__all__ = ["CLEAN", "Domain", "find_frost", "load_domains", "parse_part", "predict"]
 
 CLEAN = "clean"
 SEVERITY = 5
@@ -49,7 +50,13 @@ def find_frost(folder: Path | None) -> FrostPhotos:
 
 
 def load_domains(
-    data: Path, names: Sequence[str], *, device: str, count: int | None = None, frost: FrostPhotos | None = None
+    data: Path,
+    names: Sequence[str],
+    *,
+    device: str,
+    count: int | None = None,
+    frost: FrostPhotos | None = None,
+    severity: int = SEVERITY,
 ) -> list[Domain]:
     """Read or generate the test images of each domain.
 
@@ -59,6 +66,7 @@ def load_domains(
         device: Where the corruptions are generated and the images are put.
         count: Only the first so many images; None is all.
         frost: Photos for frost.
+        severity: Of the corruptions, 1 to 5.
     """
     clean, domains = cifar10(data), []
     for name in names:
@@ -66,7 +74,7 @@ def load_domains(
         if name != CLEAN:
             photos = frost if name == "frost" else None
             images = cache_to_disk(
-                Corrupted(clean, name, SEVERITY, frost_photos=photos, device=device), data / FOLDER, make=count is None
+                Corrupted(clean, name, severity, frost_photos=photos, device=device), data / FOLDER, make=count is None
             )
         pixels = images.batch(torch.arange(len(clean) if count is None else min(count, len(clean))))
         domains.append(Domain(name, pixels.to(device), clean.labels[: len(pixels)].to(device)))
@@ -78,3 +86,16 @@ def predict(model: nn.Module, domain: Domain, *, batch_size: int = 500) -> Tenso
     """Return the logits of a network in evaluation mode for all images of a domain."""
     parts = torch.split(torch.arange(len(domain.labels), device=domain.labels.device), batch_size)
     return torch.cat([model(domain.images(part)) for part in parts])
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Read I/N.
+
+    Examples:
+        >>> parse_part("2/5")
+        (2, 5)
+    """
+    index, count = map(int, text.split("/"))
+    if not 0 <= index < count:
+        raise ArgumentTypeError(f"Expected I/N with I in 0..N−1, but got {text}.")
+    return index, count

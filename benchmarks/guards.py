@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import driftproof as dp
-from cifar_domains import find_frost, load_domains, predict
+from cifar_domains import find_frost, load_domains, parse_part, predict
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import CORRUPTIONS, HELD_OUT
 from driftproof.data import cifar10
@@ -185,19 +185,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--phase", choices=list(PHASES), help="only this phase, of this part")
     parser.add_argument("--part", type=parse_part, default=(0, 1), help="I/N: every N-th run from the I-th on")
     return parser.parse_args()
-
-
-def parse_part(text: str) -> tuple[int, int]:
-    """Read I/N.
-
-    Examples:
-        >>> parse_part("2/5")
-        (2, 5)
-    """
-    index, count = map(int, text.split("/"))
-    if not 0 <= index < count:
-        raise argparse.ArgumentTypeError(f"Expected I/N with I in 0..N−1, but got {text}.")
-    return index, count
 
 
 def main() -> int:

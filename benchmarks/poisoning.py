@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import driftproof as dp
-from cifar_domains import load_domains
+from cifar_domains import load_domains, parse_part
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import HELD_OUT
 from driftproof.data import cifar10
@@ -34,7 +34,6 @@ from driftproof.files import atomic_write
 from driftproof.methods.by_name import method_names
 from driftproof.models import build_from_checkpoint
 from guard_results import append_line
-from guards import parse_part
 from poisoning_attacks import ATTACKS, Attacker
 from poisoning_page import MAIN_SHARE, fill_page, format_page, read_runs
 from poisoning_runs import ARMS, Bench, Cell, make_poison, measure

@@ -1,19 +1,18 @@
 """Measure what happens to users who do something unusual or wrong, with the defaults of `dp.adapt`.
 
-    python benchmarks/safety.py --data DIR --weights DIR --out DIR [--device cuda] [--networks small] [--rows fog]
+    python benchmarks/safety.py --data DIR --weights DIR --out DIR [--device cuda] [--workers 4] [--rows fog]
 
 Images are CIFAR-10's, networks the provided WRN-40-2 and a small one that is trained on the 5,000 training images at
 hand. Each row is measured with the source network, with the published method alone (tent with the paper's selection,
 no guards), with `dp.adapt`, and for some rows with `driftproof adapt` on a folder of PNG files. `dp.adapt` must be at
 most one point below the source network in every row, and not below the published method where that is above it.
 Mistakes must be named by `dp.check`, a collapsed network by its health. The script exits with 1 otherwise.
-
-Rows can be measured by several commands with the same `--out`; each prints the table of all that are there.
 """
 
 import argparse
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ import torch
 from torch import nn
 
 import driftproof as dp
-from cifar_domains import load_domains
+from cifar_domains import load_domains, parse_part
 from driftproof.bench.environment import hardware
-from driftproof.models import build_from_checkpoint
+from driftproof.models import build_from_checkpoint, read_checkpoint
 from safety_rows import ROWS, find_failures, measure, measure_command
 from small_network import load_small_network
 from tables import format_protocol, write_json, write_results
@@ -36,37 +35,77 @@ NETWORKS = ("wrn40_2", "small")
 def load_network(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Path]:
     """Return a network and the file of its weights; the small one is trained if need be."""
     if name == "small":
-        path = arguments.out / "small.safetensors"
-        small = load_small_network(path, arguments.data, device=arguments.device, epochs=arguments.epochs)
+        path = small_path(arguments)
+        small = load_small_network(
+            path, arguments.data, device=arguments.device, epochs=arguments.epochs, seed=arguments.seed
+        )
         return small, path
     path = arguments.weights / f"{name}_cifar10.pt"
     return build_from_checkpoint(path).to(arguments.device).eval(), path
 
 
-def measure_rows(name: str, rows: list[str], arguments: argparse.Namespace) -> None:
-    """Measure rows with one network, and write each as it comes."""
-    model, weights = load_network(name, arguments)
-    wanted = sorted({ROWS[row].domain for row in rows})
+def describe_small_network(arguments: argparse.Namespace) -> str:
+    """Return how and on what machine it was trained."""
+    meta = read_checkpoint(small_path(arguments)).meta
+    return f"{meta['epochs']} epochs, seed {meta['seed']}, trained on {meta['trained_on']}"
+
+
+def small_path(arguments: argparse.Namespace) -> Path:
+    """Where the small network is kept; by its seed and length of training."""
+    return Path(arguments.out, f"small-{arguments.seed}-{arguments.epochs}.safetensors")
+
+
+def measure_rows(tasks: list[tuple[str, str]], arguments: argparse.Namespace) -> None:
+    """Measure rows of networks, and write each as it comes."""
+    networks = {name: load_network(name, arguments) for name in dict.fromkeys(name for name, _ in tasks)}
+    wanted = sorted({ROWS[row].domain for _, row in tasks})
     domains = load_domains(arguments.data, wanted, device=arguments.device, count=arguments.images)
-    by_name, results = {domain.name: domain for domain in domains}, dict[str, dict[str, Any]]()
-    has_command = arguments.command and all(map(importlib.util.find_spec, ("typer", "rich", "PIL")))
-    for title in rows:
-        row = ROWS[title]
+    by_name, has_command = {domain.name: domain for domain in domains}, has_command_line(arguments)
+    results: dict[str, dict[str, Any]] = {name: {} for name in networks}
+    for name, title in tasks:
+        row, (model, weights) = ROWS[title], networks[name]
         found = measure(row, model, by_name[row.domain], max_batches=arguments.max_batches)
         if row.command and has_command:
             found["command"] = measure_command(by_name[row.domain], weights, device=arguments.device)
         found["failures"] = find_failures(row, found)
-        results[title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
-        others = read_results(arguments.out).get(name, {})  # read now: another process may have written meanwhile
-        write_json(arguments.out / f"rows-{name}.json", others | results)
+        results[name][title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
+        write_json(arguments.out / f"rows-{'-'.join(networks)}-{arguments.part[0]}.json", results)
         numbers = ", ".join(f"{column} {found[column]:.1f}" for column in COLUMNS if found.get(column) is not None)
         print(f"{name}, {title}: {numbers}. {'; '.join(found['failures'])}", flush=True)
 
 
+def has_command_line(arguments: argparse.Namespace) -> bool:
+    """Whether `driftproof adapt` shall and can be run."""
+    return arguments.command and all(map(importlib.util.find_spec, ("typer", "rich", "PIL")))
+
+
+def list_tasks(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return networks and rows; those with most batches come first, so that workers end at about the same time."""
+    rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
+    tasks = [(name, row) for name in arguments.networks for row in rows]
+    return sorted(tasks, key=lambda task: (ROWS[task[1]].size, -ROWS[task[1]].rounds))
+
+
+def run_parts(arguments: argparse.Namespace) -> None:
+    """Measure each network in several processes; those of the first do not wait for the training of the second."""
+    command, parts = [sys.executable, __file__, *sys.argv[1:]], []
+    for name in arguments.networks:
+        load_network(name, arguments)
+        for index in range(arguments.workers):
+            part = ["--networks", name, "--part", f"{index}/{arguments.workers}"]
+            parts.append(subprocess.Popen([*command, *part]))
+    failed = sum(part.wait() != 0 for part in parts)
+    if failed:
+        raise RuntimeError(f"Expected every part to finish, but {failed} failed. See the messages above.")
+
+
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read what was measured so far, network by network."""
-    files = {name: folder / f"rows-{name}.json" for name in NETWORKS}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items() if path.exists()}
+    """Read what all parts have measured, network by network."""
+    results: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("rows-*.json")):
+        for name, rows in json.loads(path.read_text(encoding="utf-8")).items():
+            results.setdefault(name, {}).update(rows)
+    return {name: results[name] for name in NETWORKS if name in results}
 
 
 def format_page(results: dict[str, dict[str, Any]], protocol: dict[str, Any]) -> str:
@@ -98,16 +137,29 @@ def main() -> int:
     parser.add_argument("--max-batches", type=int, default=400, help="so many batches of a row at most")
     parser.add_argument("--epochs", type=int, default=60, help="of training the small network")
     parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
+    parser.add_argument("--seed", type=int, default=0, help="of training the small network")
+    parser.add_argument("--workers", type=int, default=1, help="processes at the same time, for each network")
+    parser.add_argument("--part", type=parse_part, help="I/N: only every N-th row from the I-th on, without a page")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
-    for name in arguments.networks:
-        measure_rows(name, rows, arguments)
+    tasks = list_tasks(arguments)
+    if arguments.part:
+        index, count = arguments.part
+        measure_rows(tasks[index::count], arguments)
+        return 0
+    for path in arguments.out.glob("rows-*.json"):
+        path.unlink()  # of an earlier run
+    if arguments.workers > 1:
+        run_parts(arguments)
+    else:
+        arguments.part = (0, 1)
+        measure_rows(tasks, arguments)
     results = read_results(arguments.out)
     protocol = {
         "images": f"CIFAR-10 test, the first {arguments.images}",
         "batches": f"at most {arguments.max_batches}",
         "severity": 5,
+        **({"small network": describe_small_network(arguments)} if "small" in results else {}),
         "torch": torch.__version__,
         "driftproof": dp.__version__,
         "machine": hardware(torch.device(arguments.device)),

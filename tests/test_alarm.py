@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import driftproof as dp
 from cases import batches
+from driftproof.alarm import known_quantile
+from driftproof.alarm.known_mixture import KnownScores
 from networks import build
 
 
@@ -201,3 +203,17 @@ def test_invalid_input_raises():
     for connectivity in (6, True, "8", None):
         with pytest.raises(dp.errors.ConfigurationError, match="`connectivity` to be 4 or 8"):
             dp.Alarm(0.5, connectivity=connectivity)
+
+
+@pytest.mark.parametrize(("unknown", "count"), [(0.02, 800), (0.2, 1500), (0.5, 250), (0.5, 1000), (0.5, 3000)])
+def test_fitted_quantile_counts_by_unknown_share_and_number_of_scores(monkeypatch, unknown, count):
+    known = KnownScores(median=0.5, scale=1.0, unknown=unknown)
+    monkeypatch.setattr(known_quantile, "fit_known_scores", lambda x: known)
+    scores = torch.randn(count, generator=torch.Generator().manual_seed(0)).double()
+    tracked = known_quantile.KnownQuantile(0.05, 5000, torch.linspace(-4, 4, 20001))
+    tracked._latest = scores
+    share = min(1.0, max(0.0, (unknown - 0.05) / 0.3)) * min(1, count / 1000)
+    normal = known_quantile._normal_scores(scores, tracked._calibration)
+    of_all = float(normal.sort(descending=True).values[int(0.05 * count)])
+    limit = of_all + share * (known.quantile(0.05) - of_all)
+    assert (scores > tracked.compute()).sum() == (normal > limit).sum()

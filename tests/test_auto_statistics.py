@@ -173,6 +173,15 @@ def test_a_held_back_batch_says_which_rule_holds_it_back(trained, dim):
     assert adapter.last.skipped.startswith("learning is held back: a guard has paused it; predictions fall")
 
 
+@pytest.mark.parametrize("cap", [0.0, 0.1, 0.29, 0.31, 0.6])
+@pytest.mark.parametrize("least_cap", [0.0, 0.5, 1.0])
+def test_nothing_is_learned_below_the_least_cap(cap, least_cap):
+    auto = Auto(share=0.6, least_cap=least_cap)
+    auto.cap.fill_(cap)
+    auto.alpha.fill_(cap)
+    assert bool(auto.can_learn()) == (cap >= least_cap * 0.6 - 1e-6)
+
+
 def test_share_zero_is_the_source(trained):
     model, images, _ = trained
     adapter, source = predict_only(model, Auto(share=0.0)), dp.source(model)
@@ -357,7 +366,7 @@ def test_adapt_with_a_far_too_high_rate_ends_near_the_source(trained, lr):
     assert float((answers.argmax(1) == labels.repeat(2)).float().mean()) > source - 0.02
 
 
-@pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"window": 0}])
+@pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"window": 0}, {"least_cap": 1.5}])
 def test_invalid_setting_raises(settings):
     with pytest.raises(dp.errors.ConfigurationError, match="Expected `"):
         Auto(**settings)

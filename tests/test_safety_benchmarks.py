@@ -218,16 +218,29 @@ def test_network_without_its_normalization_needs_normalized_images(load, folder)
     torch.testing.assert_close(bare((images - 0.5) / 0.5), model(images))
 
 
-def test_rows_of_several_commands_are_joined_and_judged(load, monkeypatch, folder, tmp_path, capsys):
+def test_rows_of_several_workers_are_those_of_one(load, monkeypatch, folder, tmp_path, capsys):
     script = load("safety")
     options = ("--networks", "wrn40_2", "--images", 20, "--max-batches", 4, "--no-command", "--rows")
-    run_script(monkeypatch, script, folder, tmp_path, *options, "NaN")
-    code = run_script(monkeypatch, script, folder, tmp_path, *options, "clean, batches of 4")
+    code = run_script(monkeypatch, script, folder, tmp_path, *options, "NaN", "clean, batches of 4")
     rows = json.loads((tmp_path / "safety.json").read_text())["networks"]["wrn40_2"]
     assert set(rows) == {"one NaN pixel in each 64 images", "clean, batches of 4"}
     assert "quarantined 1" in rows["one NaN pixel in each 64 images"]["adapt says"]
     assert code == int(any(row["failures"] for row in rows.values()))
-    assert capsys.readouterr().out.count("| one NaN pixel") == 2
+    assert capsys.readouterr().out.count("| one NaN pixel") == 1
+
+    class InThisProcess:
+        def __init__(self, command):
+            monkeypatch.setattr(sys, "argv", command[1:])
+            self._code = script.main()
+
+        def wait(self):
+            return self._code
+
+    monkeypatch.setattr(script.subprocess, "Popen", InThisProcess)
+    (tmp_path / "rows-9.json").write_text('{"wrn40_2": {"clean, shuffled": {}}}')  # of an earlier run
+    parts = ("NaN", "clean, batches of 4", "--workers", 2)
+    assert run_script(monkeypatch, script, folder, tmp_path, *options, *parts) == code
+    assert json.loads((tmp_path / "safety.json").read_text())["networks"]["wrn40_2"] == rows
 
 
 def test_command_reads_a_folder_per_class(load, folder, monkeypatch):

@@ -20,7 +20,6 @@ __all__ = ["Auto"]
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _ALIKE = 0.15
-_LEAST_CAP = 0.35
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -83,6 +82,7 @@ class Auto(InterpolatedStatistics):
     Args:
         share: The largest α in a stream far from training, in [0, 1].
         window: How many images make good statistics.
+        least_cap: Learn nothing while the cap is below this part of `share`, in [0, 1].
 
     Attributes:
         alpha: α, as a tensor of one element.
@@ -108,14 +108,17 @@ class Auto(InterpolatedStatistics):
 
     probes = True
 
-    def __init__(self, share: float = 0.6, window: int = 128) -> None:
+    def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.35) -> None:
         super().__init__(momentum=1.0, start="source")
         if not 0.0 <= share <= 1.0:
             raise ConfigurationError(f"Expected `share` to be in 0..1, but got {share}.")
         if window < 1:
             raise ConfigurationError(f"Expected `window` to be at least 1, but got {window}.")
+        if not 0.0 <= least_cap <= 1.0:
+            raise ConfigurationError(f"Expected `least_cap` to be in 0..1, but got {least_cap}.")
         self.share = share
         self.window = window
+        self.least_cap = least_cap
         self._weights: tuple[tuple[int, ...], Tensor] | None = None  # of channels in the shift, by sizes of layers
         self.register_buffer("alpha", torch.full((1,), min(_START, share)))
         self.register_buffer("cap", torch.full((1,), share))
@@ -162,7 +165,7 @@ class Auto(InterpolatedStatistics):
 
         Where the stream is close to training, the others say nothing.
         """
-        unshifted = self.cap[0] < _LEAST_CAP * self.share
+        unshifted = self.cap[0] < self.least_cap * self.share
         unbalanced = (self.alpha[0] < 0.5 * self.cap[0]) & ~unshifted
         unconfirmed = (self.pace[3] > 0) & (self.pace[4] <= _BACKOFF) & ~unshifted
         return torch.stack([unshifted, unbalanced, unconfirmed])
@@ -264,7 +267,7 @@ class Auto(InterpolatedStatistics):
         wait = torch.where(changed & ~doubts, 1.0, wait)
         left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=_ENDS + 1), left) - 1).clamp(min=0.0)
         self.pace = torch.stack([usual, since + 1, wait, left, trusted, lifted])
-        is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= _LEAST_CAP * self.share)
+        is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= self.least_cap * self.share)
         ends = (left > 0) & (left <= _ENDS)
         self.asked = torch.stack([(is_held & (since + 1 >= wait)) | ends, self.asked[0]])
 
