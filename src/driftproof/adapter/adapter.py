@@ -343,7 +343,8 @@ class Adapter(StateHolder):
         if isinstance(statistics, str) and statistics == "training":
             plain = self.network.to_plain_module()
         else:
-            batches = list(self._recent) if isinstance(statistics, str) else list_batches(statistics)
+            recent = [batch.images for batch in self._recent]
+            batches = recent if isinstance(statistics, str) else list_batches(statistics)
             watch = self._watch
             plain = unwrap_with(
                 self.method, self.state, batches, falls_back=watch.falls_back, of_training=watch.uses_training

@@ -18,7 +18,7 @@ from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
 from driftproof.adapter.slots import Slot
-from driftproof.adapter.state import State
+from driftproof.adapter.state import COUNTERS, State
 from driftproof.adapter.state_checks import (
     check_counters,
     check_finite,
@@ -36,7 +36,6 @@ __all__ = ["checksum", "digest", "fingerprint", "get_state", "read_meta", "set_s
 
 _FORMAT = 4
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _DAMAGED = "Expected a state saved by driftproof, but its description is damaged. Load an earlier state."
 _ERRORS = (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError)
 """What reading a description raises that is not what was written."""
@@ -51,7 +50,7 @@ def get_state(method: Method, state: State) -> dict[str, Tensor]:
         "method": method.describe(),
         "source": fingerprint(state.source.model),
         "seed": state.seed,
-        "counters": {name: int(getattr(state, name)) for name in _COUNTERS},
+        "counters": {name: int(getattr(state, name)) for name in COUNTERS},
         "guard_counters": state.guard_counters,
         "optimizer": optimizer,
         "tensors": {name: describe_tensor(tensor) for name, tensor in tensors.items()},
@@ -72,7 +71,7 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
         given = {name: describe_tensor(tensor) for name, tensor in saved.items() if name != "meta"}
         check_same("Expected the tensors that were saved, but", given, meta["tensors"])
         counters, guard_counters = meta["counters"], {**meta["guard_counters"]}
-        check_counters({name: counters.get(name) for name in _COUNTERS} | guard_counters, method.accumulate)
+        check_counters({name: counters.get(name) for name in COUNTERS} | guard_counters, method.accumulate)
         slots = find_slots(state, saved)
         check_finite(saved, slots, may_be_nonfinite=meta["nonfinite"])
         seed, optimizer = operator.index(meta["seed"]), _decode_optimizer(method, state, meta["optimizer"], saved)
@@ -85,7 +84,7 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
             restore_buffers(network.model, state.source.model)
         for slot in slots:
             _put(slot, saved.get(slot.name), state.device)
-        for name in _COUNTERS:
+        for name in COUNTERS:
             getattr(state, name).fill_(counters[name])
     state.guard_counters, state.seed, state.optimizer = guard_counters, seed, optimizer
     state.drop_storage()

@@ -33,8 +33,9 @@ from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.quarantine import Quarantine
 from driftproof.tensor_list import where_each
 
-__all__ = ["State"]
+__all__ = ["COUNTERS", "State"]
 
+COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
@@ -125,9 +126,9 @@ class State(nn.Module):
                 network.predict_unless_learning()
         device = next(adapting.parameters()).device
         self.components.to(device)  # they register buffers without knowing the model
-        for name in ("index", "num_steps", "accumulated_batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
-        self.register_buffer("paused", torch.zeros((), dtype=torch.bool, device=device))
+        for name in COUNTERS:
+            dtype = torch.bool if name == "paused" else torch.int64
+            self.register_buffer(name, torch.zeros((), dtype=dtype, device=device))
         self.register_buffer("nan", torch.full((), math.nan, device=device), persistent=False)
         self._needs_features = any(one.needs_features for one in self._components)
         self._needs_source_features = any(one.needs_source_features for one in self._components)
@@ -135,15 +136,14 @@ class State(nn.Module):
         self.reset_condition: Tensor | None = None
         self._return_condition: Tensor | None = None
         self._storage: Storage | None = None
-        self.find_parameters()
-        self.rebuild_optimizer()
+        self._find_parameters()
+        self.reset()
         resetting = [one for one in method.after if one.resets]
         if resetting and self.optimizer is not None and not has_known_start(self.optimizer):
             raise ConfigurationError(
                 f"Expected an optimizer of torch.optim without dampening, since {resetting[0]!r} resets it, "
                 f"but got {type(self.optimizer).__name__}."
             )
-        self.reset_components()
         self.fixed_shapes = fixed_shapes(self.networks, self.components)
 
     # --- what there is ------------------------------------------------------------------------------------------------
@@ -299,11 +299,14 @@ class State(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             for network in self.moving_networks.values():
                 restore_model(network.model, self.source.model)
-            for counter in (self.index, self.num_steps, self.accumulated_batches, self.paused):
-                counter.zero_()
+            for name in COUNTERS:
+                getattr(self, name).zero_()
+            for network in self.networks.values():
+                network.reset_statistics()
+            for component in self._components:
+                component.reset_state(self.network, self.trainable)
         self.guard_counters.clear()
         self.rebuild_optimizer()
-        self.reset_components()
 
     def reset_where(self, condition: Tensor, share: Tensor | float = 1.0) -> None:
         """Return weights, optimizer and teacher to their start where a 0-d boolean tensor holds.
@@ -332,18 +335,9 @@ class State(nn.Module):
             self.reset_condition = _either(self.reset_condition, condition)
             self._return_condition = _either(self._return_condition, whole)
 
-    def reset_components(self) -> None:
-        """Return the components and the statistics of the stream to their start."""
-        with torch.inference_mode(False), torch.no_grad():
-            for network in self.networks.values():
-                network.reset_statistics()
-            for component in self._components:
-                component.reset_state(self.network, self.trainable)
-        self._storage = None
-
     # --- parameters and optimizer -------------------------------------------------------------------------------------
 
-    def find_parameters(self) -> None:
+    def _find_parameters(self) -> None:
         """Look up the trainable parameters, after the networks have moved."""
         self.trainable = tuple(self.network.model.get_parameter(name) for name in self.names)
         self.source_parameters = tuple(self.source.model.get_parameter(name) for name in self.names)
@@ -376,7 +370,7 @@ class State(nn.Module):
         saved = None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict())
         sums = self._accumulated
         yield
-        self.find_parameters()
+        self._find_parameters()
         self.rebuild_optimizer()
         if self.optimizer is not None and saved is not None:
             load_optimizer_state(self.optimizer, saved)

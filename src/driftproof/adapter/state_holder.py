@@ -15,6 +15,7 @@ from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
 from driftproof.adapter.method import EngineName, Method
 from driftproof.adapter.state import State
+from driftproof.adapter.unwrap import RecentBatch
 from driftproof.adapter.watch import Watch
 from driftproof.components import Component
 from driftproof.distributed import Distributed
@@ -47,7 +48,7 @@ class StateHolder(nn.Module):
         self._lock = ForkSafeLock()
         self._watch = Watch(method, state)
         self._engine = self._make_engine()
-        self._recent: deque[Tensor] = deque()
+        self._recent: deque[RecentBatch] = deque()
         self._forget_stream()
 
     def _forget_stream(self, *, is_loaded: bool = False) -> None:

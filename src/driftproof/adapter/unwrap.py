@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +14,28 @@ from driftproof.network import tf32_mode
 from driftproof.problems import check_batch
 from driftproof.statistics.bake import bake_statistics
 
-__all__ = ["keep_recent", "list_batches", "unwrap_with"]
+__all__ = ["RecentBatch", "keep_recent", "list_batches", "unwrap_with"]
 
 _ENOUGH_IMAGES, _ENOUGH_PIXELS = 128, 1 << 23
 
 
-def keep_recent(batches: deque[Tensor], images: Tensor) -> None:
+class RecentBatch(NamedTuple):
+    """A batch, and how many images and pixels came up to it."""
+
+    images: Tensor
+    num_images: int
+    num_pixels: int
+
+
+def keep_recent(batches: deque[RecentBatch], images: Tensor) -> None:
     """Add a batch, and drop old ones: 128 images or 8 million pixels are enough, and one batch stays in any case."""
-    batches.append(images)
+    num_images, num_pixels = batches[-1][1:] if batches else (0, 0)
+    pixels = images.numel() // max(images.shape[1], 1)
+    batches.append(RecentBatch(images, num_images + len(images), num_pixels + pixels))
     while len(batches) > 1:
-        rest = list(batches)[1:]
-        if sum(map(len, rest)) < _ENOUGH_IMAGES and sum(map(_count_pixels, rest)) < _ENOUGH_PIXELS:
+        first, last = batches[0], batches[-1]
+        has_images = last.num_images - first.num_images >= _ENOUGH_IMAGES
+        if not has_images and last.num_pixels - first.num_pixels < _ENOUGH_PIXELS:
             return
         batches.popleft()
 
@@ -64,7 +76,3 @@ def unwrap_with(
             state.finish_step()
             bake_statistics(plain, network, rule, zip(good, masks, strict=True))
     return plain
-
-
-def _count_pixels(images: Tensor) -> int:
-    return images.numel() // max(images.shape[1], 1)
