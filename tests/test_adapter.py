@@ -543,56 +543,6 @@ def test_model_that_caches_activations_can_be_copied_after_a_step(case):
     assert torch.equal(run_stream(adapter.reset(), [first])(second), expected)
 
 
-class CountingSteps(CachingActivations):
-    """Writes into what it caches, which is not allowed of tensors of an inference mode that is over."""
-
-    def forward(self, x):
-        if hasattr(self, "seen"):
-            self.seen = self.seen.detach().add_(1)
-        return super().forward(x)
-
-
-class NeedingGradients(WideResNet):
-    """Looks at its own gradient, whoever calls it."""
-
-    def forward(self, x):
-        with torch.enable_grad():
-            image = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(image.square().sum(), image)
-        return super().forward(x + 1e-3 * slope)
-
-
-@pytest.mark.parametrize("network", [WideResNet, CachingActivations, CountingSteps, NeedingGradients])
-def test_frozen_passes_in_inference_mode_change_nothing(network, tmp_path):
-    model, stream = randomize(network()), batches(5)
-    adapter, other = dp.tent(model, select=dp.ConfidenceDifference()), dp.tent(model, select=dp.ConfidenceDifference())
-    for images in stream:
-        other.source._can_infer = False
-        assert torch.equal(adapter(images), other(images))
-        assert torch.equal(adapter.last.novelty, other.last.novelty)
-        adapter.source.model(images)  # as who does not know of it
-    assert adapter.source._can_infer is (network is WideResNet)
-    assert not adapter.last.novelty.is_inference()
-    copy.deepcopy(adapter).save(tmp_path / "state")
-
-
-class FollowSource(dp.losses.Entropy):
-    """Learns from the frozen network's logits, which become part of the graph."""
-
-    def per_sample(self, step):
-        return (step.logits * step.source_logits + step.source_features.sum(1, keepdim=True) * step.logits).sum(1)
-
-
-def test_frozen_logits_and_features_may_be_part_of_a_graph(model):
-    loss = FollowSource()
-    loss.needs_source_features = True
-    adapter = dp.tent(model, loss=loss, select=dp.ConfidenceDifference())
-    for images in batches(4):
-        adapter(images)
-        assert adapter.last.stepped
-    assert adapter.source._can_infer
-
-
 def test_save_load_unwrap_and_reset_work_in_inference_mode(model, tmp_path):
     stream = batches(3)
     adapter = run_stream(dp.ent(model, lr=1e-2), stream[:1])

@@ -77,7 +77,7 @@ class Tape(TorchDispatchMode):
         return outputs
 
     def replay(self):
-        with torch.inference_mode():
+        with torch.no_grad():
             for func, args, kwargs, outputs, is_new in self.operations:
                 for old, new, copied in zip(outputs, tree_leaves(func(*args, **kwargs)), is_new, strict=True):
                     if copied:

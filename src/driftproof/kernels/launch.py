@@ -1,5 +1,6 @@
 """Launching a small Triton kernel without looking at its arguments anew."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,10 +32,12 @@ class Launcher:
             arguments: Of the kernel, those that are constant to it included.
             grid: How many programs run.
         """
-        key = (device, *[one.dtype if isinstance(one, Tensor) else one for one in arguments])
-        compiled = self._compiled.get(key)
-        with torch.cuda.device(device):
-            if compiled is None:
-                self._compiled[key] = self._kernel[grid](*arguments)
-            else:
-                compiled[grid](*arguments)
+        key = (device, grid, *[one.dtype if isinstance(one, Tensor) else one for one in arguments])
+        launch = self._compiled.get(key)
+        with nullcontext() if torch.cuda.current_device() == device.index else torch.cuda.device(device):
+            if launch is not None:
+                launch(*arguments)
+                return
+            compiled = self._kernel[grid](*arguments)
+            if compiled is not None:  # Triton's interpreter compiles nothing
+                self._compiled[key] = compiled[grid]

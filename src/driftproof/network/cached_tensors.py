@@ -3,12 +3,9 @@
 import operator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["detach_in", "holds_graph", "holds_tensor"]
-
-_TABLES = ("_parameters", "_buffers", "_modules", "_bf16_weight")
-"""Attributes of a module whose tensors are no trace of a pass."""
+__all__ = ["detach_in", "holds_graph"]
 
 
 def detach_in(value: Any) -> Any:  # noqa: ANN401  # a model may keep anything
@@ -33,14 +30,3 @@ def holds_graph(value: Any) -> bool:  # noqa: ANN401  # a model may keep anythin
     if type(value) in (dict, list, tuple):
         return any(map(holds_graph, value.values() if isinstance(value, dict) else value))
     return False
-
-
-def holds_tensor(module: nn.Module) -> bool:
-    """Whether a module has a tensor besides its parameters and buffers."""
-    return any(_holds_tensor(value) for name, value in vars(module).items() if name not in _TABLES)
-
-
-def _holds_tensor(value: Any) -> bool:  # noqa: ANN401  # a model may keep anything
-    if type(value) in (dict, list, tuple):
-        return any(map(_holds_tensor, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor)

@@ -4,7 +4,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from driftproof.distributed import Distributed
 from driftproof.errors import DistributedError, EngineError, ForwardError, ModelError
 from driftproof.network.batch_norm_hook import BatchNormHook, PassSettings, StatisticsRule, hooked_forward
 from driftproof.network.buffer_guard import BufferGuard
-from driftproof.network.cached_tensors import detach_in, holds_graph, holds_tensor
+from driftproof.network.cached_tensors import detach_in, holds_graph
 from driftproof.network.forward_override import restore_forwards
 from driftproof.network.frozen_conv import (
     FrozenConvs,
@@ -57,7 +57,6 @@ class Network(nn.Module):
     compiled_forward: Callable[[Tensor], Any] | None = None
     _caching_modules: tuple[nn.Module, ...] | None = None
     _directions: tuple[Any, Tensor] | None = None
-    _can_infer: bool | Literal["next"] | None = None
 
     def __init__(
         self,
@@ -108,27 +107,18 @@ class Network(nn.Module):
         compiled = self.compiled_forward if self._pass.mask is None else None
         if self._convs is not None:
             self._convs.match(images, is_compiled=compiled is not None)
-        only_infers = compiled is None and self._only_infers(images)
         try:
-            with (
-                torch.inference_mode() if only_infers else nullcontext(),
-                self._preserve_buffers(),
-                self._no_fastpath(),
-                autocast_mode(self.precision, images.device),
-            ):
+            with self._preserve_buffers(), self._no_fastpath(), autocast_mode(self.precision, images.device):
                 # The model gets a copy, since it may write into its input and the other networks see the same images.
                 output = (compiled or self.model)(images.clone())
         except (EngineError, DistributedError):
             raise
         except Exception as error:
-            if only_infers:  # a model may need gradients of its own, whatever it is used for
-                self._can_infer = False
-                return self.forward(images)
             message = f"The model failed on images of shape {tuple(images.shape)} and type {images.dtype}: {error}"
             raise ForwardError(message) from error
         finally:
             self.restore_batch_norms()
-        return _to_normal(to_float32(read_logits(output, self._logits), self.precision))
+        return to_float32(read_logits(output, self._logits), self.precision)
 
     def with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits for `images`, and the features that entered the classifier."""
@@ -148,7 +138,7 @@ class Network(nn.Module):
         features = None if captured is None else captured.flatten(start_dim=1)
         if features is None or features.shape[0] != images.shape[0]:
             return logits, None
-        return logits, _to_normal(to_float32(features, self.precision))
+        return logits, to_float32(features, self.precision)
 
     def missing_features(self) -> ModelError:
         """The error for a model without features."""
@@ -314,24 +304,6 @@ class Network(nn.Module):
             if hook is not None:
                 yield hook
 
-    def _only_infers(self, images: Tensor) -> bool:
-        """Whether the pass can run in inference mode, which takes less of the host.
-
-        What remains of such a pass can neither be changed in place nor be part of a graph. So it is for a frozen model
-        that keeps nothing of a pass, in an eager step; its first pass shows whether it does.
-        """
-        if self._guard is None or self._tracking or self._can_infer is False or torch.is_grad_enabled():
-            return False
-        if torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return False
-        if self._can_infer is None:
-            # After the first pass that could, which shows what the model keeps.
-            self._can_infer = "next"
-            return False
-        if self._can_infer == "next":
-            self._can_infer = not any(map(holds_tensor, self._every_module))
-        return self._can_infer
-
     def _preserve_buffers(self) -> AbstractContextManager[None]:
         return nullcontext() if self._guard is None else self._guard.preserved()
 
@@ -371,11 +343,6 @@ class _FeatureHook:
 
 def _to_directions(rows: Tensor) -> Tensor:
     return normalize(rows.detach().to(torch.promote_types(rows.dtype, torch.float32)))
-
-
-def _to_normal(tensor: Tensor) -> Tensor:
-    """A tensor that may be part of a graph."""
-    return tensor.clone() if tensor.is_inference() else tensor
 
 
 @contextmanager
