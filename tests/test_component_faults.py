@@ -133,13 +133,14 @@ def test_failing_component_leaves_the_whole_state_unchanged(model, hook, accumul
 def test_novelty_that_fails_after_the_step_leaves_the_whole_state_unchanged(model):
     calls = []
 
-    def fail_second_time(step):
+    def fail_first_time(step):
         calls.append(step)
-        if len(calls) == 2:  # with a memory, the batch itself is scored after the step
+        if len(calls) == 1:
             raise RuntimeError("novelty failed")
         return dp.scores.entropy(step.logits)
 
-    adapter = compose(model, memory=dp.memories.LatestImages(8), novelty=fail_second_time)
+    # With a memory, the batch itself is scored after the step.
+    adapter = compose(model, memory=dp.memories.LatestImages(8), novelty=fail_first_time)
     before = state_of(adapter)
     with pytest.raises(RuntimeError, match="novelty failed"):
         adapter(batches(1)[0])
