@@ -30,8 +30,8 @@ def choose_answer(rows: list[dict[str, Any]]) -> tuple[str, str]:
         if row["kind"] == "learner":
             for answer in ANSWERS:
                 if answer in row["errors"]:
-                    pair = found.setdefault((row["choice"]["name"], answer), {})
-                    pair[row["set"], row["stream"]] = row["errors"][answer][-1]
+                    by_stream = found.setdefault((row["choice"]["name"], answer), {})
+                    by_stream[row["set"], row["stream"]] = row["errors"][answer][-1]
     whole = {pair: [errors[place] for place in STREAMS] for pair, errors in found.items() if len(errors) == 4}
     if PRESENT not in whole:
         return PRESENT

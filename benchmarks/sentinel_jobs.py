@@ -310,8 +310,7 @@ class LearnerJob(Job):
             with torch.no_grad():
                 flipped = self.network(self.see(images, choice.second))
                 if choice.views:
-                    for view in SHIFTS:
-                        self.store(view, self.network(self.see(images, view)))
+                    self.store("shift", self.network(self.see(images, "shift")))
         log_p = logits.log_softmax(dim=1)
         with torch.no_grad():
             frozen_p = frozen.log_softmax(dim=1)

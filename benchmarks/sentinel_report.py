@@ -59,7 +59,7 @@ COMBINATIONS = (
     "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "fs", "lsf", "lsfg",
     "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
-    "fh", "fk", "fhk", "fgh", "ly", "lyfg", "lxfh", "lyfh", "lyfk", "lxyfgk", "lyzfhk", "lxlxfg", "lxlxfgfgfg",
+    "fh", "fk", "fhk", "fgh", "ly", "lyfg", "lxfh", "lyfh", "lyfk", "lxyfgk", "lxlxfg", "lxlxfgfgfg",
     "lylyfk", "lyfkfk",
 )  # fmt: skip
 """A letter that stands twice counts twice."""
@@ -101,7 +101,7 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
     letters_of = {"none": "f", "flip": "g", "shift": "h", "shift_back": "k"}
     parts |= {letters_of[view]: _repeat(logits, job.rounds) for view, logits in stored.items()}
     if job.choice.views:
-        parts |= {"y": job.results["shift"].log_softmax(dim=2), "z": job.results["shift_back"].log_softmax(dim=2)}
+        parts["y"] = job.results["shift"].log_softmax(dim=2)
     if job.sentinel is not None:
         parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)
     if "average" in job.results:
