@@ -68,7 +68,7 @@ class Auto(InterpolatedStatistics):
     network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below 0.35 of `share`, since where nothing has shifted learning can only do
+    learned either while the cap is below `least_cap` of `share`, since where little has shifted learning can only do
     harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
     the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
     follows α too, and falls with the number of images below `window`.
@@ -108,7 +108,7 @@ class Auto(InterpolatedStatistics):
 
     probes = True
 
-    def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.35) -> None:
+    def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.5) -> None:
         super().__init__(momentum=1.0, start="source")
         if not 0.0 <= share <= 1.0:
             raise ConfigurationError(f"Expected `share` to be in 0..1, but got {share}.")
