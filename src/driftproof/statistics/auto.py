@@ -60,9 +60,9 @@ class Auto(InterpolatedStatistics):
     then, shifted ones surer. If it is surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to
     1 if α = 1 makes it surer than α = `share` by as much again. α does not fall for few classes then until there was
     another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, by 0.06 ln C, α
-    falls to zero, and the batch is answered with training's statistics. As long as α is held back in a stream with a cap
-    of 0.35 `share` or more, such passes are asked for: with the batch after the shift of the first layer has changed by more than 1.3 times,
-    then after 4 batches more, after 16 more, and so on.
+    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.35
+    of `share` or more, such passes are asked for: with the batch after the shift of the first layer has changed by more
+    than 1.3 times, then after 4 batches more, after 16 more, and so on.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
