@@ -30,7 +30,7 @@ from driftproof.streams import Shuffled
 from small_network import load_small_network
 from tables import format_protocol, write_json, write_results
 
-SMALL = tuple(f"small-{seed}" for seed in range(4))
+SMALL = tuple(f"small-{seed}" for seed in range(3))
 NETWORKS = ("wrn40_2", *SMALL)
 SEVERITIES = (1, 3, 5)
 SIZES = (64, 200)

@@ -6,8 +6,8 @@
 The first form goes through a stream of changing domains for five rounds with each method, and writes
 SET-METHOD.jsonl: the protocol, then one line per domain of the first and of the last round. The second form reads all
 these files and writes novelty.md next to them. Images are CIFAR-10-C and CIFAR-100-C of severity 5; half of each batch
-is SVHN-C. Pixels are CamVid in six kinds of weather; pedestrians, bicyclists and signs are unknown to its network. The
-default for pixels was chosen on the same frames under the held-out corruptions (`--only camvid-held-out`).
+is SVHN-C. Pixels are CamVid in six kinds of weather; pedestrians, bicyclists and signs are unknown to its network.
+Defaults were chosen under the held-out corruptions (`--only cifar10-held-out`, `camvid-held-out`, and so on).
 """
 
 import argparse
@@ -36,7 +36,8 @@ from novelty_candidates import SINGLE, AllScores, PixelScores, watch_features
 from novelty_streams import LabeledBatch, open_images, scenes
 from tables import format_protocol
 
-SETS = ("cifar10-c", "cifar100-c", "camvid-c", "camvid-held-out")
+MAIN = ("cifar10-c", "cifar100-c", "camvid-c")
+SETS = (*MAIN, *(name.replace("-c", "-held-out") for name in MAIN))
 METHOD_NAMES = ("source", "bn_adapt", "tent", "tent+crowd", "eata+crowd", "swr+crowd", "adapt")
 STATELESS = ("source", "bn_adapt")
 """Methods that learn nothing: every round is like the first."""
@@ -168,10 +169,10 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             stream = open_images(images, arguments.data, **common)
         network = arguments.network or ("deeplabv3plus_resnet50" if pixels else "wrn40_2")
-        home = "camvid-c" if pixels else images
-        home = f"{home}-{arguments.height}" if pixels and arguments.height else home
+        clean = images.replace("-held-out", "-c")
+        home = f"{clean}-{arguments.height}" if pixels and arguments.height else clean
         protocol = {
-            "images": home.replace("camvid-c", images),
+            "images": home.replace(clean, images),
             "unknown": "pedestrians, bicyclists and signs" if pixels else "svhn-c, half of each batch",
             "of each set": arguments.images or "all",
             "severity": 3 if pixels else 5,
@@ -259,7 +260,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=SETS, default=SETS[:-1])
+    parser.add_argument("--only", nargs="+", choices=SETS, default=MAIN)
     parser.add_argument("--methods", nargs="+", choices=METHOD_NAMES, default=METHOD_NAMES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, help="only the first so many images of each set, or evenly spaced frames")

@@ -17,7 +17,7 @@ from driftproof.training import load_labeled_scenes
 
 __all__ = ["LabeledBatch", "open_images", "scenes"]
 
-_CLEAN_IMAGES: dict[str, Callable[[Path], ImageSet]] = {"cifar10-c": cifar10, "cifar100-c": cifar100}
+_CLEAN_IMAGES: dict[str, Callable[[Path], ImageSet]] = {"cifar10": cifar10, "cifar100": cifar100}
 _WEATHER = {"camvid-c": (CLEAN, "fog", "snow", "brightness", "frost", "motion_blur"), "camvid-held-out": HELD_OUT}
 
 
@@ -54,18 +54,21 @@ class _Pixels:
 def open_images(
     images: str, data: Path, *, batch: int, limit: int | None, device: torch.device, photos: FrostPhotos
 ) -> Callable[[], Iterator[LabeledBatch]]:
-    """Return a function that goes through one round: fifteen corruptions of severity 5, half of each batch SVHN-C.
+    """Return a function that goes through one round of corruptions of severity 5, half of each batch SVHN-C.
 
     Args:
-        images: `cifar10-c` or `cifar100-c`.
+        images: `cifar10-c` or `cifar100-c` for the fifteen corruptions, `cifar10-held-out` or `cifar100-held-out`.
         data: Folder of the clean sets.
         batch: Images per batch, known and unknown together.
         limit: Only the first so many images of each set; None is all.
         device: Where the images are corrupted and kept.
         photos: For the corruption frost.
     """
+    name, kind = images.split("-", 1)
+    corruptions = HELD_OUT if kind == "held-out" else CORRUPTIONS
     known, unknown = (
-        _corrupt_all(clean, limit, device, photos) for clean in (_CLEAN_IMAGES[images](data), svhn(data, limit=10_000))
+        _corrupt_all(clean, corruptions, limit, device, photos)
+        for clean in (_CLEAN_IMAGES[name](data), svhn(data, limit=10_000))
     )
     plans = list(OpenSet(known, unknown, batch_size=batch).plans())
 
@@ -77,12 +80,14 @@ def open_images(
     return iterate
 
 
-def _corrupt_all(clean: ImageSet, limit: int | None, device: torch.device, photos: FrostPhotos) -> list[Domain]:
+def _corrupt_all(
+    clean: ImageSet, corruptions: Sequence[str], limit: int | None, device: torch.device, photos: FrostPhotos
+) -> list[Domain]:
     indices = torch.arange(min(limit or len(clean), len(clean)))
     pixels, labels = clean.batch(indices).to(device), clean.labels[indices]
     return [
         Domain(name, _Pixels(name, labels, corrupt(pixels, name, 5, dataset=clean.name, frost_photos=photos)))
-        for name in CORRUPTIONS
+        for name in corruptions
     ]
 
 

@@ -250,3 +250,24 @@ def test_command_reads_a_folder_per_class(load, folder, monkeypatch):
     adapter = dp.adapt(build_from_checkpoint(folder / "wrn40_2_cifar10.pt"))
     expected = adapter(domain.images(torch.arange(20))).argmax(dim=1) == domain.labels
     assert found == pytest.approx(100 * float(expected.float().mean()))
+
+
+def test_threshold_of_learning_takes_the_worse_answer_where_only_some_batches_reach_it(load):
+    script = load("learning_threshold")
+    row = {"cap held": 0.4, "largest cap held": 0.6, "source": 70.0, "held": 71.0, "learned": 69.0, "averaged": 72.0}
+    learns, sometimes, never = (script.choose(row, "learned", threshold) for threshold in (0.3, 0.5, 0.7))
+    assert (learns, sometimes, never) == (69.0, 69.0, 71.0)
+    assert [script.choose(row, "averaged", threshold) for threshold in (0.3, 0.5, 0.7)] == [72.0, 71.0, 71.0]
+
+
+def test_learning_is_measured_on_images_that_the_safety_rows_do_not_have(load, monkeypatch, folder, tmp_path):
+    script, domains = load("learning_threshold"), load("cifar_domains")
+    monkeypatch.setattr(script, "SEVERITIES", ())
+    monkeypatch.setattr(script, "SIZES", (20,))
+    assert run_script(monkeypatch, script, folder, tmp_path, "--networks", "wrn40_2", "--images", 20) == 0
+    (row,) = json.loads((tmp_path / "learning.json").read_text())["rows"]
+    (domain,) = domains.load_domains(folder, ["clean"], device="cpu", count=40)
+    logits = domains.predict(build_from_checkpoint(folder / "wrn40_2_cifar10.pt").eval(), domain)[20:]
+    expected = (logits.argmax(dim=1) == domain.labels[20:]).float().mean()
+    assert row["source"] == pytest.approx(100 * float(expected))
+    assert "| wrn40_2, clean, batches of 20 |" in (tmp_path / "learning.md").read_text()

@@ -20,6 +20,7 @@ __all__ = ["Auto"]
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _ALIKE = 0.15
+_ASKS = 0.35
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -59,16 +60,16 @@ class Auto(InterpolatedStatistics):
     then, shifted ones surer. If it is surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to
     1 if α = 1 makes it surer than α = `share` by as much again. α does not fall for few classes then until there was
     another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, by 0.06 ln C, α
-    falls to zero, and the batch is answered with training's statistics. As long as α is held back in a shifted stream,
-    such passes are asked for: with the batch after the shift of the first layer has changed by more than 1.3 times,
-    then after 4 batches more, after 16 more, and so on.
+    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.35
+    of `share` or more, such passes are asked for: with the batch after the shift of the first layer has changed by more
+    than 1.3 times, then after 4 batches more, after 16 more, and so on.
 
     The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
     KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
     network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
-    learned either while the cap is below 0.35 of `share`, since where nothing has shifted learning can only do
+    learned either while the cap is below `least_cap` of `share`, since where little has shifted learning can only do
     harm, nor while one extra pass alone speaks for the stream's statistics. Meanwhile the frozen network answers, if
     the method runs it: what was learned with one share predicts badly with another. The weight of the mean-entropy term
     follows α too, and falls with the number of images below `window`.
@@ -108,7 +109,7 @@ class Auto(InterpolatedStatistics):
 
     probes = True
 
-    def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.35) -> None:
+    def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.5) -> None:
         super().__init__(momentum=1.0, start="source")
         if not 0.0 <= share <= 1.0:
             raise ConfigurationError(f"Expected `share` to be in 0..1, but got {share}.")
@@ -267,7 +268,7 @@ class Auto(InterpolatedStatistics):
         wait = torch.where(changed & ~doubts, 1.0, wait)
         left = torch.where(doubts, 0.0, torch.where(changed, left.clamp(max=_ENDS + 1), left) - 1).clamp(min=0.0)
         self.pace = torch.stack([usual, since + 1, wait, left, trusted, lifted])
-        is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= self.least_cap * self.share)
+        is_held = (self.alpha[0] < 0.5 * self.cap[0]) & (self.cap[0] >= _ASKS * self.share)
         ends = (left > 0) & (left <= _ENDS)
         self.asked = torch.stack([(is_held & (since + 1 >= wait)) | ends, self.asked[0]])
 
