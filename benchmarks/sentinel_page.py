@@ -56,12 +56,12 @@ def format_rounds(means: Means) -> list[str]:
 
 
 def format_seeds(means: Means) -> list[str]:
-    """A table of the last round that other seeds have, for each stream."""
+    """A table of the first and the last round that other seeds have, for each stream."""
     seeds = sorted({key[2] for key in means})
     rows = []
     for name, place in STREAMS.items():
-        common = [key[3] for key in means if key[:2] == place and key[2] == seeds[-1]]
-        for number in sorted({1, *common[-1:]} if common else ()):
+        others = {key[3] for key in means if key[:2] == place and key[2] > 0}
+        for number in sorted({min(others), max(others)} if others else ()):
             rows.append([name, str(number), *(show(means.get((*place, seed, number))) for seed in seeds)])
     if not rows:
         return []

@@ -240,13 +240,14 @@ def sentinel_words() -> list[str]:
             kept.setdefault(row["set"], set()).add(f"{100 * cheap / whole:.0f}")
     assert all(len(shares) == 1 for shares in kept.values())
     cost = json.loads((ROOT / "results/sentinel/cost.json").read_text())
-    ratio, memory = (cost["sentinel"][name] / cost["tent+crowd"][name] for name in ("ms", "peak_mib"))
+    ratio, least, memory = (cost["sentinel"][name] / cost["tent+crowd"][name] for name in ("ms", "ms_min", "peak_mib"))
     return [
         *(f"{words} ({ours[name]:.2f} against {theirs[name]:.2f})" for name, words in corruptions.items()),
         "keeps {} % on CIFAR-10-C and {} % on CIFAR-100-C".format(
             *(min(kept[name]) for name in ("cifar10", "cifar100"))
         ),
         f"| 2.2 | {ratio:.2f} | met |",
+        f"{least:.2f} between the fastest trials",
         f"| 1.3 | {memory:.2f} | met |",
     ]
 
