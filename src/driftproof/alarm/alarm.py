@@ -93,7 +93,7 @@ class Alarm:
         The threshold follows the stream: every call updates it from the latest scores before it flags. It estimates
         the scores of the known images among them (see `KnownQuantile`). Calibrate on source images if the stream may
         hold unknown images from the start: without, the first `window` scores count as known. Among many unknown images
-        a rate of 5 to 10 % holds with the default score; lower rates, and the energy, flag too few.
+        a rate of 5 to 10 % holds with the default score; at 1 % it may be half or twice as much, and so with others.
 
         Args:
             rate: Share of known images to flag, above 0 and below 1.
