@@ -104,6 +104,7 @@ results: setup
 	$(BIN)/python benchmarks/method_pages.py
 	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/sentinel/proof results/classification \
 	  --out docs/leaderboard.md
+	$(BIN)/python benchmarks/sentinel_page.py results/sentinel/proof --out docs/sentinel.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))
 
 bench-step: setup

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import driftproof as dp
+from driftproof.adapter.engines import compiled
 from driftproof.models import build_model
 
 
@@ -22,7 +23,8 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     return {
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
-        "sentinel, no mirror image": (dp.sentinel, {"members": "network+detector+source"}),
+        "sentinel, no mirror images": (dp.sentinel, {"members": "network+source"}),
+        "sentinel, one mirror image": (dp.sentinel, {"members": "network+mirror+source"}),
         "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
     }
@@ -88,11 +90,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--only", nargs="+", choices=tuple(variants()), default=tuple(variants()))
+    parser.add_argument("--fuse", action=argparse.BooleanOptionalAction, default=True, help="fuse batch norms")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not arguments.fuse:
+        setattr(compiled, "can_compile", lambda device: False)  # noqa: B010  # it is imported there, not exported
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     found: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "driftproof": dp.__version__}
-    found["network"] = "WRN-40-2, batch 200, bf16, channels last, captured"
+    found["network"] = "WRN-40-2, batch 200, bf16, channels last, captured" + ("" if arguments.fuse else ", not fused")
     for name in arguments.only:
         make, options = variants()[name]
         try:

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from driftproof.augment import crop_and_flip
 from driftproof.two_groups import fit_otsu
 from sentinel_streams import Shares, Stream, keep_statistics, make_network, running_statistics, trainable
+
+SHIFTS = {"shift": True, "shift_back": False}
+"""Mirror images, moved by a pixel to the right and down, or to the left and up."""
+FROZEN_VIEWS = ("none", "flip", *SHIFTS)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,13 @@ class Learner:
     second: str = "flip"
     spread: str = "known"
     window: int = 0
+    frozen_alpha: Shares | None = None
+    views: bool = False
+
+    @property
+    def frozen_rule(self) -> tuple[Shares, int]:
+        """The statistics of the frozen network beside it."""
+        return (self.alpha, self.window) if self.frozen_alpha is None else (self.frozen_alpha, 0)
 
 
 def entropy(log_p: Tensor) -> Tensor:
@@ -101,6 +113,11 @@ class Job:
         """A view of the batch."""
         if view == "flip":
             return images.flip(-1)
+        if view in SHIFTS:
+            right = SHIFTS[view]
+            padded = pad(images.flip(-1), (1, 1, 1, 1), mode="replicate")
+            rows, columns = (slice(0, -2), slice(0, -2)) if right else (slice(2, None), slice(2, None))
+            return padded[..., rows, columns].contiguous(memory_format=torch.channels_last)
         if view == "crop":
             return crop_and_flip(images, self.generator).contiguous(memory_format=torch.channels_last)
         return images
@@ -193,6 +210,10 @@ class SentinelJob(Job):
         self._tensors = [*self.parameters, *self.teachers]
         self._tensors += [*running_statistics(self.network), *running_statistics(self.teacher)]
         self.limit = choice.threshold * math.log(classes)
+        # An average that keeps all of itself is the frozen network, whose predictions are there.
+        still = choice.momentum == 1 and (choice.teacher_view or choice.view) in ("none", "flip")
+        stored = stream.frozen.get((alpha, choice.window)) if still else None
+        self.frozen = None if stored is None else stored["none"]
 
     def step(self) -> None:
         """Predict and learn."""
@@ -201,7 +222,10 @@ class SentinelJob(Job):
         log_p = logits.log_softmax(dim=1)
         losses = entropy(log_p)
         with torch.no_grad():
-            if choice.teacher:
+            if choice.teacher and self.frozen is not None:
+                index = self.counter % self.stream.steps
+                theirs = entropy(self.frozen.index_select(0, index)[0].log_softmax(dim=1))
+            elif choice.teacher:
                 usual = "crop" if choice.view == "crop" else "none"
                 teacher = self.teacher(self.see(images, choice.teacher_view or usual))
                 theirs = entropy(teacher.log_softmax(dim=1))
@@ -280,11 +304,13 @@ class LearnerJob(Job):
             with torch.no_grad(), self.frozen.statistics_of(mask):
                 frozen = self.frozen(images)
         else:
-            frozen = self.stream.frozen[choice.alpha, choice.window][0].index_select(0, index)[0]
+            frozen = self.stream.frozen[choice.frozen_rule]["none"].index_select(0, index)[0]
         with self.network.statistics_of(mask):
             logits = self.network(self.see(images, choice.first))
             with torch.no_grad():
                 flipped = self.network(self.see(images, choice.second))
+                if choice.views:
+                    self.store("shift", self.network(self.see(images, "shift")))
         log_p = logits.log_softmax(dim=1)
         with torch.no_grad():
             frozen_p = frozen.log_softmax(dim=1)
@@ -294,7 +320,7 @@ class LearnerJob(Job):
             weights = kept.float()
             members = {"l": log_p.detach(), "f": frozen_p, "x": flipped.log_softmax(dim=1)}
             if self.frozen is None:
-                mirrored = self.stream.frozen[choice.alpha, choice.window][1].index_select(0, index)[0]
+                mirrored = self.stream.frozen[choice.frozen_rule]["flip"].index_select(0, index)[0]
                 members["g"] = mirrored.log_softmax(dim=1)
             if self.sentinel is not None:
                 members["s"] = self.read("logits").log_softmax(dim=1)
@@ -361,7 +387,7 @@ def run_together(jobs: list[Job], start: float, deadline: float) -> bool:
 
 
 class FrozenJob(Job):
-    """The source network with a share of the batch's statistics, on the images and their mirror images."""
+    """The source network with a share of the batch's statistics, on every view of the images."""
 
     def __init__(
         self, model: nn.Module, stream: Stream, rules: list[tuple[Shares, int]], classes: int, device: torch.device
@@ -376,8 +402,8 @@ class FrozenJob(Job):
         """Predict and learn."""
         images = self.images()
         for rule, network in self.networks.items():
-            self.store(f"{rule} plain", network(images))
-            self.store(f"{rule} mirrored", network(images.flip(-1)))
+            for view in FROZEN_VIEWS:
+                self.store(f"{rule} {view}", network(self.see(images, view)))
             keep_statistics(network)
         self.counter.add_(1)
 
@@ -389,4 +415,4 @@ def run_frozen(
     job = FrozenJob(model, stream, rules, classes, device)
     run_together([job], start, 1e9)
     for rule in rules:
-        stream.frozen[rule] = (job.results[f"{rule} plain"], job.results[f"{rule} mirrored"])
+        stream.frozen[rule] = {view: job.results[f"{rule} {view}"] for view in FROZEN_VIEWS}

@@ -12,6 +12,7 @@ _BLENDED = Sentinel("blend0.3", view="flip", alpha=0.3)
 _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 _PRESENT = replace(_FOURTH, name="present", sentinel="still")
+_ALONE = replace(_PRESENT, sentinel="none")
 
 PLANS = {
     "dry": {
@@ -180,6 +181,19 @@ PLANS = {
             replace(_PRESENT, name="pull5e-3", pull=5e-3),
             replace(_PRESENT, name="lr4e-3_pull4e-2", lr=4e-3, pull=4e-2),
         ],
+    },
+    "seventh": {
+        "sentinels": [],
+        "learners": [
+            replace(_ALONE, views=True),
+            replace(_ALONE, name="weighted", weighted=True, views=True),
+            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5), views=True),
+            replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=True),
+        ],
+    },
+    "long_pull": {
+        "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],
+        "learners": [],
     },
     "final": {
         "sentinels": [Sentinel("flip", view="flip")],

@@ -59,21 +59,25 @@ COMBINATIONS = (
     "l", "x", "f", "g", "s", "e", "lx", "lg", "xg", "lf", "ls", "lgs", "fs", "lsf", "lsfg",
     "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
+    "fh", "fk", "fhk", "fgh", "ly", "lyfg", "lxfh", "lyfh", "lyfk", "lxyfgk", "lxlxfg", "lxlxfgfgfg",
+    "lylyfk", "lyfkfk",
 )  # fmt: skip
+"""A letter that stands twice counts twice."""
 
 
 def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     """What a sentinel reached."""
     log_p = job.results["logits"].log_softmax(dim=2)
-    frozen = job.stream.frozen[(1.0, 1.0), 0][0].log_softmax(dim=2).repeat(job.rounds, 1, 1)
+    frozen = job.stream.frozen[(1.0, 1.0), 0]["none"].log_softmax(dim=2).repeat(job.rounds, 1, 1)
     errors = {"sentinel": by_round(job, log_p), "bn_adapt": by_round(job, frozen)[:1]}
     found: dict[str, Any] = {"errors": errors, "auroc_energy": auroc_by_round(job, job.results["energy"])}
     energy = job.results["energy"]
-    for number, view in enumerate(("frozen", "mirrored")):  # of the source network with the sentinel's statistics
-        logits = job.stream.frozen.get(((job.choice.alpha,) * 2, job.choice.window), (None, None))[number]
-        if logits is not None:
-            mixed = energy - logits.logsumexp(dim=2).repeat(job.rounds, 1)
-            found[f"auroc_with_{view}"] = auroc_by_round(job, mixed)
+    # Of the source network with the sentinel's statistics.
+    stored = job.stream.frozen.get(((job.choice.alpha,) * 2, job.choice.window), {})
+    for name, view in (("frozen", "none"), ("mirrored", "flip")):
+        if view in stored:
+            mixed = energy - stored[view].logsumexp(dim=2).repeat(job.rounds, 1)
+            found[f"auroc_with_{name}"] = auroc_by_round(job, mixed)
     found["auroc_entropy"] = auroc_by_round(job, -(log_p.exp() * log_p).sum(dim=2))
     if "teacher" in job.results:
         teacher = job.results["teacher"].log_softmax(dim=2)
@@ -93,9 +97,11 @@ def report_sentinel(job: SentinelJob) -> dict[str, Any]:
 def report_learner(job: LearnerJob) -> dict[str, Any]:
     """What a learner reached, alone and with others."""
     parts = {"l": job.results["learner"].log_softmax(dim=2), "x": job.results["flipped"].log_softmax(dim=2)}
-    if (job.choice.alpha, job.choice.window) in job.stream.frozen:
-        frozen, mirrored = job.stream.frozen[job.choice.alpha, job.choice.window]
-        parts |= {"f": _repeat(frozen, job.rounds), "g": _repeat(mirrored, job.rounds)}
+    stored = job.stream.frozen.get(job.choice.frozen_rule, {})
+    letters_of = {"none": "f", "flip": "g", "shift": "h", "shift_back": "k"}
+    parts |= {letters_of[view]: _repeat(logits, job.rounds) for view, logits in stored.items()}
+    if job.choice.views:
+        parts["y"] = job.results["shift"].log_softmax(dim=2)
     if job.sentinel is not None:
         parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)
     if "average" in job.results:

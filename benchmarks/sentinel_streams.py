@@ -37,7 +37,7 @@ class Stream:
         self.name, self.batches, self.labels = name, batches, labels
         self.known, self.per_domain = known, per_domain
         self.steps = len(batches)
-        self.frozen: dict[tuple[Shares, int], tuple[Tensor, Tensor]] = {}
+        self.frozen: dict[tuple[Shares, int], dict[str, Tensor]] = {}
 
 
 def make_streams(

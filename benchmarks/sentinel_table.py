@@ -12,9 +12,10 @@ from typing import Any
 from sentinel_jobs import Learner, Sentinel
 
 STREAMS = [("cifar10", "closed"), ("cifar10", "open"), ("cifar100", "closed"), ("cifar100", "open")]
-SHOWN = ("l", "lx", "f", "fg", "lxf", "lxfg", "lxs", "em", "emfg")
+SHOWN = ("l", "lx", "f", "fg", "lxf", "lxfg", "lyfk", "lxs", "em", "emfg")
 MEANING = (
-    "l: the learner on the image, x: on its mirror image, f and g: the frozen network likewise, s: the sentinel, e and "
+    "l: the learner on the image, x: on its mirror image, y: on that moved by a pixel to the right and down, f and g: "
+    "the frozen network on the image and its mirror image, k: on that moved to the left and up, s: the sentinel, e and "
     "m: the learner's moving average on the image and its mirror image; several letters: the mean of log-probabilities"
 )
 

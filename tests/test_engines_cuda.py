@@ -116,6 +116,20 @@ def test_captured_steps_round_as_eager_steps(case):
     assert num_graphs(graph) == 1
 
 
+def test_captured_sentinel_with_its_defaults_rounds_as_eager_steps():
+    """Its frozen network runs twice beside the sentinel, and its learner once beside its own gradient."""
+    stream = [images.cuda() for images in batches(40, size=16)]
+    detector = dp.detectors.Sentinel(lr=1e-2, momentum=1.0, images_per_step=1)
+    eager, graph = (
+        dp.sentinel(build("wide_resnet").cuda(), engine=engine, accumulate=1, detector=copy.deepcopy(detector))
+        for engine in ("eager", "graph")
+    )
+    for images in stream:
+        assert torch.equal(eager(images), graph(images))
+        assert torch.equal(eager.last.novelty, graph.last.novelty)
+    assert num_graphs(graph) == 1
+
+
 @uses_dynamo
 @pytest.mark.parametrize("precision", [None, "tf32", "bf16"])
 @pytest.mark.parametrize("case", ["bn_adapt", "tent", "tent+crowd", "eata+crowd", "gce"])

@@ -1,5 +1,6 @@
 """The open-set suites, and the leaderboard page made from their rows."""
 
+import argparse
 import dataclasses
 import importlib
 import re
@@ -303,8 +304,13 @@ def test_run_that_would_not_end_in_time_does_not_start(tmp_path, capsys):
     assert leaderboard.estimate_seconds(tent, paces) == pytest.approx(0.03 * 15 * 100)
     assert leaderboard.estimate_seconds(eata, paces) == pytest.approx(0.015 * 15 * 100), "others may be faster"
     assert leaderboard.estimate_seconds(dataclasses.replace(tent, rounds=2), {}) == 0.0, "nothing is known"
-    leaderboard.run_one(None, None, part, tent, time.monotonic() + 40.0, paces)
-    assert "not begun, needs about 45 s" in capsys.readouterr().out
+    for partly, job in ((False, tent), (False, dataclasses.replace(tent, rounds=2)), (True, tent)):
+        arguments = argparse.Namespace(partly=partly)
+        leaderboard.run_one(arguments, None, part, job, time.monotonic() + 40.0, paces)
+        assert f"not begun, needs about {45 * job.rounds} s" in capsys.readouterr().out
+    begun = dataclasses.replace(tent, rounds=50)
+    with pytest.raises(AttributeError, match="device"):  # one round fits
+        leaderboard.run_one(argparse.Namespace(partly=True), None, part, begun, time.monotonic() + 50.0, paces)
 
 
 def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):

@@ -130,6 +130,17 @@ def test_learner_is_bit_equal_whatever_the_sentinel_learns_if_it_does_not_ask(mo
         assert torch.equal(first, second)
 
 
+def test_answer_changes_nothing_of_what_is_learned(model):
+    """Rounds of which only the state matters can be run without the passes that the answer alone needs."""
+    whole, short = dp.sentinel(model), dp.sentinel(model, members="network")
+    for images in double_stream():
+        whole(images), short(images)
+    ours, theirs = whole.state_dict(), short.state_dict()
+    assert ours.keys() == theirs.keys()
+    learned = [name for name in ours if name != "meta" and not name.startswith("health.")]  # health is of the answer
+    assert all(torch.equal(ours[name], theirs[name]) for name in learned)
+
+
 def test_sentinel_widens_the_gap_between_sure_and_unsure_samples():
     images = batches(1, size=64)[0]
     adapter = sentinel_for(build("wide_resnet"), Sentinel(lr=1e-2, threshold=0.75, images_per_step=1, mirror=False))
@@ -464,12 +475,13 @@ def side_stream(monkeypatch):
     return side
 
 
+@pytest.mark.parametrize("other", ["detector", "source_mirror"])
 @pytest.mark.parametrize("momentum", [1.0, 0.9])
-def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum):
+def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum, other):
     """Same results, the passes without gradients beside the others, and nothing reads or changes too early."""
     detector = {"lr": 0.1, "threshold": 0.75, "momentum": momentum, "images_per_step": 1}
     plain, beside = (
-        sentinel_for(model, Sentinel(**detector), output=LogMean(("network", "mirror", "detector", "source")))
+        sentinel_for(model, Sentinel(**detector), output=LogMean(("network", "mirror", "source", other)))
         for _ in range(2)
     )
     engine, log = StaticEngine(beside.method, beside.state), side_stream.log
@@ -487,11 +499,14 @@ def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum):
         log.clear()
         torch.testing.assert_close(engine.run(images).logits, plain(images), rtol=0, atol=1e-12)
     begins, ends = ["side waits for main"], ["main waits for side"]
+    early, late = [], []  # the frozen network's pass over mirror images: as soon as nothing waits for the side stream
+    if other == "source_mirror":
+        early, late = ([*begins, "frozen on side"], []) if momentum == 1 else ([], ["frozen on side"])
     if momentum == 1:
-        start = [*begins, "frozen on side", "sentinel on main", *ends, *ends, "learner on main"]
+        start = [*begins, "frozen on side", "sentinel on main", *ends, *(early or ends), "learner on main"]
     else:
         start = ["sentinel on main", "sentinel on main", *begins, "frozen on side", "learner on main", *ends]
-    assert log == [*start, *begins, "mirror on side", *ends, "step"]
+    assert log == [*start, *begins, "mirror on side", *late, *ends, "step"]
 
 
 def test_what_runs_beside_keeps_what_it_reads(side_stream):

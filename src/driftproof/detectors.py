@@ -66,7 +66,8 @@ def detect_beside(
     good: Tensor,
     run_source: Callable[[], SourcePass] | None,
     stream: torch.cuda.Stream | None,
-) -> tuple[Detection, SourcePass | None]:
+    run_view: Callable[[], Tensor] | None = None,
+) -> tuple[Detection, SourcePass | None, Tensor | None]:
     """Have a detector judge a batch while the frozen network runs; returns what both found.
 
     Args:
@@ -76,19 +77,27 @@ def detect_beside(
         good: Which images to learn from, (N,).
         run_source: Runs the frozen network; None where the detector does not need it.
         stream: Where the frozen network runs; None runs it first.
+        run_view: Runs the frozen network once more, on `stream`, when the detector has its logits; what waits for the
+            stream later waits for this too. Ignored without a stream.
     """
     if run_source is None:
-        return detector.detect(images, network, good), None
+        return detector.detect(images, network, good), None, None
     with torch.no_grad():
         found, wait = run_beside(stream, run_source)
 
+    views: list[Tensor] = []
+
     def read() -> Tensor:
         wait()
+        if run_view is not None and stream is not None and not views:
+            with torch.no_grad():
+                views.append(run_beside(stream, run_view)[0])
         return found[0]
 
     detection = detector.detect(images, network, good, read)
-    wait()  # whether it was read or not
-    return detection, found
+    if not views:
+        wait()  # whether it was read or not
+    return detection, found, views[0] if views else None
 
 
 class Sentinel(Detector):

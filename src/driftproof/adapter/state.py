@@ -123,6 +123,7 @@ class State(nn.Module):
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
         self.detection: Detection | None = None
         self._source_pass: tuple[Tensor, Tensor | None] | None = None
+        self._source_view: Tensor | None = None
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -213,6 +214,7 @@ class State(nn.Module):
             student_view=student_view,
             detection=self.detection,
             source_pass=self._source_pass,
+            source_view=self._source_view,
             generator=generator,
             side_stream=side_stream,
         )
@@ -224,7 +226,12 @@ class State(nn.Module):
             return
         run_source = partial(self._run_source, images) if detector.needs_source else None
         stream = side_stream if self.distributed.size == 1 else None
-        self.detection, self._source_pass = detect_beside(detector, images, self.detector, good, run_source, stream)
+        output = self._method.output
+        view = None if output is None else output.source_view()
+        run_view = None if view is None else partial(view, self.source, images)
+        self.detection, self._source_pass, self._source_view = detect_beside(
+            detector, images, self.detector, good, run_source, stream, run_view
+        )
 
     def _run_source(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
@@ -294,7 +301,7 @@ class State(nn.Module):
         if self.reset_condition is not None:
             self.reset_condition = self._return_condition = None
         if self.detection is not None or self._source_pass is not None:
-            self.detection = self._source_pass = None
+            self.detection = self._source_pass = self._source_view = None
         for network in self.networks.values():
             network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors

@@ -32,6 +32,8 @@ class Step:
         student_view: The same for the adapting network alone, in place of `view`.
         detection: What the method's detector says of the batch; None without one.
         source_pass: The frozen network's logits and features where it ran already; None runs it on demand.
+        source_view: The frozen network's logits of another view, where an output asked for them and they are there; to
+            be read in `predict_beside` alone.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream for what runs beside the adapting network, such as the frozen one; None runs that on
             demand.
@@ -73,6 +75,7 @@ class Step:
         student_view: Augment | None = None,
         detection: Detection | None = None,
         source_pass: tuple[Tensor, Tensor | None] | None = None,
+        source_view: Tensor | None = None,
         generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class Step:
         self.gradients: tuple[Tensor, ...] = ()
         self._wait: Callable[[], None] | None = None
         self.view = view
+        self.source_view = source_view
         self._teacher = teacher
         self._detection = detection
         self._seed = seed

@@ -21,9 +21,9 @@ _INTRODUCTION = """\
 Test-time adaptation among images of unknown classes: WRN-40-2 (AugMix), fifteen corruptions at severity 5 one after the
 other, batches of 200, never reset. Half of every open batch are unknown images, SVHN-C unless the title says otherwise,
 under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
-all others the defaults of their functions. Rows of `sentinel` are of an earlier default, whose answer included the
-second network's opinion (`members="network+mirror+detector+source"`); in later rounds that opinion
-[collapses](sentinel.md#rounds). Rows of `adapt` learn where the cap of its statistics is 0.35 of their share or more.
+all others the defaults of their functions. Rows of `sentinel` that are marked with a star are of an earlier default,
+whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt`
+learn where the cap of its statistics is 0.35 of their share or more.
 
 Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the

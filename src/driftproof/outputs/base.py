@@ -1,9 +1,12 @@
 """Outputs that combine the predictions of one step."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from driftproof.components import Component, Step
+from driftproof.network import Network
 from driftproof.predictions import log_probabilities
 
 __all__ = ["AfterUpdate", "BeforeUpdate", "Ensemble", "Output", "Teacher"]
@@ -23,6 +26,13 @@ class Output(Component):
     def predict(self, step: Step) -> Tensor:
         """What the adapter returns; called before the update, without gradients."""
         return step.logits
+
+    def source_view(self) -> Callable[[Network, Tensor], Tensor] | None:
+        """What runs the frozen network on another view of a batch, for `predict`; None where it needs none.
+
+        A captured step runs it early, beside a detector, and `step.source_view` is its result.
+        """
+        return None
 
     def predict_after(self, step: Step) -> Tensor | None:
         """What the adapter returns instead, predicted again after the update; None keeps the first prediction."""

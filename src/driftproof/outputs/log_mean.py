@@ -44,17 +44,21 @@ class LogMean(Output):
         passes = {member: run for member, run in _PASSES.items() if member in self.members}
 
         def average() -> Tensor:
-            found = opinions | {member: run(step) for member, run in passes.items()}
+            found = opinions | {member: log_probabilities(run(step)) for member, run in passes.items()}
             return torch.stack([found[member] for member in self.members]).mean(dim=0)
 
         return step.predict_beside(average) if passes else average()
 
+    def source_view(self) -> Callable[[Network, Tensor], Tensor] | None:
+        """The frozen network's pass over the mirror images, if it is a member."""
+        return _predict_mirror if "source_mirror" in self.members else None
 
-def _predict_mirror(network: Network, step: Step) -> Tensor:
-    """A network's log-probabilities of the mirror images; of pixels, where the pixels are."""
-    mirrors = step.images.ndim == 4
-    logits = network(step.images.flip(-1) if mirrors else step.images)
-    return log_probabilities(logits.flip(-1) if mirrors and logits.ndim == 4 else logits)
+
+def _predict_mirror(network: Network, images: Tensor) -> Tensor:
+    """A network's logits of the mirror images; of pixels, where the pixels are."""
+    mirrors = images.ndim == 4
+    logits = network(images.flip(-1) if mirrors else images)
+    return logits.flip(-1) if mirrors and logits.ndim == 4 else logits
 
 
 _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
@@ -64,6 +68,8 @@ _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
     "detector": lambda step: log_probabilities(step.detection.logits),
 }
 _PASSES: dict[str, Callable[[Step], Tensor]] = {
-    "mirror": lambda step: _predict_mirror(step.network, step),
-    "source_mirror": lambda step: _predict_mirror(step.source, step),
+    "mirror": lambda step: _predict_mirror(step.network, step.images),
+    "source_mirror": lambda step: (
+        _predict_mirror(step.source, step.images) if step.source_view is None else step.source_view
+    ),
 }

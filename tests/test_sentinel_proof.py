@@ -1,0 +1,76 @@
+"""The proof's state file: a run goes on elsewhere as if nothing had happened."""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from driftproof.bench.jobs import run_locally
+from driftproof.errors import StateError
+from small_bench import AT_ONCE, SmallBench, contents, crash_points, files, ignore, restore, small_jobs
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sentinel_proof = importlib.import_module("sentinel_proof")
+
+DOMAINS = ("fog", "snow")
+
+
+def test_run_that_moves_to_another_machine_ends_with_same_bytes(tmp_path):
+    jobs = small_jobs(rounds=3, domains=DOMAINS, methods=["tent+crowd"])
+    run_locally(jobs, tmp_path / "whole", SmallBench(), AT_ONCE, ignore)
+    for rounds in (1, 2, 3):
+        here = tmp_path / str(rounds)
+        if rounds > 1:
+            sentinel_proof.unpack(tmp_path / "state.bin", here)
+        jobs = small_jobs(rounds=rounds, domains=DOMAINS, methods=["tent+crowd"])
+        run_locally(jobs, here / "all", SmallBench(), AT_ONCE, ignore)
+        sentinel_proof.pack(here, tmp_path / "state.bin")
+    assert contents(here / "all") == contents(tmp_path / "whole")
+
+
+def write_over(folder, content):
+    """Make a folder hold what `files` returned, and nothing else."""
+    for path in list(folder.rglob("*")):
+        if path.is_file() and str(path.relative_to(folder)) not in content:
+            path.unlink()
+    for name, data in content.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def test_state_that_is_packed_while_a_run_writes_can_be_resumed(tmp_path, monkeypatch):
+    """The run goes on by so many file operations before every file that is read."""
+    jobs, whole = small_jobs(rounds=1, domains=DOMAINS, methods=["tent+crowd"]), tmp_path / "whole"
+    with crash_points(whole) as points:
+        run_locally(jobs, whole, SmallBench(), AT_ONCE, ignore)
+    read, packed = Path.read_bytes, set()
+    states = [point for point, _ in itertools.groupby([*points, files(whole)]) if any("spec.json" in n for n in point)]
+    for start, stride in itertools.product(range(len(states)), (1, 2, 5)):
+        folder, place = restore(tmp_path / f"{start}-{stride}", states[start]), [start]
+
+        def advance(path, folder=folder, place=place, stride=stride):
+            place[0] = min(place[0] + stride, len(states) - 1)
+            write_over(folder, states[place[0]])
+            return read(path)
+
+        (cell,) = (folder / "cells").iterdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", advance)
+            found = sentinel_proof.read_run(cell)
+        content = tuple((f"cells/{cell.name}/{name}", data) for name, data in sorted(found.items()))
+        if content not in packed:  # the same files go on in the same way
+            packed.add(content)
+            again = restore(tmp_path / f"again-{start}-{stride}", dict(content))
+            run_locally(jobs, again, SmallBench(), AT_ONCE, ignore)
+            assert contents(again) == contents(whole)
+    assert len(packed) == len(DOMAINS) + 1
+
+
+def test_state_is_not_unpacked_over_other_runs(tmp_path):
+    (tmp_path / "out").mkdir()
+    sentinel_proof.pack(tmp_path, tmp_path / "state.bin")
+    (tmp_path / "out" / "rows.jsonl").touch()
+    with pytest.raises(StateError, match=r"empty folder for the runs of state.bin"):
+        sentinel_proof.unpack(tmp_path / "state.bin", tmp_path / "out")
