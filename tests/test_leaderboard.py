@@ -220,7 +220,8 @@ def test_part_of_the_images_stands_in_where_whole_streams_have_not_come_so_far(t
         run = make_run(method, "cifar10-c", unknown="svhn-c")
         write(tmp_path / "all", run, whole, 10.0)
         write(tmp_path / "part", run, 5, 20.0, limit=2000)
-    page = render_page([Results(tmp_path / name) for name in ("all", "part")])
+        write(tmp_path / "few", run, 5, 30.0, limit=1000)
+    page = render_page([Results(tmp_path / name) for name in ("all", "few", "part")])
     fifth = table_of(page, "CIFAR-10-C, round 5")
     numbers = {row: cells["Error (open)"].replace("**", "") for row, cells in fifth.items()}
     assert numbers == {"adapt": "15.00", "tent": "25.00 *", "roid": "12.00 @2"}

@@ -22,7 +22,8 @@ Test-time adaptation among images of unknown classes: WRN-40-2 (AugMix), fifteen
 other, batches of 200, never reset. Half of every open batch are unknown images, SVHN-C unless the title says otherwise,
 under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
 all others the defaults of their functions. Rows of `sentinel` that are marked with a star are of an earlier default,
-whose answer included the second network's opinion (`members="network+mirror+detector+source"`).
+whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt`
+learn where the cap of its statistics is 0.35 of their share or more.
 
 Every number is measured while adapting and is a mean over the corruptions, in %. **Error** is over known images.
 **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score: the
@@ -48,11 +49,12 @@ class _Cell(NamedTuple):
         """Whether the run got so far; one of round 1 in place of a later one stands in an earlier table already."""
         return self.value.complete or (self.value.round or 0) > 1
 
-    def rank(self, limit: int | None) -> tuple[bool, bool, bool, bool, int, int]:
-        """What can be shown comes first, then streams as long as the suite's, whole ones, more rounds, more seeds."""
+    def rank(self, limit: int | None) -> tuple[int, ...]:
+        """What can be shown comes first, then streams as long as the suite's, whole, complete, of more images."""
         here = None if self.results is None else self.results.metadata.get("limit")
         value = self.value
-        return self.is_shown, value.round is not None, here == limit, here is None, value.round or 0, value.seeds
+        by_images = here == limit, here is None, value.complete, here or 0
+        return self.is_shown, value.round is not None, *by_images, value.round or 0, value.seeds
 
 
 def render_page(archives: Sequence[Results]) -> str:
