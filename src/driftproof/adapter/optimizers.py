@@ -183,13 +183,14 @@ class FusedAdam:
 
     def step(self, gradients: Sequence[Tensor]) -> bool:
         """Step all parameters without a graph; false if the optimizer has to, since somebody has changed it."""
-        groups, start = self._optimizer.param_groups, 0
+        groups, start, is_adamw = self._optimizer.param_groups, 0, isinstance(self._optimizer, torch.optim.AdamW)
         if len(groups) != len(self._lists) or not _is_untouched(self._optimizer):
             return False
         for group, (params, means, squares, counts) in zip(groups, self._lists, strict=True):
             grads = list(gradients[start : start + len(params)])
             start += len(params)
-            function = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+            is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # torch 2.6 has no such setting
+            function = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
             beta1, beta2 = group["betas"]
             torch._foreach_add_(counts, 1)
             function(
