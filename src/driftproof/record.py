@@ -143,7 +143,8 @@ class Record:
         selected: Boolean mask of the samples the step learned from, (N,) or (N, H, W). All false where nothing learns;
             with a memory, the samples offered to it.
         novelty: How unfamiliar each sample is, same shape; larger is more novel. The default score is computed when it
-            is first read, which costs a pass of the frozen network with a method that learns without it.
+            is first read, which costs a pass of the frozen network with a method that learns without it. Until then the
+            record holds the batch, or its features: read it from records that you keep.
         quarantined: Boolean mask of the images that were kept out, (N,): not finite, or far outside what the stream has
             shown. Their logits and novelty are NaN.
         objective: The loss as a 0-d tensor; None where nothing learns.
