@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from driftproof.data import digits
-from networks import train_digits_network
+from networks import seed, train_digits_network
 
 torch.set_num_threads(1)  # the test runner already uses every core
 hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=40)
@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("driftproof")
 
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.manual_seed(0)
+    seed(0)
 
 
 def pytest_collection_finish(session):
