@@ -12,7 +12,7 @@ from driftproof.data import digits
 from networks import seed, train_digits_network
 
 torch.set_num_threads(1)  # the test runner already uses every core
-hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("driftproof")
 
 

@@ -356,7 +356,7 @@ READS_INDEX = ["__int__", "aten._local_scalar_dense.default"]
 def test_step_does_not_synchronize(case, engine):
     options = {} if case in WITHOUT_LEARNING else {"optimizer": torch.optim.SGD}
     adapter, stream = make_adapter(case, engine=engine, **options), batches(4)
-    run(adapter, stream[:3])
+    run(adapter, stream[: 1 if engine is EagerEngine else 3])
     expected = READS_INDEX if case.startswith(DRAWING_METHODS) else []  # random numbers follow the index
     assert find_synchronizations(lambda: adapter(stream[3])) == expected
     with FunctionCalls() as calls:
@@ -506,7 +506,7 @@ def test_lr_schedule_equals_learning_rate_set_by_hand(optimizer, tolerance, engi
         by_hand(images)
         steps += by_hand.last.stepped
         scheduled(images)
-    assert steps == 12
+    assert steps == 9
     for name, parameter in scheduled.trainable_parameters.items():
         expected = by_hand.trainable_parameters[name]
         torch.testing.assert_close(parameter, expected, rtol=tolerance, atol=tolerance)
@@ -947,7 +947,7 @@ fusing_engine = partial(CompiledEngine, backend=fusion.fuse_only_backend)
 
 def one_compiled_shape():
     """A faulty stream in which only one of two shapes comes often enough to be compiled for."""
-    return faulty_stream()[:9]
+    return faulty_stream()[:8]
 
 
 @pytest.fixture
@@ -1072,7 +1072,7 @@ def test_networks_are_compiled_once(dynamo):
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["conjugate", "eata+crowd", "swr+crowd"])
+@pytest.mark.parametrize("case", [pytest.param("conjugate", marks=pytest.mark.slow), "eata+crowd", "swr+crowd"])
 def test_compiled_objectives_agree(case, dynamo):
     engine, stream = partial(StaticEngine, objective=compile_objective("aot_eager")), one_compiled_shape()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=engine), stream))

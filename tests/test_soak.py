@@ -31,7 +31,7 @@ def check(results, steps):
 
 
 def test_short_soak(tmp_path):
-    check(soak(tmp_path, 60, 2, seed=5), 60)
+    check(soak(tmp_path, 40, 2, seed=5), 40)
 
 
 @pytest.mark.slow
