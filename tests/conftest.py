@@ -12,6 +12,8 @@ from driftproof.data import digits
 from networks import seed, train_digits_network
 
 torch.set_num_threads(1)  # the test runner already uses every core
+torch.backends.mkldnn.set_flags(False)  # for networks as small as those here it takes twice as long
+gc.disable()  # until all tests are collected: what is imported stays
 hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("driftproof")
 
@@ -23,8 +25,8 @@ def seeded():
 
 def pytest_collection_finish(session):
     """Keep the collected tests out of every later garbage collection, of which there are thousands."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +41,13 @@ def signals():
 def no_fsync():
     """Skip fsync, which only matters at a power loss."""
     with mock.patch.object(os, "fsync"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def mkldnn():
+    """For files whose networks are large enough to gain from it."""
+    with torch.backends.mkldnn.flags(enabled=True):
         yield
 
 

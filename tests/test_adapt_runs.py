@@ -44,7 +44,9 @@ def fixed():
 # Imports once and forks for each command, so that a process costs no start-up.
 FORKS = """
 import contextlib, json, os, sys
+import torch
 from driftproof.cli import main
+torch.backends.mkldnn.set_flags(False)  # as in the tests
 for number, line in enumerate(sys.stdin):
     words = json.loads(line)
     os.chdir(words[0])

@@ -327,16 +327,13 @@ def test_static_steps_equal_eager_ones(accumulate):
 # --- the one call -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contrast", [1.0, 0.6])
 @pytest.mark.parametrize(
-    ("order", "size", "count"),
+    ("order", "size", "count", "contrast"),
     [
-        ("mixed", 64, 384),
-        ("sorted", 64, 384),
-        ("mixed", 4, 96),
-        ("sorted", 4, 96),
-        ("mixed", 1, 40),
-        ("sorted", 1, 40),
+        pytest.param(order, *sizes, contrast, marks=() if (one + two + three) % 2 else pytest.mark.slow)
+        for one, order in enumerate(("mixed", "sorted"))
+        for two, sizes in enumerate(((64, 384), (4, 96), (1, 40)))
+        for three, contrast in enumerate((1.0, 0.6))
     ],
 )
 def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, count, contrast):
@@ -352,7 +349,7 @@ def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, cou
     assert float((answers.argmax(1) == labels).float().mean()) >= float(source) - 0.01
 
 
-@pytest.mark.parametrize("lr", [0.05, 0.1])
+@pytest.mark.parametrize("lr", [pytest.param(0.05, marks=pytest.mark.slow), 0.1])
 def test_adapt_with_a_far_too_high_rate_ends_near_the_source(trained, lr):
     """Classes that the network has come to avoid come back: the mean prediction is that of all samples."""
     model, images, labels = trained

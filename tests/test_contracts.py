@@ -39,7 +39,7 @@ WITHOUT_LEARNING_TOO = (
 )
 """What `adapt` promises on a few small batches too, from which it holds back learning."""
 FOR_EVERY_CASE = (
-    "test_bad_input_raises_or_is_skipped_and_leaves_the_state_unchanged",
+    "test_batch_of_one_keeps_everything_finite_and_the_shapes_of_the_state",
     "test_save_and_load_midway_continues_bit_equal",
 )
 """What depends on every tensor that a method keeps; of the others, each case meets every second one."""
@@ -253,11 +253,14 @@ def test_bad_image_is_answered_with_nan_and_the_others_as_with_a_good_one_in_its
     assert adapter(third).isfinite().all()
 
 
-def test_batch_of_one_keeps_everything_finite(finished):
+def test_batch_of_one_keeps_everything_finite_and_the_shapes_of_the_state(finished):
     adapter = finished.adapter.reset()
     for images in batches(3, size=1):
         assert adapter(images).isfinite().all()
         assert adapter.last.skipped in (None, "nothing was selected")
+    shapes = adapter.state.fixed_shapes
+    now = {slot.name: tuple(slot.tensor.shape) for slot in adapter.state.slots() if slot.tensor is not None}
+    assert all(now[name] == shape for name, shape in shapes.items() if name in now)
     assert all(tensor.isfinite().all() for tensor in adapter.network.model.parameters())
 
 

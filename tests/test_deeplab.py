@@ -20,6 +20,8 @@ from driftproof.models import (
 )
 from driftproof.norms import batch_norms
 
+pytestmark = pytest.mark.usefixtures("mkldnn")
+
 
 def norm_names(path):
     return {f"{path}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

@@ -210,7 +210,7 @@ def test_layout_precision_and_optimizer_hold_in_static_steps(settings):
 
 # Their steps are those of another case, with another loss per sample, scope, number or combination of components.
 SAME_STEPS = ("source", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "conjugate+crowd", "tent", "come", "cmf")
-SAME_STEPS += ("rdumb", "eata", "swr", "tent+unient", "stamp", "ttn")
+SAME_STEPS += ("rdumb", "eata", "eata+crowd", "swr", "tent+unient", "stamp", "rotta", "ttn", "bn_adapt", "ttaug")
 
 
 @pytest.mark.parametrize(

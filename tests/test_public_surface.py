@@ -130,6 +130,11 @@ for name in ("problems", "scores", "methods.source"):
     if kinds() != expected:
         print(name)
 print(expected["check"], expected["source"], expected["scores"], expected["errors"])
+# A machine that only runs benchmarks needs no data-frame library.
+sys.modules |= dict.fromkeys(["polars", "altair", "great_tables", "jinja2"])
+import driftproof.bench.execute
+from driftproof.cli.suites import find_suite
+find_suite("openset")
 """
     assert run_script(script) == "['driftproof']\nfunction function module module"
 

@@ -112,6 +112,7 @@ SHIPPED = [
     dp.statistics.WindowedBlend(0.3, window=12),
     dp.selection.Split("entropy", window=10, min_separation=0.0),
     dp.selection.Split("entropy", soft=True, window=10, min_separation=0.0),
+    dp.selection.Split("entropy", "otsu", window=12),
 ]
 
 PER_IMAGE = (
