@@ -12,7 +12,7 @@ from driftproof.data import digits
 from networks import seed, train_digits_network
 
 torch.set_num_threads(1)  # the test runner already uses every core
-torch.backends.mkldnn.set_flags(False)  # for networks as small as those here it takes twice as long
+torch._C._set_mkldnn_enabled(False)  # for networks as small as those here it takes twice as long
 gc.disable()  # until all tests are collected: what is imported stays
 hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("driftproof")
@@ -47,8 +47,9 @@ def no_fsync():
 @pytest.fixture(scope="module")
 def mkldnn():
     """For files whose networks are large enough to gain from it."""
-    with torch.backends.mkldnn.flags(enabled=True):
-        yield
+    torch._C._set_mkldnn_enabled(True)
+    yield
+    torch._C._set_mkldnn_enabled(False)
 
 
 @pytest.fixture(scope="session")
