@@ -1,5 +1,7 @@
 import gc
 import importlib
+import io
+import logging
 import os
 import signal
 from unittest import mock
@@ -42,6 +44,21 @@ def no_fsync():
     """Skip fsync, which only matters at a power loss."""
     with mock.patch.object(os, "fsync"):
         yield
+
+
+@pytest.fixture
+def logged():
+    """Returns what has been logged, as text. Pytest's own fixture watches every test, which takes a millisecond."""
+    handler, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
+    others = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    watched, level = [root, *(each for each in others if not each.propagate)], root.level
+    for logger in watched:
+        logger.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield handler.stream.getvalue
+    root.setLevel(level)
+    for logger in watched:
+        logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
