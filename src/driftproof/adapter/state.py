@@ -179,10 +179,10 @@ class State(nn.Module):
         self,
         images: Tensor,
         generator: torch.Generator | Step | None = None,
-        side_stream: torch.cuda.Stream | None = None,
         student_view: Augment | None = None,
+        side_stream: torch.cuda.Stream | None = None,
     ) -> Step:
-        """Run the adapting network on a batch."""
+        """Run the adapting network on a batch; the arguments are those of `Step`."""
         statistics = self._method.statistics
         return Step(
             images,

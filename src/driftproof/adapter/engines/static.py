@@ -12,6 +12,7 @@ from driftproof.adapter.method import Method
 from driftproof.adapter.objective import compute_objective
 from driftproof.adapter.state import State
 from driftproof.adapter.train_step import ObjectiveFn, train_step
+from driftproof.augment import Augment
 from driftproof.components import Step, batch_seed
 from driftproof.record import StepResult
 
@@ -85,10 +86,10 @@ class StaticStep:
         """Run `train_step` on the batch that `images` holds."""
         made: list[Step] = []
 
-        def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
+        def make_step(images: Tensor, _: Step | None = None, student_view: Augment | None = None) -> Step:
             if not made:
                 images = self.images.copy_(images)  # bad images were replaced; the batch stays in its place
-            step = state.make_step(images, self.generator, self.side_stream, **named)
+            step = state.make_step(images, self.generator, student_view, self.side_stream)
             made.append(step)
             if self.uses_source:
                 step.source_logits  # noqa: B018  # before the objective: a compiled one contains no network
