@@ -116,10 +116,8 @@ def _averaged_samples(method: Method, step: Step) -> Tensor | None:
         return step.weights
     valid = None if method.select is None else method.select.valid_mask(step)
     remembered = None if method.memory is None else method.memory.weights(step)
-    if valid is None or remembered is None:
-        valid = valid if remembered is None else remembered
-    else:
-        valid = valid * remembered
+    if remembered is not None:
+        valid = remembered if valid is None else valid * remembered
     if method.mean_entropy_over == "batch":
         return valid
     # Are the predictions on fewer classes than the frozen network's?

@@ -14,13 +14,14 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
+from driftproof.adapter.predict_step import run_networks
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.adapter.verdict import judge_step
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.memories import Memory
-from driftproof.quarantine import Judgement, mask_like, replace_bad
+from driftproof.quarantine import Judgement, mask_like
 from driftproof.record import LazyNovelty, LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 
@@ -52,24 +53,12 @@ def train_step(
         side_stream: CUDA stream on which the frozen network runs beside a detector; None runs it before.
     """
     make_step = make_step or state.make_step
-    before = state.storage.backup()
+    before = Backup(state.storage)
     try:
         judged = state.quarantine.judge(images, shared=state.distributed.size > 1)
-        images = replace_bad(images, judged.good)
-        trial = None
-        if method.statistics.wants_trial:
-            with torch.no_grad():
-                trial = make_step(images)
-                method.statistics.on_batch(trial)
-            state.network.rollback()
-        # Before the adapting network runs, so that one graph is alive at a time.
-        state.detect(images, judged.good, side_stream)
-        with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
-            step = make_step(images, trial)
+        step = run_networks(method, state, images, judged.good, make_step, side_stream)
         state.quarantine.update(judged, state.distributed)
         before.keep_buffers("quarantine")
-        with torch.no_grad():
-            step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
             result = _learn(method, state, step, judged, before, make_step, objective)
         else:

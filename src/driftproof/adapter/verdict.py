@@ -54,11 +54,11 @@ def judge_step(
         state: Says whether a guard holds learning back.
         step: The batch.
         objective: What was learned, and which samples of the batch it counts as learned from.
-        any_good: Whether any image of the batch is good, as a 0-d tensor.
+        any_good: Whether any image of the batch is good.
         gradients: What the optimizer got.
         written: All floating-point values that the step wrote.
-        can_learn: Whether the statistics allow learning, as a 0-d tensor; None is yes.
-        due: Whether the optimizer's step was due, as a 0-d tensor; None is yes.
+        can_learn: Whether the statistics allow learning; None is yes.
+        due: Whether the optimizer's step was due; None is yes.
     """
     is_plain = method.memory is None and can_learn is None and due is None and state.distributed.size == 1
     if is_plain and _is_supported(step.logits, objective.selected, objective.loss, *written):

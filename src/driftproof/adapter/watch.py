@@ -25,6 +25,7 @@ _MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 2
 _SMALL = 64
 
 RunFrozen = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`EagerEngine.run_frozen`."""
 
 
 class PendingTensor:
@@ -84,13 +85,7 @@ class Watch(StateControl):
             guard.reset()
 
     def after_batch(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
-        """Count a batch, let the guards act if it is time, and return what to answer.
-
-        Args:
-            images: The batch.
-            result: What its step answered.
-            run_frozen: Runs the frozen network on it, as `EagerEngine.run_frozen` does.
-        """
+        """Count a batch and its step, let the guards act if it is time, and return what to answer."""
         if not self._guards:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1

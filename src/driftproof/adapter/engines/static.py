@@ -107,12 +107,8 @@ class StaticEngine(EagerEngine):
 
     All batches up to the first optimizer step and the first batch of each shape run eagerly, because lazy buffers must
     exist before their addresses are fixed; so do batches of rare shapes. Eager and static steps share one state. Here
-    static steps run as they are; `CudaGraphEngine` captures them.
-
-    Args:
-        method: As for `EagerEngine`.
-        state: As for `EagerEngine`.
-        objective: How the objective is computed where nothing draws random numbers.
+    static steps run as they are; `CudaGraphEngine` captures them. `objective` is used where nothing draws random
+    numbers.
     """
 
     def __init__(self, method: Method, state: State, objective: ObjectiveFn = compute_objective) -> None:
