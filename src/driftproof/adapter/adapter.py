@@ -239,10 +239,10 @@ class Adapter(StateHolder):
     def _running(self, *, gradients: bool) -> Iterator[None]:
         """A context in which all ranks run their networks, whatever modes the caller has set."""
         with (
-            self.distributed.collective(self.device),
+            self.state.distributed.collective(self.state.device),
             torch.inference_mode(False),
             torch.set_grad_enabled(gradients),
-            tf32_mode(self.network.precision),
+            tf32_mode(self.state.network.precision),
         ):
             yield
 

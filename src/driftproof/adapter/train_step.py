@@ -6,7 +6,7 @@ graph and replayed.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -87,24 +87,14 @@ def _learn(
             "along dimension 1."
         )
 
-    # What to learn from: the batch, or the memory that now includes it.
-    learn_from, memory = step, method.memory
-    if memory is not None:
-        with torch.no_grad():
-            memory.update(step)
-        with state.learning(memory):
-            learn_from = _recall(memory, make_step, step)
-
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
-    evaluated: list[tuple[Step, Objective]] = []
+    memory, evaluated = method.memory, list[tuple[Step, Objective]]()
 
     def evaluate() -> tuple[Tensor, ...]:
-        if not evaluated:
-            current, earlier = learn_from, _per_sample(judged.good, step) if learn_from is step else None
-        else:
-            again = make_step(step.images, step) if memory is None else _recall(memory, make_step, step)
-            current, earlier = again, evaluated[0][1].selected
-            current.output = learn_from.output
+        current, earlier = learn_from, _per_sample(judged.good, step) if memory is None else None
+        if evaluated:
+            current = make_step(step.images, step) if memory is None else _recall(memory, make_step, step)
+            current.output, earlier = learn_from.output, evaluated[0][1].selected
         objective = objective_fn(method, current, earlier)
         evaluated.append((current, objective))
         gradients = state.gradients(objective.loss)
@@ -112,7 +102,12 @@ def _learn(
         step.join()
         return gradients
 
+    if memory is not None:
+        with torch.no_grad():
+            memory.update(step)
     with nullcontext() if memory is None else state.learning(memory):
+        # What to learn from: the batch, or the memory that now includes it.
+        learn_from = step if memory is None else _recall(memory, make_step, step)
         if method.gradient is None:
             gradients = evaluate()
         else:
@@ -127,27 +122,27 @@ def _learn(
         learned.gradients = gradients
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
-        with _recalling(state, memory):
+        # From here to the last component, rows of the memory are exchanged between ranks, not those of the batch.
+        with nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied):
             for act in method.after:
                 act.after_step(learned, state)
 
-        # Whether to keep it.
-        if learn_from is not step:
-            objective = objective._replace(selected=_per_sample(judged.good, step))
-        holds, written = method.statistics.find_holds(), before.changed_values()
-        can_learn = None if holds is None else ~holds.any()
-        checked = {"any_good": judged.any_good, "gradients": gradients, "written": written}
-        verdict = judge_step(method, state, step, objective, **checked, can_learn=can_learn, due=due)
-        finite, allowed, good, stepped, flags, learned_from = verdict
+            # Whether to keep it.
+            if memory is not None:
+                objective = objective._replace(selected=_per_sample(judged.good, step))
+            holds = method.statistics.find_holds()
+            can_learn = None if holds is None else ~holds.any()
+            finite, allowed, good, stepped, flags, learned_from = judge_step(
+                method, state, step, objective, judged.any_good, gradients, before.changed_values(), can_learn, due
+            )
 
-        # Keep it, or none of it.
-        if memory is not None:
-            before.keep_buffers_where(finite, ["memory"])
-        if method.detector is not None:
-            before.keep_buffers_where(allowed, ["detector"])
-        if method.after:
-            before.keep_buffers_where(stepped, state.after_names)
-        with _recalling(state, memory):
+            # Keep it, or none of it.
+            if memory is not None:
+                before.keep_buffers_where(finite, ["memory"])
+            if method.detector is not None:
+                before.keep_buffers_where(allowed, ["detector"])
+            if method.after:
+                before.keep_buffers_where(stepped, state.after_names)
             for component in method.components.values():
                 component.on_batch(learned)
             before.keep_buffers_where(finite, ["statistics", "source_statistics"])
@@ -167,11 +162,8 @@ def _learn(
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        state.health.update(step, learned_from)
-        before.keep_buffers_where(finite, ["health"])
-        outcome = LazyOutcome(state.distributed.all_true(flags), holds)
-        result = _answer(state, output, learned_from, novelty, judged, objective.loss.detach(), outcome, before)
-        before.commit()
+        outcome, loss = LazyOutcome(state.distributed.all_true(flags), holds), objective.loss.detach()
+        result = _answer(state, step, output, learned_from, novelty, judged, loss, outcome, finite, before)
         state.update_counters(gradients, finite, good, stepped)
     return result
 
@@ -184,11 +176,6 @@ def _recall(memory: Memory, make_step: Callable[..., Step], step: Step) -> Step:
     return recalled
 
 
-def _recalling(state: State, memory: Memory | None) -> AbstractContextManager[None]:
-    """A context in which rows of the memory, not of the batch, are exchanged between ranks."""
-    return nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied)
-
-
 def _predict_only(method: Method, state: State, step: Step, judged: Judgement, before: Backup) -> StepResult:
     novelty = compute_novelty(method, step)
     finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), judged.any_good]))
@@ -197,26 +184,27 @@ def _predict_only(method: Method, state: State, step: Step, judged: Judgement, b
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
     nothing, yes = finite.new_zeros(step.sample_shape), torch.ones_like(finite)
-    state.health.update(step, nothing)
-    before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
-    result = _answer(state, step.output, nothing, novelty, judged, None, outcome, before)
-    before.commit()
+    result = _answer(state, step, step.output, nothing, novelty, judged, None, outcome, finite, before)
     state.index.add_(finite)
     return result
 
 
 def _answer(
     state: State,
+    step: Step,
     output: Tensor,
     selected: Tensor,
     novelty: Tensor | LazyNovelty,
     judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
+    finite: Tensor,
     before: Backup,
 ) -> StepResult:
-    """The answer to the good images, and NaN for the others; called without gradients."""
+    """Take in health and conclude; returns the answer to the good images, and NaN for the others."""
+    state.health.update(step, selected)
+    before.keep_buffers_where(finite, ["health"])
     if isinstance(novelty, Tensor):
         novelty = novelty.where(mask_like(judged.good, novelty), state.nan)
     record = Record(
@@ -227,7 +215,9 @@ def _answer(
         outcome=outcome,
         averages=before.for_record(state.health.averages),
     )
-    return StepResult(output.where(mask_like(judged.good, output), state.nan), record)
+    result = StepResult(output.where(mask_like(judged.good, output), state.nan), record)
+    before.commit()
+    return result
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:

@@ -40,7 +40,6 @@ def judge_step(
     state: State,
     step: Step,
     objective: Objective,
-    *,
     any_good: Tensor,
     gradients: tuple[Tensor, ...],
     written: list[Tensor],
