@@ -1,20 +1,17 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
 import inspect
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driftproof.adapter.method import Method
 from driftproof.errors import ConfigurationError
 
 __all__ = [
-    "FusedAdam",
     "OptimizerBackup",
     "build_optimizer",
     "has_known_start",
@@ -41,8 +38,6 @@ _INITIAL: dict[type[torch.optim.Optimizer], dict[str, float | str]] = {
 }
 # How a step is computed, not what: these stay as the optimizer was built when a state is loaded.
 _IMPLEMENTATION_FLAGS = ("capturable", "foreach", "fused")
-_ADAM_STATE = {"exp_avg": 0, "exp_avg_sq": 1, "step": 2}.keys()  # in this order
-_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def build_optimizer(
@@ -146,65 +141,6 @@ def iter_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The tensors of an optimizer's state and settings, however deep."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return (value for value in tree_leaves([*optimizer.state.values(), *groups]) if isinstance(value, Tensor))
-
-
-class FusedAdam:
-    """Takes the step of torch's fused Adam or AdamW over tensors that were looked up before.
-
-    To look them up takes most of the host time of such a step. The kernels are those that the optimizer would launch.
-
-    Args:
-        optimizer: Holds the settings; `find` says whether it is the right kind.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._lists = [
-            (group["params"], *([optimizer.state[one][key] for one in group["params"]] for key in _ADAM_STATE))
-            for group in optimizer.param_groups
-        ]
-
-    @classmethod
-    def find(cls, optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> "FusedAdam | None":
-        """Such a step of an optimizer, if it is one launch over just these parameters; else None."""
-        if optimizer is None or type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-            return None
-        groups = optimizer.param_groups
-        plain = all(
-            group["fused"]
-            and not (group["amsgrad"] or group["differentiable"])
-            and all(isinstance(beta, float) for beta in group["betas"])
-            and all(optimizer.state.get(one, {}).keys() >= _ADAM_STATE for one in group["params"])
-            for group in groups
-        )
-        stepped = [parameter for group in groups for parameter in group["params"]]
-        same = len(stepped) == len(parameters) and all(map(operator.is_, stepped, parameters))
-        return cls(optimizer) if plain and same and len({(one.device, one.dtype) for one in parameters}) == 1 else None
-
-    def step(self, gradients: Sequence[Tensor]) -> bool:
-        """Step all parameters without a graph; false if the optimizer has to, since somebody has changed it."""
-        groups, start, is_adamw = self._optimizer.param_groups, 0, isinstance(self._optimizer, torch.optim.AdamW)
-        if len(groups) != len(self._lists) or not _is_untouched(self._optimizer):
-            return False
-        for group, (params, means, squares, counts) in zip(groups, self._lists, strict=True):
-            grads = list(gradients[start : start + len(params)])
-            start += len(params)
-            is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # torch 2.6 has no such setting
-            function = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-            beta1, beta2 = group["betas"]
-            torch._foreach_add_(counts, 1)
-            function(
-                params, grads, means, squares, [], counts, amsgrad=False, lr=group["lr"], beta1=beta1, beta2=beta2,
-                weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
-            )  # fmt: skip
-        return True
-
-
-def _is_untouched(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether nobody hooks into its steps, or scales their gradients."""
-    held = vars(optimizer)
-    hooks = (held["_optimizer_step_pre_hooks"], held["_optimizer_step_post_hooks"])
-    return not (any((*hooks, *_GLOBAL_HOOKS)) or held.keys() & {"step", "grad_scale", "found_inf"})
 
 
 def steps_in_place(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
