@@ -87,8 +87,13 @@ def _learn(
             "along dimension 1."
         )
 
+    memory = method.memory
+    if memory is not None:
+        with torch.no_grad():
+            memory.update(step)
+
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
-    memory, evaluated = method.memory, list[tuple[Step, Objective]]()
+    evaluated: list[tuple[Step, Objective]] = []
 
     def evaluate() -> tuple[Tensor, ...]:
         current, earlier = learn_from, _per_sample(judged.good, step) if memory is None else None
@@ -102,9 +107,6 @@ def _learn(
         step.join()
         return gradients
 
-    if memory is not None:
-        with torch.no_grad():
-            memory.update(step)
     with nullcontext() if memory is None else state.learning(memory):
         # What to learn from: the batch, or the memory that now includes it.
         learn_from = step if memory is None else _recall(memory, make_step, step)
