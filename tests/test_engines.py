@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import is_tensor
+from torch import is_tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,7 +40,7 @@ from driftproof.adapter.engines import (
 from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.static import MAX_SHAPES
-from driftproof.adapter.optimizers import _INITIAL, build_optimizer, load_optimizer_state
+from driftproof.adapter.optimizers import _INITIAL, FusedAdam, build_optimizer, load_optimizer_state
 from driftproof.kernels import fusion
 from driftproof.statistics import batch as batch_statistics
 from driftproof.tensor_list import TensorList, are_finite
@@ -1123,3 +1123,54 @@ def test_inductor_agrees_to_rounding(dynamo):
         adapter = dp.tent(build("wide_resnet").double(), lr=0.1, select=dp.ConfidenceDifference(), engine=engine)
         answers.append(torch.stack(run(adapter, stream)[0]))
     torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "eps": 1e-3}, {"maximize": True, "betas": (0.5, 0.9)}])
+def test_fused_adam_steps_as_torchs_own(settings):
+    starts = [torch.randn(shape) for shape in ((3, 4), (5,), (2, 2, 2))]
+    ours, theirs = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
+    optimizers = [torch.optim.Adam(parameters, lr=0.1, fused=True, **settings) for parameters in (ours, theirs)]
+    assert FusedAdam.find(optimizers[0], ours) is None, "no state yet"
+    for number in range(4):
+        gradients = [torch.randn_like(start) for start in starts]
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+            if parameters is ours and number > 0:
+                with torch.no_grad():
+                    assert FusedAdam.find(optimizer, ours).step(gradients)
+                continue
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+        assert all(map(torch.equal, ours, theirs))
+    states = (filter(is_tensor, tree_leaves(optimizer.state_dict())) for optimizer in optimizers)
+    assert all(map(torch.equal, *states))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("Adam", {"fused": False}), ("Adam", {"fused": True, "amsgrad": True}), ("AdamW", {"fused": True})],
+)
+def test_other_adams_step_themselves(kind, settings):
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = getattr(torch.optim, kind)([parameter], **settings)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert FusedAdam.find(optimizer, [parameter]) is None
+
+
+@pytest.mark.parametrize("touch", ["hook", "wrapped"])
+def test_adam_that_somebody_has_changed_steps_itself(touch):
+    calls, adapter = [], dp.tent(build("wide_resnet"), optimizer=partial(torch.optim.Adam, lr=1e-3, fused=True))
+    first, second = batches(2)
+    adapter(first)
+    assert adapter.state.fused_adam is not None
+    optimizer = adapter.state.optimizer
+    if touch == "hook":
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    else:
+        own = optimizer.step
+        optimizer.step = lambda: (calls.append(1), own())[1]
+    adapter(second)
+    assert calls
+    assert adapter.last.stepped

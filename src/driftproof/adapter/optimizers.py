@@ -1,17 +1,20 @@
 """Optimizers whose state exists before the first step, and can be backed up and reset."""
 
 import inspect
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from driftproof.adapter.method import Method
 from driftproof.errors import ConfigurationError
 
 __all__ = [
+    "FusedAdam",
     "OptimizerBackup",
     "build_optimizer",
     "has_known_start",
@@ -38,6 +41,8 @@ _INITIAL: dict[type[torch.optim.Optimizer], dict[str, float | str]] = {
 }
 # How a step is computed, not what: these stay as the optimizer was built when a state is loaded.
 _IMPLEMENTATION_FLAGS = ("capturable", "foreach", "fused")
+_ADAM_STATE = {"exp_avg": 0, "exp_avg_sq": 1, "step": 2}.keys()  # in this order
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def build_optimizer(
@@ -141,6 +146,56 @@ def iter_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """The tensors of an optimizer's state and settings, however deep."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return (value for value in tree_leaves([*optimizer.state.values(), *groups]) if isinstance(value, Tensor))
+
+
+class FusedAdam:
+    """Takes the step of torch's fused Adam over tensors that were looked up before.
+
+    The kernels are those that the optimizer would launch; to look the tensors up takes most of its host time. An eager
+    `tent+crowd` step of WRN-40-2 on an H200 takes 1.015 times as long as a loop by hand, and 1.041 times without this;
+    `tent`, whose step is shorter, took 1.065 times as long without, more than its limit of 1.05.
+
+    Args:
+        optimizer: Holds the settings; `find` says whether it is the right kind.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._params = optimizer.param_groups[0]["params"]
+        self._state = [[optimizer.state[one][key] for one in self._params] for key in _ADAM_STATE]
+
+    @classmethod
+    def find(cls, optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> "FusedAdam | None":
+        """Such a step of an optimizer, if it is one launch over just these parameters; else None."""
+        if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1:
+            return None
+        (group,) = optimizer.param_groups
+        is_plain = group["fused"] and not any(group.get(name) for name in ("amsgrad", "decoupled_weight_decay"))
+        stepped, kinds = group["params"], {(one.device, one.dtype) for one in parameters}
+        same = len(stepped) == len(parameters) and all(map(operator.is_, stepped, parameters)) and len(kinds) == 1
+        has_state = all(optimizer.state.get(one, {}).keys() >= _ADAM_STATE for one in stepped)
+        numbers = all(isinstance(beta, float) for beta in group["betas"])
+        return cls(optimizer) if is_plain and same and has_state and numbers else None
+
+    def step(self, gradients: Sequence[Tensor]) -> bool:
+        """Step all parameters without a graph; false if the optimizer has to, since somebody has changed it."""
+        if len(self._optimizer.param_groups) > 1 or not _is_untouched(self._optimizer):
+            return False
+        group, (means, squares, counts) = self._optimizer.param_groups[0], self._state
+        beta1, beta2 = group["betas"]
+        torch._foreach_add_(counts, 1)
+        torch._fused_adam_(
+            self._params, list(gradients), means, squares, [], counts, amsgrad=False, lr=group["lr"], beta1=beta1,
+            beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+        )  # fmt: skip
+        return True
+
+
+def _is_untouched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nobody hooks into its steps, or scales their gradients."""
+    held = vars(optimizer)
+    hooks = (held["_optimizer_step_pre_hooks"], held["_optimizer_step_post_hooks"])
+    return not (any((*hooks, *_GLOBAL_HOOKS)) or held.keys() & {"step", "grad_scale", "found_inf"})
 
 
 def steps_in_place(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_model, share_parameters
 from driftproof.adapter.method import Method
 from driftproof.adapter.optimizers import (
+    FusedAdam,
     build_optimizer,
     has_known_start,
     initial_values,
@@ -79,6 +80,7 @@ class State(nn.Module):
     optimizer: torch.optim.Optimizer | None
     teacher: Network | None
     detector: Network | None
+    fused_adam: FusedAdam | None
     _has_other_leaves: bool | None
 
     def __init__(
@@ -241,6 +243,8 @@ class State(nn.Module):
         if self._storage is None or self._storage.is_stale:
             parameters = [tensor for network in self.networks.values() for tensor in network.parameters()]
             self._storage = Storage(list(self.slots()), self.optimizer, parameters, self.device)
+            is_copied = self._storage.copied_optimizer is not None  # then an undone step replaces its tensors
+            self.fused_adam = FusedAdam.find(None if is_copied else self.optimizer, self.trainable)
         return self._storage
 
     def drop_storage(self) -> None:

@@ -242,6 +242,8 @@ def _take_step(
     if method.lr_schedule is not None:
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
+    if state.fused_adam is not None and state.fused_adam.step(means):
+        return gradients, due
     for parameter, gradient in zip(state.trainable, means, strict=True):
         parameter.grad = gradient
     try:
