@@ -17,11 +17,11 @@ def format_repr(method: Method, state: State, *, engine: str, channels_last: boo
     total = sum(parameter.numel() for parameter in state.network.model.parameters())
     trainable = sum(parameter.numel() for parameter in state.trainable)
     title = f"Adapter of {type(state.network.model).__name__}: {trainable:,} of {total:,} parameters train"
-    learns, rate = state.optimizer is not None, None
-    if state.optimizer is not None:
-        rate = float(state.optimizer.param_groups[0].get("lr", float("nan")))
-    described = method.describe(lr=rate).items()
-    chosen = {name: text for name, text in described if _HIDDEN.get(name) != text and (learns or name in _FIXED)}
+    groups = [] if state.optimizer is None else state.optimizer.param_groups
+    described = method.describe(lr=float(groups[0].get("lr", float("nan"))) if groups else None)
+    chosen = {
+        name: text for name, text in described.items() if _HIDDEN.get(name) != text and (groups or name in _FIXED)
+    }
     guards = ", ".join(map(repr, method.guards)) or "none"
     if guards != repr(Warn()):
         chosen["guard"] = guards

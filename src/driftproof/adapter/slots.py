@@ -41,14 +41,7 @@ class Slot(NamedTuple):
 def iter_slots(
     names: Sequence[str], networks: Mapping[str, Network], components: nn.ModuleDict, accumulated: dict[str, Tensor]
 ) -> Iterator[Slot]:
-    """Every place where a tensor is kept that may change, each with its name.
-
-    Args:
-        names: The names of the trainable parameters.
-        networks: The networks by name, "network" and perhaps "teacher" among them.
-        components: The components by the choice they are.
-        accumulated: The sums of gradients that wait for their step, by the number of the parameter.
-    """
+    """Every place where a tensor is kept that may change, each with its name; the arguments are those of a `State`."""
     model = networks["network"].model
     for name in names:
         path, _, leaf = name.rpartition(".")

@@ -29,14 +29,7 @@ __all__ = ["StateHolder"]
 
 
 class StateHolder(nn.Module):
-    """The part of an adapter that does not adapt.
-
-    Args:
-        method: The choices.
-        state: Everything that is remembered.
-        engine: How a step runs.
-        channels_last: Whether images are laid out with channels last.
-    """
+    """The part of an adapter that does not adapt."""
 
     def __init__(self, method: Method, state: State, *, engine: EngineName, channels_last: bool) -> None:
         super().__init__()

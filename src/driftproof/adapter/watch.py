@@ -54,10 +54,6 @@ class Watch(StateControl):
     network twice: with the same statistics, and with those of its training. `statistics.Auto` asks for two more, and
     for all four after the second batch. It may ask for more, which come one batch later. So do warnings on a CUDA
     device: nothing waits for the device. Without guards it does nothing.
-
-    Args:
-        method: Its guards act on health, in their order.
-        state: The adapter's.
     """
 
     def __init__(self, method: Method, state: State) -> None:

@@ -60,10 +60,7 @@ def shape_key(images: Tensor) -> ShapeKey:
 
 
 class StaticStep:
-    """One step for batches of one shape: its input, its random numbers, and what it was found to use.
-
-    Args:
-        images: A batch of that shape.
+    """One step for batches of the shape of `images`: its input, its random numbers, and what it was found to use.
 
     Attributes:
         images: Where the batch is read from.
