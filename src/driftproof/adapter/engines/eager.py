@@ -26,7 +26,7 @@ class EagerEngine:
 
     @torch.no_grad()
     def run_frozen(self, images: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
-        """The frozen network's logits of the good images, (N,), of the batch that `run` had last.
+        """The frozen network's logits of the batch that `run` had last, its bad images replaced by a good one.
 
         With the statistics that a step uses, and with those of its training. They hold until the next batch runs.
         """
