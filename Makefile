@@ -126,7 +126,7 @@ bench-gpu: setup
 
 # Needs timm and torchvision; uses a GPU where there is one.
 bench-architectures: setup
-	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python benchmarks/architectures.py --out results/architectures
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py --engine graph --channels-last

@@ -352,7 +352,7 @@ def wait_for(client, **counts):
     raise AssertionError(state)
 
 
-@pytest.mark.parametrize("method", ["adapt", "tent+crowd", "source", "rotta", "roid", "t3a"])
+@pytest.mark.parametrize("method", ["adapt", "tent+crowd", "source", "rotta", "roid", "t3a", "sentinel"])
 def test_predicting_without_learning_answers_as_a_step_and_changes_nothing(method):
     adapter = small_adapter(method)
     for _ in range(3):
