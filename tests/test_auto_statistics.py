@@ -35,10 +35,11 @@ class SlowAuto:
         x, shifts, share = x.double(), [], min(1.0, len(x) / self.window)
         for layer, (conv, norm, _) in enumerate(self.blocks):
             x = F.conv2d(x, conv.weight.double(), stride=conv.stride, padding=1)
-            mean, variance = self.running[layer]
-            mean = (1 - share) * mean + share * x.mean((0, 2, 3))
-            variance = (1 - share) * variance + share * x.var((0, 2, 3), correction=0)
-            self.running[layer] = mean, variance
+            old_mean, old_variance = self.running[layer]
+            mean = (1 - share) * old_mean + share * x.mean((0, 2, 3))
+            variance = (1 - share) * old_variance + share * x.var((0, 2, 3), correction=0)
+            square = (1 - share) * (old_variance + old_mean**2) + share * x.square().mean((0, 2, 3))
+            self.running[layer] = mean, square - mean**2
             source_mean, source_variance = norm.running_mean.double(), norm.running_var.double()
             ratio = variance / source_variance
             divergence = 0.5 * (ratio + (mean - source_mean) ** 2 / source_variance - 1 - ratio.log())

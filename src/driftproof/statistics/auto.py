@@ -37,8 +37,8 @@ class Auto(InterpolatedStatistics):
     Batch statistics assume many images and all classes in every batch. A batch of one or a folder read class by class
     breaks that assumption, and half of the predictions with it. Two rules guard against this:
 
-    - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
-      with more than 32 × 32 positions an image counts for more.
+    - Batches of fewer than `window` images enter running statistics that remember about `window` images, with the
+      variance between batches. In a layer with more than 32 × 32 positions an image counts for more.
     - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap; the first
       batch is tried before it is answered. Balanced means that the entropy of the mean prediction is close to that of a
       stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
@@ -107,6 +107,7 @@ class Auto(InterpolatedStatistics):
     recent: Tensor | None
     overall: Tensor | None
 
+    pools_variance = True
     probes = True
 
     def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.5) -> None:
