@@ -125,6 +125,29 @@ def test_share_is_held_at_zero_for_longer_each_time_it_makes_predictions_unsure(
         assert [share_after(sure) for _ in range(held - 1)] == [0.0] * (held - 1)
 
 
+@pytest.mark.parametrize(("unsure", "classes", "holds"), [(0.1, 4, False), (0.1, 3, True), (0.14, 4, True)])
+def test_balanced_predictions_may_become_a_little_less_sure(monkeypatch, unsure, classes, holds):
+    """By at most 0.12 ln C, as strong noise does; those of few classes by 0.06 ln C, as an ordered stream does."""
+    monkeypatch.setattr(Auto, "_measure_shift", lambda self, network: torch.ones(1))
+
+    def logits(scale, classes):
+        return scale * torch.eye(4)[torch.arange(180) % classes]
+
+    def entropy_of(scale):
+        p = logits(scale, 4)[0].softmax(dim=0)
+        return float(-(p * p.log()).sum()) / math.log(4)
+
+    scale = min(torch.linspace(2, 20, 2000).tolist(), key=lambda scale: abs(entropy_of(scale) - unsure))
+    auto = Auto()
+    for each in (logits(20.0, 4), logits(scale, classes)):
+        auto.on_batch(step_with(each))
+    assert (float(auto.doubts[3]) > 0) is holds
+    auto.alpha = torch.tensor([0.45])
+    passes = ProbedLogits(logits(1.0, 4), (logits(scale, classes),) * 2, logits(20.0, classes), logits(scale, classes))
+    auto.judge_probe(passes, Distributed())
+    assert (float(auto.alpha) == 0) is holds
+
+
 @pytest.mark.parametrize("size", [64, 200])
 def test_share_waits_after_the_mean_prediction_jumped(size):
     statistics, uniform, one_class = dp.statistics.Auto(), torch.full((10,), 0.1), torch.eye(10)[3]
