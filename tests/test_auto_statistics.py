@@ -83,7 +83,8 @@ def test_answers_and_cap_equal_a_slow_reference(trained, size):
             torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-3)
         if float(adapter.statistics.cap) == 1.0:
             continue
-        assert float(adapter.statistics.cap) == pytest.approx(float(0.9 * shift**2 / (shift**2 + 0.03**2)), rel=1e-3)
+        distant = float(shift**2 / (shift**2 + 0.03**2))
+        assert float(adapter.statistics.cap) == pytest.approx(0.9 * distant * min(1, 2 * distant), rel=2e-3)
         assert 0 <= float(adapter.statistics.alpha) <= float(adapter.statistics.cap)
     assert shares[0] != pytest.approx(0.05), "the first batch is tried before it is answered"
     assert max(shares) > 0.05, "the share rises"

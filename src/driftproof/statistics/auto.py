@@ -20,7 +20,7 @@ __all__ = ["Auto"]
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _ALIKE = 0.15
-_ASKS = 0.35
+_ASKS = 0.25
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
@@ -62,13 +62,13 @@ class Auto(InterpolatedStatistics):
     then, shifted ones surer. If it is surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to
     1 if α = 1 makes it surer than α = `share` by as much again. α does not fall for few classes then until there was
     another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, as above, α
-    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.35
+    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.25
     of `share` or more, such passes are asked for: with the batch after the shift of the first layer has changed by more
     than 1.3 times, then after 4 batches more, after 16 more, and so on.
 
-    The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
-    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
-    network where the method runs it. Statistics that have hardly moved are better left alone.
+    The cap is `share` times r min(1, 2 r) with r = d² / (d² + 0.03²), where d is how far the stream is from training:
+    the divergence KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers,
+    in the frozen network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below `least_cap` of `share`, since where little has shifted learning can only do
@@ -235,7 +235,8 @@ class Auto(InterpolatedStatistics):
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
         frozen = step.source if step.used_source else step.network  # learning moves statistics too
         shift = self._measure_shift(frozen)
-        self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
+        distant = shift**2 / (shift**2 + _SHIFT**2)
+        self.cap = torch.full_like(self.cap, self.share) * distant * (2 * distant).clamp(max=1.0)
         is_large = self._is_large(len(step.images), step.distributed)
         if is_large:
             is_lifted = (self.pace[3] > 0) & (self.pace[5] > 0)
