@@ -32,8 +32,7 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     return {
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
-        "sentinel, no mirror images": (dp.sentinel, {"members": "network+source"}),
-        "sentinel, one mirror image": (dp.sentinel, {"members": "network+mirror+source"}),
+        "sentinel, learner and frozen mirror image": (dp.sentinel, {"members": "network+source_mirror", "shift": 0}),
         "sentinel, learner alone": (dp.sentinel, {"members": "network"}),
         "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
