@@ -192,18 +192,19 @@ class Sentinel(Detector):
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
             logits = self._predict(network, images)
-            log_p = log_probabilities(logits)
-            losses = entropy(log_p)
+            losses = entropy(log_probabilities(logits))
             with torch.no_grad():
                 averaged = self._predict_average(network, images) if read_source is None else read_source()
-                attract, repel = self._weigh(log_p.detach(), averaged, good)
+                attract, repel = self._weigh(losses.detach(), averaged, good)
             (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
             network.restore_batch_norms()
         with torch.no_grad():
             logits = logits.detach()
             novelty = -upcast(logits).logsumexp(dim=1)
-            known = (repel <= 0) | ~self._is_trusted(novelty, network)
-            start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
+            known = repel <= 0
+            if self.min_separation > 0:
+                known = known | ~self._is_trusted(novelty, network)
+            start = flatten(map(network.model.get_parameter, self._sizes)).to(affine) if self.pull else affine
             self._step(gradient, start, network.distributed.global_count(len(images)))
             return Detection(known, novelty, logits)
 
@@ -223,10 +224,10 @@ class Sentinel(Detector):
         with network.replace_parameters(self._split(self.average)):
             return network(images)
 
-    def _weigh(self, log_p: Tensor, averaged: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of samples that attract and repel."""
-        limit = self.threshold * math.log(log_p.shape[1])
-        own, theirs = entropy(log_p), entropy(log_probabilities(averaged))
+    def _weigh(self, own: Tensor, averaged: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of samples that attract and repel, by the sentinel's entropies and the average's logits."""
+        limit = self.threshold * math.log(averaged.shape[1])
+        theirs = entropy(log_probabilities(averaged))
         valid = good.view(-1, *[1] * (own.ndim - 1)).expand_as(own)
         weight = (limit - theirs).clamp(-_LARGEST, _LARGEST).exp()
         return weight * ((own < limit) & valid), ((own >= limit) & (theirs >= limit) & valid).to(weight.dtype)
@@ -240,8 +241,6 @@ class Sentinel(Detector):
     def _is_trusted(self, novelty: Tensor, network: Network) -> Tensor:
         """Whether the scores of the batch form two groups."""
         scores = network.distributed.gather_rows(novelty).flatten()
-        if self.min_separation == 0:
-            return torch.ones_like(scores[0], dtype=torch.bool)
         return fit_otsu(scores).separation >= self.min_separation + _FEW / len(scores)
 
     def _step(self, gradient: Tensor, start: Tensor, samples: int) -> None:
@@ -255,7 +254,8 @@ class Sentinel(Detector):
         affine = self.affine - self.lr * mean / (1 - _BETAS[0] ** count) / size
         affine = torch.lerp(affine, start, self.pull) if self.pull else affine
         moved = {"affine": affine, "mean": mean, "square": square, "count": count}
-        moved["average"] = torch.lerp(affine, self.average, self.momentum)
+        if self.momentum < 1:
+            moved["average"] = torch.lerp(affine, self.average, self.momentum)
         for name, value in moved.items():
             setattr(self, name, torch.where(stepped, value, getattr(self, name)))
         self.waiting = torch.where(due, 0.0, torch.where(finite, total, self.waiting))
