@@ -2,13 +2,15 @@
 
 Energies, entropies and largest probabilities of the frozen network, of the sentinel and of the answer; smoothed,
 standardized for each predicted class, with the stream's class frequencies as prior, and added up. AUROC of unknown
-pixels against all known ones, against those away from borders, and against those that the answer gets right.
+pixels against all known ones, against those away from borders, and against those that the answer gets right. And what
+a sentinel would repel: pixels of which the frozen network is unsure.
 
     python benchmarks/scene_scores.py --data data --weights deeplabv3plus_small_camvid.safetensors --out scores.json
 """
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -90,6 +92,15 @@ def rank(kept: dict[tuple[str, str], BinnedScores]) -> Iterator[tuple[str, dict[
         yield name, {what: round(fmean(found), 2) for what, found in areas.items()}
 
 
+def share(counts: Tensor) -> dict[str, float]:
+    """How many pixels are unknown, and how many known ones are at borders, in percent."""
+    known, border, unknown = counts.tolist()
+    return {
+        "unknown": round(100 * unknown / (known + unknown), 2),
+        "border": round(100 * border / (known + unknown), 2),
+    }
+
+
 def main() -> None:
     """Adapt for one round and write the areas."""
     parser = argparse.ArgumentParser()
@@ -104,19 +115,26 @@ def main() -> None:
     stream = scenes("camvid-held-out", arguments.data, device=device, photos=procedural_frost(), **chosen)
     adapter = dp.sentinel(build_from_checkpoint(arguments.weights), guard=())
     frequencies, kept = None, dict[tuple[str, str], BinnedScores]()
+    pixels, unsure = (torch.zeros(3, dtype=torch.int64) for _ in range(2))  # known, of these at borders, unknown
     for batch in stream():
         answer, scores, frequencies = compare(adapter, batch.images, frequencies)
         wrong, border = answer.argmax(dim=1) != batch.labels, is_at_border(batch.labels)
         kinds = (wrong.long() + 2 * border.long()).masked_fill(batch.labels < 0, 4).masked_fill(batch.labels == 255, -1)
+        repels = scores["entropy"] >= 0.4 * math.log(answer.shape[1])
+        for counts, among in ((pixels, kinds >= 0), (unsure, repels & (kinds >= 0))):
+            counts += torch.stack([(among & of).sum() for of in (kinds < 4, (kinds < 4) & (kinds >= 2), kinds == 4)])
         for name, score in scores.items():
             kept.setdefault((name, batch.domain), BinnedScores(5, device=device)).update(-score, kinds)
     facts = {"frames": arguments.images, "height": arguments.height, "severity": 3, "batch": 2, "border": _BORDER}
     facts |= {"weights": arguments.weights.stem, "hardware": hardware(device)}
     facts |= {"torch": torch.__version__, "driftproof": dp.__version__}
-    found = {"protocol": facts, "auroc": dict(rank(kept))}
+    shares = {"all pixels": share(pixels), "unsure ones": share(unsure)}
+    shares["unsure ones"]["of all"] = round(100 * int(unsure[0] + unsure[2]) / int(pixels[0] + pixels[2]), 2)
+    found = {"protocol": facts, "auroc": dict(rank(kept)), "percent": shares}
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for name, areas in found["auroc"].items():
+    for name, areas in dict(rank(kept)).items():
         print(f"{name:48}", areas)
+    print(shares)
 
 
 if __name__ == "__main__":
