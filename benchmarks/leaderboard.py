@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from answer_rounds import AnswerRounds
 from driftproof.adapter.engines import compiled
 from driftproof.bench.execute import execute
 from driftproof.bench.jobs import Job
@@ -200,8 +201,9 @@ def run_one(
         print(f"  {job.spec.name}, round {job.rounds}: not begun, needs about {needed:.0f} s", flush=True)
         return
     settings = RunSettings(
-        arguments.device, _SAVE_EVERY, arguments.engine, arguments.precision, arguments.channels_last
-    )
+        arguments.device, _SAVE_EVERY, arguments.engine, arguments.precision, arguments.channels_last,
+        AnswerRounds(arguments.answer_rounds) if arguments.answer_rounds else None,
+    )  # fmt: skip
     started, watch, ending = time.monotonic(), Watch(job.rounds, deadline, paces=paces), "done"
     try:
         execute(
@@ -237,6 +239,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--partly", action="store_true", help="also begin runs of which only some rounds end in time")
     parser.add_argument("--threads", type=int, default=2, help="of each process")
+    parser.add_argument(
+        "--answer-rounds", type=int, nargs="+", help="rounds in which `sentinel` answers; its learner answers in others"
+    )
     return parser.parse_args()
 
 

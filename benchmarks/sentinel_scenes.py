@@ -1,7 +1,9 @@
 """The sentinel on driving scenes: mean IoU over rounds, and how well it finds unknown and wrong pixels.
 
 CamVid's test frames in six kinds of weather, or with `--held-out` under the four held-out corruptions, severity 3.
-Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain.
+Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain. Unknown pixels
+are ranked against all known ones (`auroc_unknown`) and, as the CamVid suites do, against those that the answer gets
+right (`auroc_unknown_right`); `msp_…` is the same for one minus the answer's largest probability.
 
     python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet18_camvid.safetensors --out DIR
 """
@@ -19,8 +21,10 @@ import torch
 import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import find_frost_photos, procedural_frost
+from driftproof.detectors import Sentinel
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.models import build_from_checkpoint
+from driftproof.scores import msp
 from novelty_streams import LabeledBatch, scenes
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
@@ -30,6 +34,7 @@ METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
     "sentinel": (dp.sentinel, {}),
     "frozen": (dp.sentinel, _STILL),
+    "step per batch": (dp.sentinel, {"detector": Sentinel(momentum=1.0, pull=2e-3, images_per_step=1)}),
 }
 
 
@@ -39,25 +44,23 @@ def run(
     """Adapt for several rounds, and yield what each domain came to."""
     for number in range(1, rounds + 1):
         for domain, batches in groupby(stream(), key=lambda batch: batch.domain):
-            confusion = scores = None
+            confusion, scores = None, dict[str, BinnedScores]()
             for batch in batches:
-                predicted = adapter(batch.images).argmax(dim=1)
-                labels, novelty = batch.labels, adapter.last.novelty
+                answer, labels = adapter(batch.images), batch.labels
+                predicted = answer.argmax(dim=1)
                 confusion = confusion or ConfusionMatrix(classes, device=labels.device)
-                scores = scores or BinnedScores(3, device=labels.device)
                 confusion.update(predicted, labels.masked_fill(labels < 0, 255))
                 kinds = torch.where(predicted == labels, 0, 1).masked_fill(labels < 0, 2)  # right, wrong, unknown
-                scores.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
+                for name, novelty in (("auroc", adapter.last.novelty), ("msp", msp(answer))):
+                    kept = scores.setdefault(name, BinnedScores(3, device=labels.device))
+                    kept.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
             assert confusion is not None  # no domain is empty
-            assert scores is not None
-            yield {
-                "round": number,
-                "domain": domain,
-                "miou": round(100 * confusion.mean_iou(), 3),
-                "auroc_unknown": round(100 * _auroc(scores, (0, 1), 2), 3),
-                "auroc_wrong": round(100 * scores.auroc(0, 1), 3),
-                "kept": round(float(adapter.last.kept), 4),
-            }
+            row = {"round": number, "domain": domain, "miou": round(100 * confusion.mean_iou(), 3)}
+            for name, kept in scores.items():
+                row[f"{name}_unknown"] = round(100 * _auroc(kept, (0, 1), 2), 3)
+                row[f"{name}_unknown_right"] = round(100 * kept.auroc(0, 2), 3)
+                row[f"{name}_wrong"] = round(100 * kept.auroc(0, 1), 3)
+            yield row | {"kept": round(float(adapter.last.kept), 4)}
 
 
 def _auroc(scores: BinnedScores, positives: tuple[int, ...], negative: int) -> float:

@@ -290,6 +290,34 @@ def test_mean_of_log_probabilities_by_hand(model):
     torch.testing.assert_close(adapter(images), (2 * plain + 2 * mirrored) / 4, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 2])
+def test_moved_mirror_images_by_hand(model, shift):
+    images = double_stream(1)[0]
+    adapter = sentinel_for(model, output=LogMean(("network", "mirror", "source", "source_mirror"), shift))
+    views = [images]
+    for step in (shift, -shift):
+        rows, columns = ((torch.arange(side) - step).clamp(0, side - 1) for side in images.shape[-2:])
+        views.append(images.flip(-1)[:, :, rows][..., columns])
+    plain, right, left = (dp.bn_adapt(model)(view).log_softmax(1) for view in views)
+    torch.testing.assert_close(adapter(images), (2 * plain + right + left) / 4, rtol=0, atol=1e-9)
+
+
+def test_scenes_are_mirrored_but_not_moved():
+    images = torch.rand(2, 3, 12, 12, dtype=torch.double)
+    still, moved = (dp.sentinel(build("segmentation").double(), shift=shift) for shift in (0, 1))
+    for _ in range(3):
+        assert torch.equal(still(images), moved(images))
+
+
+def test_learner_weights_sure_samples_more(model):
+    """By exp(τ − h), where the confidence did not fall."""
+    images = double_stream(1)[0]
+    adapter = dp.sentinel(model)
+    step = adapter.state.make_step(images)
+    expected = torch.exp(0.4 * math.log(CLASSES) - entropies(step.logits.detach()))
+    torch.testing.assert_close(adapter.method.select.weights(step), expected, rtol=1e-9, atol=0)
+
+
 class AllButFirst(Detector):
     """Takes the first sample for unknown."""
 
@@ -319,6 +347,8 @@ def test_mistakes_are_explained(model):
             Sentinel(**wrong)
     with pytest.raises(dp.errors.ConfigurationError, match="member"):
         LogMean(("network", "neighbor"))
+    with pytest.raises(dp.errors.ConfigurationError, match="shift"):
+        LogMean(shift=-1)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

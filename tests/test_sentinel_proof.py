@@ -2,17 +2,20 @@
 
 import importlib
 import itertools
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from driftproof.bench.jobs import run_locally
+from driftproof.bench.runner import RunSettings
 from driftproof.errors import StateError
 from small_bench import AT_ONCE, SmallBench, contents, crash_points, files, ignore, restore, small_jobs
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 sentinel_proof = importlib.import_module("sentinel_proof")
+answer_rounds = importlib.import_module("answer_rounds")
 
 DOMAINS = ("fog", "snow")
 
@@ -74,3 +77,21 @@ def test_state_is_not_unpacked_over_other_runs(tmp_path):
     (tmp_path / "out" / "rows.jsonl").touch()
     with pytest.raises(StateError, match=r"empty folder for the runs of state.bin"):
         sentinel_proof.unpack(tmp_path / "state.bin", tmp_path / "out")
+
+
+def test_rounds_without_an_answer_change_nothing_of_the_others(tmp_path):
+    """Nor does a run that is resumed among them; their measures have names of their own."""
+    settings = RunSettings(save_every=0.0, before_domain=answer_rounds.AnswerRounds({1, 4}))
+    for folder, rounds, chosen in (("whole", 4, AT_ONCE), ("short", 2, settings), ("short", 4, settings)):
+        jobs = small_jobs(rounds=rounds, domains=DOMAINS, methods=["sentinel"])
+        run_locally(jobs, tmp_path / folder, SmallBench(), chosen, ignore)
+    whole, short = (
+        [json.loads(line) for path in (tmp_path / name).rglob("rows.jsonl") for line in path.read_text().splitlines()]
+        for name in ("whole", "short")
+    )
+    for ours, theirs in zip(short, whole, strict=True):
+        if ours["round"] in (1, 4):
+            assert ours["error"] == theirs["error"]
+        else:
+            assert "learner/error" in ours
+            assert "error" not in ours

@@ -192,19 +192,20 @@ class Sentinel(Detector):
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
             logits = self._predict(network, images)
-            log_p = log_probabilities(logits)
-            losses = entropy(log_p)
+            losses = entropy(log_probabilities(logits))
             with torch.no_grad():
                 averaged = self._predict_average(network, images) if read_source is None else read_source()
-                attract, repel = self._weigh(log_p.detach(), averaged, good)
-            (gradient,) = network.distributed.gradients(self._objective(losses, attract, repel, network), (affine,))
+                weights, attracts, repels = self._weigh(losses.detach(), averaged, good)
+            loss = self._objective(losses, weights, attracts, repels, network)
+            (gradient,) = network.distributed.gradients(loss, (affine,))
             network.restore_batch_norms()
         with torch.no_grad():
             logits = logits.detach()
             novelty = -upcast(logits).logsumexp(dim=1)
-            known = (repel <= 0) | ~self._is_trusted(novelty, network)
-            start = flatten(map(network.model.get_parameter, self._sizes)).to(affine)
-            self._step(gradient, start, network.distributed.global_count(len(images)))
+            known = ~repels
+            if self.min_separation > 0:
+                known = known | ~self._is_trusted(novelty, network)
+            self._step(gradient, self._read_source(network), network.distributed.global_count(len(images)))
             return Detection(known, novelty, logits)
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
@@ -223,43 +224,55 @@ class Sentinel(Detector):
         with network.replace_parameters(self._split(self.average)):
             return network(images)
 
-    def _weigh(self, log_p: Tensor, averaged: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of samples that attract and repel."""
-        limit = self.threshold * math.log(log_p.shape[1])
-        own, theirs = entropy(log_p), entropy(log_probabilities(averaged))
+    def _weigh(self, own: Tensor, averaged: Tensor, good: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attracts, with which weight, and what repels, by the sentinel's entropies and the average's logits."""
+        limit = self.threshold * math.log(averaged.shape[1])
+        theirs = entropy(log_probabilities(averaged))
         valid = good.view(-1, *[1] * (own.ndim - 1)).expand_as(own)
-        weight = (limit - theirs).clamp(-_LARGEST, _LARGEST).exp()
-        return weight * ((own < limit) & valid), ((own >= limit) & (theirs >= limit) & valid).to(weight.dtype)
+        attracts, repels = (own < limit) & valid, (own >= limit) & (theirs >= limit) & valid
+        return (limit - theirs).clamp(-_LARGEST, _LARGEST).exp() * attracts, attracts, repels
 
-    def _objective(self, losses: Tensor, attract: Tensor, repel: Tensor, network: Network) -> Tensor:
+    def _objective(self, losses: Tensor, weights: Tensor, attracts: Tensor, repels: Tensor, network: Network) -> Tensor:
         """The mean entropy of what attracts, less α times that of what repels."""
-        sums = [(attract * losses).sum(), (attract > 0).sum(), (repel * losses).sum(), repel.sum()]
+        sums = [(weights * losses).sum(), attracts.sum(), (repels * losses).sum(), repels.sum()]
         attracted, number, repelled, others = network.distributed.sum(*sums)
         return attracted / number.clamp(min=1) - self.repel * repelled / others.clamp(min=1)
 
     def _is_trusted(self, novelty: Tensor, network: Network) -> Tensor:
         """Whether the scores of the batch form two groups."""
         scores = network.distributed.gather_rows(novelty).flatten()
-        if self.min_separation == 0:
-            return torch.ones_like(scores[0], dtype=torch.bool)
         return fit_otsu(scores).separation >= self.min_separation + _FEW / len(scores)
 
     def _step(self, gradient: Tensor, start: Tensor, samples: int) -> None:
-        """A step of Adam, where one is due and its gradient is finite; the buffers are replaced."""
-        total, number = self.waiting + samples * gradient, self.num_waiting + samples
-        finite, due = total.isfinite().all(), number >= self.images_per_step
-        gradient, stepped, count = total / number, finite & due, self.count + 1
+        """A step of Adam, where one is due and its gradient is finite; the buffers are replaced.
+
+        Where a batch is always enough for a step, fewer operations are launched.
+        """
+        total, number = torch.add(self.waiting, gradient, alpha=samples), self.num_waiting + samples
+        finite = torch.linalg.vector_norm(total, math.inf) < math.inf
+        due = None if samples >= self.images_per_step else number >= self.images_per_step
+        gradient, stepped, count = total / number, finite if due is None else finite & due, self.count + 1
         mean = torch.lerp(self.mean, gradient, 1 - _BETAS[0])
         square = torch.lerp(self.square, gradient**2, 1 - _BETAS[1])
         size = (square / (1 - _BETAS[1] ** count)).sqrt() + _EPS
         affine = self.affine - self.lr * mean / (1 - _BETAS[0] ** count) / size
         affine = torch.lerp(affine, start, self.pull) if self.pull else affine
         moved = {"affine": affine, "mean": mean, "square": square, "count": count}
-        moved["average"] = torch.lerp(affine, self.average, self.momentum)
+        if self.momentum < 1:
+            moved["average"] = torch.lerp(affine, self.average, self.momentum)
         for name, value in moved.items():
             setattr(self, name, torch.where(stepped, value, getattr(self, name)))
-        self.waiting = torch.where(due, 0.0, torch.where(finite, total, self.waiting))
-        self.num_waiting = torch.where(due, 0.0, torch.where(finite, number, self.num_waiting))
+        if due is None:
+            self.waiting, self.num_waiting = torch.zeros_like(total), torch.zeros_like(number)
+        else:
+            self.waiting = torch.where(due, 0.0, torch.where(finite, total, self.waiting))
+            self.num_waiting = torch.where(due, 0.0, torch.where(finite, number, self.num_waiting))
+
+    def _read_source(self, network: Network) -> Tensor:
+        """The source's parameters as a vector; an average that stands still is that."""
+        if self.momentum == 1:
+            return self.average
+        return flatten(map(network.model.get_parameter, self._sizes)).to(self.average)
 
     def _split(self, values: Tensor) -> dict[str, Tensor]:
         """The parameters that a vector holds, by name."""

@@ -150,9 +150,12 @@ class MetricCollection:
     the number of images `quarantined`, and on how many batches guards took each action (`guard/rolled back`). `counts`
     holds the number of samples that each ratio is over.
 
+    Args:
+        prefix: What the names of metrics start with.
     """
 
-    def __init__(self, spec: Spec, device: torch.device | str) -> None:
+    def __init__(self, spec: Spec, device: torch.device | str, prefix: str = "") -> None:
+        self._prefix = prefix
         names = dict.fromkeys((*spec.measures, *(_ON_OPEN_STREAMS if spec.unknown is not None else ())))
         self._metrics = [METRICS[check_choice("metric", name, METRICS)](torch.device(device)) for name in names]
         self._row: Row = {"batches": 0, "samples": 0}
@@ -177,7 +180,7 @@ class MetricCollection:
         """Return the row of this visit; NaN and Inf become None, because JSON has neither."""
         # Reading outcomes and health synchronizes with the device, so it is done once, at the end.
         skipped = sum(outcome.skipped is not None for outcome in self._outcomes)
-        found = {name: value for metric in self._metrics for name, value in metric.compute().items()}
+        found = {f"{self._prefix}{name}": each for metric in self._metrics for name, each in metric.compute().items()}
         counts = {name: value.samples for name, value in found.items() if isinstance(value, Ratio)}
         values = {name: value.value if isinstance(value, Ratio) else value for name, value in found.items()}
         row = {name: self._row[name] for name in ("round", "domain", "batches", "samples")}

@@ -45,6 +45,8 @@ class RunSettings:
         engine: Execution engine of a step: `auto`, `eager`, `compile` or `graph`.
         precision: Precision of the forward and backward passes; None leaves torch's defaults.
         channels_last: Whether images use the channels-last memory format.
+        before_domain: Called before each domain with the adapter and the round; returns a prefix for the names of the
+            metrics, such as "" or one that tells rows in which the adapter answers differently.
     """
 
     device: str = "cpu"
@@ -52,6 +54,7 @@ class RunSettings:
     engine: str = "auto"
     precision: str | None = None
     channels_last: bool = False
+    before_domain: Callable[[Adapter, int], str] | None = None
 
     def __post_init__(self) -> None:
         check_engine_options(engine=self.engine, precision=self.precision)
@@ -138,8 +141,9 @@ def run_stream(context: RunContext) -> None:
     constant = settings.step | fixed | ({"found": in_source} if in_source else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Adaptation is", RuntimeWarning)  # rows say the same
-        for _, batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
-            monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device)
+        for (number, _), batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
+            prefix = "" if settings.before_domain is None else settings.before_domain(adapter, number)
+            monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device, prefix)
             for batch in batches:
                 if oracle is not None:
                     oracle.set_known_mask(batch.known)

@@ -13,7 +13,7 @@ from driftproof.components.lazy import lazy_property
 from driftproof.distributed import Distributed
 from driftproof.errors import ConfigurationError, ModelError
 from driftproof.network import Network
-from driftproof.predictions import log_probabilities, logit_change
+from driftproof.predictions import entropy, log_probabilities, logit_change
 
 __all__ = ["Step", "batch_seed", "flatten"]
 
@@ -206,6 +206,12 @@ class Step:
         """ŷ, as `log_probabilities`."""
         with torch.set_grad_enabled(self.logits.requires_grad):
             return self.log_probabilities.exp()
+
+    @lazy_property
+    def entropies(self) -> Tensor:
+        """H(ŷ) of each sample, as `log_probabilities`."""
+        with torch.set_grad_enabled(self.logits.requires_grad):
+            return entropy(self.log_probabilities, self.probabilities)
 
     @lazy_property
     def source_logits(self) -> Tensor:

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from driftproof.components import Step
 from driftproof.losses.base import Loss
-from driftproof.predictions import entropy
 
 __all__ = ["Entropy"]
 
@@ -14,4 +13,4 @@ class Entropy(Loss):
 
     def per_sample(self, step: Step) -> Tensor:
         """The entropy of each prediction."""
-        return entropy(step.log_probabilities, step.probabilities)
+        return step.entropies

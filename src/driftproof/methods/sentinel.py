@@ -9,7 +9,7 @@ from driftproof.detectors import Sentinel
 from driftproof.losses import Entropy
 from driftproof.methods._build import MethodOptions, build_adapter, with_defaults
 from driftproof.outputs import LogMean
-from driftproof.selection import ConfidenceDifference, Selection
+from driftproof.selection import ConfidenceDifference, EntropyWeight, Selection
 from driftproof.statistics import WindowedBlend
 from driftproof.validation import check_keywords
 
@@ -19,17 +19,17 @@ __all__ = ["sentinel"]
 @check_keywords
 def sentinel(
     model: nn.Module, *, lr: float = 1e-3, pull: float = 1e-2, share: float = 0.3,
-    members: str = "network+mirror+source+source_mirror", detector_lr: float = 1e-3,
+    members: str = "network+mirror+source+source_mirror", shift: int = 1, detector_lr: float = 1e-3,
     detector_share: float | None = None, detector_momentum: float = 1.0, detector_pull: float = 2e-3,
     repel: float = 2.0, select: Selection | None = None, **options: Unpack[MethodOptions],
 ) -> Adapter:  # fmt: skip
     """TENT with selection and source statistics, beside a copy that learns to tell known samples from unknown ones.
 
     The *sentinel* lowers the entropy of what it is sure of and raises that of the rest (`detectors.Sentinel`). Its
-    energy is the novelty. The *learner* minimizes the entropy of samples whose confidence did not fall. It mixes source
-    statistics in, and each step pulls it towards the source. The answer is the mean of log-probabilities: the learner's
-    and the source's, of images and of mirror images. The sentinel does not answer: as a classifier it becomes worse in
-    long open streams, while its novelty stays good.
+    energy is the novelty. The *learner* minimizes the entropy of samples whose confidence did not fall, surer ones with
+    more weight. It mixes source statistics in, and each step pulls it towards the source. The answer is the mean of
+    log-probabilities: the learner's and the source's, of images and of mirror images, which are moved by a pixel. The
+    sentinel does not answer: as a classifier it becomes worse in long open streams, while its novelty stays good.
 
     Open choices taken: the defaults come from four held-out corruptions; `docs/sentinel.md` has every variant tried.
 
@@ -39,12 +39,13 @@ def sentinel(
         pull: Share of the way back to the source after each step.
         share: α, the share of the stream in the learner's statistics.
         members: Whose predictions are averaged, joined by a plus sign; see `outputs.LogMean`.
+        shift: By how many pixels mirror images are moved, see there.
         detector_lr: The sentinel's learning rate.
         detector_share: The share of the stream in the sentinel's statistics; None is the learner's.
         detector_momentum: Of the sentinel's moving average; 1 is the frozen network, which saves a pass.
         detector_pull: Share of the way back to the source after each of the sentinel's steps.
         repel: The weight of the entropy that the sentinel raises.
-        select: Which samples to learn from; None is `ConfidenceDifference()`.
+        select: Which samples to learn from; None is `ConfidenceDifference() & EntropyWeight()`.
         **options: The keywords all methods share, see `driftproof.methods`.
 
     Examples:
@@ -55,7 +56,7 @@ def sentinel(
     """
     blend, own = WindowedBlend(share), None if detector_share is None else WindowedBlend(detector_share)
     detector = Sentinel(lr=detector_lr, repel=repel, momentum=detector_momentum, pull=detector_pull, statistics=own)
-    answer, select = LogMean(members.split("+")), select or ConfidenceDifference()
+    answer, select = LogMean(members.split("+"), shift), select or ConfidenceDifference() & EntropyWeight()
     options = with_defaults(options, statistics=blend, detector=detector, output=answer, accumulate="auto")
     options["novelty"] = options.get("novelty") or "detector"
     return build_adapter(model, loss=Entropy(), lr=lr, select=select, own_after=[PullToSource(pull)], **options)

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from driftproof.components import Step
 from driftproof.errors import ConfigurationError
@@ -24,24 +25,32 @@ class LogMean(Output):
     Args:
         members: Whose: the adapting "network"'s, also of the "mirror" images (a further pass), the frozen "source"'s,
             also of the mirror images ("source_mirror", likewise), the "teacher"'s or the "detector"'s.
+        shift: By how many pixels mirror images are moved, so that opinions differ more: the network's to the right and
+            down, the source's to the left and up, with the pixels of the edge in the gap. Not where every pixel has a
+            label.
 
     Examples:
         >>> LogMean(("network", "mirror"))
-        LogMean(members=('network', 'mirror'))
+        LogMean(members=('network', 'mirror'), shift=0)
     """
 
-    def __init__(self, members: Sequence[str] = ("network", "source")) -> None:
+    def __init__(self, members: Sequence[str] = ("network", "source"), shift: int = 0) -> None:
         super().__init__()
         if not members:
             raise ConfigurationError("Expected `members` to name at least one network, but got none.")
         for member in members:
             check_choice("member", member, get_args(Member))
+        if shift < 0:
+            raise ConfigurationError(f"Expected `shift` to be at least 0, but got {shift}.")
         self.members = tuple(members)
+        self.shift = shift
+        self._has_maps = False
 
     def predict(self, step: Step) -> Tensor:
         """The mean; not normalized, which changes no prediction."""
+        self._has_maps = step.logits.ndim == 4
         opinions = {member: opinion(step) for member, opinion in _OPINIONS.items() if member in self.members}
-        passes = {member: run for member, run in _PASSES.items() if member in self.members}
+        passes = {member: run for member, run in self._passes.items() if member in self.members}
 
         def average() -> Tensor:
             found = opinions | {member: log_probabilities(run(step)) for member, run in passes.items()}
@@ -50,15 +59,42 @@ class LogMean(Output):
         return step.predict_beside(average) if passes else average()
 
     def source_view(self) -> Callable[[Network, Tensor], Tensor] | None:
-        """The frozen network's pass over the mirror images, if it is a member."""
-        return _predict_mirror if "source_mirror" in self.members else None
+        """The frozen network's pass over the mirror images, if it is a member.
+
+        It runs before `predict`, in captured steps alone; a step is run before it is captured, so it is known by then
+        whether every pixel has a label.
+        """
+        return self._predict_source_mirror if "source_mirror" in self.members else None
+
+    @property
+    def _passes(self) -> dict[str, Callable[[Step], Tensor]]:
+        """The passes that the answer alone needs."""
+        return {
+            "mirror": lambda step: self._predict_mirror(step.network, step.images, self.shift),
+            "source_mirror": lambda step: (
+                self._predict_source_mirror(step.source, step.images) if step.source_view is None else step.source_view
+            ),
+        }
+
+    def _predict_source_mirror(self, source: Network, images: Tensor) -> Tensor:
+        return self._predict_mirror(source, images, -self.shift)
+
+    def _predict_mirror(self, network: Network, images: Tensor, shift: int) -> Tensor:
+        """A network's logits of the mirror images; of pixels, where the pixels are."""
+        if images.ndim != 4:
+            return network(images)
+        mirrored = images.flip(-1)
+        return network(mirrored).flip(-1) if self._has_maps else network(_move(mirrored, shift))
 
 
-def _predict_mirror(network: Network, images: Tensor) -> Tensor:
-    """A network's logits of the mirror images; of pixels, where the pixels are."""
-    mirrors = images.ndim == 4
-    logits = network(images.flip(-1) if mirrors else images)
-    return logits.flip(-1) if mirrors and logits.ndim == 4 else logits
+def _move(images: Tensor, shift: int) -> Tensor:
+    """Move images by some pixels to the right and down; negative is to the left and up."""
+    if shift == 0:
+        return images
+    height, width, far = *images.shape[-2:], abs(shift)
+    edges = (far, 0, far, 0) if shift > 0 else (0, far, 0, far)
+    padded = pad(images, edges, mode="replicate")
+    return padded[..., :height, :width] if shift > 0 else padded[..., far:, far:]
 
 
 _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
@@ -66,10 +102,4 @@ _OPINIONS: dict[str, Callable[[Step], Tensor]] = {
     "source": lambda step: step.source_log_probabilities,
     "teacher": lambda step: log_probabilities(step.teacher_logits),
     "detector": lambda step: log_probabilities(step.detection.logits),
-}
-_PASSES: dict[str, Callable[[Step], Tensor]] = {
-    "mirror": lambda step: _predict_mirror(step.network, step.images),
-    "source_mirror": lambda step: (
-        _predict_mirror(step.source, step.images) if step.source_view is None else step.source_view
-    ),
 }

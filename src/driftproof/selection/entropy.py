@@ -32,7 +32,7 @@ class EntropyBelow(Selection):
         if self.network == "source":
             log_p = log_probabilities(step.source_logits)
             return (entropy(log_p) < entropy_limit(self.threshold, log_p)).to(step.weights.dtype)
-        return (_entropy(step) < entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
+        return (step.entropies.detach() < entropy_limit(self.threshold, step.logits)).to(step.weights.dtype)
 
 
 class EntropyWeight(Selection):
@@ -48,11 +48,7 @@ class EntropyWeight(Selection):
 
     def weights(self, step: Step) -> Tensor:
         """Larger where the prediction is more certain."""
-        return torch.exp(entropy_limit(self.threshold, step.logits) - _entropy(step))
-
-
-def _entropy(step: Step) -> Tensor:
-    return entropy(step.log_probabilities.detach(), step.probabilities.detach())
+        return torch.exp(entropy_limit(self.threshold, step.logits) - step.entropies.detach())
 
 
 def entropy_limit(threshold: float | None, logits: Tensor, share: float = 0.4) -> float:
