@@ -19,8 +19,8 @@ Test-time adaptation among images of unknown classes: WRN-40-2 (AugMix), fifteen
 other, batches of 200, never reset. Half of every open batch are unknown images, SVHN-C unless the title says otherwise,
 under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
 all others the defaults of their functions. Rows of `sentinel` that are marked with a star are of an earlier default,
-whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt`
-learn where the cap of its statistics is 0.35 of their share or more.
+whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt` are
+of an earlier default that learned where less had shifted (`dp.statistics.Auto(least_cap=0.35)`, now 0.5).
 
 Every number is measured while adapting and is a mean over the corruptions, in %:
 
