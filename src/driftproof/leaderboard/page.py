@@ -11,6 +11,8 @@ from driftproof.bench.spec import Spec
 from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.leaderboard.prose import (
     INTRODUCTION,
+    MEASURES,
+    SUMMARY,
     describe_costs,
     describe_paper_rows,
     fill_numbers,
@@ -52,7 +54,7 @@ def render_page(archives: Sequence[Results]) -> str:
     suites = [build() for build in SUITES.values()]
     cells = {table.name: _find_cells(suite, table, archives) for suite in suites for table in suite.tables}
     values = {name: {place: cell.value for place, cell in found.items()} for name, found in cells.items()}
-    parts = [INTRODUCTION, describe_costs(suites, archives)]
+    parts = [INTRODUCTION, fill_numbers(SUMMARY, values), MEASURES, describe_costs(suites, archives)]
     for suite in suites:
         notes = filter(None, (suite.note, fill_numbers(FINDINGS.get(suite.name, ""), values)))
         parts += [f"## {suite.title}", " ".join(notes), format_command(suite.name)]

@@ -10,7 +10,15 @@ from driftproof.paper.comparison import format_markdown
 from driftproof.paper.suites import suite as paper_suite
 from driftproof.report.text import format_duration
 
-__all__ = ["INTRODUCTION", "describe_costs", "describe_paper_rows", "fill_numbers", "format_command"]
+__all__ = [
+    "INTRODUCTION",
+    "MEASURES",
+    "SUMMARY",
+    "describe_costs",
+    "describe_paper_rows",
+    "fill_numbers",
+    "format_command",
+]
 
 INTRODUCTION = """\
 # Leaderboard
@@ -20,8 +28,22 @@ other, batches of 200, never reset. Half of every open batch are unknown images,
 under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
 all others the defaults of their functions. Rows of `sentinel` that are marked with a star are of an earlier default,
 whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt` are
-of an earlier default that learned where less had shifted (`dp.statistics.Auto(least_cap=0.35)`, now 0.5).
+of an earlier default that learned where less had shifted (`dp.statistics.Auto(least_cap=0.35)`, now 0.5)."""
 
+SUMMARY = (
+    "In short, on open CIFAR-10-C: `sentinel`, a method of this library, has an error of "
+    "{openset_cifar10|sentinel|Error (open)} % in round 1 and {openset_cifar10_5|sentinel|Error (open)} in round "
+    "5. Of the published methods, PAF-KIP is best in round 1 ({openset_cifar10|paf_kip|Error (open)} %) and does "
+    "not keep it ({openset_cifar10_5|paf_kip|Error (open)} in round 5); ROID does ({openset_cifar10|roid|Error "
+    "(open)} and {openset_cifar10_5|roid|Error (open)}). `adapt`, this library's default, has "
+    "{openset_cifar10|adapt|Error (open)} and {openset_cifar10_5|adapt|Error (open)}. TENT goes from "
+    "{openset_cifar10|tent|Error (open)} to {openset_cifar10_5|tent|Error (open)} %, with the paper's selection "
+    "from {openset_cifar10|tent+crowd|Error (open)} to {openset_cifar10_5|tent+crowd|Error (open)}. The source "
+    "network has {openset_cifar10|source|Error (open)}."
+)
+"""What the tables show, with numbers to fill in."""
+
+MEASURES = """\
 Every number is measured while adapting and is a mean over the corruptions, in %:
 
 - **Error** is over known images.
