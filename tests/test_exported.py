@@ -12,7 +12,7 @@ import driftproof as dp
 from driftproof.errors import ModelError
 from driftproof.models import load_exported
 from rows_on_disk import run_command
-from test_adapt_runs import images  # noqa: F401  # a fixture
+from test_adapt_runs import images, pictures  # noqa: F401  # fixtures
 
 # Torch's own, when it exports a program or copies one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:.*torch.jit:DeprecationWarning")

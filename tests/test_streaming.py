@@ -31,7 +31,7 @@ from driftproof.cli.video import read_video
 from driftproof.errors import StateError
 from driftproof.monitor import METRICS
 from rows_on_disk import run_command
-from test_adapt_runs import images, options, save_image  # noqa: F401  # a fixture
+from test_adapt_runs import images, options, pictures, save_image  # noqa: F401  # fixtures
 from test_monitor import address, receiver  # noqa: F401  # a fixture
 
 
