@@ -60,6 +60,7 @@ class State(nn.Module):
         source: The frozen network θ_o.
         teacher: A moving average of the adapting network; None without `teacher=`.
         detector: The network of the method's detector; None without `detector=`.
+        networks: All of these by name.
         names: The names of the trainable parameters in the model.
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
@@ -119,6 +120,8 @@ class State(nn.Module):
         if method.detector is not None and watching is not None:
             rule = method.detector.statistics or method.statistics
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
+        named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
+        self.networks = {name: network for name, network in named.items() if network is not None}
         self._detected: tuple[Detection | None, SourcePass | None, Tensor | None] = _NOTHING
         if method.memory is not None:
             for network in self.networks.values():
@@ -155,12 +158,6 @@ class State(nn.Module):
     @property
     def _components(self) -> Iterable[Component]:
         return self.components.values()  # type: ignore[return-value]
-
-    @property
-    def networks(self) -> dict[str, Network]:
-        """The networks by name."""
-        named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
-        return {name: network for name, network in named.items() if network is not None}
 
     @property
     def moving_networks(self) -> dict[str, Network]:
