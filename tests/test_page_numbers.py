@@ -153,6 +153,8 @@ def quote(page: str) -> list[str]:
         return [f"all {sum(map(len, networks.values()))} rows"]
     if page == "docs/concepts.md":
         return [*novelty_words(), *alarm_words()]
+    if page == "docs/safety.md":
+        return damage_words()
     if page == "docs/speed.md":
         return speed_words()
     if page == "docs/sentinel.md":
@@ -209,6 +211,35 @@ def alarm_words() -> list[str]:
         "miss are {:.1f}, {:.1f} and {:.1f} % where 1 % was asked for".format(*missed),
         *(f"flags {100 * min(found):.0f} to {100 * max(found):.0f} %" for found in unknown),
         f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
+    ]
+
+
+def damage_words() -> list[str]:
+    """Return what is said about damage that health does not see: means over the corruptions of a round."""
+    folder = ROOT / "results/leaderboard/cifar10"
+    whole = pl.col("limit").is_null() & pl.col("unknown").is_not_null() & (pl.col("batch_size") == 200)
+    runs = pl.read_parquet(folder / "runs.parquet").filter(whole).select("run", "method")
+    means = pl.read_parquet(folder / "measures.parquet").join(runs, on="run").pivot(
+        on="measure", index=["run", "method", "round"], values="value", aggregate_function="mean"
+    )  # fmt: skip
+    later = means.filter(pl.col("round") == 5)
+    (worse,), (good,) = (later.filter(pl.col("method") == name).to_dicts() for name in ("paf_kip", "tent+unient"))
+    (before,) = means.filter((pl.col("run") == worse["run"]) & (pl.col("round") == 4)).to_dicts()
+    (source,) = means.filter(pl.col("method") == "source")["error"].to_list()
+    calm = means.filter(
+        (pl.col("error") < source) & (pl.col("health/unhealthy") == 0) & (pl.col("health/distance") > 0)
+    )
+    usual = [100 * calm["health/disagreement"].min(), 100 * calm["health/disagreement"].max()]
+    assert worse["health/disagreement"] < usual[1] / 100
+    assert before["health/distance"] < good["health/distance"]
+    return [
+        f"rose to {worse['error']:.1f} %, the source network's being {source:.1f} %",
+        f"{100 * worse['health/disagreement']:.0f} % of its predictions differ from the frozen network's",
+        "runs that do well ({:.0f} to {:.0f} %)".format(*usual),
+        f"keeps {100 * worse['health/mean_entropy_ratio']:.0f} % of its entropy",
+        f"stands out: {worse['health/distance']:.1f}, and {before['health/distance']:.2f} a round earlier at "
+        f"{before['error']:.1f} %",
+        f"moved by {good['health/distance']:.2f} after five rounds and is at {good['error']:.1f} %",
     ]
 
 

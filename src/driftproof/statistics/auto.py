@@ -68,7 +68,8 @@ class Auto(InterpolatedStatistics):
 
     The cap is `share` times r min(1, 2 r) with r = d² / (d² + 0.03²), where d is how far the stream is from training:
     the divergence KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers,
-    in the frozen network where the method runs it. Statistics that have hardly moved are better left alone.
+    in the frozen network where the method runs it. Statistics that have hardly moved are better left alone. A larger α
+    makes d smaller, so the cap moves half of the way with each batch; else both would swing.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below `least_cap` of `share`, since where little has shifted learning can only do
@@ -236,7 +237,8 @@ class Auto(InterpolatedStatistics):
         frozen = step.source if step.used_source else step.network  # learning moves statistics too
         shift = self._measure_shift(frozen)
         distant = shift**2 / (shift**2 + _SHIFT**2)
-        self.cap = torch.full_like(self.cap, self.share) * distant * (2 * distant).clamp(max=1.0)
+        cap = torch.full_like(self.cap, self.share) * distant * (2 * distant).clamp(max=1.0)
+        self.cap = cap if self.recent is None else 0.5 * (self.cap.clamp(max=self.share) + cap)
         is_large = self._is_large(len(step.images), step.distributed)
         if is_large:
             is_lifted = (self.pace[3] > 0) & (self.pace[5] > 0)
