@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Every worker and every process that a test starts would compile all files again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test tests coverage test-slow fuzz soak lint docs pages results notebooks packages tasks bench-step bench-unchanged bench-corruptions bench-gpu bench-architectures bench-scenes bench-safety bench-guards bench-serve bench-poisoning bench-demo clean
 
@@ -124,7 +126,7 @@ bench-gpu: setup
 
 # Needs timm and torchvision; uses a GPU where there is one.
 bench-architectures: setup
-	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python benchmarks/architectures.py --out results/architectures
 
 bench-scenes: setup
 	$(BIN)/python benchmarks/scenes.py --engine graph --channels-last

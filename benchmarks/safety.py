@@ -24,7 +24,7 @@ import driftproof as dp
 from cifar_domains import load_domains, parse_part
 from driftproof.bench.environment import hardware
 from driftproof.models import build_from_checkpoint, read_checkpoint
-from safety_rows import ROWS, find_failures, measure, measure_command
+from safety_rows import ROWS, count_batches, find_failures, measure, measure_command
 from small_network import load_small_network
 from tables import format_protocol, write_json, write_results
 
@@ -83,7 +83,7 @@ def list_tasks(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """Return networks and rows; those with most batches come first, so that workers end at about the same time."""
     rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
     tasks = [(name, row) for name in arguments.networks for row in rows]
-    return sorted(tasks, key=lambda task: (ROWS[task[1]].size, -ROWS[task[1]].rounds))
+    return sorted(tasks, key=lambda task: -count_batches(ROWS[task[1]], arguments.images, arguments.max_batches))
 
 
 def run_parts(arguments: argparse.Namespace) -> None:
@@ -134,7 +134,7 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--rows", nargs="+", default=[""], help="only rows whose names contain one of these")
     parser.add_argument("--images", type=int, default=2000, help="the first so many test images")
-    parser.add_argument("--max-batches", type=int, default=400, help="so many batches of a row at most")
+    parser.add_argument("--max-batches", type=int, default=400, help="so many batches of a corruption at most")
     parser.add_argument("--epochs", type=int, default=60, help="of training the small network")
     parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
     parser.add_argument("--seed", type=int, default=0, help="of training the small network")
@@ -157,7 +157,7 @@ def main() -> int:
     results = read_results(arguments.out)
     protocol = {
         "images": f"CIFAR-10 test, the first {arguments.images}",
-        "batches": f"at most {arguments.max_batches}",
+        "batches": f"at most {arguments.max_batches} of a corruption",
         "severity": 5,
         **({"small network": describe_small_network(arguments)} if "small" in results else {}),
         "torch": torch.__version__,

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from driftproof.models.normalized_model import NormalizedModel
 from driftproof.optional import require
 from driftproof.streams import Shuffled
 
-__all__ = ["ROWS", "Row", "find_failures", "measure", "measure_command"]
+__all__ = ["ROWS", "Row", "count_batches", "find_failures", "measure", "measure_command"]
 
 HELD_OUT = ("speckle_noise", "gaussian_blur")
 """Held-out corruptions; the constants of `statistics.Auto` were chosen on them, among others."""
@@ -119,9 +120,18 @@ ROWS: dict[str, Row] = {
 }
 
 
+def count_batches(row: Row, images: int, max_batches: int) -> int:
+    """Return the number of batches of a row.
+
+    Clean images are all taken: there the source network is hard to beat, and a point of few images is chance.
+    """
+    all_of_them = math.ceil(images / row.size)
+    return row.rounds * (all_of_them if row.domain == CLEAN else min(all_of_them, max_batches))
+
+
 def make_batches(row: Row, domain: Domain, max_batches: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield images, labels, and which of the images count."""
-    labels = domain.labels[: min(len(domain.labels), max_batches * row.size)]
+    labels = domain.labels[: count_batches(row, len(domain.labels), max_batches) // row.rounds * row.size]
     order = labels.argsort(stable=True) if row.sorted else Shuffled()(labels.cpu(), domain.name, 0).to(labels.device)
     for _ in range(row.rounds):
         for index, indices in enumerate(torch.split(order, row.size)):

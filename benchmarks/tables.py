@@ -11,8 +11,9 @@ __all__ = ["format_protocol", "format_ratios", "write_json", "write_results"]
 
 
 def format_ratios(ratios: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
-    """Return ratios and their limits as lines of Markdown."""
-    rows = (f"| {name} | {ratio:.3f} | {limits[name]:.2f} |" for name, ratio in ratios.items())
+    """Return ratios and their limits, where they have one, as lines of Markdown."""
+    shown = {name: f"{limit:.2f}" for name, limit in limits.items()}
+    rows = (f"| {name} | {ratio:.3f} | {shown.get(name, '')} |" for name, ratio in ratios.items())
     return ["| | ratio | at most |", "|---|---:|---:|", *rows]
 
 

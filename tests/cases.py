@@ -53,14 +53,19 @@ _OTHER_PAIRS = (
 PAIRS = (*((case, "wide_resnet") for case in CASES), *_OTHER_PAIRS)
 
 
-def split_pairs(contract):
+_ONLY_OF_THEIR_KIND = tuple(cases[0] for cases in KINDS.values() if len(cases) == 1)
+
+
+def split_pairs(contract, *, every_case=False):
     """Return the pairs that a contract meets, by its number, and those left to the slow tests.
 
-    Every case on the wide ResNet; of the other pairs every second one, by turns. So each contract meets each of the
-    other networks and each kind, and each pair meets every second contract.
+    Every second pair, by turns, and those cases on the wide ResNet that are the only ones of their kind. So each
+    contract meets each network and each kind, and each pair meets every second contract. With `every_case` those on
+    the wide ResNet are all chosen.
     """
-    chosen = [pair for place, pair in enumerate(_OTHER_PAIRS) if (place + contract) % 2 == 0]
-    return [*PAIRS[: len(CASES)], *chosen], [pair for pair in _OTHER_PAIRS if pair not in chosen]
+    always = {(case, "wide_resnet") for case in (CASES if every_case else _ONLY_OF_THEIR_KIND)}
+    chosen = [pair for place, pair in enumerate(PAIRS) if (place + contract) % 2 == 0 or pair in always]
+    return chosen, [pair for pair in PAIRS if pair not in chosen]
 
 
 # The paper's segmentation network is deep and slow.

@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def fixed():
 # Imports once and forks for each command, so that a process costs no start-up.
 FORKS = """
 import contextlib, json, os, sys
+import torch
 from driftproof.cli import main
+torch._C._set_mkldnn_enabled(False)  # as in the tests
 for number, line in enumerate(sys.stdin):
     words = json.loads(line)
     os.chdir(words[0])
@@ -87,18 +90,47 @@ def stop_at(forks, lines, number, rows, *words):
     return int(forks.stdout.readline())
 
 
-@pytest.fixture
-def images(tmp_path, monkeypatch):
-    """A folder of 30 images; the current folder holds the model."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    sys.modules.pop("slow_model", None)
-    Path("slow_model.py").write_text(MODEL)
-    folder = tmp_path / "images"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of 30 images."""
+    folder = tmp_path_factory.mktemp("images")
     for index in range(30):
         save_image(folder / f"{index:03}.png", index)
     return folder
+
+
+@pytest.fixture
+def images(pictures, tmp_path, monkeypatch):
+    """A folder of 30 images of the test's own; the current folder holds the model."""
+    enter(tmp_path, monkeypatch)
+    return shutil.copytree(pictures, tmp_path / "images")
+
+
+def enter(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    sys.modules.pop("slow_model", None)
+    Path("slow_model.py").write_text(MODEL)
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """Rows and state of a run over the pictures that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        enter(tmp_path_factory.mktemp("whole"), patch)
+        assert run_command("adapt", pictures, *options("out.csv")) == 0
+        return rows_and_state()
+
+
+def rows_and_state():
+    return Path("out.csv").read_bytes(), Path("out.csv.state").read_bytes()
+
+
+@pytest.fixture
+def same_images(whole, pictures, tmp_path, monkeypatch):
+    """The folder of the undisturbed run; the current folder holds the model."""
+    enter(tmp_path, monkeypatch)
+    return pictures
 
 
 def save_image(path, seed, side=12):
@@ -143,19 +175,17 @@ def test_killed_run_resumes_without_lost_or_doubled_rows(forks, images, tmp_path
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_stopped_run_saves_its_state(forks, images, tmp_path, number, code):
-    assert run_command("adapt", images, *options("whole.csv")) == 0
+def test_stopped_run_saves_its_state(forks, whole, same_images, tmp_path, number, code):
     rows = Path("out.csv")
-    assert stop_at(forks, 7, number, rows, "adapt", images, *options("out.csv", "--save-every", 1000)) == code
+    assert stop_at(forks, 7, number, rows, "adapt", same_images, *options("out.csv", "--save-every", 1000)) == code
     assert "Go on with the same command and `--resume`" in Path("log.txt").read_text()
     kept = rows.read_bytes()
     checkpoint = json.loads(Path("out.csv.run/checkpoint.json").read_text())
     assert checkpoint["length"] == len(kept)
     assert checkpoint["batches"] * 2 + 1 == kept.count(b"\n")
     assert not Path("out.csv.state").exists()
-    assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
-    assert rows.read_bytes() == Path("whole.csv").read_bytes()
-    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+    assert run_command("adapt", same_images, *options("out.csv", "--resume")) == 0
+    assert rows_and_state() == whole
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
@@ -171,8 +201,7 @@ def test_followed_folder_goes_on_after_signals(forks, images, number, code):
 
 
 @pytest.mark.parametrize("batches", [0, 5])
-def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, capsys, batches):
-    assert run_command("adapt", images, *options("whole.csv")) == 0
+def test_full_disk_keeps_whole_batches_and_the_run_resumes(whole, same_images, monkeypatch, capsys, batches):
     append, calls = RowFile.append, []
 
     def fill_up(self, rows):
@@ -183,15 +212,14 @@ def test_full_disk_keeps_whole_batches_and_the_run_resumes(images, monkeypatch, 
         append(self, rows)
 
     monkeypatch.setattr(RowFile, "append", fill_up)
-    assert run_command("adapt", images, *options("out.csv")) == 2
+    assert run_command("adapt", same_images, *options("out.csv")) == 2
     output = capsys.readouterr().err
     assert "No space left on device: out.csv" in output
     assert "--resume" in output
     with Path("out.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * batches
-    assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
-    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
-    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+    assert run_command("adapt", same_images, *options("out.csv", "--resume")) == 0
+    assert rows_and_state() == whole
 
 
 def test_batch_of_rows_that_cannot_be_written_whole_leaves_no_part(tmp_path):
@@ -242,21 +270,18 @@ def test_resumed_run_goes_through_the_images_of_its_start(images, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["sort_rows", "write_picture_page"])
-def test_run_that_fails_at_its_end_is_completed_by_resume(images, monkeypatch, moment):
+def test_run_that_fails_at_its_end_is_completed_by_resume(whole, same_images, monkeypatch, moment):
     from driftproof.cli import adapt
-
-    assert run_command("adapt", images, *options("whole.csv")) == 0
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
         patch.setattr(adapt, moment, fail)
-        assert run_command("adapt", images, *options("out.csv", "--report", "page.html")) == 2
+        assert run_command("adapt", same_images, *options("out.csv", "--report", "page.html")) == 2
     monkeypatch.setattr(adapt_run, "predict", fail)
-    assert run_command("adapt", images, *options("out.csv", "--resume")) == 0
-    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
-    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+    assert run_command("adapt", same_images, *options("out.csv", "--resume")) == 0
+    assert rows_and_state() == whole
 
 
 def test_existing_output_is_replaced_only_with_force(images, capsys):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import driftproof as dp
 from cases import batches
 from driftproof.alarm import known_quantile
-from driftproof.alarm.known_mixture import KnownScores
+from driftproof.alarm.known_mixture import KnownScores, fit_known_scores
 from networks import build
 
 
@@ -205,14 +205,25 @@ def test_invalid_input_raises():
             dp.Alarm(0.5, connectivity=connectivity)
 
 
-@pytest.mark.parametrize(("unknown", "count"), [(0.02, 800), (0.2, 1500), (0.5, 250), (0.5, 1000), (0.5, 3000)])
-def test_fitted_quantile_counts_by_unknown_share_and_number_of_scores(monkeypatch, unknown, count):
-    known = KnownScores(median=0.5, scale=1.0, unknown=unknown)
+@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6])
+def test_unknown_images_explain_the_stream_much_better_than_a_shift(shift):
+    scores = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert fit_known_scores(scores + shift).gain < 10
+    scores[::2] = 2.2 + 0.45 * scores[::2]
+    assert fit_known_scores(scores).gain > 30
+
+
+@pytest.mark.parametrize(
+    ("unknown", "gain", "count"),
+    [(0.02, 50.0, 800), (0.2, 50.0, 1500), (0.5, 90.0, 250), (0.5, 90.0, 1000), (0.5, 21.0, 3000), (0.5, -1.0, 3000)],
+)
+def test_fitted_quantile_counts_by_unknown_share_gain_and_number_of_scores(monkeypatch, unknown, gain, count):
+    known = KnownScores(median=0.5, scale=1.0, unknown=unknown, gain=gain)
     monkeypatch.setattr(known_quantile, "fit_known_scores", lambda x: known)
     scores = torch.randn(count, generator=torch.Generator().manual_seed(0)).double()
     tracked = known_quantile.KnownQuantile(0.05, 5000, torch.linspace(-4, 4, 20001))
     tracked._latest = scores
-    share = min(1.0, max(0.0, (unknown - 0.05) / 0.3)) * min(1, count / 1000)
+    share = min(1.0, max(0.0, min((unknown - 0.05) / 0.3, gain / 30))) * min(1, count / 1000)
     normal = known_quantile._normal_scores(scores, tracked._calibration)
     of_all = float(normal.sort(descending=True).values[int(0.05 * count)])
     limit = of_all + share * (known.quantile(0.05) - of_all)

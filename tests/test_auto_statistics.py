@@ -35,10 +35,11 @@ class SlowAuto:
         x, shifts, share = x.double(), [], min(1.0, len(x) / self.window)
         for layer, (conv, norm, _) in enumerate(self.blocks):
             x = F.conv2d(x, conv.weight.double(), stride=conv.stride, padding=1)
-            mean, variance = self.running[layer]
-            mean = (1 - share) * mean + share * x.mean((0, 2, 3))
-            variance = (1 - share) * variance + share * x.var((0, 2, 3), correction=0)
-            self.running[layer] = mean, variance
+            old_mean, old_variance = self.running[layer]
+            mean = (1 - share) * old_mean + share * x.mean((0, 2, 3))
+            variance = (1 - share) * old_variance + share * x.var((0, 2, 3), correction=0)
+            square = (1 - share) * (old_variance + old_mean**2) + share * x.square().mean((0, 2, 3))
+            self.running[layer] = mean, square - mean**2
             source_mean, source_variance = norm.running_mean.double(), norm.running_var.double()
             ratio = variance / source_variance
             divergence = 0.5 * (ratio + (mean - source_mean) ** 2 / source_variance - 1 - ratio.log())
@@ -82,7 +83,8 @@ def test_answers_and_cap_equal_a_slow_reference(trained, size):
             torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-3)
         if float(adapter.statistics.cap) == 1.0:
             continue
-        assert float(adapter.statistics.cap) == pytest.approx(float(0.9 * shift**2 / (shift**2 + 0.03**2)), rel=1e-3)
+        distant = float(shift**2 / (shift**2 + 0.03**2))
+        assert float(adapter.statistics.cap) == pytest.approx(0.9 * distant * min(1, 2 * distant), rel=2e-3)
         assert 0 <= float(adapter.statistics.alpha) <= float(adapter.statistics.cap)
     assert shares[0] != pytest.approx(0.05), "the first batch is tried before it is answered"
     assert max(shares) > 0.05, "the share rises"
@@ -122,6 +124,29 @@ def test_share_is_held_at_zero_for_longer_each_time_it_makes_predictions_unsure(
         assert share_after(sure) > 0.3
         assert share_after(0.05 * sure) == 0, "balanced, but much less sure than before the share rose"
         assert [share_after(sure) for _ in range(held - 1)] == [0.0] * (held - 1)
+
+
+@pytest.mark.parametrize(("unsure", "classes", "holds"), [(0.1, 4, False), (0.1, 3, True), (0.14, 4, True)])
+def test_balanced_predictions_may_become_a_little_less_sure(monkeypatch, unsure, classes, holds):
+    """By at most 0.12 ln C, as strong noise does; those of few classes by 0.06 ln C, as an ordered stream does."""
+    monkeypatch.setattr(Auto, "_measure_shift", lambda self, network: torch.ones(1))
+
+    def logits(scale, classes):
+        return scale * torch.eye(4)[torch.arange(180) % classes]
+
+    def entropy_of(scale):
+        p = logits(scale, 4)[0].softmax(dim=0)
+        return float(-(p * p.log()).sum()) / math.log(4)
+
+    scale = min(torch.linspace(2, 20, 2000).tolist(), key=lambda scale: abs(entropy_of(scale) - unsure))
+    auto = Auto()
+    for each in (logits(20.0, 4), logits(scale, classes)):
+        auto.on_batch(step_with(each))
+    assert (float(auto.doubts[3]) > 0) is holds
+    auto.alpha = torch.tensor([0.45])
+    passes = ProbedLogits(logits(1.0, 4), (logits(scale, classes),) * 2, logits(20.0, classes), logits(scale, classes))
+    auto.judge_probe(passes, Distributed())
+    assert (float(auto.alpha) == 0) is holds
 
 
 @pytest.mark.parametrize("size", [64, 200])
@@ -327,16 +352,13 @@ def test_static_steps_equal_eager_ones(accumulate):
 # --- the one call -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contrast", [1.0, 0.6])
 @pytest.mark.parametrize(
-    ("order", "size", "count"),
+    ("order", "size", "count", "contrast"),
     [
-        ("mixed", 64, 384),
-        ("sorted", 64, 384),
-        ("mixed", 4, 96),
-        ("sorted", 4, 96),
-        ("mixed", 1, 40),
-        ("sorted", 1, 40),
+        pytest.param(order, *sizes, contrast, marks=() if (one + two + three) % 2 else pytest.mark.slow)
+        for one, order in enumerate(("mixed", "sorted"))
+        for two, sizes in enumerate(((64, 384), (4, 96), (1, 40)))
+        for three, contrast in enumerate((1.0, 0.6))
     ],
 )
 def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, count, contrast):
@@ -352,7 +374,7 @@ def test_adapt_ends_at_most_one_point_below_the_source(trained, order, size, cou
     assert float((answers.argmax(1) == labels).float().mean()) >= float(source) - 0.01
 
 
-@pytest.mark.parametrize("lr", [0.05, 0.1])
+@pytest.mark.parametrize("lr", [pytest.param(0.05, marks=pytest.mark.slow), 0.1])
 def test_adapt_with_a_far_too_high_rate_ends_near_the_source(trained, lr):
     """Classes that the network has come to avoid come back: the mean prediction is that of all samples."""
     model, images, labels = trained

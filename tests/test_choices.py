@@ -230,11 +230,15 @@ def test_pull_to_source_goes_its_share_of_the_way(model):
         torch.testing.assert_close(ours, 0.75 * moved + 0.25 * start)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize(
-    ("after", "every"),
-    [(ResetEvery(3), 3), (ResetEvery(1), 1), (ResetWhen(lambda step: step.logits.new_zeros(()), threshold=0.5), 1)],
-    ids=["every_third", "every_one", "always_fires"],
+    ("after", "every", "optimizer"),
+    [
+        (ResetEvery(3), 3, SGD),
+        (ResetEvery(3), 3, ADAM),
+        (ResetEvery(1), 1, SGD),
+        (ResetWhen(lambda step: step.logits.new_zeros(()), threshold=0.5), 1, ADAM),
+    ],
+    ids=["every_third-sgd", "every_third-adam", "every_one-sgd", "always_fires-adam"],
 )
 def test_reset_equals_a_fresh_adapter(model, optimizer, after, every):
     options = {"optimizer": optimizer, "select": dp.ConfidenceDifference(), "teacher": dp.EMA(0.5)}

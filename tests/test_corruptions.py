@@ -128,14 +128,17 @@ def test_frost_matches_the_reference_in_distribution():
 
 
 @pytest.mark.parametrize(
-    ("severity", "count"),
-    [(1, 1000), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 1500), (4, 6000))), (5, 3000)],
+    ("severity", "count", "tolerance"),
+    [
+        *((1, 1000, 0.04), (5, 1500, 0.055)),
+        *(pytest.param(*each, 0.04, marks=pytest.mark.slow) for each in ((3, 1500), (4, 6000), (5, 3000))),
+    ],
 )
-def test_spatter_matches_the_reference_in_distribution(severity, count):
+def test_spatter_matches_the_reference_in_distribution(severity, count, tolerance):
     images, constant = make_images(count), CONSTANTS[32]["spatter"][severity - 1]
     spatter = reference.mud if constant[-1] else reference.water
     ours = corrupt(images, "spatter", severity)
-    assert_same_distribution(images, ours, lambda x, rng: spatter(x, constant, rng))
+    assert_same_distribution(images, ours, lambda x, rng: spatter(x, constant, rng), tolerance)
 
 
 @pytest.mark.parametrize(("name", "severity"), [*((name, 5) for name in ALL_CORRUPTIONS), ("spatter", 1)])
@@ -149,7 +152,6 @@ def test_image_is_the_same_alone_and_in_a_batch(name, severity):
     for places in ([3], [0, 139], [77, 5, 128]):
         indices = torch.tensor(places)
         assert torch.equal(corrupt(images[indices], name, severity, indices=indices, **options), whole[indices])
-    assert torch.equal(corrupt(images, name, severity, **options), whole)
 
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "fog", "glass_blur", "elastic_transform"])

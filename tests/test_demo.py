@@ -19,6 +19,8 @@ from driftproof.demo.network import train_network
 from driftproof.demo.page import _embed_some, hostile_table, world_table, write_demo_page
 from driftproof.demo.recorded import RECORDED, record_curves
 
+pytestmark = pytest.mark.usefixtures("mkldnn")
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,7 +31,7 @@ def garments():
 
 @pytest.fixture(scope="module")
 def model(garments):
-    return train_network(garments.train[:1500], garments.train_labels[:1500])
+    return train_network(garments.train[:1000], garments.train_labels[:1000])
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_network_learns_the_classes(model, garments):
 
 
 def test_same_seed_trains_the_same_network(garments):
-    one, other = (train_network(garments.train[:200], garments.train_labels[:200], seed=3) for _ in range(2))
+    one, other = (train_network(garments.train[:64], garments.train_labels[:64], seed=3) for _ in range(2))
     assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 

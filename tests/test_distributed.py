@@ -72,7 +72,7 @@ def test_state_is_bitwise_equal_on_all_ranks(results, scenario):
 def test_scenarios_cover_uneven_splits_partial_selection_and_skips(results):
     sizes = [[len(range(7)[rows]) for rows in worker.split_rows(index, 7, 2)] for index in range(worker.BATCHES)]
     assert {tuple(pair) for pair in sizes} == {(count, 7 - count) for count in range(1, 6)}
-    for scenario in ("eata+crowd", "three ranks, eata", "three ranks, swr+crowd", "three ranks, tent+crowd"):
+    for scenario in ("uneven splits", "three ranks, eata", "three ranks, swr+crowd", "three ranks, tent+crowd"):
         selected = torch.cat(concatenate([results[0][scenario], results[1][scenario]], "selected"))
         assert 0.05 < selected.double().mean() < 0.99, "neither all nor nothing is selected"
     first, second = (results[rank]["rank 1 selects nothing"] for rank in (0, 1))

@@ -210,7 +210,7 @@ def test_layout_precision_and_optimizer_hold_in_static_steps(settings):
 
 # Their steps are those of another case, with another loss per sample, scope, number or combination of components.
 SAME_STEPS = ("source", "ent", "ent+crowd", "gce", "gce+crowd", "conjugate", "conjugate+crowd", "tent", "come", "cmf")
-SAME_STEPS += ("rdumb", "eata", "swr", "tent+unient", "stamp", "ttn")
+SAME_STEPS += ("rdumb", "eata", "eata+crowd", "swr", "tent+unient", "stamp", "rotta", "ttn", "bn_adapt", "ttaug")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ READS_INDEX = ["__int__", "aten._local_scalar_dense.default"]
 def test_step_does_not_synchronize(case, engine):
     options = {} if case in WITHOUT_LEARNING else {"optimizer": torch.optim.SGD}
     adapter, stream = make_adapter(case, engine=engine, **options), batches(4)
-    run(adapter, stream[:3])
+    run(adapter, stream[: 1 if engine is EagerEngine else 3])
     expected = READS_INDEX if case.startswith(DRAWING_METHODS) else []  # random numbers follow the index
     assert find_synchronizations(lambda: adapter(stream[3])) == expected
     with FunctionCalls() as calls:
@@ -506,7 +506,7 @@ def test_lr_schedule_equals_learning_rate_set_by_hand(optimizer, tolerance, engi
         by_hand(images)
         steps += by_hand.last.stepped
         scheduled(images)
-    assert steps == 12
+    assert steps == 9
     for name, parameter in scheduled.trainable_parameters.items():
         expected = by_hand.trainable_parameters[name]
         torch.testing.assert_close(parameter, expected, rtol=tolerance, atol=tolerance)
@@ -947,7 +947,7 @@ fusing_engine = partial(CompiledEngine, backend=fusion.fuse_only_backend)
 
 def one_compiled_shape():
     """A faulty stream in which only one of two shapes comes often enough to be compiled for."""
-    return faulty_stream()[:9]
+    return faulty_stream()[:8]
 
 
 @pytest.fixture
@@ -1072,7 +1072,7 @@ def test_networks_are_compiled_once(dynamo):
 
 
 @uses_dynamo
-@pytest.mark.parametrize("case", ["conjugate", "eata+crowd", "swr+crowd"])
+@pytest.mark.parametrize("case", [pytest.param("conjugate", marks=pytest.mark.slow), "eata+crowd", "swr+crowd"])
 def test_compiled_objectives_agree(case, dynamo):
     engine, stream = partial(StaticEngine, objective=compile_objective("aot_eager")), one_compiled_shape()
     assert_same(run(make_adapter(case), stream), run(make_adapter(case, engine=engine), stream))
@@ -1125,24 +1125,17 @@ def test_inductor_agrees_to_rounding(dynamo):
     torch.testing.assert_close(*answers, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "eps": 1e-3}, {"maximize": True, "betas": (0.5, 0.9)}])
-@pytest.mark.parametrize("is_torch_2_6", [False, True])
-def test_fused_adam_steps_as_torchs_own(kind, settings, is_torch_2_6):
-    def group(parameters):
-        return [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.3}]
-
+def test_fused_adam_steps_as_torchs_own(settings):
     starts = [torch.randn(shape) for shape in ((3, 4), (5,), (2, 2, 2))]
     ours, theirs = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
-    optimizers = [kind(group(parameters), lr=0.1, fused=True, **settings) for parameters in (ours, theirs)]
+    optimizers = [torch.optim.Adam(parameters, lr=0.1, fused=True, **settings) for parameters in (ours, theirs)]
     assert FusedAdam.find(optimizers[0], ours) is None, "no state yet"
     for number in range(4):
         gradients = [torch.randn_like(start) for start in starts]
         for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
             optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
             if parameters is ours and number > 0:
-                for each in optimizer.param_groups if is_torch_2_6 else ():
-                    each.pop("decoupled_weight_decay", None)  # later versions have it
                 with torch.no_grad():
                     assert FusedAdam.find(optimizer, ours).step(gradients)
                 continue
@@ -1154,10 +1147,13 @@ def test_fused_adam_steps_as_torchs_own(kind, settings, is_torch_2_6):
     assert all(map(torch.equal, *states))
 
 
-@pytest.mark.parametrize("settings", [{"fused": False}, {"fused": True, "amsgrad": True}])
-def test_other_adams_step_themselves(settings):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("Adam", {"fused": False}), ("Adam", {"fused": True, "amsgrad": True}), ("AdamW", {"fused": True})],
+)
+def test_other_adams_step_themselves(kind, settings):
     parameter = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([parameter], **settings)
+    optimizer = getattr(torch.optim, kind)([parameter], **settings)
     parameter.grad = torch.ones(3)
     optimizer.step()
     assert FusedAdam.find(optimizer, [parameter]) is None

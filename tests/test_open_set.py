@@ -15,7 +15,7 @@ import driftproof as dp
 from cases import batches, shifted
 from driftproof.components import batch_seed
 from driftproof.methods.by_name import accepted_options, build_method, parse_method
-from driftproof.selection import EntropyFilters, Split
+from driftproof.selection import Split
 from driftproof.two_groups import fit_mixture, fit_otsu
 from networks import CLASSES, build
 
@@ -432,12 +432,3 @@ def test_repelling_raises_the_entropy_up_to_that_of_a_guess():
     for _ in range(60):
         answer = adapter(images)
     assert before < 0.8 * math.log(CLASSES) < 0.95 * math.log(CLASSES) < entropy(answer).mean()
-
-
-@pytest.mark.parametrize(
-    "component",
-    [Split(), Split("entropy", "otsu", window=12), EntropyFilters(), dp.outputs.ConfidenceEnsemble()],
-    ids=repr,
-)
-def test_components_keep_the_rules(component):
-    dp.testing.check_component(component)

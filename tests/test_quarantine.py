@@ -66,14 +66,20 @@ def compose(model, **choices):
     return dp.Adapter(model, **(defaults | choices))
 
 
-@pytest.mark.parametrize("engine", [EagerEngine, StaticEngine])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    ("damage", "engine"),
+    [
+        pytest.param(DAMAGES[name], engine, id=f"{name}-{engine.__name__}")
+        for number, name in enumerate(DAMAGES)
+        for engine in (EagerEngine, StaticEngine)[: 2 if number == 0 else 1]
+    ],
+)
 def test_run_with_a_bad_image_equals_a_run_that_rejects_a_good_one_in_its_place(damage, engine):
     """Answers, weights, optimizer, teacher, running statistics and health, to the last bit."""
     model, good = build("wide_resnet"), torch.arange(64) != BAD
     bad = use_engine(compose(model), engine)
     other = use_engine(compose(model, select=WithoutBad()), engine)
-    for images in batches(6, size=64):
+    for images in batches(4, size=64):
         answer, expected = bad(damage(images)), other(with_stand_in(images))
         assert torch.equal(answer[good], expected[good])
         assert answer[BAD].isnan().all()

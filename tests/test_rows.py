@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftproof.bench import Spec
@@ -135,6 +135,7 @@ def approximate(expected):
     return None if expected is None or math.isnan(expected) else pytest.approx(expected, abs=1e-5)
 
 
+@settings(max_examples=12)  # scikit-learn takes ten milliseconds for each of many numbers
 @given(domain_batches())
 def test_ranking_matches_sklearn_in_every_protocol(found):
     row, every = compute_row(found, "scores", unknown="other"), list(iter_samples(found))

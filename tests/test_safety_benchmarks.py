@@ -171,6 +171,12 @@ def test_damaged_images_do_not_count(load):
     assert [int(counts.sum()) for _, _, counts in batches] == [0, 0, 0, 4, 4]
 
 
+def test_only_corrupted_rows_are_cut_short(load):
+    rows, domain = load("safety_rows"), make_domain(load)
+    for row, count in ((rows.Row(size=3, rounds=2), 14), (rows.Row("fog", 3, rounds=2), 8), (rows.Row("fog", 8), 3)):
+        assert len(list(rows.make_batches(row, domain, 4))) == rows.count_batches(row, 20, 4) == count
+
+
 def test_no_answer_is_a_wrong_answer(load):
     rows, domain = load("safety_rows"), make_domain(load)
 

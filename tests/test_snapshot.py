@@ -455,8 +455,15 @@ def encode_meta(meta):
     return torch.tensor(list(json.dumps(meta).encode()), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("damage", [damage_tensors, damage_meta])
-def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
+@pytest.mark.parametrize(
+    ("damage", "every"),
+    [
+        (damage_tensors, 2),
+        (damage_meta, 3),
+        *(pytest.param(damage, 1, marks=pytest.mark.slow) for damage in (damage_tensors, damage_meta)),
+    ],
+)
+def test_damaged_state_is_loaded_whole_or_refused_whole(damage, every):
     stream = batches(4, shape=(6,))
     adapter = make_stateful_adapter()
     for images in stream[:3]:
@@ -465,7 +472,7 @@ def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
     assert {name.partition(".")[0] for name in good} >= {"model", "teacher", "select", "memory", "optimizer", "after_0"}
     adapter(stream[3])
     before, tensors_before, refused, count = state_of(adapter), copy_tensors(adapter), 0, 0
-    for label, damaged in damage(good):
+    for label, damaged in itertools.islice(damage(good), 0, None, every):
         count += 1
         try:
             adapter.load_state_dict(damaged)
@@ -479,5 +486,5 @@ def test_damaged_state_is_loaded_whole_or_refused_whole(damage):
         adapter(stream[3])
         adapter.load_state_dict(before)
     assert same_state(before, state_of(adapter)), "also what is no tensor is unchanged"
-    assert count > 300
+    assert count > 300 / every
     assert refused > count / 2

@@ -208,7 +208,7 @@ def test_unknown_name_raises(model):
 # --- real images ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["adapt", "tent", "tent+crowd"])
+@pytest.mark.parametrize("name", ["adapt", pytest.param("tent", marks=pytest.mark.slow), "tent+crowd"])
 def test_plain_module_is_as_right_as_the_adapter_was_on_the_last_domain(trained, name):
     """Digits that are too dark, six times over: the source network loses two thirds of them."""
     model, images, labels = trained

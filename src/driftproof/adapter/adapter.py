@@ -20,10 +20,11 @@ from driftproof.adapter.method import (
     check_engine_options,
     make_method,
 )
-from driftproof.adapter.predict_step import predict_step, score_frozen
+from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
 from driftproof.adapter.state_holder import StateHolder
+from driftproof.adapter.storage import Backup
 from driftproof.adapter.unwrap import keep_recent, list_batches, unwrap_with
 from driftproof.after import After
 from driftproof.augment import Augment
@@ -39,10 +40,11 @@ from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
 from driftproof.outputs import Output
 from driftproof.problems import check_batch
+from driftproof.quarantine import replace_bad
 from driftproof.record import LazyNovelty, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
-from driftproof.scores import Unfamiliarity
+from driftproof.scores import Unfamiliarity, score_unfamiliarity
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
@@ -237,10 +239,10 @@ class Adapter(StateHolder):
     def _running(self, *, gradients: bool) -> Iterator[None]:
         """A context in which all ranks run their networks, whatever modes the caller has set."""
         with (
-            self.distributed.collective(self.device),
+            self.state.distributed.collective(self.state.device),
             torch.inference_mode(False),
             torch.set_grad_enabled(gradients),
-            tf32_mode(self.network.precision),
+            tf32_mode(self.state.network.precision),
         ):
             yield
 
@@ -255,7 +257,10 @@ class Adapter(StateHolder):
     @synchronized
     def _score_frozen(self, images: Tensor, bad: Tensor) -> Tensor:
         with self._running(gradients=False):
-            return score_frozen(self.state, images, ~bad)
+            logits, features = self.source.try_features(replace_bad(images, ~bad))
+            novelty = score_unfamiliarity(self.source, logits, features)
+            self.source.rollback()
+            return novelty
 
     def _check_batch(self, images: Tensor) -> Tensor:
         """The batch as the networks take it; raises if they cannot, or are not prepared."""
@@ -299,10 +304,10 @@ class Adapter(StateHolder):
         )
         self._engine.invalidate()
         with self._running(gradients=True):
-            before = self.state.storage.backup()
+            before = Backup(self.state.storage)
             try:
                 with self.distributed.local():
-                    for component in self._components:
+                    for component in self.method.components.values():
                         if not (missing_only and component.prepared):
                             component.prepare(make_context())  # each draws from the seed, whatever the others drew
                 broadcast_buffers(self.method, self.state)

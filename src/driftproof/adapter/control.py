@@ -36,11 +36,7 @@ class Weights(NamedTuple):
 
 
 class StateControl:
-    """Implements `guards.Control` for one state.
-
-    Args:
-        state: The adapter's. Its `guard_counters` say until which batch learning is paused, or the answer falls back.
-    """
+    """Implements `guards.Control`; `state.guard_counters` say until which batch a pause or a fall-back lasts."""
 
     def __init__(self, state: State) -> None:
         self._state = state

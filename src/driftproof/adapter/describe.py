@@ -1,7 +1,5 @@
 """The printed form of an adapter."""
 
-import re
-
 from driftproof.adapter.method import Method
 from driftproof.adapter.state import State
 from driftproof.guards import Warn
@@ -10,6 +8,8 @@ __all__ = ["format_repr"]
 
 _HIDDEN = {"average_over": "'selected'", "mean_entropy_over": "'batch'", "output": "before"}
 """Choices that are shown only when they differ from these."""
+_FIXED = ("scope", "statistics", "source_statistics", "output")
+"""Choices that matter where nothing learns."""
 
 
 def format_repr(method: Method, state: State, *, engine: str, channels_last: bool) -> str:
@@ -17,16 +17,11 @@ def format_repr(method: Method, state: State, *, engine: str, channels_last: boo
     total = sum(parameter.numel() for parameter in state.network.model.parameters())
     trainable = sum(parameter.numel() for parameter in state.trainable)
     title = f"Adapter of {type(state.network.model).__name__}: {trainable:,} of {total:,} parameters train"
-    chosen = {name: text for name, text in method.describe().items() if _HIDDEN.get(name) != text}
-    if state.optimizer is None:
-        chosen = {
-            name: chosen[name] for name in ("scope", "statistics", "source_statistics", "output") if name in chosen
-        }
-    else:
-        kind, rate = type(state.optimizer).__name__, float(state.optimizer.param_groups[0].get("lr", float("nan")))
-        # "Adam" becomes "Adam(lr=0.001)", and "SGD(momentum=0.9)" becomes "SGD(lr=0.1, momentum=0.9)".
-        shown = re.sub(rf"^{kind}\((.*)", rf"{kind}(lr={rate:g}, \1", chosen["optimizer"])
-        chosen["optimizer"] = re.sub(rf"^{kind}(?!\()", f"{kind}(lr={rate:g})", shown)
+    groups = [] if state.optimizer is None else state.optimizer.param_groups
+    described = method.describe(lr=float(groups[0].get("lr", float("nan"))) if groups else None)
+    chosen = {
+        name: text for name, text in described.items() if _HIDDEN.get(name) != text and (groups or name in _FIXED)
+    }
     guards = ", ".join(map(repr, method.guards)) or "none"
     if guards != repr(Warn()):
         chosen["guard"] = guards

@@ -189,9 +189,9 @@ class Method:
         """What the components found in source data, by name."""
         return {name: value for one in self.components.values() for name, value in one.prepared_values.items()}
 
-    def describe(self) -> dict[str, str]:
-        """The choices as text; two methods that agree here learn the same."""
-        optimizer = "None" if self.optimizer is None else _describe_optimizer(self.optimizer)
+    def describe(self, *, lr: float | None = None) -> dict[str, str]:
+        """The choices as text, with a learning rate if it is given; two methods that agree here learn the same."""
+        optimizer = "None" if self.optimizer is None else _describe_optimizer(self.optimizer, lr)
         described = {name: describe_value(getattr(self, name)) for name in _DESCRIBED}
         waits = f"{_IMAGES_PER_STEP} images" if self.accumulate == "auto" else f"{self.accumulate} batches"
         described["optimizer"] = optimizer if self.accumulate == 1 else f"{optimizer}, every {waits}"
@@ -274,11 +274,12 @@ def _check_kind(name: str, value: object, kind: type, *, required: bool) -> None
     raise ConfigurationError(f"Expected `{name}` to be of type {kind.__name__}, but got {value!r}.{hint}")
 
 
-def _describe_optimizer(make: MakeOptimizer) -> str:
-    """The optimizer by its class and settings other than the learning rate, which may be changed midway."""
+def _describe_optimizer(make: MakeOptimizer, lr: float | None) -> str:
+    """The optimizer by its class and settings; the learning rate may be changed midway, and is shown if given."""
     function, keywords = getattr(make, "func", make), dict(getattr(make, "keywords", {}))
     while hasattr(function, "func"):  # nested partials
         function, keywords = function.func, {**function.keywords, **keywords}
-    settings = [f"{name}={describe_value(value)}" for name, value in keywords.items() if name != "lr"]
+    settings = [] if lr is None or not isinstance(function, type) else [f"lr={lr:g}"]
+    settings += [f"{name}={describe_value(value)}" for name, value in keywords.items() if name != "lr"]
     name = describe_value(function)
     return f"{name}({', '.join(settings)})" if settings else name

@@ -64,8 +64,12 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
             kept = kept + step.distributed.sum((averaged > 0).sum())[0]  # that of no samples is a constant
     has_signal = kept >= least
     penalty = None if method.regularizer is None else method.regularizer.penalty(step)
-    if penalty is not None:
-        loss = loss + _check_scalar(method.regularizer, penalty)
+    if penalty is not None and penalty.ndim != 0:
+        raise ComponentError(
+            f"Expected {type(method.regularizer).__name__} to return a penalty without dimensions, but got shape "
+            f"{tuple(penalty.shape)}. Sum it up."
+        )
+    loss = loss if penalty is None else loss + penalty
     if not loss.requires_grad:
         raise ModelError(f"No parameter that {method.scope} trains has any influence on the model's output.")
     return Objective(loss, selected, has_signal)
@@ -108,27 +112,19 @@ def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> 
 
 def _averaged_samples(method: Method, step: Step) -> Tensor | None:
     """Which samples the mean prediction is of, as weights; None is all of them."""
-    if method.mean_entropy_over == "batch":
-        return _valid_samples(method, step)
     if method.mean_entropy_over == "selected":
         return step.weights
-    valid = _valid_samples(method, step)
-    return torch.where(_is_concentrated(step), torch.ones_like(step.weights) if valid is None else valid, step.weights)
-
-
-def _is_concentrated(step: Step) -> Tensor:
-    """Whether the batch's predictions are on fewer classes than the frozen network's."""
-    pair = step.probabilities.detach(), step.source_probabilities
-    ours, source = (mean_prediction_entropy(p, distributed=step.distributed) for p in pair)
-    return ours < _CONCENTRATED * source
-
-
-def _valid_samples(method: Method, step: Step) -> Tensor | None:
     valid = None if method.select is None else method.select.valid_mask(step)
     remembered = None if method.memory is None else method.memory.weights(step)
-    if valid is None or remembered is None:
-        return valid if remembered is None else remembered
-    return valid * remembered
+    if remembered is not None:
+        valid = remembered if valid is None else valid * remembered
+    if method.mean_entropy_over == "batch":
+        return valid
+    # Are the predictions on fewer classes than the frozen network's?
+    pair = step.probabilities.detach(), step.source_probabilities
+    ours, source = (mean_prediction_entropy(p, distributed=step.distributed) for p in pair)
+    every = torch.ones_like(step.weights) if valid is None else valid
+    return torch.where(ours < _CONCENTRATED * source, every, step.weights)
 
 
 def _check_per_sample(component: Component, what: str, values: object, step: Step) -> Tensor:
@@ -147,12 +143,3 @@ def _check_per_sample(component: Component, what: str, values: object, step: Ste
             f"{values.dtype} on {values.device}."
         )
     return values
-
-
-def _check_scalar(component: Component | None, value: Tensor) -> Tensor:
-    if value.ndim != 0:
-        raise ComponentError(
-            f"Expected {type(component).__name__} to return a penalty without dimensions, but got shape "
-            f"{tuple(value.shape)}. Sum it up."
-        )
-    return value

@@ -149,54 +149,42 @@ def iter_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 class FusedAdam:
-    """Takes the step of torch's fused Adam or AdamW over tensors that were looked up before.
+    """Takes the step of torch's fused Adam over tensors that were looked up before.
 
-    To look them up takes most of the host time of such a step. The kernels are those that the optimizer would launch.
-
-    Args:
-        optimizer: Holds the settings; `find` says whether it is the right kind.
+    The kernels are those that the optimizer would launch; to look the tensors up takes most of its host time. An eager
+    `tent+crowd` step of WRN-40-2 on an H200 takes 1.015 times as long as a loop by hand, and 1.041 times without this;
+    `tent`, whose step is shorter, took 1.065 times as long without, more than its limit of 1.05.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._lists = [
-            (group["params"], *([optimizer.state[one][key] for one in group["params"]] for key in _ADAM_STATE))
-            for group in optimizer.param_groups
-        ]
+        self._params = optimizer.param_groups[0]["params"]
+        self._state = [[optimizer.state[one][key] for one in self._params] for key in _ADAM_STATE]
 
     @classmethod
     def find(cls, optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> "FusedAdam | None":
         """Such a step of an optimizer, if it is one launch over just these parameters; else None."""
-        if optimizer is None or type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) > 1:
             return None
-        groups = optimizer.param_groups
-        plain = all(
-            group["fused"]
-            and not (group["amsgrad"] or group["differentiable"])
-            and all(isinstance(beta, float) for beta in group["betas"])
-            and all(optimizer.state.get(one, {}).keys() >= _ADAM_STATE for one in group["params"])
-            for group in groups
-        )
-        stepped = [parameter for group in groups for parameter in group["params"]]
-        same = len(stepped) == len(parameters) and all(map(operator.is_, stepped, parameters))
-        return cls(optimizer) if plain and same and len({(one.device, one.dtype) for one in parameters}) == 1 else None
+        (group,) = optimizer.param_groups
+        is_plain = group["fused"] and not any(group.get(name) for name in ("amsgrad", "decoupled_weight_decay"))
+        stepped, kinds = group["params"], {(one.device, one.dtype) for one in parameters}
+        same = len(stepped) == len(parameters) and all(map(operator.is_, stepped, parameters)) and len(kinds) == 1
+        has_state = all(optimizer.state.get(one, {}).keys() >= _ADAM_STATE for one in stepped)
+        numbers = all(isinstance(beta, float) for beta in group["betas"])
+        return cls(optimizer) if is_plain and same and has_state and numbers else None
 
     def step(self, gradients: Sequence[Tensor]) -> bool:
         """Step all parameters without a graph; false if the optimizer has to, since somebody has changed it."""
-        groups, start, is_adamw = self._optimizer.param_groups, 0, isinstance(self._optimizer, torch.optim.AdamW)
-        if len(groups) != len(self._lists) or not _is_untouched(self._optimizer):
+        if len(self._optimizer.param_groups) > 1 or not _is_untouched(self._optimizer):
             return False
-        for group, (params, means, squares, counts) in zip(groups, self._lists, strict=True):
-            grads = list(gradients[start : start + len(params)])
-            start += len(params)
-            is_decoupled = group.get("decoupled_weight_decay", is_adamw)  # torch 2.6 has no such setting
-            function = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-            beta1, beta2 = group["betas"]
-            torch._foreach_add_(counts, 1)
-            function(
-                params, grads, means, squares, [], counts, amsgrad=False, lr=group["lr"], beta1=beta1, beta2=beta2,
-                weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
-            )  # fmt: skip
+        group, (means, squares, counts) = self._optimizer.param_groups[0], self._state
+        beta1, beta2 = group["betas"]
+        torch._foreach_add_(counts, 1)
+        torch._fused_adam_(
+            self._params, list(gradients), means, squares, [], counts, amsgrad=False, lr=group["lr"], beta1=beta1,
+            beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+        )  # fmt: skip
         return True
 
 

@@ -10,6 +10,8 @@ from driftproof.norms import BatchNorm
 
 __all__ = ["Slot", "fixed_shapes", "iter_slots"]
 
+_Group = Literal["parameter", "buffer", "model"]
+
 
 class Slot(NamedTuple):
     """A place where a tensor is kept: `table[key]`.
@@ -26,7 +28,7 @@ class Slot(NamedTuple):
     name: str
     table: dict[str, Any]
     key: str
-    group: Literal["parameter", "buffer", "model"]
+    group: _Group
     owner: str = ""
 
     @property
@@ -39,37 +41,31 @@ class Slot(NamedTuple):
 def iter_slots(
     names: Sequence[str], networks: Mapping[str, Network], components: nn.ModuleDict, accumulated: dict[str, Tensor]
 ) -> Iterator[Slot]:
-    """Every place where a tensor is kept that may change, each with its name.
-
-    Args:
-        names: The names of the trainable parameters.
-        networks: The networks by name, "network" and perhaps "teacher" among them.
-        components: The components by the choice they are.
-        accumulated: The sums of gradients that wait for their step, by the number of the parameter.
-    """
+    """Every place where a tensor is kept that may change, each with its name; the arguments are those of a `State`."""
     model = networks["network"].model
     for name in names:
         path, _, leaf = name.rpartition(".")
         yield Slot(f"model.{name}", model.get_submodule(path)._parameters, leaf, "parameter")
-    yield from _own_buffers("model", model)
+    yield from _slots_in("model", model, "model", "model")
     if "teacher" in networks:
-        teacher = networks["teacher"].model
-        for path, module in teacher.named_modules():
-            for name in module._parameters:
-                yield Slot(_join("teacher", path, name), module._parameters, name, "parameter")
-        yield from _own_buffers("teacher", teacher)
+        yield from _slots_in("teacher", networks["teacher"].model, "parameter")
+        yield from _slots_in("teacher", networks["teacher"].model, "model", "model")
     for choice, component in components.items():
-        for path, module in component.named_modules():
-            for name in module._parameters:
-                yield Slot(_join(choice, path, name), module._parameters, name, "parameter", choice)
-            for name in module._buffers:
-                yield Slot(_join(choice, path, name), module._buffers, name, "buffer", choice)
+        yield from _slots_in(choice, component, "parameter", choice)
+        yield from _slots_in(choice, component, "buffer", choice)
     for prefix, network in networks.items():
-        for path, module in network.hooks.named_modules():
-            for name in module._buffers:
-                yield Slot(_join(f"{prefix}_statistics", path, name), module._buffers, name, "buffer", prefix)
+        yield from _slots_in(f"{prefix}_statistics", network.hooks, "buffer", prefix)
     for number, name in enumerate(names if accumulated else ()):
         yield Slot(f"accumulated.{name}", accumulated, str(number), "parameter")
+
+
+def _slots_in(prefix: str, root: nn.Module, group: _Group, owner: str = "") -> Iterator[Slot]:
+    """The parameters or buffers of a module and all in it, but for batch-norm statistics of the source model."""
+    for path, module in root.named_modules():
+        table: dict[str, Any] = module._parameters if group == "parameter" else module._buffers
+        if group != "model" or not isinstance(module, BatchNorm):
+            for name in table:
+                yield Slot(_join(prefix, path, name), table, name, group, owner)
 
 
 def fixed_shapes(networks: Mapping[str, Network], components: nn.ModuleDict) -> dict[str, tuple[int, ...]]:
@@ -89,14 +85,6 @@ def fixed_shapes(networks: Mapping[str, Network], components: nn.ModuleDict) -> 
                 buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
                 shapes |= {_join(choice, path, name): tuple(buffer.shape) for name, buffer in buffers.items()}
     return shapes
-
-
-def _own_buffers(prefix: str, model: nn.Module) -> Iterator[Slot]:
-    """The buffers that a model's own code may write; batch-norm statistics are constants of the source model."""
-    for path, module in model.named_modules():
-        if not isinstance(module, BatchNorm):
-            for name in module._buffers:
-                yield Slot(_join(prefix, path, name), module._buffers, name, "model", "model")
 
 
 def _join(*parts: str) -> str:

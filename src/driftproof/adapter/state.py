@@ -24,7 +24,7 @@ from driftproof.adapter.slots import Slot, fixed_shapes, iter_slots
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
 from driftproof.components import Component, Detection, Step
-from driftproof.detectors import detect_beside
+from driftproof.detectors import SourcePass, detect_beside
 from driftproof.distributed import Distributed, has_other_leaves
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
@@ -37,6 +37,7 @@ __all__ = ["COUNTERS", "State"]
 
 COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_NOTHING = (None, None, None)
 
 
 class State(nn.Module):
@@ -59,7 +60,6 @@ class State(nn.Module):
         source: The frozen network θ_o.
         teacher: A moving average of the adapting network; None without `teacher=`.
         detector: The network of the method's detector; None without `detector=`.
-        detection: What the detector says of the current batch; None without one, and between steps.
         names: The names of the trainable parameters in the model.
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
@@ -119,9 +119,7 @@ class State(nn.Module):
         if method.detector is not None and watching is not None:
             rule = method.detector.statistics or method.statistics
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
-        self.detection: Detection | None = None
-        self._source_pass: tuple[Tensor, Tensor | None] | None = None
-        self._source_view: Tensor | None = None
+        self._detected: tuple[Detection | None, SourcePass | None, Tensor | None] = _NOTHING
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -179,11 +177,12 @@ class State(nn.Module):
         self,
         images: Tensor,
         generator: torch.Generator | Step | None = None,
-        side_stream: torch.cuda.Stream | None = None,
         student_view: Augment | None = None,
+        side_stream: torch.cuda.Stream | None = None,
     ) -> Step:
-        """Run the adapting network on a batch."""
+        """Run the adapting network on a batch; the arguments are those of `Step`."""
         statistics = self._method.statistics
+        detection, source_pass, source_view = self._detected
         return Step(
             images,
             network=self.network,
@@ -200,9 +199,9 @@ class State(nn.Module):
             sample_mask=None if statistics.of is None else statistics.sample_mask,
             view=self._method.view,
             student_view=student_view,
-            detection=self.detection,
-            source_pass=self._source_pass,
-            source_view=self._source_view,
+            detection=detection,
+            source_pass=source_pass,
+            source_view=source_view,
             generator=generator,
             side_stream=side_stream,
         )
@@ -217,11 +216,9 @@ class State(nn.Module):
         output = self._method.output
         view = None if output is None else output.source_view()
         run_view = None if view is None else partial(view, self.source, images)
-        self.detection, self._source_pass, self._source_view = detect_beside(
-            detector, images, self.detector, good, run_source, stream, run_view
-        )
+        self._detected = detect_beside(detector, images, self.detector, good, run_source, stream, run_view)
 
-    def _run_source(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _run_source(self, images: Tensor) -> SourcePass:
         return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
 
     @contextmanager
@@ -290,8 +287,7 @@ class State(nn.Module):
         """Drop what is still held of a step."""
         if self.reset_condition is not None:
             self.reset_condition = self._return_condition = None
-        if self.detection is not None or self._source_pass is not None:
-            self.detection = self._source_pass = self._source_view = None
+        self._detected = _NOTHING
         for network in self.networks.values():
             network.rollback()
         if failed:  # a pass that broke off does not show which modules cache tensors

@@ -134,11 +134,9 @@ def check_finite(saved: Mapping[str, Tensor], slots: list[Slot], may_be_nonfinit
 
 
 def check_optimizer(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless an optimizer's saved state has the form of its own.
+    """Raise `ValueError` unless a saved `state_dict` has the form of an optimizer's own, as it was built.
 
-    Args:
-        own: The `state_dict` of an optimizer as it was built. One that torch does not know has no state yet.
-        saved: The `state_dict` to load.
+    An optimizer that torch does not know has no state yet.
     """
     if len(saved["param_groups"]) != len(own["param_groups"]):
         raise ValueError(f"it has {len(saved['param_groups'])} parameter groups, not {len(own['param_groups'])}")

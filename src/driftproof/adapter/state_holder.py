@@ -17,7 +17,6 @@ from driftproof.adapter.method import EngineName, Method
 from driftproof.adapter.state import State
 from driftproof.adapter.unwrap import RecentBatch
 from driftproof.adapter.watch import Watch
-from driftproof.components import Component
 from driftproof.distributed import Distributed
 from driftproof.errors import CallOrderError, StateError
 from driftproof.locking import ForkSafeLock, synchronized
@@ -30,14 +29,7 @@ __all__ = ["StateHolder"]
 
 
 class StateHolder(nn.Module):
-    """The part of an adapter that does not adapt.
-
-    Args:
-        method: The choices.
-        state: Everything that is remembered.
-        engine: How a step runs.
-        channels_last: Whether images are laid out with channels last.
-    """
+    """The part of an adapter that does not adapt."""
 
     def __init__(self, method: Method, state: State, *, engine: EngineName, channels_last: bool) -> None:
         super().__init__()
@@ -112,16 +104,12 @@ class StateHolder(nn.Module):
     @property
     def prepared(self) -> bool:
         """Whether every component has the source data it needs; if not, `prepare` comes before the first batch."""
-        return all(component.prepared for component in self._components)
+        return all(component.prepared for component in self.method.components.values())
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.state.device
-
-    @property
-    def _components(self) -> list[Component]:
-        return list(self.method.components.values())
 
     # --- its state ----------------------------------------------------------------------------------------------------
 

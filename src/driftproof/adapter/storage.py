@@ -51,13 +51,9 @@ class Storage:
         # To look at each tensor of the optimizer takes a noticeable part of a step.
         self.values = TensorList(list(unique.values()), others, fixed=len(unique) - num_parameters)
 
-    def backup(self) -> "Backup":
-        """Remember everything a step may change."""
-        return Backup(self)
-
 
 class Backup:
-    """What a step needs to be undone, or to be kept in part."""
+    """A copy of everything a step may change, so that it can be undone, or kept in part."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

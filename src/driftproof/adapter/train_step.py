@@ -6,8 +6,7 @@ graph and replayed.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -15,13 +14,14 @@ from torch import Tensor
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
 from driftproof.adapter.optimizers import match_strides
+from driftproof.adapter.predict_step import run_networks
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
-from driftproof.adapter.verdict import Attempt, judge_step
+from driftproof.adapter.verdict import judge_step
 from driftproof.components import Step
 from driftproof.errors import ModelError
 from driftproof.memories import Memory
-from driftproof.quarantine import Judgement, mask_like, replace_bad
+from driftproof.quarantine import Judgement, mask_like
 from driftproof.record import LazyNovelty, LazyOutcome, Record, StepResult
 from driftproof.tensor_list import are_finite
 
@@ -48,27 +48,17 @@ def train_step(
         method: The choices.
         state: Changed in place; after an error it is what it was.
         images: The batch.
-        make_step: Runs the adapting network on images, with keywords of `state.make_step`; None is that.
+        make_step: Runs the adapting network on images, as `State.make_step`; None is that.
         objective: `compute_objective`, or a compiled form of it.
         side_stream: CUDA stream on which the frozen network runs beside a detector; None runs it before.
     """
-    make_step = make_step or _share_generator(state)
-    before = state.storage.backup()
+    make_step = make_step or state.make_step
+    before = Backup(state.storage)
     try:
         judged = state.quarantine.judge(images, shared=state.distributed.size > 1)
-        images = replace_bad(images, judged.good)
-        if method.statistics.wants_trial:
-            with torch.no_grad():
-                method.statistics.on_batch(make_step(images))
-            state.network.rollback()
-        # Before the adapting network runs, so that one graph is alive at a time.
-        state.detect(images, judged.good, side_stream)
-        with nullcontext() if method.memory is None else torch.no_grad():  # what is learned from is run again
-            step = make_step(images)
+        step = run_networks(method, state, images, judged.good, make_step, side_stream)
         state.quarantine.update(judged, state.distributed)
         before.keep_buffers("quarantine")
-        with torch.no_grad():
-            step.output = step.logits if method.output is None else method.output.predict(step)
         if state.names:
             result = _learn(method, state, step, judged, before, make_step, objective)
         else:
@@ -79,17 +69,6 @@ def train_step(
         raise
     state.finish_step()
     return result
-
-
-def _share_generator(state: State) -> Callable[..., Step]:
-    """Make steps that draw from one source of random numbers, as the passes of a captured step do."""
-    made: list[Step] = []
-
-    def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
-        made.append(state.make_step(images, made[0] if made else None, **named))
-        return made[-1]
-
-    return make_step
 
 
 def _learn(
@@ -108,28 +87,20 @@ def _learn(
             "along dimension 1."
         )
 
-    # What to learn from: the batch, or the memory that now includes it.
-    learn_from, memory = step, method.memory
+    memory = method.memory
     if memory is not None:
         with torch.no_grad():
             memory.update(step)
-        with state.learning(memory):
-            learn_from = _recall(memory, make_step)
 
     # The gradient; each further evaluation runs the network again, at the parameters as they are then.
     evaluated: list[tuple[Step, Objective]] = []
-    novelty: list[Tensor | LazyNovelty] = []
 
     def evaluate() -> tuple[Tensor, ...]:
-        if not evaluated:
-            current, earlier = learn_from, _per_sample(judged.good, step) if learn_from is step else None
-        else:
-            again = make_step(step.images) if memory is None else _recall(memory, make_step)
-            current, earlier = again, evaluated[0][1].selected
-            current.output = learn_from.output
+        current, earlier = learn_from, _per_sample(judged.good, step) if memory is None else None
+        if evaluated:
+            current = make_step(step.images, step) if memory is None else _recall(memory, make_step, step)
+            current.output, earlier = learn_from.output, evaluated[0][1].selected
         objective = objective_fn(method, current, earlier)
-        if not evaluated and learn_from is step:
-            novelty.append(compute_novelty(method, step))
         evaluated.append((current, objective))
         gradients = state.gradients(objective.loss)
         state.network.restore_batch_norms()
@@ -137,6 +108,8 @@ def _learn(
         return gradients
 
     with nullcontext() if memory is None else state.learning(memory):
+        # What to learn from: the batch, or the memory that now includes it.
+        learn_from = step if memory is None else _recall(memory, make_step, step)
         if method.gradient is None:
             gradients = evaluate()
         else:
@@ -144,33 +117,34 @@ def _learn(
             gradients = tuple(map(match_strides, computed, state.trainable))
     learned, objective = evaluated[-1]
     with torch.no_grad():
-        gradients, due = _accumulate(method, state, gradients, len(step.images))
-        learned.gradients = gradients
+        novelty = compute_novelty(method, step)
 
         # The step, and what follows it.
-        _take_step(method, state, gradients, len(step.images))
+        gradients, due = _take_step(method, state, gradients, len(step.images))
+        learned.gradients = gradients
         if method.teacher is not None:
             state.move_teacher(method.teacher.momentum)
-        with _recalling(state, memory):
+        # From here to the last component, rows of the memory are exchanged between ranks, not those of the batch.
+        with nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied):
             for act in method.after:
                 act.after_step(learned, state)
 
-        # Whether to keep it.
-        if learn_from is not step:
-            objective = objective._replace(selected=_per_sample(judged.good, step))
-        holds, written = method.statistics.find_holds(), before.changed_values()
-        can_learn = None if holds is None else ~holds.any()
-        attempt = Attempt(step, objective, judged.any_good, gradients, written, can_learn, due)
-        finite, allowed, good, stepped, flags, learned_from = judge_step(method, state, attempt)
+            # Whether to keep it.
+            if memory is not None:
+                objective = objective._replace(selected=_per_sample(judged.good, step))
+            holds = method.statistics.find_holds()
+            can_learn = None if holds is None else ~holds.any()
+            finite, allowed, good, stepped, flags, learned_from = judge_step(
+                method, state, step, objective, judged.any_good, gradients, before.changed_values(), can_learn, due
+            )
 
-        # Keep it, or none of it.
-        if memory is not None:
-            before.keep_buffers_where(finite, ["memory"])
-        if method.detector is not None:
-            before.keep_buffers_where(allowed, ["detector"])
-        if method.after:
-            before.keep_buffers_where(stepped, state.after_names)
-        with _recalling(state, memory):
+            # Keep it, or none of it.
+            if memory is not None:
+                before.keep_buffers_where(finite, ["memory"])
+            if method.detector is not None:
+                before.keep_buffers_where(allowed, ["detector"])
+            if method.after:
+                before.keep_buffers_where(stepped, state.after_names)
             for component in method.components.values():
                 component.on_batch(learned)
             before.keep_buffers_where(finite, ["statistics", "source_statistics"])
@@ -182,35 +156,26 @@ def _learn(
                     component.on_reset(learned, state.reset_condition)
         before.keep_buffers_where(stepped)
         before.keep_values_where(stepped)
-        output = _predict_after(method, step, finite)
+        after = None if method.output is None else method.output.predict_after(step)
+        output = step.output if after is None else torch.where(finite, after, step.output)
         if can_learn is not None and step.used_source:
             # What was learned with other statistics predicts badly with these.
             output = torch.where(can_learn, output, step.source_logits)
         _commit_statistics(state, step, finite, before, learned=None if memory is None else good)
 
         # The record. Nothing can fail once the counters have changed.
-        if learn_from is not step:
-            novelty.append(compute_novelty(method, step))
-        state.health.update(step, learned_from)
-        before.keep_buffers_where(finite, ["health"])
-        outcome = LazyOutcome(state.distributed.all_true(flags), holds)
-        result = _answer(state, output, learned_from, novelty[0], judged, objective.loss.detach(), outcome, before)
-        before.commit()
+        outcome, loss = LazyOutcome(state.distributed.all_true(flags), holds), objective.loss.detach()
+        result = _answer(state, step, output, learned_from, novelty, judged, loss, outcome, finite, before)
         state.update_counters(gradients, finite, good, stepped)
     return result
 
 
-def _recall(memory: Memory, make_step: Callable[..., Step]) -> Step:
-    """Run the adapting network on the memory."""
-    recalled, mask = make_step(memory.images(), student_view=memory.augment), memory.mask()
+def _recall(memory: Memory, make_step: Callable[..., Step], step: Step) -> Step:
+    """Run the adapting network on the memory, after a step of the batch."""
+    recalled, mask = make_step(memory.images(), step, student_view=memory.augment), memory.mask()
     if mask is not None:
         recalled.weights = recalled.weights * mask_like(mask, recalled.weights)
     return recalled
-
-
-def _recalling(state: State, memory: Memory | None) -> AbstractContextManager[None]:
-    """A context in which rows of the memory, not of the batch, are exchanged between ranks."""
-    return nullcontext() if memory is None else state.distributed.recalling(is_copied=memory.is_copied)
 
 
 def _predict_only(method: Method, state: State, step: Step, judged: Judgement, before: Backup) -> StepResult:
@@ -221,26 +186,27 @@ def _predict_only(method: Method, state: State, step: Step, judged: Judgement, b
     before.keep_buffers_where(finite)
     _commit_statistics(state, step, finite, before)
     nothing, yes = finite.new_zeros(step.sample_shape), torch.ones_like(finite)
-    state.health.update(step, nothing)
-    before.keep_buffers_where(finite, ["health"])
     outcome = LazyOutcome(torch.stack([finite, yes, ~yes, images_ok, finite, yes, ~yes]))
-    result = _answer(state, step.output, nothing, novelty, judged, None, outcome, before)
-    before.commit()
+    result = _answer(state, step, step.output, nothing, novelty, judged, None, outcome, finite, before)
     state.index.add_(finite)
     return result
 
 
 def _answer(
     state: State,
+    step: Step,
     output: Tensor,
     selected: Tensor,
     novelty: Tensor | LazyNovelty,
     judged: Judgement,
     loss: Tensor | None,
     outcome: LazyOutcome,
+    finite: Tensor,
     before: Backup,
 ) -> StepResult:
-    """The answer to the good images, and NaN for the others; called without gradients."""
+    """Take in health and conclude; returns the answer to the good images, and NaN for the others."""
+    state.health.update(step, selected)
+    before.keep_buffers_where(finite, ["health"])
     if isinstance(novelty, Tensor):
         novelty = novelty.where(mask_like(judged.good, novelty), state.nan)
     record = Record(
@@ -251,7 +217,9 @@ def _answer(
         outcome=outcome,
         averages=before.for_record(state.health.averages),
     )
-    return StepResult(output.where(mask_like(judged.good, output), state.nan), record)
+    result = StepResult(output.where(mask_like(judged.good, output), state.nan), record)
+    before.commit()
+    return result
 
 
 def _per_sample(good_images: Tensor, step: Step) -> Tensor:
@@ -260,39 +228,30 @@ def _per_sample(good_images: Tensor, step: Step) -> Tensor:
     return good_images if len(shape) == 1 else good_images.view(-1, 1, 1).expand(shape)
 
 
-def _accumulate(
+def _take_step(
     method: Method, state: State, gradients: tuple[Tensor, ...], images: int
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """The sum of the gradients that wait for a step, and whether the step is due; None is always."""
-    if not state.accumulated_grads:
-        return gradients, None
-    batches = method.accumulate_for(state.distributed.global_count(images))
-    return tuple(torch._foreach_add(state.accumulated_grads, gradients)), state.accumulated_batches + 1 >= batches
-
-
-def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], images: int) -> None:
+    """Step with the mean of all gradients that wait; returns their sum, and whether the step is due; None is yes."""
+    batches, due = method.accumulate_for(state.distributed.global_count(images)), None
+    if state.accumulated_grads:
+        gradients = tuple(torch._foreach_add(state.accumulated_grads, gradients))
+        due = state.accumulated_batches + 1 >= batches
+    means = gradients if batches == 1 else torch._foreach_div(gradients, float(batches))
     optimizer = state.optimizer
     assert optimizer is not None  # something learns
-    batches = method.accumulate_for(state.distributed.global_count(images))
-    if batches > 1:
-        gradients = tuple(torch._foreach_div(gradients, float(batches)))
     if method.lr_schedule is not None:
         for group in optimizer.param_groups:
             group["lr"].copy_(method.lr_schedule(state.num_steps) * group["initial_lr"])
-    if state.fused_adam is not None and state.fused_adam.step(gradients):
-        return
-    for parameter, gradient in zip(state.trainable, gradients, strict=True):
+    if state.fused_adam is not None and state.fused_adam.step(means):
+        return gradients, due
+    for parameter, gradient in zip(state.trainable, means, strict=True):
         parameter.grad = gradient
     try:
         optimizer.step()
     finally:
         for parameter in state.trainable:
             parameter.grad = None
-
-
-def _predict_after(method: Method, step: Step, finite: Tensor) -> Tensor:
-    after = None if method.output is None else method.output.predict_after(step)
-    return step.output if after is None else torch.where(finite, after, step.output)
+    return gradients, due
 
 
 def _commit_statistics(state: State, step: Step, finite: Tensor, before: Backup, learned: Tensor | None = None) -> None:

@@ -55,12 +55,7 @@ def unwrap_with(
 ) -> nn.Module:
     """Return the network that answers now as an ordinary module, with the statistics of these batches.
 
-    Args:
-        method: Its rule decides what batch norms use.
-        state: The adapter's; unchanged.
-        batches: Images of the stream.
-        falls_back: Whether a guard has the frozen network answer.
-        of_training: Whether it does so with the statistics of its training.
+    That is the frozen network while a guard falls back, perhaps with the statistics of its training.
     """
     if not batches:
         raise CallOrderError("Expected a batch before `unwrap` asks for the stream's statistics, or pass images.")

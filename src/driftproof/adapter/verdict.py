@@ -12,29 +12,7 @@ from driftproof.components import Step, flatten
 from driftproof.kernels import runs_triton
 from driftproof.tensor_list import are_finite
 
-__all__ = ["Attempt", "Verdict", "judge_step"]
-
-
-class Attempt(NamedTuple):
-    """A step that the optimizer has taken, and that may still be undone.
-
-    Attributes:
-        step: The batch.
-        objective: What was learned, and which samples of the batch it counts as learned from.
-        any_good: Whether any image of the batch is good, as a 0-d tensor.
-        gradients: What the optimizer got.
-        written: All floating-point values that the step wrote.
-        can_learn: Whether the statistics allow learning, as a 0-d tensor; None is yes.
-        due: Whether the optimizer's step was due, as a 0-d tensor; None is yes.
-    """
-
-    step: Step
-    objective: Objective
-    any_good: Tensor
-    gradients: tuple[Tensor, ...]
-    written: list[Tensor]
-    can_learn: Tensor | None
-    due: Tensor | None
+__all__ = ["Verdict", "judge_step"]
 
 
 class Verdict(NamedTuple):
@@ -57,9 +35,30 @@ class Verdict(NamedTuple):
     learned_from: Tensor
 
 
-def judge_step(method: Method, state: State, attempt: Attempt) -> Verdict:
-    """Judge a step, without gradients; nothing is changed or fetched from the device."""
-    step, objective, any_good, gradients, written, can_learn, due = attempt
+def judge_step(
+    method: Method,
+    state: State,
+    step: Step,
+    objective: Objective,
+    any_good: Tensor,
+    gradients: tuple[Tensor, ...],
+    written: list[Tensor],
+    can_learn: Tensor | None,
+    due: Tensor | None,
+) -> Verdict:
+    """Judge a step that the optimizer has taken, without gradients; nothing is changed or fetched from the device.
+
+    Args:
+        method: The choices.
+        state: Says whether a guard holds learning back.
+        step: The batch.
+        objective: What was learned, and which samples of the batch it counts as learned from.
+        any_good: Whether any image of the batch is good.
+        gradients: What the optimizer got.
+        written: All floating-point values that the step wrote.
+        can_learn: Whether the statistics allow learning; None is yes.
+        due: Whether the optimizer's step was due; None is yes.
+    """
     is_plain = method.memory is None and can_learn is None and due is None and state.distributed.size == 1
     if is_plain and _is_supported(step.logits, objective.selected, objective.loss, *written):
         from driftproof.kernels import triton_conclusion

@@ -25,6 +25,7 @@ _MEASURE_EARLY, _MEASURE, _MEASURE_SMALL, _PROBE = (5, 10, 20, 50), 100, 20, 2
 _SMALL = 64
 
 RunFrozen = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`EagerEngine.run_frozen`."""
 
 
 class PendingTensor:
@@ -53,10 +54,6 @@ class Watch(StateControl):
     network twice: with the same statistics, and with those of its training. `statistics.Auto` asks for two more, and
     for all four after the second batch. It may ask for more, which come one batch later. So do warnings on a CUDA
     device: nothing waits for the device. Without guards it does nothing.
-
-    Args:
-        method: Its guards act on health, in their order.
-        state: The adapter's.
     """
 
     def __init__(self, method: Method, state: State) -> None:
@@ -84,13 +81,7 @@ class Watch(StateControl):
             guard.reset()
 
     def after_batch(self, images: Tensor, result: StepResult, run_frozen: RunFrozen) -> StepResult:
-        """Count a batch, let the guards act if it is time, and return what to answer.
-
-        Args:
-            images: The batch.
-            result: What its step answered.
-            run_frozen: Runs the frozen network on it, as `EagerEngine.run_frozen` does.
-        """
+        """Count a batch and its step, let the guards act if it is time, and return what to answer."""
         if not self._guards:
             return result
         self._state.guard_counters["num_batches"] = number = self.num_batches + 1

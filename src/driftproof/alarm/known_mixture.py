@@ -21,7 +21,7 @@ _LOWER, _WIDENS, _WIDTH = 1.02, 0.2, 0.15
 """Scale of the lower half, how much it widens with the median, and how exact that is."""
 
 _SPREAD_PRIOR, _MEDIAN_PRIOR, _COUNT = 12.0, 7.0, 1000.0
-_ITERATIONS = 8
+_ITERATIONS, _FEW = 8, 0.02
 
 
 class KnownScores(NamedTuple):
@@ -31,11 +31,13 @@ class KnownScores(NamedTuple):
         median: Their median; 0 without a shift.
         scale: The scale of their upper half.
         unknown: The share of unknown images in the stream.
+        gain: How much more likely this share makes a thousand scores than a share of 0.02, in nats.
     """
 
     median: float
     scale: float
     unknown: float
+    gain: float
 
     def quantile(self, rate: float) -> float:
         """Return the normal score that a share `rate` of the known images exceeds; at most a half."""
@@ -62,10 +64,12 @@ def fit_known_scores(x: Tensor) -> KnownScores:
     known, unknown = known.unsqueeze(1), unknown.unsqueeze(0)
     for _ in range(_ITERATIONS):
         share = ((share * unknown / torch.lerp(known, unknown, share)) @ counts).unsqueeze(-1) / total
-    likelihood = torch.lerp(known, unknown, share).log() @ counts * (_COUNT / total).clamp(max=1.0)
-    best = int((likelihood - penalties.unsqueeze(1)).argmax())
-    median = float(medians[best // share.shape[1]])
-    return KnownScores(median, _UPPER - _NARROWS * median, float(share.flatten()[best]))
+    scale = (_COUNT / total).clamp(max=1.0)
+    likelihood = torch.lerp(known, unknown, share).log() @ counts * scale - penalties.unsqueeze(1)
+    with_few = torch.lerp(known, unknown, _FEW).log() @ counts * scale - penalties.unsqueeze(1)
+    best = int(likelihood.argmax())
+    median, gain = float(medians[best // share.shape[1]]), float(likelihood.max() - with_few.max())
+    return KnownScores(median, _UPPER - _NARROWS * median, float(share.flatten()[best]), gain)
 
 
 @cache

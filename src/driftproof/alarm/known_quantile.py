@@ -15,6 +15,9 @@ _FEW_UNKNOWN, _MANY_UNKNOWN = 0.05, 0.35
 From the second on, the fitted quantile of the known ones is taken.
 """
 
+_MUCH_GAIN = 30.0
+"""Gain of likelihood from which on the fitted share of unknown images is believed; a shift alone gains up to 20."""
+
 _ENOUGH = 1000
 """Scores that make a good fit; with fewer, the quantile of all scores has a part."""
 
@@ -27,9 +30,9 @@ class KnownQuantile:
 
     Scores become normal scores: their ranks in the calibration. `fit_known_scores` tells known from unknown images
     among the latest ones by the shape that a shift gives to known scores, and its quantile is the estimate. With few
-    unknown images, or where most scores are beyond the calibration's, the estimate is the quantile of the latest
-    scores; in between, and while the window holds fewer than 1,000 scores, it is between both. A batch distributed
-    unlike the latest scores starts the window anew.
+    unknown images, where they explain little, or where most scores are beyond the calibration's, the estimate is the
+    quantile of the latest scores; in between, and while the window holds fewer than 1,000 scores, it is between both. A
+    batch distributed unlike the latest scores starts the window anew.
 
     Args:
         rate: Share of known images above the quantile.
@@ -73,7 +76,8 @@ class KnownQuantile:
         if self.rate > 0.5 or float(x.median()) > _SATURATED:
             return self.rate
         known = fit_known_scores(x)
-        trust = min(1.0, (known.unknown - _FEW_UNKNOWN) / (_MANY_UNKNOWN - _FEW_UNKNOWN)) * min(1.0, len(x) / _ENOUGH)
+        by_share = (known.unknown - _FEW_UNKNOWN) / (_MANY_UNKNOWN - _FEW_UNKNOWN)
+        trust = min(1.0, by_share, known.gain / _MUCH_GAIN) * min(1.0, len(x) / _ENOUGH)
         if trust <= 0:
             return self.rate
         of_all = float(x.sort(descending=True).values[int(self.rate * len(x))])

@@ -170,11 +170,12 @@ def tabulate_runs(runs: Iterable[Run], place: str) -> Frames:
     try:
         for run in runs:
             spec, visits, conditions = run.spec, run.rows, run.conditions
+            name_of_run = spec.name  # a hash of all its fields
             facts.append(_describe_run(spec, run.protocol, conditions[: len(visits)]))
             for index, visit in enumerate(visits):
                 if not isinstance(visit, dict) or not {"round", "domain"} <= visit.keys() or index >= len(conditions):
-                    raise ValueError(f"line {index + 1} of {spec.name} lacks a round, a domain or conditions")
-                key = spec.name, visit["round"], visit["domain"]
+                    raise ValueError(f"line {index + 1} of {name_of_run} lacks a round, a domain or conditions")
+                key = name_of_run, visit["round"], visit["domain"]
                 for name, value, count in _measures(visit, conditions[index]):
                     if isinstance(value, list):
                         lists.append((*key, name, _to_list(name, value)))

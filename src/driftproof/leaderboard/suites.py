@@ -16,7 +16,7 @@ from driftproof.bench.tables import Suite, Table, TableEntry
 from driftproof.corruptions import CORRUPTIONS
 from driftproof.paper.suites import FILTER_OPTIONS, options_for
 
-__all__ = ["LIMITS", "SEEDS", "SUITES", "make_run", "make_table"]
+__all__ = ["FINDINGS", "LIMITS", "SEEDS", "SUITES", "make_run", "make_table"]
 
 _DEFINITIONS: dict[str, Any] = json.loads((files(__package__) / "suites.json").read_text(encoding="utf-8"))
 _FIELDS = {field.name for field in fields(Spec)}
@@ -42,6 +42,9 @@ LIMITS: dict[str, int] = {each["name"]: each["limit"] for each in _DEFINITIONS["
 
 SEEDS: dict[str, str] = {each["name"]: each["seeds"] for each in _DEFINITIONS["suites"] if "seeds" in each}
 """Seeds of suites that repeat their runs."""
+
+FINDINGS: dict[str, str] = {each["name"]: each["findings"] for each in _DEFINITIONS["suites"] if "findings" in each}
+"""What the page says about a suite's results, with `{table|row|column}` for numbers of its tables."""
 
 
 def _make_table(

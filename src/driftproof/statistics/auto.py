@@ -20,10 +20,11 @@ __all__ = ["Auto"]
 _START, _RISE, _LOW = 0.05, 0.4, 0.15
 _MOVED, _SETTLES, _FEW = 0.1, 0.03, 32
 _ALIKE = 0.15
-_ASKS = 0.35
+_ASKS = 0.25
 _SHIFT = 0.03
 _MEMORY, _VOUCHED_MEMORY = 5000.0, 1000.0
 _JUMP, _JUMP_WITHIN, _HOLD = 0.06, 4.0, 10.0
+_BALANCED, _ALLOWED = 0.03, 2.0
 _VOUCH, _SURER = 0.05, 0.02
 _CHANGED, _FOLLOWS, _BACKOFF, _LONGEST = 1.3, 0.3, 4.0, 256.0
 _ENDS = 2  # batches before trust ends: what is asked for comes a batch later
@@ -37,8 +38,8 @@ class Auto(InterpolatedStatistics):
     Batch statistics assume many images and all classes in every batch. A batch of one or a folder read class by class
     breaks that assumption, and half of the predictions with it. Two rules guard against this:
 
-    - Batches of fewer than `window` images enter running statistics that remember about `window` images. In a layer
-      with more than 32 × 32 positions an image counts for more.
+    - Batches of fewer than `window` images enter running statistics that remember about `window` images, with the
+      variance between batches. In a layer with more than 32 × 32 positions an image counts for more.
     - The share α of these statistics starts at 0.05 and rises by 0.4 with every balanced batch, up to a cap; the first
       batch is tried before it is answered. Balanced means that the entropy of the mean prediction is close to that of a
       stream half as the one so far, half uniform. The further it falls below, the further α falls, to zero: the
@@ -49,7 +50,8 @@ class Auto(InterpolatedStatistics):
       classes up and hides that they were ordered, so the threshold is higher for a larger α: 0.985 − 0.285 exp(−α /
       0.12) of the expected entropy. If the surer half of the predictions becomes much less sure just after α has risen,
       by 0.06 ln C, α falls to zero for ten batches, the next time for twenty, and so on: more of the batch's statistics
-      should have helped.
+      should have helped. Strong noise does the same to a weak network, but leaves its predictions balanced, so twice
+      what the balance is above its threshold, at most 0.03, is added to the 0.06.
 
     A shift may drive the frozen network itself into few classes, which looks the same. So the guards' extra passes also
     try α = 1 and α = `share`. If the frozen network is hardly less sure with α = 1, by less than 0.05 ln C, and mean
@@ -59,14 +61,14 @@ class Auto(InterpolatedStatistics):
     In batches of more than half a window, sureness decides more. Batches of one class make the frozen network less sure
     then, shifted ones surer. If it is surer in the surer half, by 0.02 ln C, α rises to its cap at once, and the cap to
     1 if α = 1 makes it surer than α = `share` by as much again. α does not fall for few classes then until there was
-    another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, by 0.06 ln C, α
-    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.35
+    another such pass: 4 batches later, then 16, and so on. If it is much less sure with the α at hand, as above, α
+    falls to zero, and the batch is answered with training's statistics. As long as α is held back where the cap is 0.25
     of `share` or more, such passes are asked for: with the batch after the shift of the first layer has changed by more
     than 1.3 times, then after 4 batches more, after 16 more, and so on.
 
-    The cap is `share` times d² / (d² + 0.03²), where d is how far the stream is from training: the divergence
-    KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers, in the frozen
-    network where the method runs it. Statistics that have hardly moved are better left alone.
+    The cap is `share` times r min(1, 2 r) with r = d² / (d² + 0.03²), where d is how far the stream is from training:
+    the divergence KL(stream ‖ training) of normal distributions per channel, averaged over channels, then over layers,
+    in the frozen network where the method runs it. Statistics that have hardly moved are better left alone.
 
     Nothing is learned while α is below half of its cap: steps on batches of one class forget the others. Nothing is
     learned either while the cap is below `least_cap` of `share`, since where little has shifted learning can only do
@@ -107,6 +109,7 @@ class Auto(InterpolatedStatistics):
     recent: Tensor | None
     overall: Tensor | None
 
+    pools_variance = True
     probes = True
 
     def __init__(self, share: float = 0.6, window: int = 128, least_cap: float = 0.5) -> None:
@@ -200,7 +203,9 @@ class Auto(InterpolatedStatistics):
         is_surer = trained - torch.minimum(with_1, with_share) > _SURER
         falls = torch.zeros_like(is_surer)
         if logits.same is not None:
-            falls = (_entropy_of_surest(logits.same, distributed) / largest - trained > _JUMP) & ~is_surer
+            mean = mean_prediction(upcast(logits.same).softmax(dim=1), distributed)
+            limit = _limit_jump(self._measure_margin(mean, _count_images(alone, distributed)))
+            falls = (_entropy_of_surest(logits.same, distributed) / largest - trained > limit) & ~is_surer
         _, _, wait, left, trusted, was_lifted = self.pace.unbind()
         lifts = with_share - with_1 > _SURER
         cap = torch.where(lifts, 1.0, torch.where(was_lifted > 0, self.share, self.cap[0]))
@@ -230,7 +235,8 @@ class Auto(InterpolatedStatistics):
         """Compare the batch's mean prediction with the stream's, and choose the next α."""
         frozen = step.source if step.used_source else step.network  # learning moves statistics too
         shift = self._measure_shift(frozen)
-        self.cap = torch.full_like(self.cap, self.share) * (shift**2 / (shift**2 + _SHIFT**2))
+        distant = shift**2 / (shift**2 + _SHIFT**2)
+        self.cap = torch.full_like(self.cap, self.share) * distant * (2 * distant).clamp(max=1.0)
         is_large = self._is_large(len(step.images), step.distributed)
         if is_large:
             is_lifted = (self.pace[3] > 0) & (self.pace[5] > 0)
@@ -248,7 +254,7 @@ class Auto(InterpolatedStatistics):
         if is_large:
             change = torch.where(self.pace[3] > 0, change.clamp(min=0.0), change)
         alpha = torch.minimum((self.alpha + change).clamp(min=0.0), self.cap).to(self.alpha.dtype)
-        doubts = self._doubt(_entropy_of_surest(logits, step.distributed), largest, size)
+        doubts = self._doubt(_entropy_of_surest(logits, step.distributed), _limit_jump(margin) * largest, size)
         self.alpha = torch.where(doubts, 0.0, alpha)
         self.vouched = self.vouched & ~doubts
         if is_large:
@@ -290,11 +296,17 @@ class Auto(InterpolatedStatistics):
             alike = (count**2 * now.square().sum() - same / distributed.copies) / (count * (count - 1))
             excess = alike - self.recent.square().sum() - _ALIKE
             self.moved = torch.lerp(self.moved, excess.to(self.moved.dtype), size)
+        return self._measure_margin(self.recent, count)
+
+    def _measure_margin(self, mean: Tensor, count: int) -> Tensor:
+        """How far the entropy of a mean prediction is above what α asks for, relative to what is expected."""
+        assert self.overall is not None  # a batch has been seen
+        uniform = torch.full_like(mean, 1.0 / len(mean))
         usual = _entropy(torch.where(self.vouched, self.overall, 0.5 * self.overall + 0.5 * uniform))
         # A few samples of many classes have less entropy than the classes have.
         expected = usual - torch.log1p((usual.exp() - 1) / (2 * max(count, self.window)))
         threshold = 0.985 - 0.285 * torch.exp(-self.alpha / 0.12)
-        return _entropy(self.recent) / expected.clamp(min=1e-3) - threshold
+        return _entropy(mean) / expected.clamp(min=1e-3) - threshold
 
     def _measure_shift(self, network: Network) -> Tensor:
         """How far the statistics of the current pass are from those of training."""
@@ -320,7 +332,7 @@ class Auto(InterpolatedStatistics):
             self._weights = (sizes, torch.cat(per_channel))
         return self._weights[1]
 
-    def _doubt(self, entropies: Tensor, largest: float, size: float) -> Tensor:
+    def _doubt(self, entropies: Tensor, limit: Tensor, size: float) -> Tensor:
         """Whether the entropy of the surest predictions jumped after α had risen, now or in the last batches.
 
         `doubts` holds its moving mean, the one at the last low α, the batches since then, how many batches to
@@ -331,7 +343,7 @@ class Auto(InterpolatedStatistics):
         average = torch.where(average > 0, torch.lerp(average, entropies.to(average.dtype), size), entropies)
         is_low = self.alpha[0] < _LOW
         level, since = torch.where(is_low, average, level), torch.where(is_low, 0.0, since + size)
-        jumped = ~is_low & (since <= _JUMP_WITHIN) & (average - level > _JUMP * largest)
+        jumped = ~is_low & (since <= _JUMP_WITHIN) & (average - level > limit)
         jumps = jumps + jumped
         hold = torch.where(jumped, _HOLD * jumps, (hold - size).clamp(min=0.0))
         self.doubts = torch.stack([average, level, since, hold, jumps, number + size])
@@ -345,6 +357,11 @@ def _entropy_of_surest(logits: Tensor, distributed: Distributed) -> Tensor:
     """
     values = distributed.gather_rows(entropy(log_probabilities(logits))).flatten()
     return values.sort().values[: (len(values) + 1) // 2].mean()
+
+
+def _limit_jump(margin: Tensor) -> Tensor:
+    """How much less sure the stream's statistics may make predictions; more where these are balanced all the same."""
+    return _JUMP + _ALLOWED * margin[0].clamp(0.0, _BALANCED)
 
 
 def _count_images(rows: Tensor, distributed: Distributed) -> int:

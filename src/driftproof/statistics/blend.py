@@ -28,7 +28,13 @@ class InterpolatedStatistics(Statistics):
             μ_t ← (1 − m) μ_t + m μ and likewise σ_t², and blends those; their history is a constant for the gradient.
         start: Where running statistics start: at those of the first "batch", or at those of the "source".
         of: See `Statistics`.
+
+    Attributes:
+        pools_variance: Whether running variances include the variance between the means of batches. Without, they are
+            too small where batches are small, since images differ more from each other than their pixels do.
     """
+
+    pools_variance = False
 
     def __init__(
         self, momentum: float | None, start: Literal["batch", "source"] = "batch", of: Component | None = None
@@ -103,6 +109,7 @@ class BlendHook(BatchNormHook):
         self._index = index
         self.seen: tuple[Tensor, Tensor] | None = None
         self._alpha: Tensor | None = None
+        self._share = 1.0
         self.register_buffer("mean", None)
         self.register_buffer("variance", None)
 
@@ -142,7 +149,7 @@ class BlendHook(BatchNormHook):
             x, layer.weight, layer.bias, source_mean, source_variance, *stream, alpha, share, layer.eps
         )
         if statistics.momentum is not None:
-            self.seen = self.seen or (mean, variance)
+            self._see(mean, variance, share)
         return y
 
     def pre_forward(self, layer: BatchNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -168,13 +175,17 @@ class BlendHook(BatchNormHook):
                     share = statistics.momentum_for(x, self.distributed)
                     mean = torch.lerp(self.mean, batch_mean, share)
                     variance = torch.lerp(self.variance, batch_variance, share)
-                # The first pass over a batch counts; a second one (an augmented copy) does not.
-                self.seen = self.seen or (mean, variance)
+                self._see(mean, variance, share)
             used_mean, used_variance = mixture(alpha, mean, variance, source_mean, source_variance)
         constants = (batch_mean, mean - source_mean, used_mean, used_variance + layer.eps, count, alpha, share)
         ranks = self.distributed if self.distributed.size > 1 else None
         tied: Tensor = StatisticsGradient.apply(x, *constants, weights, ranks)  # type: ignore[no-untyped-call]
         return tied, used_mean.to(source_mean.dtype), used_variance.to(source_variance.dtype)
+
+    def _see(self, mean: Tensor, variance: Tensor, share: float) -> None:
+        """Take note of the first pass over a batch; a second one (an augmented copy) does not count."""
+        if self.seen is None:
+            self.seen, self._share = (mean, variance), share
 
     def reset(self) -> None:
         """Return to the start of running statistics."""
@@ -186,8 +197,14 @@ class BlendHook(BatchNormHook):
 
     def commit(self, learned: Tensor | None = None) -> None:
         """Keep what the last pass saw."""
-        if self.seen is not None:
-            (self.mean, self.variance), self.seen = self.seen, None
+        if self.seen is None:
+            return
+        (mean, variance), self.seen = self.seen, None
+        if self._statistics[0].pools_variance and self._share < 1.0:
+            assert self.mean is not None  # else the batch is all that was seen
+            # The mean moved by a share s of its distance from the batch's, so this is s (1 − s) times its square.
+            variance = variance + (1 / self._share - 1) * (mean - self.mean) ** 2
+        self.mean, self.variance = mean, variance
 
     def rollback(self) -> None:
         """Drop what the last pass saw."""

@@ -79,7 +79,9 @@ def _hand_over(batch: StreamBatch) -> Handover:
 class _SideStreamReader:
     def __init__(self, device: torch.device) -> None:
         # Created in the caller's thread, because a device without an index means that thread's current device.
-        self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # PyTorch gives out 32 streams of each priority by turns. One of the usual priority would sooner or later be the
+        # stream that a step is being captured on, which would capture the copy instead of making it.
+        self.side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def __call__(self, plan: BatchPlan) -> Handover:
         with torch.cuda.stream(self.side):

@@ -12,11 +12,7 @@ __all__ = ["AutoEngine"]
 
 
 class AutoEngine(EagerEngine):
-    """Captures steps on a CUDA device; if that fails, warns once and runs eagerly from then on.
-
-    Args:
-        captured: The engine that captures steps.
-    """
+    """Captures steps on a CUDA device; if that fails, warns once and runs eagerly from then on."""
 
     def __init__(self, captured: EagerEngine) -> None:
         super().__init__(captured.method, captured.state)

@@ -31,11 +31,8 @@ _Forward = Callable[[Tensor], Any]
 class CompiledEngine(EagerEngine):
     """Compiles the networks for every shape that comes a third time.
 
-    Args:
-        method: The choices.
-        state: What the steps change.
-        backend: What torch compiles with; None is inductor, on a CUDA device after fusing batch norms.
-        objective: How a captured step computes its objective; None is compiled like the networks.
+    `backend` None is inductor, on a CUDA device after fusing batch norms. `objective` None, for captured steps, is
+    compiled like the networks.
     """
 
     _task = "torch.compile"

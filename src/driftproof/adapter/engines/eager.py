@@ -14,14 +14,7 @@ __all__ = ["EagerEngine", "run_frozen"]
 
 
 class EagerEngine:
-    """Runs `train_step` anew for every batch.
-
-    The base of all engines, and what they fall back on.
-
-    Args:
-        method: The choices.
-        state: What the steps change.
-    """
+    """Runs `train_step` anew for every batch; the base of all engines, and what they fall back on."""
 
     def __init__(self, method: Method, state: State) -> None:
         self.method = method
@@ -33,16 +26,9 @@ class EagerEngine:
 
     @torch.no_grad()
     def run_frozen(self, images: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
-        """The frozen network's logits of the batch that `run` had last.
+        """The frozen network's logits of the batch that `run` had last, its bad images replaced by a good one.
 
-        They hold until the next batch runs.
-
-        Args:
-            images: The batch.
-            good: Which of its images are good, (N,); the first one takes the place of the others.
-
-        Returns:
-            Its logits with the statistics that a step uses, and with those of its training.
+        With the statistics that a step uses, and with those of its training. They hold until the next batch runs.
         """
         return run_frozen(self.state.source, replace_bad(images, good))
 

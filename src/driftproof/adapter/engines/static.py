@@ -12,6 +12,7 @@ from driftproof.adapter.method import Method
 from driftproof.adapter.objective import compute_objective
 from driftproof.adapter.state import State
 from driftproof.adapter.train_step import ObjectiveFn, train_step
+from driftproof.augment import Augment
 from driftproof.components import Step, batch_seed
 from driftproof.record import StepResult
 
@@ -59,10 +60,7 @@ def shape_key(images: Tensor) -> ShapeKey:
 
 
 class StaticStep:
-    """One step for batches of one shape: its input, its random numbers, and what it was found to use.
-
-    Args:
-        images: A batch of that shape.
+    """One step for batches of the shape of `images`: its input, its random numbers, and what it was found to use.
 
     Attributes:
         images: Where the batch is read from.
@@ -85,10 +83,10 @@ class StaticStep:
         """Run `train_step` on the batch that `images` holds."""
         made: list[Step] = []
 
-        def make_step(images: Tensor, **named: Any) -> Step:  # noqa: ANN401  # as `State.make_step`
+        def make_step(images: Tensor, _: Step | None = None, student_view: Augment | None = None) -> Step:
             if not made:
                 images = self.images.copy_(images)  # bad images were replaced; the batch stays in its place
-            step = state.make_step(images, self.generator, self.side_stream, **named)
+            step = state.make_step(images, self.generator, student_view, self.side_stream)
             made.append(step)
             if self.uses_source:
                 step.source_logits  # noqa: B018  # before the objective: a compiled one contains no network
@@ -106,12 +104,8 @@ class StaticEngine(EagerEngine):
 
     All batches up to the first optimizer step and the first batch of each shape run eagerly, because lazy buffers must
     exist before their addresses are fixed; so do batches of rare shapes. Eager and static steps share one state. Here
-    static steps run as they are; `CudaGraphEngine` captures them.
-
-    Args:
-        method: As for `EagerEngine`.
-        state: As for `EagerEngine`.
-        objective: How the objective is computed where nothing draws random numbers.
+    static steps run as they are; `CudaGraphEngine` captures them. `objective` is used where nothing draws random
+    numbers.
     """
 
     def __init__(self, method: Method, state: State, objective: ObjectiveFn = compute_objective) -> None:
