@@ -65,8 +65,10 @@ def compare(
 def standardize(score: Tensor, classes: Tensor) -> Tensor:
     """Subtract the mean of the predicted class in the batch, and divide by its standard deviation."""
     standardized = torch.zeros_like(score)
-    for number in classes.unique():
+    for number in range(int(classes.max()) + 1):
         own = classes == number
+        if not own.any():
+            continue
         standardized[own] = (score[own] - score[own].mean()) / score[own].std(correction=0).clamp(min=1e-3)
     return standardized
 
