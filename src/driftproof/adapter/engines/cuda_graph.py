@@ -1,5 +1,6 @@
 """Steps captured in CUDA graphs: one launch for a whole step."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -108,7 +109,7 @@ class CudaGraphEngine(StaticEngine):
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _undo_failed_capture(self.state.device, self._pool):
+            with _pause_collector(), _undo_failed_capture(self.state.device, self._pool):
                 # Threads that load data may allocate meanwhile; only this one must not.
                 stream = _shared_stream("capture", self.state.device)
                 with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
@@ -130,6 +131,25 @@ def _shared_stream(role: str, device: torch.device) -> torch.cuda.Stream:
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         setattr(_streams, key, stream)
     return stream
+
+
+_capturing = threading.RLock()
+
+
+@contextmanager
+def _pause_collector() -> Iterator[None]:
+    """Keep the garbage collector off while a step is captured: freeing another CUDA graph would end the capture.
+
+    The collector is the process's, so captures of several threads wait for each other.
+    """
+    with _capturing:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 @contextmanager
