@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from bisect import bisect_left
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -160,8 +161,9 @@ def quote(page: str) -> list[str]:
     if page == "docs/sentinel.md":
         return sentinel_words()
     if page == "docs/faq.md":
-        counts = json.loads((ROOT / "results/architectures/architectures.json").read_text())["counts"]["eager"]
-        return [f"lists {sum(counts.values())} architectures, of which {counts['adapted']} take steps"]
+        tables = (ROOT / "results/architectures").glob("*/architectures.json")
+        counts = sum((Counter(json.loads(table.read_text())["counts"]["eager"]) for table in tables), Counter())
+        return [f"lists {counts.total()} architectures, of which {counts['adapted']} take steps"]
     return []
 
 
