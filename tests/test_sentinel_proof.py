@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from driftproof.bench import Results
 from driftproof.bench.jobs import run_locally
 from driftproof.bench.runner import RunSettings
+from driftproof.bench.tables import TableEntry
 from driftproof.errors import StateError
 from small_bench import AT_ONCE, SmallBench, contents, crash_points, files, ignore, restore, small_jobs
 
@@ -95,3 +97,5 @@ def test_rounds_without_an_answer_change_nothing_of_the_others(tmp_path):
         else:
             assert "learner/error" in ours
             assert "error" not in ours
+    results, (job,) = Results(tmp_path / "short"), small_jobs(rounds=3, domains=DOMAINS, methods=["sentinel"])
+    assert results.value(TableEntry("sentinel", "closed", (job.spec,), round=3)).round == 1

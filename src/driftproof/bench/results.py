@@ -145,7 +145,8 @@ class Results:
         """Return comparable numbers of several entries: from the same round and the same seeds.
 
         The round is the last one that all entries have reached with at least one seed, but no later than any of them
-        shows. Seeds that have not reached it are left out.
+        shows; where that round did not measure all of them, the last one that did. Seeds that have not reached it are
+        left out.
         """
         runs = {spec: {run.seed: run for run in self.seeds(spec)} for entry in entries for spec in entry.specs}
         first, *others = runs.values()
@@ -156,6 +157,8 @@ class Results:
         reached = {seed: self._rounds_reached(by_seed[seed] for by_seed in runs.values()) for seed in shared}
         round = int(min(max(reached.values()), *(entry.round for entry in entries)))
         seeds = [seed for seed in shared if reached[seed] >= round]
+        measured = [(entry, runs[spec][seed]) for entry in entries for spec in entry.specs for seed in seeds]
+        round = next((each for each in range(round, 0, -1) if self._are_measured(measured, each)), round)
         return [
             self._average(entry, [[runs[spec][seed] for spec in entry.specs] for seed in seeds], round, wanted)
             for entry in entries
@@ -169,6 +172,13 @@ class Results:
     def _rounds_reached(self, runs: Iterable[Spec]) -> float:
         """Return the last round that all runs have completed; infinity if all are stateless."""
         return min((self.rounds(run) for run in runs if not self.is_stateless(run)), default=math.inf)
+
+    def _are_measured(self, entries: Iterable[tuple[TableEntry, Spec]], round: int) -> bool:
+        """Whether the runs have rows of the entries' metrics in a round."""
+        return all(
+            self.is_stateless(run) or (self.runs[run].name, round) in self._means(entry.metric, entry.domain)
+            for entry, run in entries
+        )
 
     def _average(self, entry: TableEntry, by_seed: Sequence[Sequence[Spec]], round: int, wanted: int) -> Value:
         numbers = [[self._mean(run, entry.metric, round, entry.domain) for run in runs] for runs in by_seed]
