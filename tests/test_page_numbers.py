@@ -145,7 +145,7 @@ def quote(page: str) -> list[str]:
         networks = json.loads((ROOT / "results/safety/safety.json").read_text())["networks"]
         losses = sorted(row["source"] - row["adapt"] for rows in networks.values() for row in rows.values())
         safe = sum(loss <= 1 + 1e-4 for loss in losses)  # accuracies were computed in single precision
-        rows = f"| {safe} of {len(losses)}; {losses[-1]:.1f} points below in the other"
+        rows = f"| {safe} of {len(losses)}; the worst is {losses[-1]:.1f} points below"
         return [f"| driftproof | {len(dp.methods.__all__)} |", rows, *curves()]
     if page == "docs/index.md":
         return curves()
@@ -210,7 +210,7 @@ def alarm_words() -> list[str]:
         if score == "cosine_entropy" and alarm.endswith("fixed")
     ]
     return [
-        "miss are {:.1f}, {:.1f} and {:.1f} % where 1 % was asked for".format(*missed),
+        "miss are {:.1f} and {:.1f} % where 1 % was asked for".format(*missed),
         *(f"flags {100 * min(found):.0f} to {100 * max(found):.0f} %" for found in unknown),
         f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
     ]

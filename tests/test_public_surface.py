@@ -346,22 +346,26 @@ def test_documents_quote_the_measured_safety():
     safety = " ".join((ROOT / "docs" / "safety.md").read_text().split())
     networks = json.loads((ROOT / "results" / "safety" / "safety.json").read_text())["networks"]
     rows = [row for rows in networks.values() for row in rows.values()]
-    lost = [row["source"] - min(row["adapt"], row.get("command", row["adapt"])) for row in rows]
-    (short,) = [points for points in lost if round(points, 3) > 1]
-    behind = [row["plain"] - row["adapt"] for row in rows if any("plain method" in each for each in row["failures"])]
+    lost = max(row["source"] - row["adapt"] for row in rows)
+    by_command = max(row["source"] - row["command"] for row in rows if row.get("command") is not None)
+    assert not any(row["failures"] for row in rows)
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"([table](results/safety/safety.md)) | {len(rows) - 1} of {len(rows)}; {short:.1f} points below" in readme
-    assert f"In {len(rows) - 1} of {len(rows)} rows ({len(networks['small'])} streams, two networks)" in safety
-    assert f"The other row is clean images one by one, {short:.1f} points below" in safety
-    assert len(behind) == 1
-    assert f"in one row: by {behind[0]:.1f} points" in safety
+    assert f"([table](results/safety/safety.md)) | {len(rows)} of {len(rows)}; the worst is {lost:.1f} points" in readme
+    assert f"In {len(rows)} of {len(rows)} rows ({len(networks['small'])} streams, two networks)" in safety
+    assert f"the worst is {lost:.1f} below, clean images with the small network" in safety
+    assert f"measured in two rows of each network, is at most {by_command:.1f} below" in safety
     one, ordered = networks["wrn40_2"]["clean, batches of 1"], networks["wrn40_2"]["clean, sorted by class"]
     assert f"falls to {one['plain']:.1f} % accuracy on single images and to {ordered['plain']:.0f} %" in safety
     assert f"where `dp.adapt` keeps {ordered['adapt']:.0f} %" in safety
-    (verdict,) = json.loads((ROOT / "results" / "guards" / "guards.json").read_text())["verdicts"].values()
-    assert (verdict["collapsed"], verdict["rescued"], verdict["healthy"], verdict["false alarms"]) == (20, 20, 16, 0)
+    guards = json.loads((ROOT / "results" / "guards" / "guards.json").read_text())
+    (verdict,) = guards["verdicts"].values()
+    assert (verdict["collapsed"], verdict["rescued"], verdict["healthy"], verdict["false alarms"]) == (20, 20, 17, 0)
     assert "Of twenty runs that collapse, all twenty end" in safety
-    assert f"In {verdict['healthy batches']:,} batches of sixteen healthy runs there is no false alarm" in safety
+    (above,) = [
+        line["final"] - line["source"] for line in guards["with guards"] if line["final"] > line["source"] + 0.1
+    ]
+    assert f"one ends {above:.1f} above it" in safety
+    assert f"In {verdict['healthy batches']:,} batches of seventeen healthy runs there is no false alarm" in safety
 
 
 def test_example_prints_how_to_start_it(monkeypatch, capsys):
