@@ -21,8 +21,10 @@ demo: setup
 	$(BIN)/driftproof demo
 
 # Files stay whole, so that what is dear to set up is set up once, and in order: else those with few tests, which can be
-# the slow ones, would come last, when the other workers have nothing left. Each worker has a core, so one thread.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# the slow ones, would come last, when the other workers have nothing left. One worker more than cores, since some
+# tests wait for a server or another process; one thread each.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 tests coverage test-slow: export OMP_NUM_THREADS = 1
 # The tests build the documents, strictly. Types are checked meanwhile, since mypy uses one core only.
 test: setup
