@@ -4,7 +4,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -218,11 +218,15 @@ class State(nn.Module):
     def _run_source(self, images: Tensor) -> SourcePass:
         return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
 
+    def recalling(self, memory: Memory | None) -> AbstractContextManager[None]:
+        """A context in which rows of the memory are exchanged between ranks, not those of the batch."""
+        return nullcontext() if memory is None else self.distributed.recalling(is_copied=memory.is_copied)
+
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
         """A context whose passes over a memory are learned from."""
         with ExitStack() as stack:
-            stack.enter_context(self.distributed.recalling(is_copied=memory.is_copied))
+            stack.enter_context(self.recalling(memory))
             for network in self.networks.values():
                 stack.enter_context(network.learning(memory.mask()))
             yield
@@ -272,6 +276,8 @@ class State(nn.Module):
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
         """Count a batch and its step, and keep gradients that wait for one."""
         self.index.add_(finite)
+        if not self.names:
+            return
         self.num_steps.add_(stepped)
         if self._return_condition is not None:
             self.num_steps.mul_(~(self._return_condition & stepped))
