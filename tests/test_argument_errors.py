@@ -54,6 +54,19 @@ def test_adapter_names_keywords_too(model):
 
 
 @pytest.mark.parametrize("name", LEARNING)
+def test_optimizer_may_choose_its_own_learning_rate(model, name):
+    adapter = METHODS[name](model, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25))
+    assert [group["lr"] for group in adapter.optimizer.param_groups] == [0.25]
+    for ambiguous in (partial(torch.optim.SGD, lr=0.25), partial(partial(torch.optim.SGD, lr=0.25), momentum=0.9)):
+        with pytest.raises(ConfigurationError, match=r"pass `lr=0\.25` and leave it out of `optimizer`"):
+            METHODS[name](model, optimizer=ambiguous)
+    with pytest.raises(ConfigurationError, match=r"torch\.optim\.Optimizer from parameters, but it returned NoneType"):
+        METHODS[name](model, optimizer=lambda parameters: None)
+    with pytest.raises(ConfigurationError, match="Expected `optimizer` to be a function"):
+        METHODS[name](model, optimizer="adam")
+
+
+@pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("lr", ["1e-3", -1e-3, float("nan"), float("inf"), None, True])
 def test_learning_rates_that_are_no_rates_are_refused(model, name, lr):
     if lr is None and inspect.signature(METHODS[name]).parameters["lr"].default is None:

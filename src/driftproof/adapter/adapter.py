@@ -13,7 +13,6 @@ from typing_extensions import Self
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import (
     EngineName,
-    MakeOptimizer,
     Novelty,
     OutputName,
     Schedule,
@@ -38,6 +37,7 @@ from driftproof.locking import synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
+from driftproof.optimizers import MakeOptimizer
 from driftproof.outputs import Output
 from driftproof.problems import check_batch
 from driftproof.quarantine import replace_bad

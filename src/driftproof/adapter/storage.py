@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from driftproof.adapter.optimizers import OptimizerBackup, iter_tensors, steps_in_place
 from driftproof.adapter.slots import Slot
 from driftproof.errors import ComponentError, EngineError
+from driftproof.optimizers import OptimizerBackup, iter_tensors, steps_in_place
 from driftproof.tensor_list import TensorList, where_each
 
 __all__ = ["Backup", "Storage"]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from driftproof.adapter.method import Method
 from driftproof.adapter.objective import Objective, compute_novelty, compute_objective
-from driftproof.adapter.optimizers import match_strides
 from driftproof.adapter.predict_step import run_networks
 from driftproof.adapter.state import State
 from driftproof.adapter.storage import Backup
 from driftproof.adapter.verdict import Update, Verdict, judge_step
 from driftproof.components import Step
 from driftproof.errors import ModelError
+from driftproof.optimizers import match_strides
 from driftproof.quarantine import expand_mask, mask_like
 from driftproof.record import Record, StepResult
 
