@@ -55,11 +55,10 @@ def test_adapter_names_keywords_too(model):
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_optimizer_may_choose_its_own_learning_rate(model, name):
-    adapter = METHODS[name](model, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25))
-    assert [group["lr"] for group in adapter.optimizer.param_groups] == [0.25]
-    for ambiguous in (partial(torch.optim.SGD, lr=0.25), partial(partial(torch.optim.SGD, lr=0.25), momentum=0.9)):
-        with pytest.raises(ConfigurationError, match=r"pass `lr=0\.25` and leave it out of `optimizer`"):
-            METHODS[name](model, optimizer=ambiguous)
+    bound = partial(torch.optim.SGD, lr=0.25)
+    for make in (lambda parameters: torch.optim.SGD(parameters, lr=0.25), bound, partial(bound, momentum=0.9)):
+        assert METHODS[name](model, optimizer=make).optimizer.param_groups[0]["lr"] == 0.25
+    assert METHODS[name](model, optimizer=lambda p, lr: torch.optim.SGD(p, lr), lr=0.5).optimizer.defaults["lr"] == 0.5
     with pytest.raises(ConfigurationError, match=r"torch\.optim\.Optimizer from parameters, but it returned NoneType"):
         METHODS[name](model, optimizer=lambda parameters: None)
     with pytest.raises(ConfigurationError, match="Expected `optimizer` to be a function"):

@@ -97,19 +97,13 @@ def build_optimizer(
 
 
 def bind_learning_rate(make: Callable[..., torch.optim.Optimizer], lr: float) -> MakeOptimizer:
-    """Have an optimizer made with this learning rate, if `make` takes one; else it chooses its own."""
-    bound = getattr(make, "keywords", {}).get("lr")
-    if bound is not None:
-        raise ConfigurationError(
-            f"Expected the learning rate as `lr=` alone, but `optimizer` sets it too: pass `lr={bound}` and leave it "
-            "out of `optimizer`."
-        )
+    """Have an optimizer made with this learning rate, unless `make` has one of its own, or takes none."""
     try:
         taken = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # no function, which is refused later, or one that does not say
         return partial(make, lr=lr) if callable(make) else make
     takes_lr = any(one.name == "lr" or one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
-    return partial(make, lr=lr) if takes_lr else make
+    return partial(make, lr=lr) if takes_lr and "lr" not in getattr(make, "keywords", {}) else make
 
 
 def _materialize(optimizer: torch.optim.Optimizer) -> None:

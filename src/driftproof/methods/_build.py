@@ -78,7 +78,7 @@ def build_adapter(
         statistics: What batch norm uses; None is the batch's own statistics.
         mean_entropy: λ_max; None is 0.5 with `ConfidenceDifference` and the method's own otherwise.
         scope: What trains; None is the method's own.
-        optimizer: Called as `optimizer(parameters, lr=lr)`, without `lr` if it takes none: then it has its own.
+        optimizer: Called as `optimizer(parameters, lr=lr)`; without `lr` if it has a learning rate of its own.
         lr_schedule: As for `Adapter`.
         gradient: As for `Adapter`.
         memory: As for `Adapter`.
