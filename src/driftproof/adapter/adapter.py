@@ -208,7 +208,8 @@ class Adapter(StateHolder):
         """Predict a batch and learn from it; returns the logits and the record of this batch."""
         with self._running(gradients=self.method.learns):
             images = self._check_batch(images)
-            announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
+            if self.distributed.size > 1:
+                announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
             self.state.require_gradients()
             try:
                 result = self._watch.after_batch(images, self._engine.run(images), self._engine.run_frozen)
