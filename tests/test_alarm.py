@@ -4,14 +4,14 @@ import math
 
 import pytest
 import scipy.ndimage
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import driftproof as dp
 from cases import batches
-from driftproof.alarm import known_quantile
-from driftproof.alarm.known_mixture import KnownScores, fit_known_scores
+from driftproof.alarm import KnownQuantile
 from networks import build
 
 
@@ -205,26 +205,29 @@ def test_invalid_input_raises():
             dp.Alarm(0.5, connectivity=connectivity)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6])
-def test_unknown_images_explain_the_stream_much_better_than_a_shift(shift):
-    scores = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert fit_known_scores(scores + shift).gain < 10
-    scores[::2] = 2.2 + 0.45 * scores[::2]
-    assert fit_known_scores(scores).gain > 30
-
-
-@pytest.mark.parametrize(
-    ("unknown", "gain", "count"),
-    [(0.02, 50.0, 800), (0.2, 50.0, 1500), (0.5, 90.0, 250), (0.5, 90.0, 1000), (0.5, 21.0, 3000), (0.5, -1.0, 3000)],
-)
-def test_fitted_quantile_counts_by_unknown_share_gain_and_number_of_scores(monkeypatch, unknown, gain, count):
-    known = KnownScores(median=0.5, scale=1.0, unknown=unknown, gain=gain)
-    monkeypatch.setattr(known_quantile, "fit_known_scores", lambda x: known)
-    scores = torch.randn(count, generator=torch.Generator().manual_seed(0)).double()
-    tracked = known_quantile.KnownQuantile(0.05, 5000, torch.linspace(-4, 4, 20001))
+@given(st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.9]), st.integers(60, 300), st.integers(0, 200), st.integers(0, 99))
+def test_tracked_threshold_equals_its_definition(rate, known, unknown, seed):
+    generator = torch.Generator().manual_seed(seed)
+    calibration, scores, novel = (torch.randn(n, generator=generator).double() for n in (400, known, unknown))
+    scores = torch.cat([0.5 + 1.2 * scores, 2.2 + 0.4 * novel]).round(decimals=2)
+    tracked = KnownQuantile(rate, 500, calibration)
     tracked._latest = scores
-    share = min(1.0, max(0.0, min((unknown - 0.05) / 0.3, gain / 30))) * min(1, count / 1000)
-    normal = known_quantile._normal_scores(scores, tracked._calibration)
-    of_all = float(normal.sort(descending=True).values[int(0.05 * count)])
-    limit = of_all + share * (known.quantile(0.05) - of_all)
-    assert (scores > tracked.compute()).sum() == (normal > limit).sum()
+
+    def to_normal(values):
+        ranks = scipy.stats.percentileofscore(calibration.numpy(), values, kind="mean") * len(calibration) / 100
+        return scipy.stats.norm.ppf((ranks + 0.5) / (len(calibration) + 1))
+
+    low, usual = (to_normal(sorted(each.tolist())[round(0.02 * (len(each) - 1))]) for each in (scores, calibration))
+    z = scipy.stats.norm.isf(rate)
+    explained = (to_normal(scores) <= 1 + 0.67 * z + (0.5 - 0.12 * z) * (low - usual)).sum()
+    limit = sorted(scores.tolist())[max(len(scores) - 1 - int(rate * len(scores) + 1e-9), 0)]
+    expected = min(limit, sorted(scores.tolist())[max(explained - 1, 0)])
+    assert tracked.compute() == expected
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.5, 0.95])
+def test_without_shift_and_unknown_images_the_quantile_of_all_scores_counts(rate):
+    calibration = draw(0, 1, 5000, seed=0)
+    tracked = KnownQuantile(rate, 2000, calibration)
+    tracked._latest = draw(0, 1, 2000, seed=1).double()
+    assert (tracked._latest > tracked.compute()).sum() == int(rate * 2000 + 1e-9)
