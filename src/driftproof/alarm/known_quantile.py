@@ -11,7 +11,7 @@ _LOW = 0.02
 """The share of scores that counts as low. Unknown images hardly ever score so low, known ones of any domain do."""
 
 _NEW, _TRAINED_ON = (0.3, 0.88, 0.7, 0.07), (1.0, 0.67, 0.5, 0.12)
-"""What known images score at most at a standard normal z, where the low scores have shifted by s: a + b z + (c − d z) s.
+"""What known images score at most at a standard normal z, where low scores have shifted by s: a + b z + (c − d z) s.
 
 A network knows the images it was trained on better than new ones, so compared with them all new images look novel, most
 of all hard ones. Chosen with WRN-40-2 on CIFAR-10 and CIFAR-100, with the held-out corruptions and pairs of them.
