@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import driftproof as dp
 from driftproof.bench import Results
 from driftproof.bench.jobs import run_locally
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.tables import TableEntry
 from driftproof.errors import StateError
+from networks import build
 from small_bench import AT_ONCE, SmallBench, contents, crash_points, files, ignore, restore, small_jobs
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -99,3 +102,32 @@ def test_rounds_without_an_answer_change_nothing_of_the_others(tmp_path):
             assert "error" not in ours
     results, (job,) = Results(tmp_path / "short"), small_jobs(rounds=3, domains=DOMAINS, methods=["sentinel"])
     assert results.value(TableEntry("sentinel", "closed", (job.spec,), round=3)).round == 1
+
+
+def make_sentinel(window):
+    detector = dp.detectors.Sentinel(lr=1e-2, momentum=1.0, images_per_step=1)
+    options = {"statistics": dp.statistics.WindowedBlend(0.3, window), "accumulate": 1, "guard": ()}
+    return dp.sentinel(build("wide_resnet"), lr=1e-2, detector=detector, **options)
+
+
+@pytest.mark.parametrize(("is_closed", "window"), [(False, 4), (True, 4), (False, 6)])
+def test_passes_that_no_row_needs_are_left_out_and_change_nothing(is_closed, window):
+    """Batches below the window have running statistics, so that the frozen network's logits differ between rounds."""
+    whole, short = make_sentinel(window), make_sentinel(window)
+    rounds, passes = answer_rounds.AnswerRounds({1, 5}, is_closed=is_closed), []
+    short.source.register_forward_pre_hook(lambda network, images: passes.append(len(images[0])))
+    generator = torch.Generator().manual_seed(0)
+    stream = {domain: [torch.rand(n, 3, 8, 8, generator=generator) for n in (7, 7, 5)] for domain in DOMAINS}
+    for number, domain in itertools.product(range(1, 6), DOMAINS):
+        prefix, sentinel = rounds(short, number, domain), short.method.detector.affine.clone()
+        for images in stream[domain]:
+            passes.clear()
+            answer, ours = whole(images), short(images)
+            assert prefix or torch.equal(ours, answer)
+            assert prefix == ("" if number in (1, 5) else "learner/")
+            assert is_closed or torch.equal(short.last.novelty, whole.last.novelty)
+            assert torch.equal(short.last.selected, whole.last.selected)
+            assert len(passes) == (2 if not prefix else 0 if number > 2 and window == 4 else 1)
+        assert torch.equal(short.method.detector.affine, sentinel) == (is_closed and bool(prefix))
+    ours, theirs = (dict(adapter.network.named_parameters()) for adapter in (short, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
