@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import (
     EngineName,
     Novelty,
@@ -19,6 +18,7 @@ from driftproof.adapter.method import (
     check_engine_options,
     make_method,
 )
+from driftproof.adapter.networks import build_networks, restore_buffers
 from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
@@ -182,18 +182,18 @@ class Adapter(StateHolder):
                 mean_entropy_over=mean_entropy_over,
                 guard=guard,
             )
-            state = State(
+            networks, names = build_networks(
                 model,
                 method,
-                logits=logits,
-                classifier=classifier,
+                channels_last=channels_last,
                 precision=precision,
                 source_precision=source_precision,
-                channels_last=channels_last,
+                logits=logits,
+                classifier=classifier,
                 distributed=Distributed(process_group),
-                capturable=engine != "eager" and method.dynamic_reason is None,
-                seed=int(seed),
             )
+            capturable = engine != "eager" and method.dynamic_reason is None
+            state = State(method, networks, names, capturable=capturable, seed=int(seed))
         super().__init__(method, state, engine=engine, channels_last=channels_last)
         self._requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
