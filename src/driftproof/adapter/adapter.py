@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from driftproof.adapter.method import (
+    AverageOver,
     EngineName,
+    MeanEntropyOver,
     Novelty,
     OutputName,
     Schedule,
@@ -144,8 +146,8 @@ class Adapter(StateHolder):
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
-        average_over: Literal["selected", "batch"] | None = None,
-        mean_entropy_over: Literal["selected", "batch", "auto"] = "batch",
+        average_over: AverageOver | None = None,
+        mean_entropy_over: MeanEntropyOver = "batch",
         novelty: str | Novelty | None = None,
         guard: Guard | Sequence[Guard] | None = None,
         logits: LogitsAccessor | None = None,
