@@ -10,11 +10,17 @@ __all__ = ["KnownQuantile"]
 _LOW = 0.02
 """The share of scores that counts as low. Unknown images hardly ever score so low, known ones of any domain do."""
 
-_NEW, _TRAINED_ON = (0.3, 0.88, 0.7, 0.07), (1.0, 0.67, 0.5, 0.12)
+_NEW, _TRAINED_ON = (0.3, 0.88, 0.7, 0.07), (1.0, 0.67, 0.5, 0.13)
 """What known images score at most at a standard normal z, where low scores have shifted by s: a + b z + (c − d z) s.
 
 A network knows the images it was trained on better than new ones, so compared with them all new images look novel, most
 of all hard ones. Chosen with WRN-40-2 on CIFAR-10 and CIFAR-100, with the held-out corruptions and pairs of them.
+"""
+
+_USUAL, _FEW, _MANY = 0.05, 1.5, 2.0
+"""A share of known images, and how many times as many scores exceed what they score at most if there are unknown ones.
+
+Some shifts alone make it 1.5 times as many.
 """
 
 _BEYOND = 2.33
@@ -26,8 +32,9 @@ class KnownQuantile:
 
     Scores become normal scores, their ranks in the calibration. Unknown images raise the upper quantiles of a stream,
     and so does a shift, which raises the low scores as well. So the estimate is the upper quantile of the latest
-    scores, but at most what the shift of the low ones, their 2 % quantile, explains; where most scores are beyond the
-    calibration's, it explains nothing. A batch distributed unlike the latest scores starts the window anew.
+    scores, but at most what the shift of the low ones, their 2 % quantile, explains. This bound counts where at least
+    twice as many scores exceed it as known images should, not up to 1.5 times as many, and not where most scores are
+    beyond the calibration's. A batch distributed unlike the latest scores starts the window anew.
 
     Args:
         rate: Share of known images above the quantile.
@@ -41,7 +48,7 @@ class KnownQuantile:
     ) -> None:
         self.rate = rate
         self.window = window
-        self._bound = _TRAINED_ON if trained_on else _NEW
+        self._line = _TRAINED_ON if trained_on else _NEW
         self._calibration = None if calibration is None else _finite_scores(calibration).sort().values
         self._latest = torch.empty(0, dtype=torch.float64)
         if self._calibration is not None:
@@ -74,10 +81,17 @@ class KnownQuantile:
         if float(normal.median()) > _BEYOND:
             return self.rate
         shift = _low_score(normal) - _normal_scores(_low_score(calibration), calibration)
-        z = -torch.special.ndtri(torch.tensor(self.rate, dtype=torch.float64))
-        base, slope, rise, narrows = self._bound
-        most = base + slope * z + (rise - narrows * z) * shift
-        return max(self.rate, float((normal > most).double().mean()))
+        excess = float((normal > self._bound(_USUAL, shift)).double().mean()) / _USUAL
+        trust = min(1.0, max(0.0, (excess - _FEW) / (_MANY - _FEW)))
+        of_all = normal[len(normal) - 1 - int(self.rate * len(normal) + 1e-9)]
+        limit = torch.lerp(of_all, torch.minimum(of_all, self._bound(self.rate, shift)), trust)
+        return max(self.rate, float((normal > limit).double().mean()))
+
+    def _bound(self, rate: float, shift: Tensor) -> Tensor:
+        """The normal score that at most a share `rate` of the known images exceeds."""
+        z = -torch.special.ndtri(torch.tensor(rate, dtype=torch.float64))
+        base, slope, rise, narrows = self._line
+        return base + slope * z + (rise - narrows * z) * shift
 
 
 def _finite_scores(scores: Tensor) -> Tensor:
@@ -98,7 +112,7 @@ def _low_score(scores: Tensor) -> Tensor:
 
 def _normal_scores(scores: Tensor, calibration: Tensor) -> Tensor:
     ranks = torch.searchsorted(calibration, scores) + torch.searchsorted(calibration, scores, right=True)
-    normal: Tensor = torch.special.ndtri((ranks + 1) / (2 * len(calibration) + 2))
+    normal: Tensor = torch.special.ndtri((ranks + 1).double() / (2 * len(calibration) + 2))
     return normal
 
 
