@@ -222,7 +222,7 @@ def test_quarantined_images_do_not_teach_the_sentinel():
     adapters[0](broken)
     with torch.no_grad():
         detector, state = adapters[1].method.detector, adapters[1].state
-        detector.detect(stand_in, state.detector, good)
+        detector.detect(stand_in, state.detector, good).learn()
     assert torch.equal(adapters[0].method.detector.affine, detector.affine)
 
 
@@ -523,20 +523,28 @@ def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum, ot
         )
     )
     beside.state.optimizer.register_step_pre_hook(lambda *_: log.append("step"))
+    take_step = beside.method.detector._step
+
+    def learn(*arguments):
+        log.append(f"sentinel learns on {side_stream.current[-1].name}")
+        take_step(*arguments)
+
+    vars(beside.method.detector)["_step"] = learn
     for images in double_stream():
         for static in engine._steps.values():
             static.side_stream = side_stream
         log.clear()
         torch.testing.assert_close(engine.run(images).logits, plain(images), rtol=0, atol=1e-12)
     begins, ends = ["side waits for main"], ["main waits for side"]
+    learns = [*begins, "sentinel learns on side"]
     early, late = [], []  # the frozen network's pass over mirror images: as soon as nothing waits for the side stream
     if other == "source_mirror":
         early, late = ([*begins, "frozen on side"], []) if momentum == 1 else ([], ["frozen on side"])
     if momentum == 1:
-        start = [*begins, "frozen on side", "sentinel on main", *ends, *(early or ends), "learner on main"]
+        start = [*begins, "frozen on side", "sentinel on main", *ends, *(early or ends), *learns, "learner on main"]
     else:
-        start = ["sentinel on main", "sentinel on main", *begins, "frozen on side", "learner on main", *ends]
-    assert log == [*start, *begins, "mirror on side", *late, *ends, "step"]
+        start = ["sentinel on main", "sentinel on main", *learns, *begins, "frozen on side", "learner on main", *ends]
+    assert log == [*start, *begins, "mirror on side", *late, *ends, *ends, "step"]
 
 
 def test_what_runs_beside_keeps_what_it_reads(side_stream):

@@ -3,10 +3,10 @@
 import copy
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ __all__ = ["COUNTERS", "State"]
 
 COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_NOTHING = (None, None, None)
+_Detected: TypeAlias = tuple[Detection | None, SourcePass | None, Tensor | None, Callable[[], None] | None]
+_NOTHING: _Detected = (None, None, None, None)
 
 
 class State(nn.Module):
@@ -122,7 +123,7 @@ class State(nn.Module):
             self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
         named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
         self.networks = {name: network for name, network in named.items() if network is not None}
-        self._detected: tuple[Detection | None, SourcePass | None, Tensor | None] = _NOTHING
+        self._detected: _Detected = _NOTHING
         if method.memory is not None:
             for network in self.networks.values():
                 network.predict_unless_learning()
@@ -179,7 +180,7 @@ class State(nn.Module):
     ) -> Step:
         """Run the adapting network on a batch; the arguments are those of `Step`."""
         statistics = self._method.statistics
-        detection, source_pass, source_view = self._detected
+        detection, source_pass, source_view, wait = self._detected
         return Step(
             images,
             network=self.network,
@@ -199,6 +200,7 @@ class State(nn.Module):
             detection=detection,
             source_pass=source_pass,
             source_view=source_view,
+            wait=wait,
             generator=generator,
             side_stream=side_stream,
         )

@@ -179,6 +179,7 @@ def _recall(memory: Memory, make_step: Callable[..., Step], step: Step) -> Step:
 
 
 def _predict_only(method: Method, state: State, step: Step, judged: Judgement, before: Backup) -> StepResult:
+    step.join()
     novelty = compute_novelty(method, step)
     finite, images_ok = state.distributed.all_true(torch.stack([*are_finite([step.logits]), judged.any_good]))
     for component in method.components.values():
