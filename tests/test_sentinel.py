@@ -353,7 +353,10 @@ def test_mistakes_are_explained(model):
 
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_small_batches_enter_running_statistics(size):
-    """Of one layer by hand: statistics move by the share of the window that the batch fills."""
+    """Of one layer by hand: they move by the share of the window that the batch fills.
+
+    What is kept has the variance between batches too, which is none where a batch fills the window.
+    """
     layer, alpha, window = nn.BatchNorm2d(3), 0.4, 8
     nn.init.uniform_(layer.running_mean)
     nn.init.uniform_(layer.running_var, 0.5, 2.0)
@@ -363,6 +366,7 @@ def test_small_batches_enter_running_statistics(size):
     share = min(1.0, size / window)
     mean, variance = layer.running_mean.clone(), layer.running_var.clone()
     for images in batches(4, size=size):
+        between = share * (1 - share) * (images.mean((0, 2, 3)) - mean) ** 2
         mean = (1 - share) * mean + share * images.mean((0, 2, 3))
         variance = (1 - share) * variance + share * images.var((0, 2, 3), correction=0)
         offset = mean - layer.running_mean
@@ -370,6 +374,7 @@ def test_small_batches_enter_running_statistics(size):
         spread = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
         normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
         torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)
+        variance = variance + between
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
