@@ -51,7 +51,7 @@ class Predicted:
 def make_alarms(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm]:
     """Return the alarm, by what it is calibrated on, and the two it is compared with."""
     return {
-        "source images": dp.Alarm.from_false_alarm_rate(rate, calibration, score=score),
+        "source images": dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=True, score=score),
         "source images, fixed": dp.Alarm.from_false_alarm_rate(rate, calibration, track=False, score=score),
         "the stream": dp.Alarm.from_false_alarm_rate(rate, score=score),
     }

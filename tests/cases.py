@@ -5,7 +5,7 @@ import json
 import torch
 
 import driftproof as dp
-from driftproof.adapter.optimizers import iter_tensors
+from driftproof.optimizers import iter_tensors
 from networks import CLASSES, CONTRACT_NETWORKS
 
 PAPER_METHODS = ("ent", "tent", "eata", "swr", "gce", "conjugate", "cotta")

@@ -54,6 +54,18 @@ def test_adapter_names_keywords_too(model):
 
 
 @pytest.mark.parametrize("name", LEARNING)
+def test_optimizer_may_choose_its_own_learning_rate(model, name):
+    bound = partial(torch.optim.SGD, lr=0.25)
+    for make in (lambda parameters: torch.optim.SGD(parameters, lr=0.25), bound, partial(bound, momentum=0.9)):
+        assert METHODS[name](model, optimizer=make).optimizer.param_groups[0]["lr"] == 0.25
+    assert METHODS[name](model, optimizer=lambda p, lr: torch.optim.SGD(p, lr), lr=0.5).optimizer.defaults["lr"] == 0.5
+    with pytest.raises(ConfigurationError, match=r"torch\.optim\.Optimizer from parameters, but it returned NoneType"):
+        METHODS[name](model, optimizer=lambda parameters: None)
+    with pytest.raises(ConfigurationError, match="Expected `optimizer` to be a function"):
+        METHODS[name](model, optimizer="adam")
+
+
+@pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("lr", ["1e-3", -1e-3, float("nan"), float("inf"), None, True])
 def test_learning_rates_that_are_no_rates_are_refused(model, name, lr):
     if lr is None and inspect.signature(METHODS[name]).parameters["lr"].default is None:

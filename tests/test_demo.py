@@ -19,8 +19,6 @@ from driftproof.demo.network import train_network
 from driftproof.demo.page import _embed_some, hostile_table, world_table, write_demo_page
 from driftproof.demo.recorded import RECORDED, record_curves
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -26,7 +26,7 @@ from cases import (
     tensors_of,
 )
 from driftproof import kernels
-from driftproof.adapter import Method, copies, engines
+from driftproof.adapter import copies, engines
 from driftproof.adapter import storage as storage_module
 from driftproof.adapter.engines import (
     AutoEngine,
@@ -40,8 +40,8 @@ from driftproof.adapter.engines import (
 from driftproof.adapter.engines import compiled as compiled_module
 from driftproof.adapter.engines.compiled import compile_objective
 from driftproof.adapter.engines.static import MAX_SHAPES
-from driftproof.adapter.optimizers import _INITIAL, FusedAdam, build_optimizer, load_optimizer_state
 from driftproof.kernels import fusion
+from driftproof.optimizers import _INITIAL, FusedAdam, build_optimizer, load_optimizer_state
 from driftproof.statistics import batch as batch_statistics
 from driftproof.tensor_list import TensorList, are_finite
 from fault_injection import (
@@ -565,10 +565,7 @@ def test_optimizer_state_exists_from_the_start_and_equals_lazy_state(kind, optio
     start = [torch.randn(shape, generator=generator) for shape in ((3, 2), (4,))]
     ours, theirs = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
     make = partial(kind, lr=0.05, **options)
-    method = Method(
-        scope=dp.scopes.everything(), statistics=dp.statistics.Batch(), loss=dp.losses.Entropy(), optimizer=make
-    )
-    built, lazy = build_optimizer(method, tuple(ours), capturable=True), make(theirs)
+    built, lazy = build_optimizer(make, tuple(ours), capturable=True, scheduled=False), make(theirs)
     assert all(torch.equal(one, value) and one.grad is None for one, value in zip(ours, start, strict=True))
     keys = {parameter: set(built.state[parameter]) for parameter in ours}
     for _ in range(4):

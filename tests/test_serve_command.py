@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from driftproof.adapter.snapshot import read_meta
-from driftproof.adapter.state_file import read
+from driftproof.state_file import read
 from rows_on_disk import run_command
 from serving import Client, random_image
 from test_adapt_runs import MODEL

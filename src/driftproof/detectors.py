@@ -67,7 +67,7 @@ def detect_beside(
     good: Tensor,
     run_source: Callable[[], SourcePass] | None,
     stream: torch.cuda.Stream | None,
-    run_view: Callable[[], Tensor] | None = None,
+    run_view: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Detection, SourcePass | None, Tensor | None, Callable[[], None]]:
     """Have a detector judge a batch while the frozen network runs.
 
@@ -80,8 +80,8 @@ def detect_beside(
         good: Which images to learn from, (N,).
         run_source: Runs the frozen network; None where the detector does not need it.
         stream: Where the frozen network runs, and the detector learns; None runs it first.
-        run_view: Runs the frozen network once more, on `stream`, when the detector has its logits; what waits for the
-            stream later waits for this too. Ignored without a stream.
+        run_view: Runs the frozen network once more, on `stream`, when the detector has its logits, which it gets; what
+            waits for the stream later waits for this too. Ignored without a stream.
     """
     if run_source is None:
         detection = detector.detect(images, network, good)
@@ -95,7 +95,7 @@ def detect_beside(
         wait()
         if run_view is not None and stream is not None and not views:
             with torch.no_grad():
-                views.append(run_beside(stream, run_view)[0])
+                views.append(run_beside(stream, partial(run_view, found[0]))[0])
         return found[0]
 
     detection = detector.detect(images, network, good, read)

@@ -56,6 +56,7 @@ class Distributed:
 
     Attributes:
         rank: Rank of this process in the group.
+        size: Number of ranks; 1 inside `local()`.
 
     Examples:
         >>> single = Distributed()
@@ -65,20 +66,14 @@ class Distributed:
 
     def __init__(self, group: RankGroup = None) -> None:
         self._group = _resolve_group(group)
-        self._size = 1 if self._group is None else dist.get_world_size(self._group)
+        self.size = 1 if self._group is None else dist.get_world_size(self._group)
         self.rank = 0 if self._group is None else dist.get_rank(self._group)
-        self._is_local = False
         self._recalled: Literal["copies", "own rows"] | None = None
         self._broken: str | None = None
         self._stage: Literal["before handshake", "open", "rejected"] = "before handshake"
         self._device = torch.device("cpu")
         self._info = RankInfo()
         self._rows_per_rank: list[int] = []
-
-    @property
-    def size(self) -> int:
-        """Number of ranks; 1 inside `local()`."""
-        return 1 if self._is_local else self._size
 
     @property
     def copies(self) -> int:
@@ -109,11 +104,11 @@ class Distributed:
     @contextmanager
     def local(self) -> Iterator[None]:
         """Enter a section in which this rank works as a single process."""
-        self._is_local = True
+        size, self.size = self.size, 1
         try:
             yield
         finally:
-            self._is_local = False
+            self.size = size
 
     @contextmanager
     def recalling(self, *, is_copied: bool) -> Iterator[None]:
@@ -242,7 +237,7 @@ class Distributed:
         return batch, own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Distributed":
-        return self if self._size > 1 else Distributed()  # process groups cannot be copied; share it
+        return Distributed() if self._group is None else self  # process groups cannot be copied; share it
 
     def _handshake(self) -> None:
         """Exchange `RankInfo` once per `collective()` and check that the ranks agree."""
@@ -268,7 +263,7 @@ class Distributed:
         return [(bool(row[0]), RankInfo(*row[1:])) for row in self._gather(own).tolist()]
 
     def _gather(self, tensor: Tensor) -> Tensor:
-        pieces = [torch.empty_like(tensor) for _ in range(self._size)]
+        pieces = [torch.empty_like(tensor) for _ in range(self.size)]
         self._run_collective(lambda: dist.all_gather(pieces, tensor.contiguous(), group=self._group))
         return torch.stack(pieces)
 

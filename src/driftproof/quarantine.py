@@ -11,7 +11,7 @@ from driftproof.distributed import Distributed
 from driftproof.kernels import runs_triton
 from driftproof.network import Network
 
-__all__ = ["Judgement", "Quarantine", "mask_like", "replace_bad"]
+__all__ = ["Judgement", "Quarantine", "expand_mask", "mask_like", "replace_bad"]
 
 _FAR = math.log(10.0)
 _MOMENTUM, _STEP = 0.1, math.log(600.0)
@@ -111,6 +111,11 @@ def replace_bad(images: Tensor, good: Tensor) -> Tensor:
 def mask_like(mask: Tensor, like: Tensor) -> Tensor:
     """Reshape a mask of images, (N,), to broadcast against a tensor of N rows."""
     return mask if like.ndim == 1 else mask.view(-1, *[1] * (like.ndim - 1))
+
+
+def expand_mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Expand a mask of images, (N,), to one of samples: of pixels, where `shape` is (N, H, W)."""
+    return mask if len(shape) == 1 else mask.view(-1, 1, 1).expand(shape)
 
 
 def _is_supported(images: Tensor) -> bool:

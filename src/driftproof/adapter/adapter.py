@@ -13,7 +13,6 @@ from typing_extensions import Self
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import (
     EngineName,
-    MakeOptimizer,
     Novelty,
     OutputName,
     Schedule,
@@ -38,6 +37,7 @@ from driftproof.locking import synchronized
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision, tf32_mode
+from driftproof.optimizers import MakeOptimizer
 from driftproof.outputs import Output
 from driftproof.problems import check_batch
 from driftproof.quarantine import replace_bad
@@ -208,7 +208,8 @@ class Adapter(StateHolder):
         """Predict a batch and learn from it; returns the logits and the record of this batch."""
         with self._running(gradients=self.method.learns):
             images = self._check_batch(images)
-            announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
+            if self.distributed.size > 1:
+                announce_batch(self.method, self.state, images, ranks_checked=self._ranks_checked)
             self.state.require_gradients()
             try:
                 result = self._watch.after_batch(images, self._engine.run(images), self._engine.run_frozen)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from driftproof.adapter.copies import restore_model
-from driftproof.adapter.optimizers import load_optimizer_state
 from driftproof.adapter.state import State
 from driftproof.health import Health
 from driftproof.network import BatchNormHook
+from driftproof.optimizers import load_optimizer_state
 from driftproof.warn import warn_caller
 
 __all__ = ["StateControl", "Weights"]

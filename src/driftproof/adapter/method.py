@@ -2,13 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, SupportsFloat, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from driftproof.after import After
 from driftproof.augment import Augment
@@ -22,6 +22,7 @@ from driftproof.guards import Guard, Warn
 from driftproof.losses import Loss
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Precision
+from driftproof.optimizers import MakeOptimizer
 from driftproof.outputs import AfterUpdate, BeforeUpdate, Ensemble, Output, Teacher
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Nothing, Scope
@@ -33,7 +34,6 @@ from driftproof.teacher import EMA
 __all__ = [
     "AdapterOptions",
     "EngineName",
-    "MakeOptimizer",
     "Method",
     "Novelty",
     "OutputName",
@@ -42,7 +42,6 @@ __all__ = [
     "make_method",
 ]
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Novelty = Callable[[Step], Tensor]
 Schedule = Callable[[Tensor], Tensor]
 EngineName = Literal["auto", "eager", "compile", "graph"]

@@ -12,10 +12,9 @@ __all__ = ["announce_batch", "broadcast_buffers"]
 
 def announce_batch(method: Method, state: State, images: Tensor, *, ranks_checked: bool) -> None:
     """Tell the other ranks which batch comes next, and before the first one what this rank holds."""
-    if state.distributed.size > 1:
-        info = RankInfo() if ranks_checked else _fingerprint(method, state)
-        kind = digest([list(images.shape[1:]), str(images.dtype)])
-        state.distributed.set_info(info._replace(rows=len(images), images=kind))
+    info = RankInfo() if ranks_checked else _fingerprint(method, state)
+    kind = digest([list(images.shape[1:]), str(images.dtype)])
+    state.distributed.set_info(info._replace(rows=len(images), images=kind))
 
 
 def broadcast_buffers(method: Method, state: State) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
-from driftproof.adapter.optimizers import build_optimizer, load_optimizer_state
 from driftproof.adapter.slots import Slot
 from driftproof.adapter.state import COUNTERS, State
 from driftproof.adapter.state_checks import (
@@ -31,6 +30,7 @@ from driftproof.adapter.state_checks import (
     is_finite,
 )
 from driftproof.errors import StateError
+from driftproof.optimizers import load_optimizer_state
 
 __all__ = ["checksum", "digest", "fingerprint", "get_state", "read_meta", "set_state"]
 
@@ -74,7 +74,7 @@ def set_state(method: Method, state: State, saved: Mapping[str, Tensor]) -> None
         check_counters({name: counters.get(name) for name in COUNTERS} | guard_counters, method.accumulate)
         slots = find_slots(state, saved)
         check_finite(saved, slots, may_be_nonfinite=meta["nonfinite"])
-        seed, optimizer = operator.index(meta["seed"]), _decode_optimizer(method, state, meta["optimizer"], saved)
+        seed, optimizer = operator.index(meta["seed"]), _decode_optimizer(state, meta["optimizer"], saved)
     except StateError:
         raise
     except _ERRORS as error:
@@ -143,13 +143,11 @@ def _put(slot: Slot, value: Tensor | None, device: torch.device) -> None:
 # --- the optimizer ----------------------------------------------------------------------------------------------------
 
 
-def _decode_optimizer(
-    method: Method, state: State, encoded: object, saved: Mapping[str, Tensor]
-) -> torch.optim.Optimizer | None:
+def _decode_optimizer(state: State, encoded: object, saved: Mapping[str, Tensor]) -> torch.optim.Optimizer | None:
     """A new optimizer with the saved state."""
     if state.optimizer is None:
         return None
-    optimizer = build_optimizer(method, state.trainable, capturable=state.capturable)
+    optimizer = state.make_optimizer()
     try:
         decoded = _decode(encoded, saved)
         check_optimizer(optimizer.state_dict(), decoded)

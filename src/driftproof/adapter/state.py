@@ -4,7 +4,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,13 +13,6 @@ from torch import Tensor, nn
 
 from driftproof.adapter.copies import make_adapting_and_frozen, restore_model, share_parameters
 from driftproof.adapter.method import Method
-from driftproof.adapter.optimizers import (
-    FusedAdam,
-    build_optimizer,
-    has_known_start,
-    initial_values,
-    load_optimizer_state,
-)
 from driftproof.adapter.slots import Slot, fixed_shapes, iter_slots
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
@@ -30,6 +23,13 @@ from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
 from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.optimizers import (
+    FusedAdam,
+    build_optimizer,
+    has_known_start,
+    initial_values,
+    load_optimizer_state,
+)
 from driftproof.quarantine import Quarantine
 from driftproof.tensor_list import where_each
 
@@ -220,11 +220,15 @@ class State(nn.Module):
     def _run_source(self, images: Tensor) -> SourcePass:
         return self.source.try_features(images) if self._needs_source_features else (self.source(images), None)
 
+    def recalling(self, memory: Memory | None) -> AbstractContextManager[None]:
+        """A context in which rows of the memory are exchanged between ranks, not those of the batch."""
+        return nullcontext() if memory is None else self.distributed.recalling(is_copied=memory.is_copied)
+
     @contextmanager
     def learning(self, memory: Memory) -> Iterator[None]:
         """A context whose passes over a memory are learned from."""
         with ExitStack() as stack:
-            stack.enter_context(self.distributed.recalling(is_copied=memory.is_copied))
+            stack.enter_context(self.recalling(memory))
             for network in self.networks.values():
                 stack.enter_context(network.learning(memory.mask()))
             yield
@@ -274,6 +278,8 @@ class State(nn.Module):
     def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
         """Count a batch and its step, and keep gradients that wait for one."""
         self.index.add_(finite)
+        if not self.names:
+            return
         self.num_steps.add_(stepped)
         if self._return_condition is not None:
             self.num_steps.mul_(~(self._return_condition & stepped))
@@ -354,6 +360,12 @@ class State(nn.Module):
             for parameter in self.trainable:
                 parameter.requires_grad_(True)
 
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """A new optimizer of the method, for the trainable parameters."""
+        assert self._method.optimizer is not None  # Method checks it
+        scheduled = self._method.lr_schedule is not None
+        return build_optimizer(self._method.optimizer, self.trainable, capturable=self.capturable, scheduled=scheduled)
+
     def rebuild_optimizer(self) -> None:
         """Make a new optimizer, and new sums for accumulated gradients."""
         self.optimizer = None
@@ -361,7 +373,7 @@ class State(nn.Module):
         self._storage = None
         if self.names:
             with torch.inference_mode(False):
-                self.optimizer = build_optimizer(self._method, self.trainable, capturable=self.capturable)
+                self.optimizer = self.make_optimizer()
             if self._method.accumulate != 1:
                 sums = (torch.zeros_like(parameter, requires_grad=False) for parameter in self.trainable)
                 self._accumulated = {str(number): total for number, total in enumerate(sums)}

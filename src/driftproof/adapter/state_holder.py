@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter import snapshot, state_file
+from driftproof import state_file
+from driftproof.adapter import snapshot
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
 from driftproof.adapter.method import EngineName, Method

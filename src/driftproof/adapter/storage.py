@@ -1,13 +1,14 @@
 """Backing up, keeping and undoing the tensors that a step changes."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from driftproof.adapter.optimizers import OptimizerBackup, iter_tensors, steps_in_place
 from driftproof.adapter.slots import Slot
 from driftproof.errors import ComponentError, EngineError
+from driftproof.optimizers import OptimizerBackup, iter_tensors, steps_in_place
 from driftproof.tensor_list import TensorList, where_each
 
 __all__ = ["Backup", "Storage"]
@@ -103,39 +104,36 @@ class Backup:
             self._optimizer.restore()
         self._storage.values.keep_where(stepped, self._values)
 
-    def keep_buffers(self, owner: str) -> None:
-        """Keep what was replaced among the buffers of one choice, whatever becomes of the step."""
-        for held in self._buffers:
-            if held.slot.owner == owner:
-                held.put(held.slot.tensor)
-
-    def keep_buffers_where(self, condition: Tensor, owners: Collection[str] | None = None) -> None:
-        """Keep buffers that were replaced only where a 0-d condition holds; those of the model's own stay.
+    def keep_buffers(self, conditions: Mapping[str, Tensor | None], otherwise: Tensor | None = None) -> None:
+        """Keep buffers that were replaced where a 0-d condition holds; those of the model's own stay in any case.
 
         Args:
-            condition: Whether to keep them.
-            owners: Whose buffers; None is everybody's.
+            conditions: The condition for the buffers of each of these choices; None keeps them whatever happens.
+            otherwise: The condition for all other choices; None leaves theirs for later.
         """
-        replaced: list[tuple[_Held, Tensor, Tensor]] = []
+        replaced: dict[Tensor, list[tuple[_Held, Tensor, Tensor]]] = defaultdict(list)
         for held in self._buffers:
-            slot = held.slot
-            if owners is not None and slot.owner not in owners:
-                continue
-            new, old = slot.tensor, held.tensor
-            if new is not old:
+            slot, old = held.slot, held.tensor
+            condition = conditions.get(slot.owner, otherwise)
+            new = slot.table.get(slot.key)
+            if condition is None:
+                if slot.owner in conditions:
+                    held.put(new)
+            elif new is not old:
                 if slot.group == "buffer" and new is not None and old is not None and new.shape == old.shape:
-                    replaced.append((held, (new.detach() if new.requires_grad else new).to(old.dtype), old))
+                    kept = (new.detach() if new.requires_grad else new).to(old.dtype)
+                    replaced[condition].append((held, kept, old))
                 else:
                     self._keep_buffer(held, condition)
-            elif held.is_written and slot.group == "buffer":
+            elif slot.group == "buffer" and old is not None and old._version != held.version:
                 raise ComponentError(
                     f"Expected `{slot.owner}` to replace its buffer `{slot.key}`, but it wrote into it, which "
                     f"cannot be undone. Assign a new tensor: `self.{slot.key} = ...`."
                 )
-        if replaced:
-            # A component's own tensors stay as they were until `commit`, so that a later error can undo this.
-            kept = where_each(condition, [new for _, new, _ in replaced], [old for _, _, old in replaced])
-            for (held, _, _), tensor in zip(replaced, kept, strict=True):
+        # A component's own tensors stay as they were until `commit`, so that a later error can undo this.
+        for condition, changes in replaced.items():
+            chosen = where_each(condition, [new for _, new, _ in changes], [old for _, _, old in changes])
+            for (held, _, _), tensor in zip(changes, chosen, strict=True):
                 held.put(tensor)
 
     def _keep_buffer(self, held: "_Held", condition: Tensor) -> None:
@@ -168,18 +166,13 @@ class _Held:
         """Put a tensor into the slot."""
         self.slot.table[self.slot.key] = tensor
         self.tensor = tensor
-        self._version = 0 if tensor is None else tensor._version
+        self.version = 0 if tensor is None else tensor._version
 
     @property
     def is_copied(self) -> bool:
         """Whether another tensor is there now, whose values belong into the one that was there before the step."""
         now, original = self.slot.tensor, self.original
         return now is not original and now is not None and original is not None and now.shape == original.shape
-
-    @property
-    def is_written(self) -> bool:
-        """Whether anything was written into the tensor since."""
-        return self.tensor is not None and self.tensor._version != self._version
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -8,7 +8,8 @@ All are called as `method(model, *, …) -> Adapter`; the defaults are the setti
 - `statistics`, what batch norm uses (None: the batch's own statistics);
 - `mean_entropy`, λ_max (None: 0.5 with `ConfidenceDifference`, the method's own otherwise);
 - `scope`, what trains (None: the method's own);
-- `optimizer`, called as `optimizer(parameters, lr=lr)` (Adam unless told otherwise);
+- `optimizer`, called as `optimizer(parameters, lr=lr)`, or without `lr` if it has a learning rate of its own (Adam
+  unless told otherwise);
 - and the other keywords of `Adapter`.
 
 `adapt` is the cautious choice for a stream that nobody has looked at.

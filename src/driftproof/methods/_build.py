@@ -16,6 +16,7 @@ from driftproof.detectors import Detector
 from driftproof.gradients import Gradient
 from driftproof.losses import Loss
 from driftproof.memories import Memory
+from driftproof.optimizers import bind_learning_rate
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope, norm_affine
 from driftproof.selection import Selection
@@ -77,7 +78,7 @@ def build_adapter(
         statistics: What batch norm uses; None is the batch's own statistics.
         mean_entropy: λ_max; None is 0.5 with `ConfidenceDifference` and the method's own otherwise.
         scope: What trains; None is the method's own.
-        optimizer: Called as `optimizer(parameters, lr=lr)`.
+        optimizer: Called as `optimizer(parameters, lr=lr)`; without `lr` if it has a learning rate of its own.
         lr_schedule: As for `Adapter`.
         gradient: As for `Adapter`.
         memory: As for `Adapter`.
@@ -95,7 +96,7 @@ def build_adapter(
         mean_entropy=default_mean_entropy if mean_entropy is None else mean_entropy,
         regularizer=regularizer,
         gradient=gradient,
-        optimizer=partial(optimizer, lr=check_learning_rate(lr)),
+        optimizer=bind_learning_rate(optimizer, check_learning_rate(lr)),
         lr_schedule=lr_schedule,
         memory=memory,
         teacher=teacher,

@@ -27,10 +27,11 @@ class Output(Component):
         """What the adapter returns; called before the update, without gradients."""
         return step.logits
 
-    def source_view(self) -> Callable[[Network, Tensor], Tensor] | None:
+    def source_view(self) -> Callable[[Network, Tensor, Tensor], Tensor] | None:
         """What runs the frozen network on another view of a batch, for `predict`; None where it needs none.
 
-        A captured step runs it early, beside a detector, and `step.source_view` is its result.
+        It gets the network, the images and the network's logits of them. A captured step runs it early, beside a
+        detector, and `step.source_view` is its result.
         """
         return None
 

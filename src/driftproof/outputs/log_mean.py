@@ -44,11 +44,9 @@ class LogMean(Output):
             raise ConfigurationError(f"Expected `shift` to be at least 0, but got {shift}.")
         self.members = tuple(members)
         self.shift = shift
-        self._has_maps = False
 
     def predict(self, step: Step) -> Tensor:
         """The mean; not normalized, which changes no prediction."""
-        self._has_maps = step.logits.ndim == 4
         opinions = {member: opinion(step) for member, opinion in _OPINIONS.items() if member in self.members}
         passes = {member: run for member, run in self._passes.items() if member in self.members}
 
@@ -58,33 +56,32 @@ class LogMean(Output):
 
         return step.predict_beside(average) if passes else average()
 
-    def source_view(self) -> Callable[[Network, Tensor], Tensor] | None:
-        """The frozen network's pass over the mirror images, if it is a member.
-
-        It runs before `predict`, in captured steps alone; a step is run before it is captured, so it is known by then
-        whether every pixel has a label.
-        """
+    def source_view(self) -> Callable[[Network, Tensor, Tensor], Tensor] | None:
+        """The frozen network's pass over the mirror images, if it is a member."""
         return self._predict_source_mirror if "source_mirror" in self.members else None
 
     @property
     def _passes(self) -> dict[str, Callable[[Step], Tensor]]:
         """The passes that the answer alone needs."""
         return {
-            "mirror": lambda step: self._predict_mirror(step.network, step.images, self.shift),
+            "mirror": lambda step: _predict_mirror(step.network, step.images, step.logits, self.shift),
             "source_mirror": lambda step: (
-                self._predict_source_mirror(step.source, step.images) if step.source_view is None else step.source_view
+                self._predict_source_mirror(step.source, step.images, step.logits)
+                if step.source_view is None
+                else step.source_view
             ),
         }
 
-    def _predict_source_mirror(self, source: Network, images: Tensor) -> Tensor:
-        return self._predict_mirror(source, images, -self.shift)
+    def _predict_source_mirror(self, source: Network, images: Tensor, logits: Tensor) -> Tensor:
+        return _predict_mirror(source, images, logits, -self.shift)
 
-    def _predict_mirror(self, network: Network, images: Tensor, shift: int) -> Tensor:
-        """A network's logits of the mirror images; of pixels, where the pixels are."""
-        if images.ndim != 4:
-            return network(images)
-        mirrored = images.flip(-1)
-        return network(mirrored).flip(-1) if self._has_maps else network(_move(mirrored, shift))
+
+def _predict_mirror(network: Network, images: Tensor, logits: Tensor, shift: int) -> Tensor:
+    """A network's logits of the mirror images; of pixels, where the pixels are, if the images' own `logits` are."""
+    if images.ndim != 4:
+        return network(images)
+    mirrored = images.flip(-1)
+    return network(mirrored).flip(-1) if logits.ndim == 4 else network(_move(mirrored, shift))
 
 
 def _move(images: Tensor, shift: int) -> Tensor:

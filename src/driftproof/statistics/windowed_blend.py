@@ -17,8 +17,8 @@ class WindowedBlend(InterpolatedStatistics):
     """As `Blend`, with running statistics for batches that are too small to have good ones.
 
     Batches of fewer than `window` images enter running statistics that start from the source and remember about so many
-    images; they include the variance between batches, without which that of single images would be too small. In a layer
-    with more than 32 × 32 positions an image counts for more. Larger batches count by themselves, exactly as in `Blend`.
+    images. They include the variance between batches: that of single images would be too small. In a layer with more
+    than 32 × 32 positions an image counts for more. Larger batches count by themselves, exactly as in `Blend`.
 
     Args:
         alpha: α in [0, 1], the share of the stream.

@@ -2,20 +2,22 @@
 
 import inspect
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
-from driftproof.adapter.method import Method
 from driftproof.errors import ConfigurationError
 
 __all__ = [
     "FusedAdam",
+    "MakeOptimizer",
     "OptimizerBackup",
+    "bind_learning_rate",
     "build_optimizer",
     "has_known_start",
     "initial_values",
@@ -45,16 +47,29 @@ _ADAM_STATE = {"exp_avg": 0, "exp_avg_sq": 1, "step": 2}.keys()  # in this order
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
 def build_optimizer(
-    method: Method, parameters: tuple[torch.nn.Parameter, ...], *, capturable: bool
+    make: MakeOptimizer, parameters: tuple[nn.Parameter, ...], *, capturable: bool, scheduled: bool
 ) -> torch.optim.Optimizer:
-    """Build a method's optimizer, with its state in place.
+    """Build an optimizer, with its state in place.
 
     On a CUDA device it steps all parameters in one launch, where it can and nobody chose otherwise; every engine does,
     so that captured and eager steps round alike.
+
+    Args:
+        make: Makes it from the parameters.
+        parameters: What it steps.
+        capturable: Whether its steps may be captured in a CUDA graph.
+        scheduled: Whether its learning rate follows a schedule, and so must be a tensor.
     """
-    assert method.optimizer is not None  # Method checks it
-    optimizer = method.optimizer(parameters)
+    optimizer = make(parameters)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            "Expected `optimizer` to make a torch.optim.Optimizer from parameters, but it returned "
+            f"{type(optimizer).__name__}. Pass a class such as `torch.optim.Adam`."
+        )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigurationError(
@@ -70,7 +85,7 @@ def build_optimizer(
             group["capturable"] = True
             # Its first steps are not captured; torch would warn of that.
             optimizer._warned_capturable_if_run_uncaptured = True
-        if method.lr_schedule is not None:
+        if scheduled:
             group["initial_lr"] = float(group["lr"])
             group["lr"] = torch.tensor(group["initial_lr"], device=device)
             if on_cuda:
@@ -79,6 +94,16 @@ def build_optimizer(
                 group["fused"] = True  # its other forms fetch the learning rate from the device
     _materialize(optimizer)
     return optimizer
+
+
+def bind_learning_rate(make: Callable[..., torch.optim.Optimizer], lr: float) -> MakeOptimizer:
+    """Have an optimizer made with this learning rate, unless `make` has one of its own, or takes none."""
+    try:
+        taken = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # no function, which is refused later, or one that does not say
+        return partial(make, lr=lr) if callable(make) else make
+    takes_lr = any(one.name == "lr" or one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
+    return partial(make, lr=lr) if takes_lr and "lr" not in getattr(make, "keywords", {}) else make
 
 
 def _materialize(optimizer: torch.optim.Optimizer) -> None:
@@ -151,9 +176,8 @@ def iter_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 class FusedAdam:
     """Takes the step of torch's fused Adam over tensors that were looked up before.
 
-    The kernels are those that the optimizer would launch; to look the tensors up takes most of its host time. An eager
-    `tent+crowd` step of WRN-40-2 on an H200 takes 1.015 times as long as a loop by hand, and 1.041 times without this;
-    `tent`, whose step is shorter, took 1.033 times as long with this and 1.065 without, more than its limit of 1.05.
+    The kernels are those that the optimizer would launch; to look the tensors up takes most of its host time, which is
+    what an eager step of a small network waits for.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -205,7 +229,7 @@ class OptimizerBackup:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         def copy(value: object) -> object:
-            if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 return value.detach().clone()
             return value
 
