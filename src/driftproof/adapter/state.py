@@ -3,9 +3,10 @@
 import copy
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ __all__ = ["COUNTERS", "State"]
 
 COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_NOTHING = (None, None, None)
+_Detected: TypeAlias = tuple[Detection | None, SourcePass | None, Tensor | None, Callable[[], None] | None]
+_NOTHING: _Detected = (None, None, None, None)
 
 
 class State(nn.Module):
@@ -98,7 +100,7 @@ class State(nn.Module):
         self.network, self.source = networks["network"], networks["source"]
         self.teacher, self.detector = networks.get("teacher"), networks.get("detector")
         self.distributed = self.network.distributed
-        self._detected: tuple[Detection | None, SourcePass | None, Tensor | None] = _NOTHING
+        self._detected: _Detected = _NOTHING
         device = next(self.network.model.parameters()).device
         self.components.to(device)  # they register buffers without knowing the model
         for name in COUNTERS:
@@ -152,7 +154,7 @@ class State(nn.Module):
     ) -> Step:
         """Run the adapting network on a batch; the arguments are those of `Step`."""
         statistics = self._method.statistics
-        detection, source_pass, source_view = self._detected
+        detection, source_pass, source_view, wait = self._detected
         return Step(
             images,
             network=self.network,
@@ -172,6 +174,7 @@ class State(nn.Module):
             detection=detection,
             source_pass=source_pass,
             source_view=source_view,
+            wait=wait,
             generator=generator,
             side_stream=side_stream,
         )
