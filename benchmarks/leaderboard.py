@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -41,8 +42,6 @@ from driftproof.leaderboard import SENTINEL_SUITES, SUITES
 from driftproof.streams.datasets import find_dataset
 from driftproof.validation import check_choice
 
-_SAVE_EVERY = 20.0
-"""Seconds between snapshots: written after every domain they took a tenth of a short run."""
 _SUITES = {**SUITES, **SENTINEL_SUITES}
 _TEST_IMAGES = 10_000
 """Known images of a corruption in both sets."""
@@ -65,15 +64,16 @@ class OutOfTimeError(BaseException):
 
 
 class Watch:
-    """Leaves a run between two domains if its next round would not end before the deadline.
+    """Leaves a run between two domains if its next round would not end before the deadline, or else at the deadline.
 
     The first domain, in which steps are compiled and captured, says nothing about the others.
     """
 
     def __init__(
-        self, rounds: int, deadline: float, clock: Callable[[], float] = time.monotonic, paces: Paces | None = None
-    ) -> None:
-        self.rounds, self.deadline, self.clock = rounds, deadline, clock
+        self, rounds: int, deadline: float, clock: Callable[[], float] = time.monotonic, paces: Paces | None = None,
+        *, whole_rounds: bool = True,
+    ) -> None:  # fmt: skip
+        self.rounds, self.deadline, self.clock, self.whole_rounds = rounds, deadline, clock, whole_rounds
         self.paces: Paces = {} if paces is None else paces
         self.earlier: tuple[float, int] | None = None
 
@@ -92,7 +92,7 @@ class Watch:
             if event.done >= event.total:
                 return
             per_round = event.total // self.rounds
-            if now + pace * (per_round - event.done % per_round) > self.deadline:
+            if self.whole_rounds and now + pace * (per_round - event.done % per_round) > self.deadline:
                 raise OutOfTimeError
         self.earlier = now, event.done
 
@@ -141,7 +141,25 @@ def read_plan(path: Path, out: Path) -> list[Part]:
     return [parse_line(line, out) for line in lines if line]
 
 
-def list_domains(parts: Sequence[Part], device: str) -> list[tuple[str, str, int]]:
+class Domain(NamedTuple):
+    """A corrupted data set to generate."""
+
+    images: str
+    domain: str
+    severity: int
+
+
+def list_tasks(parts: Sequence[Part], device: str) -> list[Domain | tuple[Part, Job]]:
+    """List all runs in order, each after the domains that it is the first to need."""
+    tasks: list[Domain | tuple[Part, Job]] = []
+    for part in parts:
+        for job in part.jobs:
+            tasks += [domain for domain in list_domains([replace(part, jobs=(job,))], device) if domain not in tasks]
+            tasks.append((part, job))
+    return tasks
+
+
+def list_domains(parts: Sequence[Part], device: str) -> list[Domain]:
     """List the data sets, domains and severities to generate, each once.
 
     A GPU makes a whole set in less time than its batches one by one; elsewhere a few images are made when they come.
@@ -149,7 +167,7 @@ def list_domains(parts: Sequence[Part], device: str) -> list[tuple[str, str, int
     specs = [job.spec for part in parts for job in part.jobs if device != "cpu" or job.spec.limit is None]
     return list(
         dict.fromkeys(
-            (name, domain, spec.severity)
+            Domain(name, domain, spec.severity)
             for spec in specs
             for name in filter(None, (spec.images, spec.unknown))
             for domain in spec.domains
@@ -165,14 +183,15 @@ def work(arguments: argparse.Namespace, turn: "Synchronized[int]", paces: Paces,
         setattr(compiled, "can_compile", lambda device: False)  # noqa: B010  # it is imported there, not exported
     parts = read_plan(arguments.plan, arguments.out)
     files = LocalFiles(arguments.data, arguments.weights, arguments.frost, device=arguments.device)
-    domains, jobs = list_domains(parts, arguments.device), [(part, job) for part in parts for job in part.jobs]
-    for number in take_turns(turn, len(domains) + len(jobs)):
+    tasks = list_tasks(parts, arguments.device)
+    for number in take_turns(turn, len(tasks)):
         if time.time() > deadline:
             return
-        if number < len(domains):
-            make_images(files, *domains[number])
+        task = tasks[number]
+        if isinstance(task, Domain):
+            make_images(files, *task)
         else:
-            run_one(arguments, files, *jobs[number - len(domains)], time.monotonic() + deadline - time.time(), paces)
+            run_one(arguments, files, *task, time.monotonic() + deadline - time.time(), paces)
 
 
 def take_turns(turn: "Synchronized[int]", count: int) -> Iterator[int]:
@@ -196,15 +215,18 @@ def run_one(
 ) -> None:
     """Run one job and say how it ended."""
     first = replace(job, rounds=1) if arguments.partly else job
-    needed = estimate_seconds(first, paces) if job.spec.task == "stream" else 0.0
+    is_short = arguments.to_the_deadline or job.spec.task != "stream"
+    needed = 0.0 if is_short else estimate_seconds(first, paces)
     if time.monotonic() + needed > deadline:
         print(f"  {job.spec.name}, round {job.rounds}: not begun, needs about {needed:.0f} s", flush=True)
         return
+    answers = AnswerRounds(arguments.answer_rounds or (), is_closed=job.spec.unknown is None)
     settings = RunSettings(
-        arguments.device, _SAVE_EVERY, arguments.engine, arguments.precision, arguments.channels_last,
-        AnswerRounds(arguments.answer_rounds) if arguments.answer_rounds else None,
+        arguments.device, arguments.save_every, arguments.engine, arguments.precision, arguments.channels_last,
+        answers if arguments.answer_rounds else None,
     )  # fmt: skip
-    started, watch, ending = time.monotonic(), Watch(job.rounds, deadline, paces=paces), "done"
+    watch = Watch(job.rounds, deadline, paces=paces, whole_rounds=not arguments.to_the_deadline)
+    started, ending = time.monotonic(), "done"
     try:
         execute(
             [job], files, part.out, settings=settings, callback=watch,
@@ -238,6 +260,8 @@ def parse_arguments() -> argparse.Namespace:
         "--fuse", action="store_true", help="fuse batch norms; tracing the networks takes longer than a round of TENT"
     )
     parser.add_argument("--partly", action="store_true", help="also begin runs of which only some rounds end in time")
+    parser.add_argument("--to-the-deadline", action="store_true", help="leave runs within a round; resume them later")
+    parser.add_argument("--save-every", type=float, default=20.0, help="seconds between snapshots of a run")
     parser.add_argument("--threads", type=int, default=2, help="of each process")
     parser.add_argument(
         "--answer-rounds", type=int, nargs="+", help="rounds in which `sentinel` answers; its learner answers in others"

@@ -61,15 +61,17 @@ def measure_rows(tasks: list[tuple[str, str]], arguments: argparse.Namespace) ->
     wanted = sorted({ROWS[row].domain for _, row in tasks})
     domains = load_domains(arguments.data, wanted, device=arguments.device, count=arguments.images)
     by_name, has_command = {domain.name: domain for domain in domains}, has_command_line(arguments)
-    results: dict[str, dict[str, Any]] = {name: {} for name in networks}
+    path = arguments.out / f"rows-{'-'.join(networks)}-{arguments.part[0]}.json"
+    results: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, title in tasks:
         row, (model, weights) = ROWS[title], networks[name]
         found = measure(row, model, by_name[row.domain], max_batches=arguments.max_batches)
         if row.command and has_command:
             found["command"] = measure_command(by_name[row.domain], weights, device=arguments.device)
         found["failures"] = find_failures(row, found)
-        results[name][title] = found | {"images": arguments.images, "at most batches": arguments.max_batches}
-        write_json(arguments.out / f"rows-{'-'.join(networks)}-{arguments.part[0]}.json", results)
+        found |= {"images": arguments.images, "at most batches": arguments.max_batches}
+        results.setdefault(name, {})[title] = found
+        write_json(path, results)
         numbers = ", ".join(f"{column} {found[column]:.1f}" for column in COLUMNS if found.get(column) is not None)
         print(f"{name}, {title}: {numbers}. {'; '.join(found['failures'])}", flush=True)
 
@@ -84,6 +86,12 @@ def list_tasks(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     rows = [title for title in ROWS if any(part in title for part in arguments.rows)]
     tasks = [(name, row) for name in arguments.networks for row in rows]
     return sorted(tasks, key=lambda task: -count_batches(ROWS[task[1]], arguments.images, arguments.max_batches))
+
+
+def leave_out_measured(tasks: list[tuple[str, str]], folder: Path) -> list[tuple[str, str]]:
+    """Return the tasks whose rows are not in the folder."""
+    measured = read_results(folder)
+    return [(name, row) for name, row in tasks if row not in measured.get(name, {})]
 
 
 def run_parts(arguments: argparse.Namespace) -> None:
@@ -139,21 +147,22 @@ def main() -> int:
     parser.add_argument("--command", action=argparse.BooleanOptionalAction, default=True, help="run the command too")
     parser.add_argument("--seed", type=int, default=0, help="of training the small network")
     parser.add_argument("--workers", type=int, default=1, help="processes at the same time, for each network")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that the folder holds")
     parser.add_argument("--part", type=parse_part, help="I/N: only every N-th row from the I-th on, without a page")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     tasks = list_tasks(arguments)
     if arguments.part:
         index, count = arguments.part
-        measure_rows(tasks[index::count], arguments)
+        measure_rows(leave_out_measured(tasks[index::count], arguments.out), arguments)
         return 0
-    for path in arguments.out.glob("rows-*.json"):
+    for path in arguments.out.glob("rows-*.json") if not arguments.resume else ():
         path.unlink()  # of an earlier run
     if arguments.workers > 1:
         run_parts(arguments)
     else:
         arguments.part = (0, 1)
-        measure_rows(tasks, arguments)
+        measure_rows(leave_out_measured(tasks, arguments.out), arguments)
     results = read_results(arguments.out)
     protocol = {
         "images": f"CIFAR-10 test, the first {arguments.images}",

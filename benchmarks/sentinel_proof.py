@@ -4,8 +4,8 @@
 
 The state file holds all rows and the adapters' snapshots. It is replaced every few seconds while runs go on. A machine
 that gets it, and an empty folder for `--out`, goes on where the last one stopped, and ends with the rows that one
-machine would have ended with: steps are captured without fusion, and round as eager ones do. Runs start in the order
-of the plan or of `--lines`.
+machine would have ended with: captured steps round as eager ones do, with `--fuse` too. Runs start in the order of the
+plan or of `--lines`.
 """
 
 import argparse
@@ -33,8 +33,9 @@ sentinel --images cifar10-c,cifar100-c --open --rounds 5 --seeds 1,2
 sentinel --images cifar10-c,cifar100-c --closed --rounds 5 --seeds 1,2
 """
 ANSWER_ROUNDS = ("1", "2", "3", "4", "5", "10", "20", "30", "40", "50")
-"""In the other rounds the learner answers alone, which saves two of five passes and changes nothing that is learned."""
+"""In the other rounds passes are left out that change nothing of these, see `answer_rounds.py`."""
 _PACK_EVERY = 8.0
+_SAVE_EVERY = "5"
 
 
 def read_run(folder: Path) -> dict[str, bytes]:
@@ -100,7 +101,7 @@ def main() -> int:
     plan.write_text("".join(f"{line}{limit}\n" for line in lines), encoding="utf-8")
     script = Path(__file__).with_name("leaderboard.py")
     command = [sys.executable, str(script), str(plan), "--out", str(arguments.out), "--partly", *others]
-    command += ["--answer-rounds", *ANSWER_ROUNDS]
+    command += ["--answer-rounds", *ANSWER_ROUNDS, "--to-the-deadline", "--save-every", _SAVE_EVERY]
     with subprocess.Popen(command) as process:
         packed = time.monotonic()
         while process.poll() is None:

@@ -1,7 +1,5 @@
 import gc
 import importlib
-import io
-import logging
 import os
 import signal
 from unittest import mock
@@ -11,10 +9,9 @@ import pytest
 import torch
 
 from driftproof.data import digits
-from networks import seed, train_digits_network
+from networks import train_digits_network
 
 torch.set_num_threads(1)  # the test runner already uses every core
-torch._C._set_mkldnn_enabled(False)  # for networks as small as those here it takes twice as long
 gc.disable()  # until all tests are collected: what is imported stays
 hypothesis.settings.register_profile("driftproof", deadline=None, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("driftproof")
@@ -22,7 +19,7 @@ hypothesis.settings.load_profile("driftproof")
 
 @pytest.fixture(autouse=True)
 def seeded():
-    seed(0)
+    torch.manual_seed(0)
 
 
 def pytest_collection_finish(session):
@@ -44,29 +41,6 @@ def no_fsync():
     """Skip fsync, which only matters at a power loss."""
     with mock.patch.object(os, "fsync"):
         yield
-
-
-@pytest.fixture
-def logged():
-    """Returns what has been logged, as text. Pytest's own fixture watches every test, which takes a millisecond."""
-    handler, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
-    others = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
-    watched, level = [root, *(each for each in others if not each.propagate)], root.level
-    for logger in watched:
-        logger.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    yield handler.stream.getvalue
-    root.setLevel(level)
-    for logger in watched:
-        logger.removeHandler(handler)
-
-
-@pytest.fixture(scope="module")
-def mkldnn():
-    """For files whose networks are large enough to gain from it."""
-    torch._C._set_mkldnn_enabled(True)
-    yield
-    torch._C._set_mkldnn_enabled(False)
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,6 @@ SCENARIOS |= {
 def run_worker(rank, folder):
     """Run one of three processes: all scenarios, then the failure cases."""
     torch.set_num_threads(1)
-    torch._C._set_mkldnn_enabled(False)  # as in the process of the tests
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

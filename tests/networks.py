@@ -178,11 +178,6 @@ NORM_NETWORKS = {
 }
 
 
-def seed(number):
-    """As `torch.manual_seed`, which without a CUDA device takes a millisecond to note who called it."""
-    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(number)
-
-
 def randomize(model, shape=(3, 8, 8)):
     """Give a fresh network predictions that vary and are moderately sure, and statistics unlike the standard ones."""
     colors = torch.rand(64, shape[0], *([1] * (len(shape) - 1)))
@@ -201,7 +196,7 @@ def randomize(model, shape=(3, 8, 8)):
 
 def build(name):
     """Build a network of `CONTRACT_NETWORKS`, or a small DeepLab, always with the same weights."""
-    seed(1)
+    torch.manual_seed(1)
     return randomize(DeepLabV3Plus(CLASSES, depth=18, width=4) if name == "deeplab" else CONTRACT_NETWORKS[name]())
 
 

@@ -4,14 +4,14 @@ import math
 
 import pytest
 import scipy.ndimage
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import driftproof as dp
 from cases import batches
-from driftproof.alarm import known_quantile
-from driftproof.alarm.known_mixture import KnownScores, fit_known_scores
+from driftproof.alarm import KnownQuantile
 from networks import build
 
 
@@ -86,14 +86,15 @@ def flagged_share(alarm, known, unknown=None, batches=5):
 
 @pytest.mark.parametrize("rate", [0.05, 0.1])
 @pytest.mark.parametrize("with_unknown", [False, True])
-def test_rate_holds_after_a_shift_with_and_without_unknown(rate, with_unknown):
-    # As the alarm assumes: a shift moves known scores up and bends their upper half towards the unknown ones.
+@pytest.mark.parametrize("trained_on", [False, True])
+def test_rate_holds_after_a_shift_with_and_without_unknown(rate, with_unknown, trained_on):
+    # As the alarm assumes: a shift moves scores up; compared with images of training, hard ones move most.
     z = draw(0, 1, 5000, seed=1)
-    known = 0.6 + torch.where(z < 0, 1.14 * z, 0.94 * (1.35 * z - 0.15 * z**2))
+    known = 0.6 + torch.where(z < 0, 1.14 * z, 0.94 * (1.35 * z - 0.15 * z**2)) if trained_on else 0.5 + z
     unknown = draw(2.2, 0.45, 5000, seed=4) if with_unknown else None
     calibration = draw(0, 1, 2000, seed=0)
-    share = flagged_share(dp.Alarm.from_false_alarm_rate(rate, calibration), known, unknown, batches=25)
-    assert rate / 1.5 <= share <= rate * 1.5
+    alarm = dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=trained_on)
+    assert rate / 1.5 <= flagged_share(alarm, known, unknown, batches=25) <= rate * 1.5
     fixed = dp.Alarm.from_false_alarm_rate(rate, calibration, track=False)
     assert flagged_share(fixed, known) > 2 * rate, "a fixed threshold fails on this stream"
 
@@ -205,26 +206,43 @@ def test_invalid_input_raises():
             dp.Alarm(0.5, connectivity=connectivity)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.3, 0.6])
-def test_unknown_images_explain_the_stream_much_better_than_a_shift(shift):
-    scores = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert fit_known_scores(scores + shift).gain < 10
-    scores[::2] = 2.2 + 0.45 * scores[::2]
-    assert fit_known_scores(scores).gain > 30
-
-
-@pytest.mark.parametrize(
-    ("unknown", "gain", "count"),
-    [(0.02, 50.0, 800), (0.2, 50.0, 1500), (0.5, 90.0, 250), (0.5, 90.0, 1000), (0.5, 21.0, 3000), (0.5, -1.0, 3000)],
+@given(
+    st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.9]),
+    st.integers(60, 300),
+    st.integers(0, 200),
+    st.integers(0, 99),
+    st.booleans(),
 )
-def test_fitted_quantile_counts_by_unknown_share_gain_and_number_of_scores(monkeypatch, unknown, gain, count):
-    known = KnownScores(median=0.5, scale=1.0, unknown=unknown, gain=gain)
-    monkeypatch.setattr(known_quantile, "fit_known_scores", lambda x: known)
-    scores = torch.randn(count, generator=torch.Generator().manual_seed(0)).double()
-    tracked = known_quantile.KnownQuantile(0.05, 5000, torch.linspace(-4, 4, 20001))
+def test_tracked_threshold_equals_its_definition(rate, known, unknown, seed, trained_on):
+    generator = torch.Generator().manual_seed(seed)
+    calibration, scores, novel = (torch.randn(n, generator=generator).double() for n in (400, known, unknown))
+    scores = torch.cat([0.5 + 1.2 * scores, 2.2 + 0.4 * novel]).round(decimals=2)
+    tracked = KnownQuantile(rate, 500, calibration, trained_on=trained_on)
     tracked._latest = scores
-    share = min(1.0, max(0.0, min((unknown - 0.05) / 0.3, gain / 30))) * min(1, count / 1000)
-    normal = known_quantile._normal_scores(scores, tracked._calibration)
-    of_all = float(normal.sort(descending=True).values[int(0.05 * count)])
-    limit = of_all + share * (known.quantile(0.05) - of_all)
-    assert (scores > tracked.compute()).sum() == (normal > limit).sum()
+
+    def to_normal(values):
+        ranks = scipy.stats.percentileofscore(calibration.numpy(), values, kind="mean") * len(calibration) / 100
+        return scipy.stats.norm.ppf((ranks + 0.5) / (len(calibration) + 1))
+
+    low, usual = (to_normal(sorted(each.tolist())[round(0.02 * (len(each) - 1))]) for each in (scores, calibration))
+    base, slope, rise, narrows = (1.0, 0.67, 0.5, 0.13) if trained_on else (0.3, 0.88, 0.7, 0.07)
+
+    def bound(share):
+        z = scipy.stats.norm.isf(share)
+        return base + slope * z + (rise - narrows * z) * (low - usual)
+
+    normal, ordered = to_normal(scores.numpy()), sorted(scores.tolist())
+    trust = min(max(((normal > bound(0.05)).mean() / 0.05 - 1.5) / 0.5, 0), 1)
+    limit = ordered[max(len(scores) - 1 - int(rate * len(scores) + 1e-9), 0)]
+    above = to_normal(limit) + trust * min(0, bound(rate) - to_normal(limit))
+    explained = int((normal <= above + 1e-12).sum())
+    assert tracked.compute() == min(limit, ordered[max(explained - 1, 0)])
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.5, 0.95])
+def test_rate_holds_without_shift_and_unknown_images(rate):
+    calibration, scores = draw(0, 1, 5000, seed=0), draw(0, 1, 2000, seed=1).double()
+    for trained_on, most in ((True, 1.0), (False, 1.3)):
+        tracked = KnownQuantile(rate, 2000, calibration, trained_on=trained_on)
+        tracked._latest = scores
+        assert 1.0 <= int((scores > tracked.compute()).sum()) / int(rate * 2000 + 1e-9) <= most

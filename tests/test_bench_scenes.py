@@ -23,8 +23,6 @@ from driftproof.statistics import TTN
 from small_bench import ignore
 from test_scene_streams import write_camvid
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 NETWORK = "deeplabv3plus_resnet50"
 FRAMES = 3
 

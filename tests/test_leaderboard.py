@@ -260,17 +260,20 @@ def event(done, *, row=None, total=60):
 
 def test_run_is_left_between_domains_once_its_round_would_not_end_in_time():
     now = [0.0]
-    watch = leaderboard.Watch(rounds=2, deadline=100.0, clock=lambda: now[0])
+    watch, patient = (leaderboard.Watch(2, 100.0, lambda: now[0], whole_rounds=whole) for whole in (True, False))
     for done, seconds in ((2, 30.0), (4, 33.0), (28, 69.0)):  # slow at first, then 1.5 s a batch
         now[0] = seconds
-        watch(event(done))
-        watch(event(done, row={"error": 1.0}))
+        for each in (watch, patient):
+            each(event(done))
+            each(event(done, row={"error": 1.0}))
     now[0] = 72.0  # the next round of 30 batches would take 45 s
     with pytest.raises(leaderboard.OutOfTimeError):
         watch(event(30, row={"error": 1.0}))
+    patient(event(30, row={"error": 1.0}))
     now[0] = 101.0
-    with pytest.raises(leaderboard.OutOfTimeError):
-        watch(event(31))
+    for each in (watch, patient):
+        with pytest.raises(leaderboard.OutOfTimeError):
+            each(event(31))
 
 
 def test_finished_run_is_not_left():
@@ -299,12 +302,12 @@ def test_run_that_would_not_end_in_time_does_not_start(tmp_path, capsys):
     assert leaderboard.estimate_seconds(eata, paces) == pytest.approx(0.015 * 15 * 100), "others may be faster"
     assert leaderboard.estimate_seconds(dataclasses.replace(tent, rounds=2), {}) == 0.0, "nothing is known"
     for partly, job in ((False, tent), (False, dataclasses.replace(tent, rounds=2)), (True, tent)):
-        arguments = argparse.Namespace(partly=partly)
+        arguments = argparse.Namespace(partly=partly, to_the_deadline=False)
         leaderboard.run_one(arguments, None, part, job, time.monotonic() + 40.0, paces)
         assert f"not begun, needs about {45 * job.rounds} s" in capsys.readouterr().out
     begun = dataclasses.replace(tent, rounds=50)
-    with pytest.raises(AttributeError, match="device"):  # one round fits
-        leaderboard.run_one(argparse.Namespace(partly=True), None, part, begun, time.monotonic() + 50.0, paces)
+    with pytest.raises(AttributeError, match="answer_rounds"):  # one round fits
+        leaderboard.run_one(arguments, None, part, begun, time.monotonic() + 50.0, paces)
 
 
 def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):
@@ -322,3 +325,6 @@ def test_plan_keeps_the_order_of_its_lines_and_methods(tmp_path):
     assert {job.spec.seed for job in second.jobs} == {0, 1}
     assert (first.out.name, second.out.name) == ("all", "2000")
     assert {name for name, _, _ in leaderboard.list_domains([first, second], "cpu")} == {"cifar100-c", "svhn-c"}
+    tasks = leaderboard.list_tasks([first, second], "cuda")
+    assert [isinstance(task, leaderboard.Domain) for task in tasks[:33]] == [True] * 30 + [False] * 2 + [True]
+    assert sorted({task.images for task in tasks[32:] if isinstance(task, leaderboard.Domain)}) == ["cifar10-c"]

@@ -23,8 +23,6 @@ from driftproof.models import (
 )
 from driftproof.norms import batch_norms
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 
 def test_wide_resnet_parameter_names_match_public_checkpoints():
     names = set(WideResNet(16, 1).state_dict())

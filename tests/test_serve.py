@@ -3,6 +3,7 @@
 import concurrent.futures
 import copy
 import json
+import logging
 import struct
 import threading
 import time
@@ -304,7 +305,7 @@ def test_guards_go_on_where_they_were_unless_they_are_others(tmp_path):
     load_snapshot(other, tmp_path / "state")
 
 
-def test_full_disk_does_not_end_the_service(tmp_path, monkeypatch, logged):
+def test_full_disk_does_not_end_the_service(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -313,7 +314,7 @@ def test_full_disk_does_not_end_the_service(tmp_path, monkeypatch, logged):
         for seed in range(3):
             assert client.send_image(random_image(seed))[0] == 200
         assert client.metric('driftproof_serve_state_saves_total{result="failed"}') >= 1
-    assert "No space left on device" in logged()
+    assert "No space left on device" in caplog.text
 
 
 # Following
@@ -457,14 +458,15 @@ def test_requests_in_flight_are_answered_when_the_server_stops(blocked):
 # Settings
 
 
-def test_logs_hold_no_secret_and_no_query(logged):
+def test_logs_hold_no_secret_and_no_query(caplog):
+    caplog.set_level(logging.DEBUG)
     with served(small_adapter(), token=TOKEN) as client:
         client.request("GET", "/state", headers=AUTHORIZED)
         client.request("GET", f"/state?token={TOKEN}", headers={"Authorization": f"Bearer {TOKEN[:-1]}"})
         client.request("GET", f"/{TOKEN}")
         client.send_image(b"broken")
-    assert TOKEN[:-1] not in logged()
-    assert "/state" in logged()
+    assert TOKEN[:-1] not in caplog.text
+    assert "/state" in caplog.text
 
 
 def test_token_files_are_checked(tmp_path):

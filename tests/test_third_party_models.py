@@ -8,8 +8,6 @@ import torch
 import driftproof as dp
 from driftproof.errors import ModelError
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 SIZES = {
     "test_resnet": 64,
     "test_efficientnet_gn": 64,

@@ -39,8 +39,6 @@ from driftproof.training.augmix import (
 )
 from driftproof.training.crops import crop_and_flip, resized_crop_and_flip, sample_crop_boxes
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 augmix_module = importlib.import_module("driftproof.training.augmix")  # the package exports a function of this name
 trainer_module = importlib.import_module("driftproof.training.trainer")
 UNLIKELY = 1e-4  # p-values below this are treated as failures

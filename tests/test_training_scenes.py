@@ -21,8 +21,6 @@ from driftproof.files import sha256
 from driftproof.models import build_from_checkpoint, read_checkpoint
 from driftproof.training import DEEPLAB, SceneTrainer, evaluate_mean_iou, load_labeled_scenes, scaled_crop_and_flip
 
-pytestmark = pytest.mark.usefixtures("mkldnn")
-
 TINY = replace(DEEPLAB, epochs=2, batch_size=2, crop=8)
 
 

@@ -82,6 +82,7 @@ class Alarm:
         rate: float,
         calibration: Tensor | None = None,
         *,
+        trained_on: bool = False,
         track: bool = True,
         window: int | None = None,
         score: str | tuple[float, float] | None = None,
@@ -90,15 +91,17 @@ class Alarm:
     ) -> "Alarm":
         """Return an alarm that flags about a share `rate` of the images, or pixels, of known classes.
 
-        The threshold follows the stream: every call updates it from the latest scores before it flags. It estimates
-        the scores of the known images among them (see `KnownQuantile`). Calibrate on source images if the stream may
-        hold unknown images from the start: without, the first `window` scores count as known. Among many unknown images
-        a rate of 5 to 10 % holds with the default score; at 1 % it may be half or twice as much, and so with others.
+        The threshold follows the stream: every call updates it from the latest scores before it flags. It is their
+        upper quantile, but at most what a shift explains (see `KnownQuantile`). Calibrate on source images if the
+        stream may hold unknown images from the start: without, the first `window` scores count as known. Best are
+        images that the network was not trained on; otherwise say so with `trained_on`.
 
         Args:
             rate: Share of known images to flag, above 0 and below 1.
             calibration: Novelty of source images, of any shape, computed as in the stream; None takes the beginning
                 of the stream.
+            trained_on: Whether the network was trained on the images of the calibration: it knows them better than new
+                ones.
             track: Whether the threshold follows the stream; otherwise it stays at the calibration's quantile.
             window: Number of latest scores to keep; None keeps 2,000, or 20 / `rate` if that is more.
             score: As in `Alarm`.
@@ -124,7 +127,7 @@ class Alarm:
         low, high = _find_bounds(score)
         if calibration is not None:
             _check_calibration(calibration, low, high)
-        tracked = KnownQuantile(rate, window, calibration)
+        tracked = KnownQuantile(rate, window, calibration, trained_on=trained_on)
         threshold = high if calibration is None else tracked.compute()
         alarm = cls(threshold, score=score, min_area=min_area, connectivity=connectivity)
         alarm._tracked = tracked if track else None

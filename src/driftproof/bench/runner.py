@@ -45,8 +45,8 @@ class RunSettings:
         engine: Execution engine of a step: `auto`, `eager`, `compile` or `graph`.
         precision: Precision of the forward and backward passes; None leaves torch's defaults.
         channels_last: Whether images use the channels-last memory format.
-        before_domain: Called before each domain with the adapter and the round; returns a prefix for the names of the
-            metrics, such as "" or one that tells rows in which the adapter answers differently.
+        before_domain: Called before each domain with the adapter, the round and the domain's name; returns a prefix for
+            the names of the metrics, such as "" or one that tells rows in which the adapter answers differently.
     """
 
     device: str = "cpu"
@@ -54,7 +54,7 @@ class RunSettings:
     engine: str = "auto"
     precision: str | None = None
     channels_last: bool = False
-    before_domain: Callable[[Adapter, int], str] | None = None
+    before_domain: Callable[[Adapter, int, str], str] | None = None
 
     def __post_init__(self) -> None:
         check_engine_options(engine=self.engine, precision=self.precision)
@@ -141,8 +141,8 @@ def run_stream(context: RunContext) -> None:
     constant = settings.step | fixed | ({"found": in_source} if in_source else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Adaptation is", RuntimeWarning)  # rows say the same
-        for (number, _), batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
-            prefix = "" if settings.before_domain is None else settings.before_domain(adapter, number)
+        for (number, domain), batches in itertools.groupby(Prefetcher(stream, device=settings.device), key=_visit):
+            prefix = "" if settings.before_domain is None else settings.before_domain(adapter, number, domain)
             monitor, metrics = ResourceMonitor(settings.device), MetricCollection(spec, settings.device, prefix)
             for batch in batches:
                 if oracle is not None:
