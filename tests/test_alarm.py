@@ -225,7 +225,7 @@ def test_tracked_threshold_equals_its_definition(rate, known, unknown, seed, tra
         return scipy.stats.norm.ppf((ranks + 0.5) / (len(calibration) + 1))
 
     low, usual = (to_normal(sorted(each.tolist())[round(0.02 * (len(each) - 1))]) for each in (scores, calibration))
-    base, slope, rise, narrows = (1.0, 0.67, 0.5, 0.13) if trained_on else (0.3, 0.88, 0.7, 0.07)
+    base, slope, rise, narrows = (1.0, 0.67, 0.5, 0.13) if trained_on else (0.3, 0.9, 0.9, 0.1)
 
     def bound(share):
         z = scipy.stats.norm.isf(share)
