@@ -14,7 +14,8 @@ _NEW, _TRAINED_ON = (0.3, 0.9, 0.9, 0.1), (1.0, 0.67, 0.5, 0.13)
 """What known images score at most at a standard normal z, where low scores have shifted by s: a + b z + (c − d z) s.
 
 A network knows the images it was trained on better than new ones, so compared with them all new images look novel, most
-of all hard ones. Chosen with WRN-40-2 on CIFAR-10 and CIFAR-100, with the held-out corruptions and pairs of them.
+of all hard ones. Chosen with the held-out corruptions and pairs of them, on CIFAR-10 and CIFAR-100 with WRN-40-2; for
+new images on CIFAR-10 and the demo's garments, with its stream.
 """
 
 _USUAL, _FEW, _MANY = 0.05, 1.5, 2.0
