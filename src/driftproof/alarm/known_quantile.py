@@ -92,7 +92,8 @@ class KnownQuantile:
         """The normal score that at most a share `rate` of the known images exceeds."""
         z = -torch.special.ndtri(torch.tensor(rate, dtype=torch.float64))
         base, slope, rise, narrows = self._line
-        return base + slope * z + (rise - narrows * z) * shift
+        bound: Tensor = base + slope * z + (rise - narrows * z) * shift
+        return bound
 
 
 def _finite_scores(scores: Tensor) -> Tensor:
